@@ -1,0 +1,87 @@
+"""The one family of errors that gleanrl raises.
+
+Every class derives from `GleanError` and from the usual Python class for its kind, so that both
+`except GleanError` and an existing `except ValueError` or `except RuntimeError` catch it.
+"""
+
+from __future__ import annotations
+
+
+class GleanError(Exception):
+    """Base class of every error that gleanrl raises on purpose."""
+
+
+class InvalidArgumentError(GleanError, ValueError):
+    """An argument has a value that the call can't accept; the message names the argument and the value."""
+
+
+class InvalidTypeError(GleanError, TypeError):
+    """An argument has a type that the call can't accept."""
+
+
+class UnsupportedError(GleanError, RuntimeError):
+    """A combination of valid options that can't work together; the message says which and what to do."""
+
+
+class ClosedError(GleanError, RuntimeError):
+    """A collector or an environment was used after it was closed."""
+
+
+class MissingKeyError(GleanError, KeyError):
+    """A key that the call needs is absent."""
+
+    def __str__(self) -> str:
+        """Return the message itself; `KeyError` would print its repr."""
+        return str(self.args[0]) if self.args else ""
+
+
+class SchemaError(GleanError, RuntimeError, ValueError):
+    """Data with a missing key, an extra key, or another shape or dtype than the schema."""
+
+
+class SpecError(GleanError, AssertionError, ValueError):
+    """A value that isn't in the domain of its spec."""
+
+
+class IndexRangeError(GleanError, IndexError):
+    """An index outside the filled part of a storage."""
+
+
+class EmptyBufferError(GleanError, RuntimeError):
+    """A sample was asked for from a buffer that holds nothing."""
+
+
+class CapacityError(GleanError, RuntimeError):
+    """Memory or disk can't hold what was asked for."""
+
+
+class PolicyError(GleanError, RuntimeError):
+    """A policy's output isn't what the environment needs; the message names the key."""
+
+
+class EnvironmentContractError(GleanError, RuntimeError):
+    """An environment broke its own declaration: a key, shape or dtype changed, or a reset returned done."""
+
+
+class NonFiniteError(GleanError, RuntimeError, ValueError):
+    """A NaN or an infinity came out of an environment or a policy."""
+
+
+class EnvironmentFailure(GleanError, RuntimeError):
+    """`step` or `reset` of an environment raised; `__cause__` holds the original error."""
+
+
+def failure_from(cause: BaseException, message: str) -> EnvironmentFailure:
+    """Return an `EnvironmentFailure` that can also be caught as the type of `cause`.
+
+    Types whose instances can't be laid out together with `EnvironmentFailure` (or that refuse to be subclassed)
+    give a plain `EnvironmentFailure`; the cause is then reached through `__cause__` only.
+    """
+    try:
+        kind = type(type(cause).__name__, (EnvironmentFailure, type(cause)), {"__str__": lambda self: message})
+        failure = kind.__new__(kind, message)
+        Exception.__init__(failure, message)
+    except TypeError:
+        failure = EnvironmentFailure(message)
+    failure.__cause__ = cause
+    return failure

@@ -1,0 +1,1 @@
+"""Seams to the operating system: files, time, processes and fault points."""
