@@ -1,0 +1,228 @@
+"""Schemas and blocks: what a batch's columns look like, and the memory that a rollout writes into.
+
+A `Schema` names the leaves of a record with their shapes and dtypes. A `Block` is one preallocated column per leaf,
+``[*batch, T, *leaf]``, with NumPy views of the same memory for the writers that work in NumPy. Time is the last batch
+dimension and is called ``"time"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from gleanrl.errors import SchemaError
+from gleanrl.tree import Layout, Path, as_key, iter_leaves
+
+# NumPy has no bfloat16: such a column is seen as its bit pattern.
+_NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {torch.bfloat16: np.dtype(np.uint16)}
+
+
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """Return the NumPy dtype with the same bytes as `dtype` (bfloat16 gives uint16, its bit pattern)."""
+    found = _NUMPY_DTYPES.get(dtype)
+    if found is None:
+        found = _NUMPY_DTYPES[dtype] = torch.empty(0, dtype=dtype).numpy().dtype
+    return found
+
+
+def numpy_view(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return a NumPy array over the memory of a CPU tensor (bfloat16 as uint16)."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint16).numpy()
+    return tensor.numpy()
+
+
+@dataclass(frozen=True)
+class Field:
+    """One leaf of a record: its shape without batch dimensions, and its dtype."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one record's leaf."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        """Show as ``(84, 84, 4) uint8``."""
+        return f"{tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"
+
+
+class Schema:
+    """The leaves of a record: paths in a fixed order, each with a shape and a dtype. Immutable.
+
+    Args:
+        fields: path to `Field`, in the order that columns and built TensorDicts have.
+    """
+
+    def __init__(self, fields: Mapping[Path, Field]) -> None:
+        self.layout = Layout(fields)
+        self.fields: tuple[Field, ...] = tuple(fields.values())
+        self._positions = {path: position for position, path in enumerate(self.layout.paths)}
+        self._shapes: dict[torch.Size, list[tuple[torch.Size, torch.dtype]]] = {}
+
+    @classmethod
+    def of(cls, batch: TensorDictBase, exclude: Iterable[Path] = ()) -> Schema:
+        """Return the schema of the records in `batch`; its batch dimensions are not part of a record."""
+        drop = set(exclude)
+        dims = len(batch.batch_size)
+        return cls(
+            {path: Field(leaf.shape[dims:], leaf.dtype) for path, leaf in iter_leaves(batch) if path not in drop}
+        )
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The leaves' paths, in order."""
+        return self.layout.paths
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of one record."""
+        return sum(field.row_bytes for field in self.fields)
+
+    def __contains__(self, path: object) -> bool:
+        """Return whether `path` is a leaf of this schema."""
+        return path in self._positions
+
+    def __getitem__(self, path: Path) -> Field:
+        """Return the field at `path` (KeyError if there is none)."""
+        return self.fields[self._positions[path]]
+
+    def __len__(self) -> int:
+        """Return the number of leaves."""
+        return len(self.fields)
+
+    def __eq__(self, other: object) -> bool:
+        """Two schemas are equal if the same paths have the same fields, in any order."""
+        return isinstance(other, Schema) and self.items() == other.items()
+
+    def __hash__(self) -> int:
+        """Hash consistent with `__eq__`."""
+        return hash(frozenset(self.items().items()))
+
+    def __repr__(self) -> str:
+        """Show each leaf."""
+        return "Schema(" + ", ".join(f"{as_key(p)!r}: {f}" for p, f in self.items().items()) + ")"
+
+    def items(self) -> dict[Path, Field]:
+        """Return path to field, in order."""
+        return dict(zip(self.paths, self.fields, strict=True))
+
+    def index(self, path: Path) -> int:
+        """Return the position of `path` among the leaves (KeyError if there is none)."""
+        return self._positions[path]
+
+    def read(self, batch: TensorDictBase, where: str) -> list[torch.Tensor]:
+        """Return the leaves of `batch` in order after checking every key, shape and dtype.
+
+        Args:
+            batch: records of this schema; its batch size is what precedes each record's shape.
+            where: the call that the error message names, ``"extend"`` say.
+
+        Raises:
+            SchemaError: naming the key, what was expected and what came. Nothing is broadcast or cast.
+        """
+        leaves = self.layout.read(batch, where)
+        expected = self._expected(batch.batch_size)
+        for leaf, (shape, dtype) in zip(leaves, expected, strict=True):
+            if leaf.shape != shape or leaf.dtype is not dtype:
+                self._raise_mismatch(leaves, expected, where)
+        return leaves
+
+    def _expected(self, batch_size: torch.Size) -> list[tuple[torch.Size, torch.dtype]]:
+        found = self._shapes.get(batch_size)
+        if found is None:
+            if len(self._shapes) > 64:  # a bounded memory of recent batch sizes
+                self._shapes.clear()
+            found = [(torch.Size((*batch_size, *field.shape)), field.dtype) for field in self.fields]
+            self._shapes[batch_size] = found
+        return found
+
+    def _raise_mismatch(
+        self, leaves: Sequence[torch.Tensor], expected: Sequence[tuple[torch.Size, torch.dtype]], where: str
+    ) -> None:
+        for path, leaf, (shape, dtype) in zip(self.paths, leaves, expected, strict=True):
+            if leaf.shape != shape or leaf.dtype is not dtype:
+                raise SchemaError(
+                    f"{where}: key {as_key(path)!r} expected shape {tuple(shape)} {dtype}, got {tuple(leaf.shape)} "
+                    f"{leaf.dtype}; the first write fixed the schema: convert the data before it comes here"
+                )
+
+
+def allocate(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
+    """Return an uninitialised tensor; on the CPU its memory comes from NumPy.
+
+    NumPy asks the kernel for huge pages in large arrays: fresh memory then faults in a third of the time that
+    `torch.empty` takes.
+    """
+    if device is not None and device.type != "cpu":
+        return torch.empty(*shape, dtype=dtype, device=device) if shape else torch.empty((), dtype=dtype, device=device)
+    tensor = torch.from_numpy(np.empty(tuple(shape), numpy_dtype(dtype)))
+    return tensor.view(dtype) if dtype == torch.bfloat16 else tensor
+
+
+class Block:
+    """Preallocated columns of one rollout: ``[*batch, T, *leaf]`` for each leaf of a schema, uninitialised.
+
+    One writer at a time; a block is handed out whole when it is full and never written again (unless its owner
+    asked for one block to be reused).
+
+    Args:
+        schema: the record's leaves.
+        batch_size: the environments' batch dimensions, ``()`` for one environment.
+        num_steps: T.
+        device: where the columns live; None for the CPU.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        batch_size: Sequence[int],
+        num_steps: int,
+        device: torch.device | None = None,
+    ) -> None:
+        self.schema = schema
+        self.batch_size = torch.Size((*batch_size, num_steps))
+        self.num_steps = num_steps
+        self.time_dim = len(batch_size)
+        self.columns: list[torch.Tensor] = [
+            allocate((*self.batch_size, *field.shape), field.dtype, device) for field in schema.fields
+        ]
+
+    def column(self, path: Path) -> torch.Tensor:
+        """Return the whole column at `path`, ``[*batch, T, *leaf]``."""
+        return self.columns[self.schema.index(path)]
+
+    def array(self, path: Path) -> np.ndarray[Any, Any]:
+        """Return a NumPy view of the column at `path` (CPU blocks only; bfloat16 as uint16)."""
+        return numpy_view(self.column(path))
+
+    def rows(self, path: Path) -> tuple[torch.Tensor, ...]:
+        """Return T tensor views of the column at `path`, one for each step: ``[*batch, *leaf]``."""
+        return self.column(path).unbind(self.time_dim)
+
+    def array_rows(self, path: Path) -> list[np.ndarray[Any, Any]]:
+        """Return T NumPy views of the column at `path`, one for each step (CPU blocks only)."""
+        return list(np.moveaxis(self.array(path), self.time_dim, 0))
+
+    def batch(self, num_steps: int | None = None, device: torch.device | None = None) -> TensorDict:
+        """Return the TensorDict over the columns' memory, its last batch dimension named ``"time"``.
+
+        Args:
+            num_steps: how many steps were written; None for all. Fewer gives the leading steps.
+            device: what the TensorDict says of its device; None for a TensorDict without one.
+        """
+        columns, size = self.columns, self.batch_size
+        if num_steps is not None and num_steps != self.num_steps:
+            columns = [column.narrow(self.time_dim, 0, num_steps) for column in columns]
+            size = torch.Size((*size[:-1], num_steps))
+        names = [None] * self.time_dim + ["time"]
+        return self.schema.layout.build(columns, size, device, names)

@@ -1,0 +1,210 @@
+"""Nested batches and flat leaves: the only module that knows TensorDict's internals.
+
+A *path* is a tuple of strings, ``("next", "reward")``. A `Layout` is the fixed set of paths of one kind of batch; it reads the
+leaves of a TensorDict in a fixed order and builds a TensorDict around a list of leaves, both without the container's
+per-key checks. Everything that it hands out was checked against a schema before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_tensor_collection
+
+from gleanrl.errors import SchemaError
+
+Path: TypeAlias = tuple[str, ...]
+NestedKey: TypeAlias = str | tuple[str, ...]
+
+
+def as_path(key: NestedKey) -> Path:
+    """Return `key` as a path: ``"a"`` gives ``("a",)``, ``(("a", "b"), "c")`` gives ``("a", "b", "c")``."""
+    if isinstance(key, str):
+        return (key,)
+    if isinstance(key, tuple) and key:
+        return tuple(part for piece in key for part in as_path(piece))
+    raise SchemaError(f"a key is a string or a tuple of strings, got {key!r}")
+
+
+def as_key(path: Path) -> NestedKey:
+    """Return the shortest spelling of `path`: a string for one level, the tuple itself for more."""
+    return path[0] if len(path) == 1 else path
+
+
+def iter_leaves(batch: TensorDictBase, prefix: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
+    """Yield ``(path, tensor)`` for every leaf of `batch`, depth first, in insertion order.
+
+    Raises:
+        SchemaError: if a leaf isn't a tensor (a string, say): columns hold tensors only.
+    """
+    for key in batch.keys():
+        value = batch.get(key)
+        path = (*prefix, key)
+        if isinstance(value, torch.Tensor):
+            yield path, value
+        elif isinstance(value, (NonTensorData, NonTensorStack)) or not is_tensor_collection(value):
+            raise SchemaError(
+                f"{as_key(path)!r} holds {type(value).__name__}, not a tensor; "
+                "tensor columns can't keep it: drop the key or encode it as numbers"
+            )
+        else:
+            yield from iter_leaves(value, path)
+
+
+def flatten(batch: TensorDictBase) -> dict[Path, torch.Tensor]:
+    """Return the leaves of `batch` as a flat dictionary in insertion order (see `iter_leaves`)."""
+    return dict(iter_leaves(batch))
+
+
+def is_private(path: Path) -> bool:
+    """Return whether any part of `path` starts with an underscore."""
+    return any(part.startswith("_") for part in path)
+
+
+class Layout:
+    """The nested structure of one kind of batch, for reading leaves and building TensorDicts quickly.
+
+    The order of the leaves is the order of `paths`. Not thread-bound: a Layout is immutable.
+
+    Args:
+        paths: the leaves' paths; none may be a prefix of another.
+    """
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self.paths: tuple[Path, ...] = tuple(paths)
+        self._root = _node(self.paths)
+
+    def __eq__(self, other: object) -> bool:
+        """Two layouts are equal if they name the same paths, in any order."""
+        return isinstance(other, Layout) and set(self.paths) == set(other.paths)
+
+    def __hash__(self) -> int:
+        """Hash consistent with `__eq__`."""
+        return hash(frozenset(self.paths))
+
+    def __repr__(self) -> str:
+        """Show the keys."""
+        return f"Layout({[as_key(path) for path in self.paths]})"
+
+    def read(self, batch: TensorDictBase, where: str = "batch") -> list[Any]:
+        """Return the leaves of `batch` in the order of `paths`.
+
+        Args:
+            batch: a TensorDict (read through its internals) or any other tensor collection (read through its public interface).
+            where: what the error message calls the place.
+
+        Raises:
+            SchemaError: on a missing or an extra key, naming it.
+        """
+        leaves: list[Any] = [None] * len(self.paths)
+        if not _read(self._root, batch, leaves):
+            self._raise_difference(batch, where)
+        return leaves
+
+    def build(
+        self,
+        leaves: Sequence[torch.Tensor],
+        batch_size: torch.Size,
+        device: torch.device | None = None,
+        names: Sequence[str | None] | None = None,
+    ) -> TensorDict:
+        """Return a TensorDict around `leaves` (no copy, no check), its nested ones with the same batch size, device and names."""
+        return _build(self._root, leaves, batch_size, device, names)
+
+    def _raise_difference(self, batch: TensorDictBase, where: str) -> None:
+        found = set(flatten(batch))
+        missing, extra = sorted(set(self.paths) - found), sorted(found - set(self.paths))
+        parts = []
+        if missing:
+            parts.append(f"missing {[as_key(path) for path in missing]}")
+        if extra:
+            parts.append(f"unexpected {[as_key(path) for path in extra]}")
+        expected = [as_key(path) for path in self.paths]
+        raise SchemaError(f"{where}: {' and '.join(parts)}; the keys were fixed as {expected}")
+
+
+class _Node:
+    """One level of a layout: where each key's value stands among the leaves, and the levels below."""
+
+    __slots__ = ("leaves", "children", "size")
+
+    def __init__(self) -> None:
+        self.leaves: list[tuple[str, int]] = []
+        self.children: list[tuple[str, _Node]] = []
+        self.size = 0
+
+
+def _node(paths: Sequence[Path]) -> _Node:
+    root = _Node()
+    for position, path in enumerate(paths):
+        node = root
+        for part in path[:-1]:
+            child = next((below for key, below in node.children if key == part), None)
+            if child is None:
+                child = _Node()
+                node.children.append((part, child))
+            node = child
+        node.leaves.append((path[-1], position))
+    pending = [root]
+    while pending:
+        node = pending.pop()
+        node.size = len(node.leaves) + len(node.children)
+        keys = {key for key, _ in node.leaves} | {key for key, _ in node.children}
+        if len(keys) != node.size:
+            raise SchemaError(f"a key stands twice, or both as a leaf and as a group: {[as_key(p) for p in paths]}")
+        pending.extend(child for _, child in node.children)
+    return root
+
+
+def _entries(batch: Any) -> Mapping[str, Any]:
+    """Return the entries of one level: TensorDict's own dictionary, or one made through the public interface."""
+    if type(batch) is TensorDict:
+        return batch._tensordict
+    return {key: batch.get(key) for key in batch.keys()}
+
+
+def _read(node: _Node, batch: Any, leaves: list[Any]) -> bool:
+    entries = _entries(batch)
+    if len(entries) != node.size:
+        return False
+    try:
+        for key, position in node.leaves:
+            value = entries[key]
+            if not isinstance(value, torch.Tensor):
+                return False
+            leaves[position] = value
+        for key, child in node.children:
+            below = entries[key]
+            if not is_tensor_collection(below) or not _read(child, below, leaves):
+                return False
+    except KeyError:
+        return False
+    return True
+
+
+_new_unsafe = TensorDict._new_unsafe
+
+
+def _build(
+    node: _Node,
+    leaves: Sequence[torch.Tensor],
+    batch_size: torch.Size,
+    device: torch.device | None,
+    names: Sequence[str | None] | None,
+) -> TensorDict:
+    entries: dict[str, Any] = {key: leaves[position] for key, position in node.leaves}
+    for key, child in node.children:
+        entries[key] = _build(child, leaves, batch_size, device, names)
+    # Names are a list of the container's own: each level gets a copy.
+    return _new_unsafe(
+        entries, batch_size=batch_size, device=device, names=None if names is None else list(names), nested=False
+    )
+
+
+def dict_batch(
+    entries: Mapping[str, Any], batch_size: torch.Size, device: torch.device | None = None
+) -> TensorDict:
+    """Return a one-level TensorDict around `entries` (tensors or TensorDicts of that batch size); nothing is checked or copied."""
+    return _new_unsafe(dict(entries), batch_size=batch_size, device=device, nested=False)
