@@ -1,0 +1,1 @@
+"""Rollouts: the loop, and the two parts that it alternates, actors and steppers."""

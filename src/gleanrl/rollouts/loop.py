@@ -1,0 +1,111 @@
+"""The loop: alternate an actor and a stepper over the rows of a block.
+
+Everything that isn't needed at every step lives elsewhere: ids, counters and checks are filled in once a batch, from
+whole columns, by whoever owns the rollout (a collector, `env.rollout`, a worker).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from gleanrl.block import Block, Schema
+
+
+class Stepper(Protocol):
+    """An environment, or a batch of them, that writes its outcome into the rows of a block.
+
+    A stepper owns the root observations and flags and everything under ``"next"``. It keeps the *carry*, the root of the
+    step to come, from one block to the next. Not thread-safe: one caller at a time.
+    """
+
+    batch_size: torch.Size
+    """The environments' batch dimensions, ``()`` for one environment."""
+
+    def schema(self) -> Schema:
+        """Return the columns that the stepper writes, root and ``next``; resets the environment if it never was."""
+
+    def reset(self, mask: torch.Tensor | None = None) -> None:
+        """Reset every environment, or those where `mask` (bool, ``batch_size``) is True, into the carry."""
+
+    def root(self) -> dict[tuple[str, ...], torch.Tensor]:
+        """Return the carry's leaves: root paths only, ``[*batch, *leaf]``. Views: valid until the next step or reset."""
+
+    def limit(self, max_steps: int) -> None:
+        """Truncate every episode at `max_steps` steps; called once, before the first block."""
+
+    def bind(self, block: Block, actions_ready: bool) -> None:
+        """Write into `block` from now on and copy the carry into its row 0.
+
+        Args:
+            block: fresh columns; it has at least the columns of `schema` and the action columns.
+            actions_ready: whether all T actions stand in the block already.
+        """
+
+    def step(self, t: int) -> None:
+        """Take the action of row `t`, write ``next`` of row `t` and the root of row ``t + 1`` (the carry after the last row).
+
+        Where an episode ends, ``next`` holds the observation that ended it and the following root the one after the reset.
+
+        Raises:
+            StepFault: if the environment raised or broke its declaration.
+        """
+
+
+class Actor(Protocol):
+    """A policy that reads the root columns of a row and writes its action columns."""
+
+    def bind(self, block: Block) -> bool:
+        """Write into `block` from now on; return True if all T actions were written at once."""
+
+    def act(self, t: int) -> None:
+        """Write the action and the policy's other outputs of row `t`."""
+
+
+class StepFault(Exception):
+    """What went wrong in a stepper, and where; the rollout's owner turns it into an error for the user.
+
+    Args:
+        t: row of the block at which it happened.
+        env: index of the environment in the flattened batch.
+        during: ``"step"`` or ``"reset"``.
+        cause: the original error.
+    """
+
+    def __init__(self, t: int, env: int, during: str, cause: BaseException) -> None:
+        super().__init__(t, env, during, cause)
+        self.t, self.env, self.during, self.cause = t, env, during, cause
+
+
+def collect(
+    actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], bool] | None = None
+) -> int:
+    """Fill `block` and return the number of steps written: T, or fewer if `stop` ended the rollout.
+
+    Args:
+        actor: writes the actions.
+        stepper: writes the outcomes.
+        block: fresh columns ``[*batch, T, *leaf]``.
+        stop: called with `t` after every step; True ends the rollout after that step.
+    """
+    act, step = actor.act, stepper.step
+    actions_ready = actor.bind(block)
+    stepper.bind(block, actions_ready)
+    steps = range(block.num_steps)
+    if stop is not None:
+        for t in steps:
+            if not actions_ready:
+                act(t)
+            step(t)
+            if stop(t):
+                return t + 1
+    elif actions_ready:
+        for t in steps:
+            step(t)
+    else:
+        for t in steps:
+            act(t)
+            step(t)
+    return block.num_steps
