@@ -1,0 +1,207 @@
+#include "columns.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "parallel.h"
+
+namespace gleanrl {
+namespace {
+
+using std::int64_t;
+using std::size_t;
+
+// A chunk is what one thread takes at a time when a call is shared: long against the cost of taking it (well under
+// a microsecond), short against the call.
+constexpr int64_t kChunkBytes = 128 * 1024;
+
+// Rows up to this size have kernels of their own. 16 floats cover the observations of the classic environments.
+constexpr size_t kFixedBytes = 64;
+
+enum class Way { kTake, kPlace };
+
+// kTake: to[i] = from[index[i]].  kPlace: to[index[i]] = from[i].
+// No software prefetch: the loads of one column don't depend on each other, so the core has them in flight on its
+// own; measured on 256 to 4096 rows out of a million, prefetching 8 to 32 rows ahead costs 2 to 12 %.
+template <Way way, size_t kBytes>
+void copy_fixed(std::byte* to, const std::byte* from, const int64_t* index, int64_t n, size_t /*row_bytes*/) {
+  for (int64_t i = 0; i < n; ++i) {
+    const size_t row = static_cast<size_t>(index[i]) * kBytes;
+    const size_t step = static_cast<size_t>(i) * kBytes;
+    if constexpr (way == Way::kTake) {
+      std::memcpy(to + step, from + row, kBytes);
+    } else {
+      std::memcpy(to + row, from + step, kBytes);
+    }
+  }
+}
+
+template <Way way>
+void copy_any(std::byte* to, const std::byte* from, const int64_t* index, int64_t n, size_t row_bytes) {
+  for (int64_t i = 0; i < n; ++i) {
+    const size_t row = static_cast<size_t>(index[i]) * row_bytes;
+    const size_t step = static_cast<size_t>(i) * row_bytes;
+    if constexpr (way == Way::kTake) {
+      std::memcpy(to + step, from + row, row_bytes);
+    } else {
+      std::memcpy(to + row, from + step, row_bytes);
+    }
+  }
+}
+
+void copy_nothing(std::byte*, const std::byte*, const int64_t*, int64_t, size_t) {}
+
+using Kernel = void (*)(std::byte*, const std::byte*, const int64_t*, int64_t, size_t);
+
+// kernels[b] copies rows of b bytes: its own for 1, 2, 3 and every multiple of 4, copy_any for the rest.
+template <Way way, size_t... b>
+constexpr std::array<Kernel, sizeof...(b)> make_kernels(std::index_sequence<b...>) {
+  return {(b == 0 ? &copy_nothing : (b < 4 || b % 4 == 0) ? &copy_fixed<way, b> : &copy_any<way>)...};
+}
+
+template <Way way>
+Kernel kernel_for(int64_t row_bytes) {
+  static constexpr auto kernels = make_kernels<way>(std::make_index_sequence<kFixedBytes + 1>());
+  return row_bytes <= static_cast<int64_t>(kFixedBytes) ? kernels[static_cast<size_t>(row_bytes)] : &copy_any<way>;
+}
+
+void check_rows(const char* call, std::span<const int64_t> index, int64_t limit) {
+  // One branch-free pass that the compiler vectorises; negative numbers are large as unsigned ones.
+  const auto bound = static_cast<std::uint64_t>(limit);
+  bool bad = false;
+  for (const int64_t row : index) bad |= static_cast<std::uint64_t>(row) >= bound;
+  if (!bad) return;
+  const auto first = std::find_if(index.begin(), index.end(),
+                                  [&](int64_t row) { return static_cast<std::uint64_t>(row) >= bound; });
+  throw std::out_of_range(std::string(call) + ": row " + std::to_string(*first) + " at position " +
+                          std::to_string(first - index.begin()) + " of " + std::to_string(index.size()) +
+                          " is outside the valid rows [0, " + std::to_string(limit) + ")");
+}
+
+template <class Pointer>
+void check_arrays(const char* call, std::span<const Pointer> arrays, size_t expected) {
+  if (arrays.size() != expected) {
+    throw std::invalid_argument(std::string(call) + ": expected one array per column, " + std::to_string(expected) +
+                                ", got " + std::to_string(arrays.size()));
+  }
+}
+
+template <class Pointer>
+void check_not_null(const char* call, Pointer array, int64_t row_bytes, size_t position) {
+  if (array == nullptr && row_bytes > 0) {
+    throw std::invalid_argument(std::string(call) + ": array " + std::to_string(position) + " has a null address");
+  }
+}
+
+int64_t rows_per_chunk(int64_t bytes_per_row) { return std::max<int64_t>(1, kChunkBytes / std::max<int64_t>(1, bytes_per_row)); }
+
+}  // namespace
+
+Columns::Columns(std::vector<std::byte*> bases, std::vector<int64_t> row_bytes, int64_t num_rows)
+    : num_rows_(num_rows) {
+  if (bases.size() != row_bytes.size()) {
+    throw std::invalid_argument("Columns: expected as many row sizes as addresses, " + std::to_string(bases.size()) +
+                                ", got " + std::to_string(row_bytes.size()));
+  }
+  if (num_rows < 0) throw std::invalid_argument("Columns: num_rows is negative: " + std::to_string(num_rows));
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  columns_.reserve(bases.size());
+  for (size_t j = 0; j < bases.size(); ++j) {
+    const int64_t bytes = row_bytes[j];
+    const std::string name = "Columns: column " + std::to_string(j);
+    if (bytes < 0) throw std::invalid_argument(name + " has a negative row size: " + std::to_string(bytes));
+    if (bytes > 0 && num_rows > kMost / bytes) {
+      throw std::invalid_argument(name + " doesn't fit the address space: " + std::to_string(num_rows) + " rows of " +
+                                  std::to_string(bytes) + " bytes");
+    }
+    if (bases[j] == nullptr && bytes > 0 && num_rows > 0) throw std::invalid_argument(name + " has a null address");
+    if (bytes > kMost - bytes_per_row_) throw std::invalid_argument(name + " makes a row too long for 64 bits");
+    bytes_per_row_ += bytes;
+    all_columns_.push_back(static_cast<int64_t>(j));
+    columns_.push_back({bases[j], bytes, kernel_for<Way::kTake>(bytes), kernel_for<Way::kPlace>(bytes)});
+  }
+}
+
+const Columns::Column& Columns::column(int64_t number) const {
+  if (number < 0 || static_cast<size_t>(number) >= columns_.size()) {
+    throw std::out_of_range("gather: column " + std::to_string(number) + " doesn't exist, there are " +
+                            std::to_string(columns_.size()));
+  }
+  return columns_[static_cast<size_t>(number)];
+}
+
+int64_t Columns::bytes_per_row(std::span<const int64_t> wanted) const {
+  int64_t bytes = 0;
+  for (const int64_t number : wanted) bytes += column(number).row_bytes;
+  return bytes;
+}
+
+void Columns::gather(std::span<const int64_t> index, std::span<std::byte* const> out,
+                     std::span<const int64_t> wanted, int64_t limit) const {
+  if (limit < 0 || limit > num_rows_) {
+    throw std::invalid_argument("gather: limit is " + std::to_string(limit) + ", expected at most num_rows, " +
+                                std::to_string(num_rows_));
+  }
+  check_arrays<std::byte*>("gather", out, wanted.size());
+  const int64_t row_bytes = bytes_per_row(wanted);
+  if (index.empty()) return;
+  for (size_t p = 0; p < out.size(); ++p) check_not_null("gather", out[p], column(wanted[p]).row_bytes, p);
+  check_rows("gather", index, limit);
+
+  const auto rows = [&](int64_t begin, int64_t end) {
+    for (size_t p = 0; p < out.size(); ++p) {
+      const Column& c = columns_[static_cast<size_t>(wanted[p])];
+      c.take(out[p] + begin * c.row_bytes, c.base, index.data() + begin, end - begin,
+             static_cast<size_t>(c.row_bytes));
+    }
+  };
+  const auto n = static_cast<int64_t>(index.size());
+  run_parallel(n, rows_per_chunk(row_bytes), row_bytes, rows);
+}
+
+void Columns::write(int64_t start, int64_t n, std::span<const std::byte* const> src) const {
+  check_arrays<const std::byte*>("write", src, columns_.size());
+  if (n < 0 || n > num_rows_) {
+    throw std::invalid_argument("write: expected 0 to num_rows rows, " + std::to_string(num_rows_) + ", got " +
+                                std::to_string(n));
+  }
+  if (n == 0) return;
+  if (start < 0 || start >= num_rows_) {
+    throw std::out_of_range("write: start " + std::to_string(start) + " is outside the rows [0, " +
+                            std::to_string(num_rows_) + ")");
+  }
+  for (size_t j = 0; j < src.size(); ++j) check_not_null("write", src[j], columns_[j].row_bytes, j);
+
+  const auto span = [&](int64_t first_row, int64_t first_src, int64_t rows) {
+    run_parallel(rows, rows_per_chunk(bytes_per_row_), bytes_per_row_, [&](int64_t begin, int64_t end) {
+      for (size_t j = 0; j < src.size(); ++j) {
+        const Column& c = columns_[j];
+        if (c.row_bytes == 0) continue;
+        std::memcpy(c.base + (first_row + begin) * c.row_bytes, src[j] + (first_src + begin) * c.row_bytes,
+                    static_cast<size_t>((end - begin) * c.row_bytes));
+      }
+    });
+  };
+  const int64_t head = std::min(n, num_rows_ - start);
+  span(start, 0, head);
+  if (head < n) span(0, head, n - head);
+}
+
+void Columns::put(std::span<const int64_t> index, std::span<const std::byte* const> src) const {
+  check_arrays<const std::byte*>("put", src, columns_.size());
+  if (index.empty()) return;
+  for (size_t j = 0; j < src.size(); ++j) check_not_null("put", src[j], columns_[j].row_bytes, j);
+  check_rows("put", index, num_rows_);
+  // Never shared between threads: two rows with one number must land in the order of the index.
+  for (size_t j = 0; j < src.size(); ++j) {
+    const Column& c = columns_[j];
+    c.place(c.base, src[j], index.data(), static_cast<int64_t>(index.size()), static_cast<size_t>(c.row_bytes));
+  }
+}
+
+}  // namespace gleanrl

@@ -1,0 +1,67 @@
+#include "finite.h"
+
+#include <algorithm>
+#include <bit>
+#include <stdexcept>
+#include <string>
+
+namespace gleanrl {
+namespace {
+
+using std::int64_t;
+
+// Long enough for wide registers, short enough that the second look at a block with a hit costs nothing.
+constexpr int64_t kBlock = 1024;
+
+template <class Bits, Bits kExponent, class Float>
+int64_t scan(const Float* values, int64_t n) {
+  static_assert(sizeof(Bits) == sizeof(Float));
+  const auto hit = [](Float value) { return (std::bit_cast<Bits>(value) & kExponent) == kExponent; };
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t end = std::min(n, begin + kBlock);
+    // No branch in this loop: it vectorises with integer compares alone.
+    Bits any = 0;
+    for (int64_t i = begin; i < end; ++i) any |= static_cast<Bits>(hit(values[i]));
+    if (any != 0) return std::find_if(values + begin, values + end, hit) - values;
+  }
+  return -1;
+}
+
+// Signed overflow is undefined, so the sum is taken on unsigned numbers; C++20 defines the way back.
+void add_one(int64_t& counter) { counter = static_cast<int64_t>(static_cast<std::uint64_t>(counter) + 1); }
+
+}  // namespace
+
+int64_t first_nonfinite(const float* values, int64_t n) { return scan<std::uint32_t, 0x7f800000u>(values, n); }
+
+int64_t first_nonfinite(const double* values, int64_t n) {
+  return scan<std::uint64_t, 0x7ff0000000000000u>(values, n);
+}
+
+void bump(int64_t* counters, int64_t start, int64_t n, int64_t num_rows) {
+  if (n < 0 || n > num_rows) {
+    throw std::invalid_argument("bump: expected 0 to num_rows rows, " + std::to_string(num_rows) + ", got " +
+                                std::to_string(n));
+  }
+  if (n == 0) return;
+  if (start < 0 || start >= num_rows) {
+    throw std::out_of_range("bump: start " + std::to_string(start) + " is outside the rows [0, " +
+                            std::to_string(num_rows) + ")");
+  }
+  const int64_t head = std::min(n, num_rows - start);
+  std::for_each_n(counters + start, head, add_one);
+  std::for_each_n(counters, n - head, add_one);
+}
+
+void bump_at(int64_t* counters, const int64_t* index, int64_t n, int64_t num_rows) {
+  for (int64_t i = 0; i < n; ++i) {
+    if (index[i] < 0 || index[i] >= num_rows) {
+      throw std::out_of_range("bump_at: row " + std::to_string(index[i]) + " at position " + std::to_string(i) +
+                              " of " + std::to_string(n) + " is outside the rows [0, " + std::to_string(num_rows) +
+                              ")");
+    }
+  }
+  for (int64_t i = 0; i < n; ++i) add_one(counters[index[i]]);
+}
+
+}  // namespace gleanrl

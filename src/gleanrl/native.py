@@ -1,0 +1,20 @@
+"""The one door to the compiled core; its manual is the headers in `cpp/`."""
+
+from __future__ import annotations
+
+try:
+    from gleanrl._core import (
+        Columns,
+        bump,
+        bump_at,
+        first_nonfinite_f32,
+        first_nonfinite_f64,
+        set_helper,
+    )
+except ImportError as cause:
+    raise ImportError(
+        f"gleanrl's compiled core can't be imported ({cause}): run `make build` in a clone of the project, "
+        "or install the wheel for this Python version with `pip install --force-reinstall gleanrl`."
+    ) from cause
+
+__all__ = ["Columns", "bump", "bump_at", "first_nonfinite_f32", "first_nonfinite_f64", "set_helper"]
