@@ -89,7 +89,7 @@ void run(bool without_lock, Call call) {
 }
 
 void gather_rows(const Columns& self, std::uintptr_t index, std::int64_t n, nb::handle out, nb::handle wanted,
-            std::optional<std::int64_t> limit) {
+                 std::optional<std::int64_t> limit) {
   const auto rows = array_at<std::int64_t>("gather", index, n);
   const auto to = read_addresses<std::byte*>(out);
   std::vector<std::int64_t> some;
@@ -133,8 +133,8 @@ NB_MODULE(_core, m) {
       .def(
           "__init__",
           [](Columns* self, nb::handle pointers, nb::handle row_bytes, std::int64_t num_rows) {
-            new (self) Columns(read_addresses<std::byte*>(pointers), read_list<std::int64_t>(row_bytes, as_number),
-                               num_rows);
+            new (self)
+                Columns(read_addresses<std::byte*>(pointers), read_list<std::int64_t>(row_bytes, as_number), num_rows);
           },
           "pointers"_a, "row_bytes"_a, "num_rows"_a)
       .def_prop_ro("num_rows", &Columns::num_rows)

@@ -41,12 +41,21 @@ void copy_fixed(std::byte* to, const std::byte* from, const int64_t* index, int6
   }
 }
 
-template <Way way>
+// Longer rows are more than the core looks ahead by itself, so the rows to come are asked for: the first kLines lines
+// of the row kAhead later; the processor's own prefetcher fetches the rest of a row. The two pairs below were the best
+// of 16 over rows of 68 bytes to 28 kB.
+template <Way way, int64_t kAhead, int64_t kLines>
 void copy_any(std::byte* to, const std::byte* from, const int64_t* index, int64_t n, size_t row_bytes) {
+  constexpr size_t kLine = 64;
+  const size_t lead = std::min(row_bytes, static_cast<size_t>(kLines) * kLine);
   for (int64_t i = 0; i < n; ++i) {
     const size_t row = static_cast<size_t>(index[i]) * row_bytes;
     const size_t step = static_cast<size_t>(i) * row_bytes;
     if constexpr (way == Way::kTake) {
+      if (i + kAhead < n) {
+        const std::byte* next = from + static_cast<size_t>(index[i + kAhead]) * row_bytes;
+        for (size_t b = 0; b < lead; b += kLine) __builtin_prefetch(next + b);
+      }
       std::memcpy(to + step, from + row, row_bytes);
     } else {
       std::memcpy(to + row, from + step, row_bytes);
@@ -58,16 +67,17 @@ void copy_nothing(std::byte*, const std::byte*, const int64_t*, int64_t, size_t)
 
 using Kernel = void (*)(std::byte*, const std::byte*, const int64_t*, int64_t, size_t);
 
-// kernels[b] copies rows of b bytes: its own for 1, 2, 3 and every multiple of 4, copy_any for the rest.
+// kernels[b] copies rows of b bytes: its own for 1, 2, 3 and every multiple of 4, the general one for the rest.
 template <Way way, size_t... b>
 constexpr std::array<Kernel, sizeof...(b)> make_kernels(std::index_sequence<b...>) {
-  return {(b == 0 ? &copy_nothing : (b < 4 || b % 4 == 0) ? &copy_fixed<way, b> : &copy_any<way>)...};
+  return {(b == 0 ? &copy_nothing : (b < 4 || b % 4 == 0) ? &copy_fixed<way, b> : &copy_any<way, 8, 2>)...};
 }
 
 template <Way way>
 Kernel kernel_for(int64_t row_bytes) {
   static constexpr auto kernels = make_kernels<way>(std::make_index_sequence<kFixedBytes + 1>());
-  return row_bytes <= static_cast<int64_t>(kFixedBytes) ? kernels[static_cast<size_t>(row_bytes)] : &copy_any<way>;
+  if (row_bytes <= static_cast<int64_t>(kFixedBytes)) return kernels[static_cast<size_t>(row_bytes)];
+  return row_bytes < 1024 ? &copy_any<way, 8, 2> : &copy_any<way, 2, 8>;
 }
 
 void check_rows(const char* call, std::span<const int64_t> index, int64_t limit) {
@@ -76,8 +86,8 @@ void check_rows(const char* call, std::span<const int64_t> index, int64_t limit)
   bool bad = false;
   for (const int64_t row : index) bad |= static_cast<std::uint64_t>(row) >= bound;
   if (!bad) return;
-  const auto first = std::find_if(index.begin(), index.end(),
-                                  [&](int64_t row) { return static_cast<std::uint64_t>(row) >= bound; });
+  const auto first =
+      std::find_if(index.begin(), index.end(), [&](int64_t row) { return static_cast<std::uint64_t>(row) >= bound; });
   throw std::out_of_range(std::string(call) + ": row " + std::to_string(*first) + " at position " +
                           std::to_string(first - index.begin()) + " of " + std::to_string(index.size()) +
                           " is outside the valid rows [0, " + std::to_string(limit) + ")");
@@ -98,7 +108,9 @@ void check_not_null(const char* call, Pointer array, int64_t row_bytes, size_t p
   }
 }
 
-int64_t rows_per_chunk(int64_t bytes_per_row) { return std::max<int64_t>(1, kChunkBytes / std::max<int64_t>(1, bytes_per_row)); }
+int64_t rows_per_chunk(int64_t bytes_per_row) {
+  return std::max<int64_t>(1, kChunkBytes / std::max<int64_t>(1, bytes_per_row));
+}
 
 }  // namespace
 
@@ -141,8 +153,8 @@ int64_t Columns::bytes_per_row(std::span<const int64_t> wanted) const {
   return bytes;
 }
 
-void Columns::gather(std::span<const int64_t> index, std::span<std::byte* const> out,
-                     std::span<const int64_t> wanted, int64_t limit) const {
+void Columns::gather(std::span<const int64_t> index, std::span<std::byte* const> out, std::span<const int64_t> wanted,
+                     int64_t limit) const {
   if (limit < 0 || limit > num_rows_) {
     throw std::invalid_argument("gather: limit is " + std::to_string(limit) + ", expected at most num_rows, " +
                                 std::to_string(num_rows_));
@@ -156,8 +168,7 @@ void Columns::gather(std::span<const int64_t> index, std::span<std::byte* const>
   const auto rows = [&](int64_t begin, int64_t end) {
     for (size_t p = 0; p < out.size(); ++p) {
       const Column& c = columns_[static_cast<size_t>(wanted[p])];
-      c.take(out[p] + begin * c.row_bytes, c.base, index.data() + begin, end - begin,
-             static_cast<size_t>(c.row_bytes));
+      c.take(out[p] + begin * c.row_bytes, c.base, index.data() + begin, end - begin, static_cast<size_t>(c.row_bytes));
     }
   };
   const auto n = static_cast<int64_t>(index.size());

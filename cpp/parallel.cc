@@ -114,8 +114,7 @@ Helper& the_helper() {
 
 }  // namespace
 
-void run_parallel(int64_t n, int64_t chunk, int64_t bytes_per_row,
-                  const std::function<void(int64_t, int64_t)>& work) {
+void run_parallel(int64_t n, int64_t chunk, int64_t bytes_per_row, const std::function<void(int64_t, int64_t)>& work) {
   const bool long_enough = bytes_per_row > 0 && n > chunk && n >= kParallelBytes / bytes_per_row;
   if (long_enough && allowed.load(std::memory_order_relaxed)) {
     Job job{work, n, chunk};
