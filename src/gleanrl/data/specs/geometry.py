@@ -1,0 +1,231 @@
+"""The shape operations of every spec, written once.
+
+A spec's shape has two parts: the batch dimensions, and behind them the dimensions that encode one value (the
+columns of a one-hot vector, say). An operation acts on the batch dimensions only. It is expressed as one function
+that maps any tensor with those leading dimensions to its new form; each kind of spec applies that function to its
+own parameters (bounds, masks, members).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gleanrl.errors import IndexRangeError, InvalidArgumentError, InvalidTypeError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Transform = Callable[[Tensor], Tensor]
+
+
+def as_size(args: Sequence[Any]) -> torch.Size:
+    """Return the size meant by `f(2, 3)`, `f((2, 3))` or `f(torch.Size((2, 3)))`.
+
+    Raises:
+        InvalidTypeError: if an entry is no integer.
+    """
+    if len(args) == 1 and not isinstance(args[0], (int, np.integer)):
+        args = args[0]
+    try:
+        return torch.Size(args)
+    except TypeError as error:
+        raise InvalidTypeError(f"shape: expected integers, got {args!r}") from error
+
+
+def blank(shape: Sequence[int]) -> Tensor:
+    """Return a tensor of `shape` that holds one number only, for working out the effect of an operation."""
+    return torch.zeros(()).expand(tuple(shape))
+
+
+def _as_index(item: Any) -> Any:
+    if isinstance(item, (list, range)):
+        return torch.tensor(list(item))
+    if isinstance(item, np.ndarray):
+        return torch.from_numpy(item.copy())
+    if isinstance(item, (bool, np.bool_)):
+        raise InvalidTypeError("index: expected integers, slices, None, Ellipsis or tensors, got a boolean")
+    if isinstance(item, np.integer):
+        return int(item)
+    if item is None or item is Ellipsis or isinstance(item, (int, slice, Tensor)):
+        return item
+    raise InvalidTypeError(f"index: expected integers, slices, None, Ellipsis or tensors, got {item!r}")
+
+
+def _consumed(item: Any) -> int:
+    """Return how many dimensions an index item uses up."""
+    if item is None or item is Ellipsis:
+        return 0
+    if isinstance(item, Tensor) and item.dtype == torch.bool:
+        return item.ndim
+    return 1
+
+
+class Geometry(ABC):
+    """Something with a shape whose leading `batch_ndim` dimensions can be rearranged."""
+
+    shape: torch.Size
+
+    @property
+    @abstractmethod
+    def batch_ndim(self) -> int:
+        """The number of leading dimensions that shape operations may touch."""
+
+    @abstractmethod
+    def _reshaped(self, transform: Transform) -> Self:
+        """Return the spec whose parameters are those of this one, mapped by `transform`.
+
+        Args:
+            transform: maps a tensor `(*batch, *anything)` to `(*new_batch, *anything)`.
+        """
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The dimensions that shape operations may touch."""
+        return self.shape[: self.batch_ndim]
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    def ndimension(self) -> int:
+        """Return the number of dimensions."""
+        return len(self.shape)
+
+    def numel(self) -> int:
+        """Return the number of elements of one value."""
+        return self.shape.numel()
+
+    def expand(self, *shape: Any) -> Self:
+        """Return the spec expanded to `shape`, as `torch.Tensor.expand`; new dimensions come first.
+
+        Raises:
+            InvalidArgumentError: if the shape can't be reached, or changes the dimensions of one value.
+        """
+        new = as_size(shape)
+        if len(new) < self.ndim:
+            raise InvalidArgumentError(f"expand: expected at least {self.ndim} dimensions, got {tuple(new)}")
+        batch, keep = self._split("expand", new), self.batch_ndim
+        return self._checked("expand", lambda t: t.expand((*batch, *t.shape[keep:])))
+
+    def reshape(self, *shape: Any) -> Self:
+        """Return the spec reshaped, as `torch.Tensor.reshape`; one entry of `shape` may be -1.
+
+        Raises:
+            InvalidArgumentError: if the shape can't be reached, or changes the dimensions of one value.
+        """
+        asked, keep = self._split("reshape", as_size(shape)), self.batch_ndim
+        try:
+            batch = blank(self.batch_shape).reshape(asked).shape
+        except RuntimeError as error:
+            raise InvalidArgumentError(f"reshape: {self!r} can't take shape {tuple(as_size(shape))}") from error
+        return self._reshaped(lambda t: t.reshape((*batch, *t.shape[keep:])))
+
+    def view(self, *shape: Any) -> Self:
+        """Return the spec reshaped; the same as `reshape`."""
+        return self.reshape(*shape)
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
+        """Return the spec with the dimensions from `start_dim` to `end_dim` (both included) made one."""
+        start, end = self._dim("flatten", start_dim), self._dim("flatten", end_dim)
+        return self._checked("flatten", lambda t: t.flatten(start, end))
+
+    def unflatten(self, dim: int, sizes: Sequence[int]) -> Self:
+        """Return the spec with dimension `dim` split into `sizes`."""
+        axis, parts = self._dim("unflatten", dim), tuple(sizes)
+        return self._checked("unflatten", lambda t: t.unflatten(axis, parts))
+
+    def unsqueeze(self, dim: int) -> Self:
+        """Return the spec with a new dimension of size one at `dim`."""
+        axis = self._dim("unsqueeze", dim, new=1)
+        return self._reshaped(lambda t: t.unsqueeze(axis))
+
+    def squeeze(self, dim: int | None = None) -> Self:
+        """Return the spec without dimension `dim` if its size is one; without all such dimensions if None."""
+        if dim is None:
+            axes = tuple(i for i, size in enumerate(self.batch_shape) if size == 1)
+        else:
+            axes = (self._dim("squeeze", dim),)
+        return self._reshaped(lambda t: t.squeeze(axes))
+
+    def unbind(self, dim: int = 0) -> tuple[Self, ...]:
+        """Return the specs along dimension `dim`, one for each position."""
+        axis = self._dim("unbind", dim)
+        return tuple(self._select(axis, i) for i in range(self.shape[axis]))
+
+    def _select(self, axis: int, position: int) -> Self:
+        return self._reshaped(lambda t: t.select(axis, position))
+
+    def _indexed(self, index: Any) -> Self:
+        """Return the spec of the values that indexing a value of this spec would give."""
+        resolved, keep = self._resolve(index), self.batch_ndim
+        try:
+            blank(self.batch_shape)[resolved]
+        except IndexError as error:
+            raise IndexRangeError(f"index: {index!r} is out of range for shape {tuple(self.shape)}: {error}") from error
+        if not resolved and keep:
+            return self._reshaped(lambda t: t)
+        return self._reshaped(lambda t: t[resolved])
+
+    def _resolve(self, index: Any) -> tuple[Any, ...]:
+        """Return `index` as a tuple over the batch dimensions, without Ellipsis."""
+        items = [_as_index(item) for item in (index if isinstance(index, tuple) else (index,))]
+        used = sum(_consumed(item) for item in items)
+        if used > self.ndim:
+            raise IndexRangeError(f"index: too many indices for shape {tuple(self.shape)}: {index!r}")
+        gaps = [i for i, item in enumerate(items) if item is Ellipsis]
+        if len(gaps) > 1:
+            raise IndexRangeError(f"index: at most one Ellipsis, got {index!r}")
+        if gaps:
+            items[gaps[0] : gaps[0] + 1] = [slice(None)] * (self.ndim - used)
+        kept, seen = [], 0
+        for item in items:
+            touches = item is None or item != slice(None) if not isinstance(item, Tensor) else True
+            if touches and (seen + _consumed(item) > self.batch_ndim or (item is None and seen > self.batch_ndim)):
+                raise self._inside_value("index", seen)
+            if seen + _consumed(item) <= self.batch_ndim:
+                kept.append(item)
+            seen += _consumed(item)
+        return tuple(kept)
+
+    def _split(self, name: str, shape: torch.Size) -> torch.Size:
+        """Return the batch part of a full new shape, after checking that the rest stays as it is."""
+        fixed = self.shape[self.batch_ndim :]
+        cut = len(shape) - len(fixed)
+        rest = shape[max(cut, 0) :]
+        if cut < 0 or any(a not in (b, -1) for a, b in zip(rest, fixed, strict=True)):
+            raise InvalidArgumentError(
+                f"{name}: the last dimensions of {self!r} encode one value and must stay {tuple(fixed)}, "
+                f"got shape {tuple(shape)}"
+            )
+        return shape[:cut]
+
+    def _dim(self, name: str, dim: int, new: int = 0) -> int:
+        """Return `dim` as a non-negative batch dimension."""
+        limit = self.ndim + new
+        if not -limit <= dim < limit:
+            raise IndexRangeError(f"{name}: dimension {dim} is out of range for shape {tuple(self.shape)}")
+        axis = dim % limit
+        if axis >= self.batch_ndim + new:
+            raise self._inside_value(name, axis)
+        return axis
+
+    def _inside_value(self, name: str, axis: int) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f"{name}: dimension {axis} of {self!r} is part of one value's encoding; "
+            f"only the first {self.batch_ndim} dimensions can be rearranged"
+        )
+
+    def _checked(self, name: str, transform: Transform) -> Self:
+        """Apply `transform`, turning torch's complaint about shapes into ours."""
+        try:
+            transform(blank(self.batch_shape))
+        except RuntimeError as error:
+            raise InvalidArgumentError(f"{name}: not possible for {self!r}: {error}") from error
+        return self._reshaped(transform)

@@ -1,0 +1,271 @@
+"""What the specs of single tensors share: one template, with three questions left to each kind."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gleanrl.data.specs.base import DeviceLike, TensorSpec, make_device
+from gleanrl.data.specs.geometry import Transform, blank
+from gleanrl.data.specs.spaces import Space
+from gleanrl.errors import InvalidTypeError, SchemaError, SpecError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+def first_offender(outside: Tensor, value: Tensor) -> str:
+    """Describe the first value that a boolean tensor over its leading dimensions marks."""
+    where = tuple(outside.nonzero()[0].tolist())
+    place = f" at index {where}" if where else ""
+    return f"got {value[where].tolist()}{place}"
+
+
+def fresh_tensor(value: Any, dtype: torch.dtype, device: torch.device | None) -> Tensor:
+    """Return `value` as a new tensor that shares no memory with it.
+
+    Floating-point targets take any number; integer and boolean ones only numbers that they can hold exactly.
+
+    Raises:
+        InvalidTypeError: if the value isn't made of numbers.
+        SpecError: if an integer or boolean dtype can't hold a number exactly.
+    """
+    if isinstance(value, Tensor):
+        source = value.detach()
+    else:
+        try:
+            array = np.array(value)
+        except ValueError as error:
+            raise InvalidTypeError(f"encode: expected numbers in a regular array, got {value!r}") from error
+        if array.dtype.kind not in "biuf":
+            raise InvalidTypeError(f"encode: expected numbers, got {type(value).__name__} with dtype {array.dtype}")
+        source = torch.from_numpy(array)
+    made = source.to(device=device, dtype=dtype, copy=True)
+    if not dtype.is_floating_point and source.dtype != dtype:
+        back = made.to(source.dtype).to(source.device)
+        wrapped = source.dtype == torch.uint64 and dtype != torch.bool and bool((made < 0).any())
+        if wrapped or not torch.equal(back, source):
+            raise SpecError(f"encode: expected numbers that {dtype} holds exactly, got {source.tolist()}")
+    return made
+
+
+class LeafSpec(TensorSpec):
+    """A domain of tensors of one shape and dtype.
+
+    Attributes:
+        space: the numbers of the domain.
+    """
+
+    space: Space
+    dtype: torch.dtype
+    # The last dimensions that together encode one value
+    event_ndim: ClassVar[int] = 0
+    # Whether `encode` and `to_numpy` check the domain unless told otherwise
+    strict: ClassVar[bool] = True
+
+    def __init__(self, shape: Sequence[int], space: Space, device: DeviceLike | None, dtype: torch.dtype) -> None:
+        self.shape = torch.Size(shape)
+        self.space = space
+        self.device = make_device(device)
+        self.dtype = dtype
+
+    @abstractmethod
+    def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
+        """Draw values of the whole `shape`."""
+
+    @abstractmethod
+    def _outside(self, value: Tensor) -> Tensor | None:
+        """Return where `value`, of the right shape and dtype, is outside; None if nothing can be.
+
+        The result has the shape of `value` without the dimensions that encode one value.
+        """
+
+    @abstractmethod
+    def _nearest(self, value: Tensor) -> Tensor:
+        """Return a value of this spec's dtype in the domain, near `value`, which has the right shape only."""
+
+    @abstractmethod
+    def _with_dtype(self, dtype: torch.dtype) -> Self:
+        """Return the spec with another dtype."""
+
+    @property
+    def batch_ndim(self) -> int:
+        """The number of leading dimensions that shape operations may touch."""
+        return len(self.shape) - self.event_ndim
+
+    def rand(self, shape: Iterable[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw values from the domain.
+
+        Args:
+            shape: dimensions that come before the spec's own.
+            generator: where the randomness comes from; None: torch's global generator.
+
+        Returns:
+            values of shape `(*shape, *self.shape)` and of the spec's dtype.
+        """
+        return self._draw(self._full(shape), generator)
+
+    def zero(self, shape: Iterable[int] = ()) -> Tensor:
+        """Return zeros of shape `(*shape, *self.shape)`, be they in the domain or not."""
+        return torch.zeros(self._full(shape), dtype=self.dtype, device=self.device)
+
+    def one(self, shape: Iterable[int] = ()) -> Tensor:
+        """Return ones of shape `(*shape, *self.shape)`, be they in the domain or not."""
+        return torch.ones(self._full(shape), dtype=self.dtype, device=self.device)
+
+    def project(self, value: Tensor) -> Tensor:
+        """Return `value` itself if it is in the domain, otherwise a new tensor in the domain that is close to it.
+
+        Raises:
+            SpecError: if nothing in the domain is close: no tensor, a wrong shape, or a NaN.
+        """
+        if self._fault(value) is None:
+            return value
+        misfit = self._misfit(value)
+        if misfit is not None:
+            raise SpecError(f"project: expected {self!r}, {misfit}")
+        if value.dtype.is_floating_point and bool((nan := value.isnan()).any()):
+            raise SpecError(f"project: expected {self!r}, {first_offender(nan, value)}; a NaN is near to nothing")
+        return self._nearest(value)
+
+    def encode(self, value: Any) -> Tensor:
+        """Return what an environment gave (numpy, a number, a list, a tensor) as a new tensor of this spec.
+
+        Dimensions may stand before the spec's own. A missing last dimension of size one is added, so that a reward
+        of `1.0` fits shape `(1,)`. Discrete specs check the domain, continuous ones don't: environments leave their
+        own bounds.
+
+        Raises:
+            InvalidTypeError: if the value isn't made of numbers.
+            SchemaError: if the shape doesn't fit.
+            SpecError: if the dtype can't hold a number exactly, or a discrete value is outside the domain.
+        """
+        encoded = self._fit("encode", fresh_tensor(value, self.dtype, self.device), self.shape)
+        if self.strict:
+            self._require("encode", encoded)
+        return encoded
+
+    def to_numpy(self, value: Tensor, safe: bool | None = None) -> np.ndarray:
+        """Return a tensor of this spec in the form that an environment takes.
+
+        Args:
+            value: `(*lead, *self.shape)`.
+            safe: whether to check the domain; None: discrete specs do, continuous ones don't.
+
+        Raises:
+            SchemaError: if the shape doesn't fit.
+            SpecError: if the domain is checked and the value is outside.
+        """
+        if safe or (safe is None and self.strict):
+            self._require("to_numpy", value)
+        elif (misfit := self._misfit(value)) is not None:
+            raise SchemaError(f"to_numpy: expected {self!r}, {misfit}")
+        return self._decoded(value.detach().cpu())
+
+    def type_check(self, value: Any, key: Any = None) -> None:
+        """Check the dtype of a value and nothing else.
+
+        Raises:
+            InvalidTypeError: if the dtype isn't the spec's; the message names `key`.
+        """
+        got = getattr(value, "dtype", type(value).__name__)
+        if got != self.dtype:
+            name = "" if key is None else f" key {key!r}"
+            raise InvalidTypeError(f"type_check:{name} expected dtype {self.dtype}, got {got}")
+
+    def to(self, dest: torch.dtype | DeviceLike) -> Self:
+        """Return the spec for another device or dtype; the spec itself where that changes nothing."""
+        if isinstance(dest, torch.dtype):
+            return self if dest == self.dtype else self._with_dtype(dest)
+        device = make_device(dest)
+        if device == self.device:
+            return self
+        return self._replaced(device=device, space=self.space.map(lambda t: t.to(device)))
+
+    def clone(self) -> Self:
+        """Return an equal spec that shares nothing with this one."""
+        return self._replaced(space=self.space.map(torch.clone))
+
+    def __iter__(self) -> Iterator[Self]:
+        """Iterate over the first dimension."""
+        return iter(self.unbind(0))
+
+    def __len__(self) -> int:
+        """Return the size of the first dimension."""
+        if not self.shape:
+            raise InvalidTypeError(f"len: {self!r} has no dimensions")
+        return self.shape[0]
+
+    def __eq__(self, other: object) -> bool:
+        """Compare by content."""
+        if not isinstance(other, LeafSpec):
+            return NotImplemented
+        return (
+            type(self) is type(other)
+            and (self.shape, self.dtype, self.device) == (other.shape, other.dtype, other.device)
+            and self.space == other.space
+        )
+
+    def __repr__(self) -> str:
+        """Return the class and what describes the domain."""
+        words = [w for w in (self._describe(), f"shape={tuple(self.shape)}") if w]
+        words.append(f"dtype={str(self.dtype).removeprefix('torch.')}")
+        if self.device is not None:
+            words.append(f"device={str(self.device)!r}")
+        return f"{type(self).__name__}({', '.join(words)})"
+
+    def _describe(self) -> str:
+        """Return the domain's part of the repr."""
+        return ""
+
+    def _decoded(self, value: Tensor) -> np.ndarray:
+        """Return a detached CPU value as the environment takes it."""
+        return value.numpy()
+
+    def _replaced(self, **attributes: Any) -> Self:
+        new = copy.copy(self)
+        for name, attribute in attributes.items():
+            setattr(new, name, attribute)
+        return new
+
+    def _reshaped(self, transform: Transform) -> Self:
+        batch = transform(blank(self.batch_shape)).shape
+        return self._replaced(shape=batch + self.shape[self.batch_ndim :], space=self.space.map(transform))
+
+    def _misfit(self, value: Any) -> str | None:
+        """Return why `value` can't have the shape of this spec, or None."""
+        if not isinstance(value, Tensor):
+            return f"got {type(value).__name__}"
+        if value.ndim < self.ndim or value.shape[value.ndim - self.ndim :] != self.shape:
+            return f"got shape {tuple(value.shape)}"
+        return None
+
+    def _fault(self, value: Any) -> str | None:
+        fault = self._misfit(value)
+        if fault is None and value.dtype != self.dtype:
+            fault = f"got dtype {value.dtype}"
+        if fault is None:
+            outside = self._outside(value)
+            if outside is not None and bool(outside.any()):
+                fault = first_offender(outside, value)
+        return None if fault is None else f"expected {self!r}, {fault}"
+
+    def _require(self, name: str, value: Any) -> None:
+        fault = self._fault(value)
+        if fault is not None:
+            raise SpecError(f"{name}: {fault}")
+
+    def _fit(self, name: str, value: Tensor, shape: torch.Size) -> Tensor:
+        """Return `value` with its missing last dimension of size one, after checking that it ends with `shape`."""
+        if shape and shape[-1] == 1 and value.shape == shape[:-1]:
+            value = value.unsqueeze(-1)
+        if value.ndim < len(shape) or value.shape[value.ndim - len(shape) :] != shape:
+            raise SchemaError(f"{name}: expected shape (..., {', '.join(map(str, shape))}) for {self!r}, "
+                              f"got {tuple(value.shape)}")
+        return value
