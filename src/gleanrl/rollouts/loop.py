@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
+from tensordict import TensorDictBase
 
 from gleanrl.block import Block, Schema
 
@@ -24,6 +25,13 @@ class Stepper(Protocol):
     batch_size: torch.Size
     """The environments' batch dimensions, ``()`` for one environment."""
 
+    device: torch.device | None
+    """Where the block's columns must live; None for the CPU."""
+
+    reset_when_done: bool
+    """Whether an episode's end resets its environment (the default); if not, the root of the following row is the last
+    observation with its flags, and whoever owns the rollout stops there."""
+
     def schema(self) -> Schema:
         """Return the columns that the stepper writes, root and ``next``; resets the environment if it never was."""
 
@@ -32,6 +40,9 @@ class Stepper(Protocol):
 
     def root(self) -> dict[tuple[str, ...], torch.Tensor]:
         """Return the carry's leaves: root paths only, ``[*batch, *leaf]``. Views: valid until the next step or reset."""
+
+    def load(self, root: TensorDictBase) -> None:
+        """Take the leaves of `root` as the carry instead of resetting; the environments go on from their own state."""
 
     def limit(self, max_steps: int) -> None:
         """Truncate every episode at `max_steps` steps; called once, before the first block."""

@@ -1,0 +1,29 @@
+"""Devices as users spell them."""
+
+from __future__ import annotations
+
+import torch
+
+from gleanrl.errors import InvalidArgumentError
+
+
+def as_device(device: torch.device | str | int | None) -> torch.device | None:
+    """Return `device` as a torch.device with an explicit index for accelerators; None stays None.
+
+    Raises:
+        InvalidArgumentError: if torch doesn't know the device.
+    """
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as cause:
+        raise InvalidArgumentError(f"device: torch doesn't know {device!r}: {cause}") from cause
+    if found.type not in ("cpu", "meta") and found.index is None:
+        return torch.device(found.type, torch.get_device_module(found).current_device())
+    return found
+
+
+def columns_device(device: torch.device | None) -> torch.device:
+    """Return where the columns of an environment live whose TensorDicts say `device`."""
+    return torch.device("cpu") if device is None else device

@@ -1,0 +1,68 @@
+"""`check_env_specs`: does an environment return what its specs declare?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gleanrl.errors import EnvironmentContractError, GleanError, SpecError
+from gleanrl.tree import as_key, flatten
+
+
+def check_env_specs(
+    env: Any, return_contiguous: bool = True, check_dtype: bool = True, seed: int | None = None
+) -> None:
+    """Run three random steps and compare them with the specs: keys, shapes, dtypes and domains.
+
+    Torch's random state is as before afterwards; the environment's isn't.
+
+    Args:
+        env: the environment; it is reset.
+        return_contiguous: as in `rollout`.
+        check_dtype: whether dtypes are compared.
+        seed: seeds the environment and, for the check alone, torch.
+
+    Raises:
+        SpecError: at the first difference (also an AssertionError), naming the key, what was expected and what came.
+    """
+    with torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.manual_seed(seed)
+            env.set_seed(seed)
+        try:
+            real = env.rollout(3, return_contiguous=return_contiguous)
+        except EnvironmentContractError as cause:
+            raise SpecError(f"check_env_specs: {cause}") from cause
+    if not return_contiguous:
+        real = real.contiguous()
+    dims = len(env.batch_size)
+    fake = flatten(env.fake_tensordict())
+    came = flatten(real)
+    if set(fake) != set(came):
+        missing, extra = sorted(set(fake) - set(came)), sorted(set(came) - set(fake))
+        raise SpecError(f"check_env_specs: the rollout lacks {missing} and has {extra} beyond the specs")
+    for path, expected in fake.items():
+        leaf = came[path]
+        shape = (*expected.shape[:dims], real.shape[-1], *expected.shape[dims:])
+        if tuple(leaf.shape) != shape:
+            raise SpecError(f"check_env_specs: {as_key(path)!r} expected shape {shape}, got {tuple(leaf.shape)}")
+        if check_dtype and leaf.dtype != expected.dtype:
+            raise SpecError(f"check_env_specs: {as_key(path)!r} expected {expected.dtype}, got {leaf.dtype}")
+    _check_domains(env, real)
+
+
+def _check_domains(env: Any, real: Any) -> None:
+    roles = (
+        (("next",), (env.full_observation_spec, env.full_reward_spec, env.full_done_spec)),
+        ((), (env.full_observation_spec, env.full_action_spec, env.full_done_spec)),
+    )
+    for prefix, specs in roles:
+        for spec in specs:
+            for key in spec.keys(True, True):
+                full = (*prefix, *((key,) if isinstance(key, str) else key))
+                for step in real.get(full if len(full) > 1 else full[0]).unbind(len(env.batch_size)):
+                    try:
+                        spec[key].assert_is_in(step)
+                    except GleanError as cause:
+                        raise SpecError(f"check_env_specs: {full}: {cause}") from cause

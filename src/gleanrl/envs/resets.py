@@ -1,0 +1,60 @@
+"""Partial resets: which rows a ``"_reset"`` mask names, and how fresh and old rows are put together."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDictBase
+
+from gleanrl.errors import SchemaError
+from gleanrl.tree import Path, as_key, as_path
+
+FLAGS = ("done", "terminated", "truncated")
+
+
+def reset_masks(tensordict: TensorDictBase | None, groups: Sequence[Path]) -> dict[Path, torch.Tensor]:
+    """Return the ``"_reset"`` mask of each group of flags that `tensordict` has one for."""
+    if tensordict is None:
+        return {}
+    masks = {group: tensordict.get(as_key((*group, "_reset")), None) for group in groups}
+    return {group: mask for group, mask in masks.items() if mask is not None}
+
+
+def merge_reset(
+    fresh: TensorDictBase, before: TensorDictBase, masks: dict[Path, torch.Tensor]
+) -> TensorDictBase:
+    """Return the rows of `fresh` where the masks are True and those of `before` elsewhere.
+
+    A group's own mask rules the entries under that group; any mask of any group rules everything else.
+
+    Raises:
+        SchemaError: if `before` lacks an observation of the rows that aren't reset.
+    """
+    if all(bool(mask.all()) for mask in masks.values()):
+        return fresh
+    size = fresh.batch_size
+    rows = torch.stack([mask.reshape(*size, -1).any(-1) for mask in masks.values()]).any(0)  # (*batch,) bool
+    out = fresh.copy()
+    for key in list(fresh.keys(True, True)):
+        path, value, old = as_path(key), fresh.get(key), before.get(key, None)
+        if old is None:
+            if path[-1] not in FLAGS:
+                raise SchemaError(f"partial reset: the input has no {key!r} for the rows that aren't reset")
+            warnings.warn(
+                f"partial reset: the input has no {key!r} for the rows that aren't reset", stacklevel=4
+            )
+            continue
+        own = next((mask for group, mask in masks.items() if group and path[: len(group)] == group), None)
+        out.set(key, torch.where(_aligned(rows if own is None else own, value, size), value, old))
+    return out
+
+
+def _aligned(mask: torch.Tensor, value: torch.Tensor, batch_size: torch.Size) -> torch.Tensor:
+    """Return `mask` with the number of dimensions of `value`: its trailing 1s dropped or added, else reduced to rows."""
+    while mask.ndim > len(batch_size) and (mask.ndim > value.ndim or mask.shape[-1] == 1):
+        mask = mask.squeeze(-1) if mask.shape[-1] == 1 else mask.any(-1)
+    if mask.shape != value.shape[: mask.ndim]:
+        mask = mask.reshape(*batch_size, -1).any(-1)
+    return mask.reshape(*mask.shape, *[1] * (value.ndim - mask.ndim))

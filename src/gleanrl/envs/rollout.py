@@ -1,0 +1,142 @@
+"""`env.rollout`: the loop of the collectors, for one rollout of at most so many steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDictBase
+
+from gleanrl.block import Block
+from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.rollouts.loop import StepFault, collect
+from gleanrl.rollouts.plan import RolloutPlan, explain, plan_rollout
+from gleanrl.tree import NestedKey, as_key, as_path
+
+_CHUNK = 1024
+"""Steps of one block; a rollout that ends early has reserved no more than this."""
+
+
+@dataclass(frozen=True)
+class RolloutOptions:
+    """The options of `EnvBase.rollout`, by the same names."""
+
+    auto_reset: bool = True
+    auto_cast_to_device: bool = False
+    break_when_any_done: bool = True
+    return_contiguous: bool = True
+    set_truncated: bool = False
+    callback: Callable[[Any, TensorDictBase], Any] | None = None
+
+
+def run_rollout(
+    env: Any,
+    max_steps: int,
+    policy: Any,
+    root: TensorDictBase | None,
+    options: RolloutOptions,
+    out: TensorDictBase | None,
+) -> TensorDictBase:
+    """Run `policy` in `env`; see `EnvBase.rollout`."""
+    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
+        raise InvalidArgumentError(f"max_steps: expected a positive integer, got {max_steps!r}")
+    if not options.auto_reset and root is None:
+        raise InvalidArgumentError("rollout: auto_reset=False needs the tensordict to start from")
+    policy_device = _policy_device(policy) if options.auto_cast_to_device else None
+    start = env.reset(root) if options.auto_reset and root is not None else root
+    with torch.no_grad():
+        plan = plan_rollout(env, policy, policy_device, start, act_now=True)
+        plan.stepper.reset_when_done = not options.break_when_any_done
+        try:
+            blocks = _run(env, plan, max_steps, options)
+        except StepFault as fault:
+            raise explain(fault, env) from fault.cause
+    batch = _joined(plan, blocks, env.device)
+    if options.set_truncated:
+        mark_truncated(batch, env.done_keys)
+    if out is not None:
+        batch = out.copy_(batch)
+    if not options.return_contiguous:
+        batch = LazyStackedTensorDict.lazy_stack(list(batch.unbind(-1)), -1)
+    return batch
+
+
+def _run(env: Any, plan: RolloutPlan, max_steps: int, options: RolloutOptions) -> list[tuple[Block, int]]:
+    """Fill blocks until `max_steps` or the first end; return each with its number of steps."""
+    blocks: list[tuple[Block, int]] = []
+    done = 0
+    while done < max_steps:
+        block = plan.block(min(_CHUNK, max_steps - done))
+        count = collect(plan.actor, plan.stepper, block, _stopper(env, plan, block, options))
+        blocks.append((block, count))
+        done += count
+        if options.break_when_any_done and ended(plan, block, count - 1):
+            break
+    return blocks
+
+
+def _stopper(
+    env: Any, plan: RolloutPlan, block: Block, options: RolloutOptions
+) -> Callable[[int], bool] | None:
+    """Return what is called after every step: the user's callback and the test for an end; None for neither."""
+    callback = options.callback
+    if callback is None and not options.break_when_any_done:
+        return None
+    flags = _done_rows(plan, block)
+
+    def stop(t: int) -> bool:
+        if callback is not None:
+            callback(env, block.batch(device=env.device)[..., t])
+        return options.break_when_any_done and any(bool(rows[t].any()) for rows in flags)
+
+    return stop
+
+
+def _done_rows(plan: RolloutPlan, block: Block) -> list[tuple[torch.Tensor, ...]]:
+    return [block.rows(path) for path in plan.done_paths]
+
+
+def ended(plan: RolloutPlan, block: Block, t: int) -> bool:
+    """Return whether any environment's episode ended at step `t` of `block`."""
+    return any(bool(rows[t].any()) for rows in _done_rows(plan, block))
+
+
+def _joined(plan: RolloutPlan, blocks: list[tuple[Block, int]], device: torch.device | None) -> TensorDictBase:
+    if len(blocks) == 1 and blocks[0][1] == blocks[0][0].num_steps:
+        return blocks[0][0].batch(device=device)
+    dim = len(plan.batch_size)
+    columns = [
+        torch.cat([block.columns[k].narrow(dim, 0, count) for block, count in blocks], dim)
+        for k in range(len(plan.schema))
+    ]
+    total = sum(count for _, count in blocks)
+    return plan.schema.layout.build(
+        columns, torch.Size((*plan.batch_size, total)), device, [*[None] * dim, "time"]
+    )
+
+
+def mark_truncated(batch: TensorDictBase, done_keys: Sequence[NestedKey]) -> None:
+    """Set truncated, and with it done, at the last time index of `batch`, in place; terminated stays.
+
+    Raises:
+        UnsupportedError: if the environment has no truncated flag to set.
+    """
+    paths = [as_path(key) for key in done_keys]
+    groups = {path[:-1] for path in paths if path[-1] == "truncated"}
+    if not groups:
+        raise UnsupportedError(
+            "set_truncated: the environment has no 'truncated' flag; call env.add_truncated_keys() first"
+        )
+    last = (slice(None),) * (len(batch.batch_size) - 1) + (-1,)
+    for group in groups:
+        for flag in ("truncated", "done"):
+            batch.get(as_key(("next", *group, flag)))[last] = True
+
+
+def _policy_device(policy: Any) -> torch.device | None:
+    if isinstance(policy, torch.nn.Module):
+        for parameter in policy.parameters():
+            return parameter.device
+    return None

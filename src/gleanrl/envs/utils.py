@@ -1,0 +1,23 @@
+"""Helpers around environments: stepping, exploration types, checks, the random policy."""
+
+from gleanrl.envs.check import check_env_specs
+from gleanrl.envs.exploration import (
+    ExplorationType,
+    exploration_mode,
+    exploration_type,
+    set_exploration_mode,
+    set_exploration_type,
+)
+from gleanrl.rollouts.policies import RandomPolicy
+from gleanrl.rollouts.stepping import step_mdp
+
+__all__ = [
+    "ExplorationType",
+    "RandomPolicy",
+    "check_env_specs",
+    "exploration_mode",
+    "exploration_type",
+    "set_exploration_mode",
+    "set_exploration_type",
+    "step_mdp",
+]

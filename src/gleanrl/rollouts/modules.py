@@ -1,0 +1,129 @@
+"""Taking TensorDict modules apart, so that a rollout can call what they wrap on plain tensors.
+
+Only modules whose whole behaviour is "read in_keys, call, write out_keys" are taken apart; everything else (subclasses,
+hooks, selected outputs, keyword extras) is left to the module itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictSequential,
+)
+
+from gleanrl.errors import PolicyError
+from gleanrl.tree import Path, as_key, as_path, dict_batch
+
+Values = dict[Path, torch.Tensor]
+"""The tensors that a chain of stages passes along, by path."""
+
+
+class CallStage:
+    """Calls what a plain TensorDictModule wraps.
+
+    Args:
+        module: a TensorDictModule for which `_is_plain` holds.
+    """
+
+    def __init__(self, module: TensorDictModule) -> None:
+        self.inputs: list[Path] = [as_path(key) for key in module.in_keys]
+        self.outputs: list[Path] = [as_path(key) for key in module.out_keys]
+        self._names: list[str] | None = module._kwargs
+        self._call: Callable[..., Any] = module.module
+
+    def __call__(self, values: Values) -> None:
+        """Read the inputs from `values` and add the outputs."""
+        if self._names is None:
+            out = self._call(*[values[path] for path in self.inputs])
+        else:
+            out = self._call(
+                **{name: values[path] for name, path in zip(self._names, self.inputs, strict=True)}
+            )
+        if len(self.outputs) == 1 and isinstance(out, torch.Tensor):
+            values[self.outputs[0]] = out
+        else:
+            self._write(values, out)
+
+    def _write(self, values: Values, out: Any) -> None:
+        if isinstance(out, dict):
+            out = tuple(out.get(as_key(path)) for path in self.outputs)
+        elif not isinstance(out, tuple):
+            out = (out,)
+        if len(out) != len(self.outputs):
+            keys = [as_key(path) for path in self.outputs]
+            raise PolicyError(f"policy: {len(out)} outputs for the {len(keys)} out_keys {keys}")
+        values.update(zip(self.outputs, out, strict=True))
+
+
+class ProbabilisticStage:
+    """Runs a ProbabilisticTensorDictModule on a small TensorDict of its own inputs.
+
+    Args:
+        module: the module; it decides by the interaction type how to sample.
+        batch_size: the batch size of a row.
+    """
+
+    def __init__(self, module: ProbabilisticTensorDictModule, batch_size: torch.Size) -> None:
+        self.inputs: list[Path] = [as_path(key) for key in module.in_keys]
+        self.outputs: list[Path] = [as_path(key) for key in module.out_keys]
+        self._module = module
+        self._batch_size = batch_size
+
+    def __call__(self, values: Values) -> None:
+        """Sample from the distribution of the inputs and add the outputs to `values`."""
+        batch = dict_batch({path[0]: values[path] for path in self.inputs}, self._batch_size)
+        batch = self._module.forward(batch)
+        for path in self.outputs:
+            values[path] = batch.get(as_key(path))
+
+
+Stage = CallStage | ProbabilisticStage
+
+
+def stages(policy: Any, batch_size: torch.Size) -> list[Stage] | None:
+    """Return the stages that do what `policy` does, or None if it can't be taken apart."""
+    if type(policy) is TensorDictModule:
+        return [CallStage(policy)] if _is_plain(policy) else None
+    if type(policy) is ProbabilisticTensorDictModule:
+        flat = all(isinstance(key, str) for key in policy.in_keys)
+        return [ProbabilisticStage(policy, batch_size)] if flat and not _hooked(policy) else None
+    if type(policy) in (TensorDictSequential, ProbabilisticTensorDictSequential):
+        plain = (
+            policy.inplace is True
+            and not policy.partial_tolerant
+            and not policy._select_before_return
+            and not getattr(policy, "return_composite", False)
+            and not _hooked(policy)
+        )
+        if not plain:
+            return None
+        found: list[Stage] = []
+        for module in policy._module_iter():
+            part = stages(module, batch_size)
+            if part is None:
+                return None
+            found.extend(part)
+        return found
+    return None
+
+
+def _is_plain(module: TensorDictModule) -> bool:
+    return (
+        module.inplace is True
+        and module.method is None
+        and not module.method_kwargs
+        and not module._get_kwargs
+        and module.out_keys_source == module.out_keys
+        and "_" not in module.out_keys
+        and not _hooked(module)
+    )
+
+
+def _hooked(module: torch.nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)

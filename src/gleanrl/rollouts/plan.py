@@ -1,0 +1,200 @@
+"""The plan of a rollout: which actor, which stepper, which columns. Made once, before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
+
+from gleanrl.block import Block, Field, Schema
+from gleanrl.errors import (
+    EnvironmentContractError,
+    EnvironmentFailure,
+    GleanError,
+    PolicyError,
+    failure_from,
+)
+from gleanrl.rollouts.actors import PrimedActor, RandomActor, make_actor, probe, spare
+from gleanrl.rollouts.loop import Actor, Stepper, StepFault
+from gleanrl.rollouts.modules import Values
+from gleanrl.rollouts.policies import RandomPolicy, wrap_policy
+from gleanrl.rollouts.steppers import BATCH, make_stepper
+from gleanrl.tree import Layout, Path, as_key, as_path
+
+
+@dataclass(frozen=True)
+class RolloutPlan:
+    """What a rollout is made of; `actor` and `stepper` name the choices that were made."""
+
+    stepper: Stepper
+    actor: Actor
+    random_actor: RandomActor
+    """Draws from the action spec and writes the same columns as `actor`."""
+    policy: Any
+    """The policy as the actor calls it."""
+    schema: Schema
+    """The columns of a batch, the collector's own not included."""
+    batch_size: torch.Size
+    env_device: torch.device | None
+    policy_paths: tuple[Path, ...]
+    """The columns that the actor writes, actions first."""
+    done_paths: tuple[Path, ...]
+    """The done flag under ``next`` of every group of flags."""
+
+    def block(self, num_steps: int, extra: Mapping[Path, Field] | None = None) -> Block:
+        """Return fresh columns for `num_steps` steps, with those of `extra` beside."""
+        schema = Schema({**self.schema.items(), **extra}) if extra else self.schema
+        return Block(schema, self.batch_size, num_steps, self.stepper.device)
+
+
+def plan_rollout(
+    env: Any,
+    policy: Any,
+    policy_device: torch.device | None = None,
+    root: TensorDictBase | None = None,
+    act_now: bool = False,
+) -> RolloutPlan:
+    """Find out what `env` and `policy` read and write, and choose how they are run.
+
+    The environment is reset if it never was; that reset is the first one of the rollout, none is lost.
+
+    Args:
+        env: anything that keeps EnvBase's protocol.
+        policy: as in the collectors (see `wrap_policy`).
+        policy_device: where the policy runs; None for where it is.
+        root: where to start from instead of a reset.
+        act_now: whether the rollout follows at once. A policy whose outputs can't be known without calling it is then
+            called on the first root for real, and that call's output is its first; otherwise a copy of it is tried.
+
+    Raises:
+        PolicyError: if the policy's output doesn't fit the environment.
+        EnvironmentFailure: if the reset raised.
+    """
+    stepper = make_stepper(env)
+    if root is not None:
+        stepper.load(root)
+    try:
+        env_schema = stepper.schema()
+    except StepFault as fault:
+        raise explain(fault, env) from fault.cause
+    dims = len(env.batch_size)
+    actions = action_fields(env, dims)
+    keys = [key for key in env.observation_spec.keys(True, True)]
+    wrapped = wrap_policy(policy, env, keys)
+    columns_device = stepper.device or torch.device("cpu")
+    moved = policy_device if policy_device is not None and policy_device != columns_device else None
+    if moved is not None and isinstance(wrapped, RandomPolicy):
+        moved = None
+    trial = _Trial(stepper, env, moved, act_now)
+    wrapped, written = _outputs(wrapped, policy, trial, actions)
+    overlap = {p: f for p, f in written.items() if p in env_schema}
+    fields = {**env_schema.items(), **written}
+    for path, field in overlap.items():
+        if field != env_schema[path]:
+            raise PolicyError(
+                f"policy: it overwrites {as_key(path)!r} with {field}, the environment writes {env_schema[path]}"
+            )
+    device = env.device
+    chosen = make_actor(wrapped, written, env_schema, stepper.batch_size, device, moved)
+    primed = trial.first is not None and not isinstance(chosen, RandomActor)
+    actor: Actor = PrimedActor(chosen, trial.first) if primed else chosen
+    random_actor = RandomActor(RandomPolicy(env.full_action_spec), written)
+    done_paths = tuple(p for p in env_schema.paths if p[0] == "next" and p[-1] == "done")
+    return RolloutPlan(
+        stepper,
+        actor,
+        random_actor,
+        wrapped,
+        Schema(fields),
+        stepper.batch_size,
+        device,
+        tuple(written),
+        done_paths,
+    )
+
+
+def action_fields(env: Any, dims: int) -> dict[Path, Field]:
+    """Return the action columns that `env` declares; `dims` batch dimensions are left out of each shape."""
+    spec = env.full_action_spec
+    return {as_path(key): Field(torch.Size(spec[key].shape[dims:]), spec[key].dtype) for key in env.action_keys}
+
+
+class _Trial:
+    """One call of the policy on the first root, to learn what it puts out."""
+
+    def __init__(self, stepper: Stepper, env: Any, device: torch.device | None, act_now: bool) -> None:
+        self.stepper, self.env, self.device, self.act_now = stepper, env, device, act_now
+        self.first: Values | None = None
+
+    def root(self) -> TensorDictBase:
+        """Return the first root, where the policy wants it."""
+        leaves = self.stepper.root()
+        root = Layout(leaves).build(list(leaves.values()), self.stepper.batch_size, self.env.device)
+        return root if self.device is None else root.to(self.device)
+
+    def run(self, policy: Any, actions: Mapping[Path, Field]) -> dict[Path, Field]:
+        """Return the columns that `policy` writes."""
+        if not self.act_now:
+            with torch.random.fork_rng(devices=[]):
+                return probe(spare(policy), self.root(), actions)[0]
+        fields, self.first = probe(policy, self.root(), actions)
+        return fields
+
+
+def _outputs(
+    wrapped: Any, given: Any, trial: _Trial, actions: dict[Path, Field]
+) -> tuple[Any, dict[Path, Field]]:
+    """Return the policy and the columns that it writes; it is called only if they can't be known otherwise."""
+    if isinstance(wrapped, RandomPolicy):
+        return wrapped, actions
+    if isinstance(wrapped, TensorDictModuleBase):
+        promised = {as_path(key) for key in wrapped.out_keys}
+        if any(path[0] == "next" for path in promised):
+            raise PolicyError(f"policy: out_keys {wrapped.out_keys} contain 'next': a policy writes actions only")
+        missing = [as_key(path) for path in actions if path not in promised]
+        if missing:
+            raise PolicyError(
+                f"policy: out_keys {list(wrapped.out_keys)} lack the environment's action keys {missing}"
+            )
+        if isinstance(wrapped, TensorDictModule) and wrapped is not given:
+            wrapped = _with_extra_outputs(wrapped, trial.root())
+            promised = {as_path(key) for key in wrapped.out_keys}
+        if promised == set(actions):
+            return wrapped, actions
+    return wrapped, trial.run(wrapped, actions)
+
+
+def _with_extra_outputs(module: TensorDictModule, root: TensorDictBase) -> TensorDictModule:
+    """Return `module` with out_keys ``output1``, ``output2``, … for the outputs beyond its actions."""
+    names = module._kwargs
+    tried = spare(module.module)
+    inputs = [root.get(key, None) for key in module.in_keys]
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        out = tried(*inputs) if names is None else tried(**dict(zip(names, inputs, strict=True)))
+    extra = (len(out) if isinstance(out, tuple) else 1) - len(module.out_keys)
+    if extra <= 0:
+        return module
+    in_keys: Any = module.in_keys if names is None else dict(zip(names, module.in_keys, strict=True))
+    out_keys = [*module.out_keys, *(f"output{i + 1}" for i in range(extra))]
+    return TensorDictModule(module.module, in_keys=in_keys, out_keys=out_keys)
+
+
+def explain(fault: StepFault, env: Any, episode: int | None = None, step: int | None = None) -> GleanError:
+    """Return the error that tells a user what `fault` was: which environment, episode and step, and why."""
+    place = type(env).__name__
+    if fault.env != BATCH:
+        place = f"environment {fault.env} ({place})"
+    if episode is not None:
+        place += f", episode {episode}"
+    if step is not None:
+        place += f", step {step}"
+    cause = fault.cause
+    if isinstance(cause, (EnvironmentContractError, PolicyError, EnvironmentFailure)):
+        error = type(cause)(f"{place}: {cause}")
+        error.__cause__ = cause
+        return error
+    return failure_from(cause, f"{place}: {fault.during} raised {type(cause).__name__}: {cause}")

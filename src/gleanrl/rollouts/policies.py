@@ -1,0 +1,154 @@
+"""Policies: the random one, and the rules by which any callable becomes one that reads and writes TensorDicts."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase, is_tensorclass
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
+
+from gleanrl.errors import InvalidTypeError, PolicyError
+from gleanrl.tree import NestedKey, Path, as_key, as_path
+
+
+class RandomPolicy:
+    """Draws actions from a spec; a collector draws those of a whole batch of steps in one call.
+
+    Actions come from torch's global generator.
+
+    Args:
+        action_spec: the spec to draw from, batch dimensions included; a composite one sets each of its keys.
+        action_key: where to write the action if `action_spec` is a leaf.
+
+    Examples:
+        >>> from gleanrl.data import Bounded
+        >>> from tensordict import TensorDict
+        >>> RandomPolicy(Bounded(-1.0, 1.0, (3,)))(TensorDict({}, []))["action"].shape
+        torch.Size([3])
+    """
+
+    def __init__(self, action_spec: Any, action_key: NestedKey = "action") -> None:
+        self.action_spec = action_spec
+        self.action_key = action_key
+
+    def __call__(self, td: TensorDictBase) -> TensorDictBase:
+        """Write an action into `td` and return it."""
+        for path, action in self.draw(()).items():
+            td.set(as_key(path), action)
+        return td
+
+    def draw(self, shape: Sequence[int]) -> dict[Path, torch.Tensor]:
+        """Return actions for each action path, with the leading dimensions `shape` before those of the spec."""
+        drawn = self.action_spec.rand(tuple(shape))
+        if isinstance(drawn, TensorDictBase):
+            return {as_path(key): value for key, value in drawn.items(True, True)}
+        return {as_path(self.action_key): drawn}
+
+
+def wrap_policy(policy: Any, env: Any, observation_keys: Sequence[NestedKey]) -> Any:
+    """Return `policy` as a callable on TensorDicts, by the rules that the collectors document.
+
+    None, `env.rand_step` and `env.rand_action` give a `RandomPolicy`; TensorDict modules and callables of one TensorDict are
+    returned as they are; any other callable is wrapped in a TensorDictModule whose inputs are the parameters named
+    like observations, or, failing that, its one required parameter for the one observation.
+
+    Args:
+        policy: what the user gave.
+        env: the environment; its action keys become the output keys.
+        observation_keys: the keys that the environment's reset offers.
+
+    Raises:
+        InvalidTypeError: if the parameters can't be matched with observations (also a TypeError).
+        PolicyError: if the object has in_keys and out_keys but isn't a TensorDict module (also a RuntimeError).
+    """
+    if policy is None:
+        return RandomPolicy(env.full_action_spec)
+    if isinstance(policy, (RandomPolicy, TensorDictModuleBase)):
+        return policy
+    owner = getattr(policy, "__self__", None)
+    if getattr(policy, "__name__", None) in ("rand_step", "rand_action") and hasattr(owner, "full_action_spec"):
+        return RandomPolicy(env.full_action_spec)
+    if not callable(policy):
+        raise InvalidTypeError(f"policy: expected a callable, got {type(policy).__name__}")
+    parameters = _parameters(policy)
+    if _takes_tensordict(policy, parameters):
+        return policy
+    if hasattr(policy, "in_keys") and hasattr(policy, "out_keys"):
+        message = (
+            f"{type(policy).__name__} has in_keys and out_keys but isn't a TensorDictModuleBase; "
+            "derive it from TensorDictModuleBase, or name its parameter 'tensordict'"
+        )
+        raise PolicyError(message) if len(parameters) == 1 else InvalidTypeError(message)
+    return _wrap(policy, parameters, env, observation_keys)
+
+
+def _parameters(policy: Callable[..., Any]) -> list[inspect.Parameter]:
+    call = policy.forward if isinstance(policy, torch.nn.Module) else policy
+    try:
+        signature = inspect.signature(call)
+    except (TypeError, ValueError):  # a builtin without a signature
+        return []
+    return list(signature.parameters.values())
+
+
+def _takes_tensordict(policy: Callable[..., Any], parameters: list[inspect.Parameter]) -> bool:
+    named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+    required = [p for p in named if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
+    candidates = required if len(required) == 1 else named
+    if len(candidates) != 1:
+        return False
+    (parameter,) = candidates
+    if parameter.name in ("tensordict", "td"):
+        return True
+    return _is_tensordict_type(_annotation(policy, parameter))
+
+
+def _annotation(policy: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    annotation = parameter.annotation
+    if not isinstance(annotation, str):
+        return annotation
+    call: Any = policy.forward if isinstance(policy, torch.nn.Module) else policy
+    if not inspect.isroutine(call):
+        call = type(call).__call__
+    try:
+        return typing.get_type_hints(call).get(parameter.name, annotation)
+    except (NameError, TypeError, AttributeError):
+        return annotation
+
+
+def _is_tensordict_type(annotation: Any) -> bool:
+    if isinstance(annotation, str):
+        return annotation.split(".")[-1] in ("TensorDict", "TensorDictBase")
+    if not isinstance(annotation, type):
+        return False
+    return issubclass(annotation, TensorDictBase) or is_tensorclass(annotation)
+
+
+def _wrap(
+    policy: Callable[..., Any],
+    parameters: list[inspect.Parameter],
+    env: Any,
+    observation_keys: Sequence[NestedKey],
+) -> TensorDictModule:
+    offered = {key: key for key in observation_keys if isinstance(key, str)}
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    required = [p for p in named if p.default is p.empty]
+    matched = [p for p in named if p.name in offered]
+    unmatched = [p.name for p in required if p.name not in offered]
+    out_keys = list(env.action_keys)
+    if matched and not unmatched:
+        if all(p.kind is not p.POSITIONAL_ONLY for p in matched):
+            return TensorDictModule(policy, in_keys={p.name: p.name for p in matched}, out_keys=out_keys)
+        return TensorDictModule(policy, in_keys=[p.name for p in matched], out_keys=out_keys)
+    one = len(required) == 1 or (not required and any(p.kind is p.VAR_POSITIONAL for p in parameters))
+    if one and not matched and len(observation_keys) == 1:
+        return TensorDictModule(policy, in_keys=list(observation_keys), out_keys=out_keys)
+    names = [p.name for p in parameters]
+    raise InvalidTypeError(
+        f"policy: can't match the parameters {names} of {getattr(policy, '__name__', type(policy).__name__)} with the "
+        f"observations {list(observation_keys)}; name the parameters like the observations, or pass a TensorDictModule"
+    )

@@ -1,0 +1,256 @@
+"""How an environment steps into a block row through the public TensorDict protocol.
+
+`TensorDictStepper` serves every environment that keeps the protocol (`reset`, `step`, `maybe_reset`,
+`step_and_maybe_reset`, specs), torchrl's included. Environments that can write rows without a TensorDict bring
+their own stepper (`make_stepper`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from gleanrl.block import Block, Field, Schema
+from gleanrl.errors import EnvironmentContractError
+from gleanrl.rollouts.loop import Stepper, StepFault
+from gleanrl.rollouts.stepping import advance
+from gleanrl.tree import Path, as_key, as_path, is_private, iter_leaves
+
+BATCH = -1
+"""The environment index in a `StepFault` that concerns a batch of environments as a whole."""
+
+
+def make_stepper(env: Any) -> Stepper:
+    """Return the stepper of `env`: its own if it has one, the TensorDict one otherwise."""
+    factory = getattr(env, "make_stepper", None)
+    return factory() if factory is not None else TensorDictStepper(env)
+
+
+class TensorDictStepper:
+    """Steps any environment that keeps EnvBase's public protocol; see `Stepper` for the contract.
+
+    The environment gets back the tensors that it returned, never views of the block: what it does to them can't change
+    what was recorded.
+
+    Args:
+        env: the environment; it is neither copied nor closed here.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.batch_size = torch.Size(env.batch_size)
+        self.device: torch.device | None = env.device
+        self.reset_when_done = True
+        self._num_envs = max(1, self.batch_size.numel())
+        self._carry: TensorDictBase | None = None
+        self._schema: Schema | None = None
+        self._max_steps: int | None = None
+        self._counts = torch.zeros(self.batch_size, dtype=torch.int64)
+        self._accepted: dict[Path, torch.dtype] = {}
+
+    # ------------------------------------------------------------------ state
+    def reset(self, mask: torch.Tensor | None = None) -> None:
+        """Reset all environments, or those where `mask` is True."""
+        try:
+            if mask is None or self._carry is None:
+                self._carry = self.env.reset()
+                self._counts.zero_()
+            else:
+                request = self._carry.copy()
+                for key, flag in self._done_entries(request):
+                    reset_key = (*key[:-1], "_reset")
+                    shape = mask.reshape(mask.shape + (1,) * (flag.ndim - mask.ndim))
+                    request.set(as_key(reset_key), shape.expand(flag.shape).to(flag.device, copy=True))
+                self._carry = self.env.reset(request)
+                self._counts.masked_fill_(mask.to(self._counts.device), 0)
+        except Exception as cause:
+            self._carry = None
+            raise StepFault(0, self._index(), "reset", cause) from cause
+
+    def load(self, root: TensorDictBase) -> None:
+        """Take `root` as the carry."""
+        self._carry = root.exclude("next", "_reset").copy()
+        self._counts.zero_()
+
+    def root(self) -> dict[Path, torch.Tensor]:
+        """Return the carry's public leaves."""
+        if self._carry is None:
+            self.reset()
+        assert self._carry is not None
+        wanted = self.schema()
+        return {p: leaf for p, leaf in _public(self._carry) if p in wanted}
+
+    def limit(self, max_steps: int) -> None:
+        """Truncate every episode at `max_steps` steps."""
+        self._max_steps = max_steps
+
+    # ----------------------------------------------------------------- schema
+    def schema(self) -> Schema:
+        """Return root and next columns, with the dtypes that the specs declare."""
+        if self._schema is not None:
+            return self._schema
+        if self._carry is None:
+            self.reset()
+        assert self._carry is not None
+        declared = _declared_fields(self.env, self.batch_size)
+        actions = {as_path(key) for key in self.env.action_keys}
+        rewards = {as_path(key) for key in self.env.reward_keys}
+        fields: dict[Path, Field] = {}
+        for path, leaf in _public(self._carry):
+            if path in actions or path in rewards:
+                continue
+            came = Field(leaf.shape[len(self.batch_size) :], leaf.dtype)
+            fields[path] = self._agreed(path, came, declared.get(path))
+        missing = [as_key(p) for p in declared if p not in fields and p not in rewards]
+        if missing:
+            raise EnvironmentContractError(
+                f"reset of {_name(self.env)} returned no {missing}, which its specs declare; got {sorted(map(str, fields))}"
+            )
+        for path, field in declared.items():
+            fields["next", *path] = field
+        self._schema = Schema(fields)
+        return self._schema
+
+    def _agreed(self, path: Path, came: Field, declared: Field | None) -> Field:
+        if declared is None:
+            return came
+        if came.shape != declared.shape:
+            raise EnvironmentContractError(
+                f"reset of {_name(self.env)}: key {as_key(path)!r} is declared as {declared}, got {came}"
+            )
+        if came.dtype is not declared.dtype:
+            warnings.warn(
+                f"{_name(self.env)}: key {as_key(path)!r} is declared as {declared.dtype} but comes as {came.dtype}; "
+                "it is cast to the declared dtype",
+                stacklevel=2,
+            )
+            self._accepted[path] = came.dtype
+        return declared
+
+    # ------------------------------------------------------------------- loop
+    def bind(self, block: Block, actions_ready: bool) -> None:
+        """Write into `block` from now on, the carry into its row 0."""
+        if self._carry is None:
+            self.reset()
+        schema = self.schema()
+        own = set(schema.paths)
+        self._next = [(p[1:], p, block.rows(p), schema[p]) for p in schema.paths if p[0] == "next"]
+        self._root = [(p, block.rows(p), schema[p]) for p in schema.paths if p[0] != "next"]
+        self._acted = [
+            (as_key(p), block.rows(p)) for p in block.schema.paths if p not in own and p[0] != "collector"
+        ]
+        self._last = block.num_steps - 1
+        assert self._carry is not None
+        for path, rows, field in self._root:
+            self._write(path, rows[0], self._carry.get(as_key(path)), field)
+
+    def step(self, t: int) -> None:
+        """Step all environments with the actions of row `t`."""
+        during = "step"
+        carry = self._carry
+        assert carry is not None
+        try:
+            for key, rows in self._acted:
+                carry.set(key, rows[t].clone())
+            if self._max_steps is None and self.reset_when_done:
+                stepped, root = self.env.step_and_maybe_reset(carry)
+            else:
+                stepped = self.env.step(carry)
+                self._truncate(stepped.get("next"))
+                root = advance(stepped, self.env)
+                during = "reset"
+                if self.reset_when_done:
+                    root = self._reset_done(root)
+            self._record(t, stepped.get("next"), root)
+        except Exception as cause:
+            self._carry = None
+            raise StepFault(t, self._index(), during, cause) from cause
+        self._carry = root
+
+    def _record(self, t: int, outcome: TensorDictBase, root: TensorDictBase) -> None:
+        found = {path: leaf for path, leaf in iter_leaves(outcome) if not is_private(path)}
+        for path, full, rows, field in self._next:
+            value = found.pop(path, None)
+            if value is None:
+                raise EnvironmentContractError(f"step returned no {as_key(full)!r}, expected {field}")
+            self._write(path, rows[t], value, field)
+        if found:
+            raise EnvironmentContractError(
+                f"step returned {[as_key(p) for p in found]}, which the specs don't declare"
+            )
+        if t < self._last:
+            for path, rows, field in self._root:
+                self._write(path, rows[t + 1], root.get(as_key(path)), field)
+
+    def _write(self, path: Path, row: torch.Tensor, value: Any, field: Field) -> None:
+        accepted = self._accepted.get(path, field.dtype)
+        reward = path[-1] == "reward"
+        if not isinstance(value, torch.Tensor) or value.shape != row.shape:
+            got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            raise EnvironmentContractError(
+                f"key {as_key(path)!r} expected shape {tuple(row.shape)} {accepted}, got {got}"
+            )
+        if value.dtype is not accepted and not (reward and value.dtype.is_floating_point):
+            raise EnvironmentContractError(f"key {as_key(path)!r} expected dtype {accepted}, got {value.dtype}")
+        row.copy_(value)
+
+    # --------------------------------------------------------------- episodes
+    def _truncate(self, outcome: TensorDictBase) -> None:
+        """Set truncated and done in every group of flags where an episode has reached its limit."""
+        if self._max_steps is None:
+            return
+        self._counts += 1
+        over = self._counts >= self._max_steps
+        if not over.any():
+            return
+        for key, flag in list(self._done_entries(outcome, ("truncated", "done"))):
+            mask = over.reshape(over.shape + (1,) * (flag.ndim - over.ndim)).to(flag.device)
+            outcome.set(as_key(key), flag | mask)
+
+    def _reset_done(self, root: TensorDictBase) -> TensorDictBase:
+        ended = torch.zeros(self.batch_size, dtype=torch.bool)
+        for _, flag in self._done_entries(root):
+            ended |= flag.reshape(*self.batch_size, -1).any(-1).cpu()
+        self._counts.masked_fill_(ended, 0)
+        return self.env.maybe_reset(root) if ended.any() else root
+
+    def _done_entries(
+        self, batch: TensorDictBase, names: Iterable[str] = ("done",)
+    ) -> list[tuple[Path, torch.Tensor]]:
+        return [(path, leaf) for path, leaf in iter_leaves(batch) if path[-1] in names and "next" not in path]
+
+    def _index(self) -> int:
+        return 0 if self._num_envs == 1 else BATCH
+
+
+def _public(batch: TensorDictBase) -> list[tuple[Path, torch.Tensor]]:
+    return [(p, leaf) for p, leaf in iter_leaves(batch) if not is_private(p) and p[0] != "next"]
+
+
+def _declared_fields(env: Any, batch_size: torch.Size) -> dict[Path, Field]:
+    """Return what the specs say of a step's outcome: observations, rewards and flags."""
+    dims = len(batch_size)
+    found: dict[Path, Field] = {}
+    for spec in (env.full_observation_spec, env.full_reward_spec, env.full_done_spec):
+        for key in spec.keys(True, True):
+            leaf = spec[key]
+            if leaf is None:
+                continue
+            if -1 in leaf.shape:
+                raise EnvironmentContractError(
+                    f"{_name(env)}: key {key!r} has the dynamic shape {tuple(leaf.shape)}; columns need a fixed one"
+                )
+            if not isinstance(leaf.dtype, torch.dtype):
+                raise EnvironmentContractError(f"{_name(env)}: key {key!r} isn't a tensor; columns can't hold it")
+            found[as_path(key)] = Field(torch.Size(leaf.shape[dims:]), leaf.dtype)
+    return found
+
+
+def _name(env: Any) -> str:
+    return type(env).__name__
+
+

@@ -1,0 +1,120 @@
+"""From the outcome of one step to the root of the next: `step_mdp`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+
+from gleanrl.tree import NestedKey, Path, as_path
+
+_FLAGS = ("done", "terminated", "truncated")
+
+
+def step_mdp(
+    tensordict: TensorDictBase,
+    next_tensordict: TensorDictBase | None = None,
+    keep_other: bool = True,
+    exclude_reward: bool = True,
+    exclude_done: bool = False,
+    exclude_action: bool = True,
+    reward_keys: NestedKey | Sequence[NestedKey] = "reward",
+    done_keys: NestedKey | Sequence[NestedKey] = "done",
+    action_keys: NestedKey | Sequence[NestedKey] = "action",
+) -> TensorDictBase:
+    """Return the root of the step that follows `tensordict`: the contents of its ``"next"``.
+
+    The entries aren't copied, and `tensordict` isn't changed. Lazily stacked inputs give a lazy stack.
+
+    Args:
+        tensordict: the result of `env.step`, ``[*batch]``.
+        next_tensordict: where to write the result; None makes a new TensorDict.
+        keep_other: whether root entries that ``"next"`` doesn't replace are kept.
+        exclude_reward: whether rewards are left out.
+        exclude_done: whether the flags (done, terminated, truncated beside each of `done_keys`) are left out.
+        exclude_action: whether actions are left out; kept ones come from the root.
+        reward_keys: the reward keys.
+        done_keys: the done keys.
+        action_keys: the action keys.
+
+    Returns:
+        The root of step t + 1, ``[*batch]``.
+
+    Raises:
+        KeyError: if there is no ``"next"`` entry.
+
+    Examples:
+        >>> import torch
+        >>> td = TensorDict({"obs": torch.zeros(1), "action": torch.ones(1), "next": TensorDict({
+        ...     "obs": torch.ones(1), "reward": torch.ones(1), "done": torch.zeros(1, dtype=torch.bool)}, [])}, [])
+        >>> sorted(step_mdp(td).keys())
+        ['done', 'obs']
+    """
+    excluded: set[Path] = set()
+    if exclude_reward:
+        excluded |= _paths(reward_keys)
+    if exclude_done:
+        excluded |= {(*path[:-1], flag) for path in _paths(done_keys) for flag in _FLAGS} | _paths(done_keys)
+    actions = _paths(action_keys)
+    if isinstance(tensordict, LazyStackedTensorDict):
+        pieces = [
+            _advance(piece, keep_other, excluded, actions, exclude_action)
+            for piece in tensordict.unbind(tensordict.stack_dim)
+        ]
+        out: TensorDictBase = LazyStackedTensorDict.lazy_stack(pieces, tensordict.stack_dim)
+    else:
+        out = _advance(tensordict, keep_other, excluded, actions, exclude_action)
+    if next_tensordict is not None:
+        return next_tensordict.update(out)
+    return out
+
+
+def advance(stepped: TensorDictBase, env: Any) -> TensorDictBase:
+    """Return `step_mdp` of `stepped` with the keys of `env`."""
+    return step_mdp(
+        stepped, reward_keys=env.reward_keys, done_keys=env.done_keys, action_keys=env.action_keys
+    )
+
+
+def _paths(keys: NestedKey | Sequence[NestedKey]) -> set[Path]:
+    if isinstance(keys, (str, tuple)):
+        return {as_path(keys)}
+    return {as_path(key) for key in keys}
+
+
+def _advance(
+    batch: TensorDictBase, keep_other: bool, excluded: set[Path], actions: set[Path], exclude_action: bool
+) -> TensorDictBase:
+    out = _filtered(batch.get("next"), excluded | (actions if exclude_action else set()))
+    if keep_other or not exclude_action:
+        kept = _filtered(batch.exclude("next", "_reset"), excluded | (actions if exclude_action else set()))
+        if not keep_other:
+            kept = kept.select(*(path for path in actions), strict=False)
+        _add_missing(out, kept)
+    return out
+
+
+def _filtered(batch: TensorDictBase, excluded: set[Path], prefix: Path = ()) -> TensorDictBase:
+    """Return a shallow copy of `batch` without the `excluded` paths; groups that only held those are dropped."""
+    out = TensorDict({}, batch.batch_size, device=batch.device)
+    for key in batch.keys():
+        path = (*prefix, key)
+        value = batch.get(key)
+        if path in excluded:
+            continue
+        if isinstance(value, TensorDictBase):
+            value = _filtered(value, excluded, path)
+            if value.is_empty():
+                continue
+        out.set(key, value)
+    return out
+
+
+def _add_missing(target: TensorDictBase, source: TensorDictBase) -> None:
+    for key in source.keys():
+        value = source.get(key)
+        if key not in target.keys():
+            target.set(key, value)
+        elif isinstance(value, TensorDictBase):
+            _add_missing(target.get(key), value)
