@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tensordict.nn import InteractionType, set_interaction_type
-from tensordict.nn import interaction_type as exploration_type
+from tensordict.nn.probabilistic import interaction_type as exploration_type
 
 from gleanrl.errors import InvalidArgumentError
 
