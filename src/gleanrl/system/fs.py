@@ -1,0 +1,190 @@
+"""The seam to the file system: every create, write, sync, rename and removal of the library is here.
+
+Each act has a fault point of its name (`fs.create`, `fs.allocate`, `fs.map`, `fs.write`, `fs.sync`,
+`fs.rename`, `fs.remove`, `fs.make_dir`), so that a test can fail any one of them. Errors are the operating
+system's own (`OSError`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from gleanrl.system import faults
+
+# What is written at once where the system can't reserve space.
+_ZEROS_BYTES = 1 << 20
+
+
+def create_file(path: Path, num_bytes: int) -> None:
+    """Create a file of zeros whose space is reserved on the disk.
+
+    A sparse file would be created as well, but then a full disk kills the process (SIGBUS) at some later
+    write through a map; here it's an error at once. Nothing is left behind when the call fails.
+
+    Args:
+        path: Where; nothing may be there yet.
+        num_bytes: Its size, >= 0.
+
+    Raises:
+        ValueError: `num_bytes` is negative.
+        FileExistsError: Something is at `path`.
+        OSError: The disk is full, or any other failure of the operating system.
+    """
+    if num_bytes < 0:
+        raise ValueError(f"create_file: expected num_bytes >= 0, got {num_bytes} for {path}")
+    faults.point("fs.create")
+    with _opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as file:
+        try:
+            faults.point("fs.allocate")
+            _reserve(file, num_bytes)
+        except BaseException:
+            os.unlink(path)
+            raise
+
+
+def _reserve(file: int, num_bytes: int) -> None:
+    if num_bytes == 0:
+        return
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, num_bytes)
+        return
+    zeros = bytes(min(num_bytes, _ZEROS_BYTES))
+    for begin in range(0, num_bytes, _ZEROS_BYTES):
+        _write_all(file, zeros[: num_bytes - begin])
+
+
+def map_file(path: Path, *, writable: bool = True) -> mmap.mmap:
+    """Map a whole file into memory, shared with everybody who maps it.
+
+    The map stays valid when the file is removed, and is released when the last view of it is gone.
+
+    Args:
+        path: A file that isn't empty.
+        writable: Whether the map can be written; what is written reaches the file.
+
+    Raises:
+        ValueError: The file is empty.
+        OSError: There is no such file, or the operating system refuses.
+    """
+    faults.point("fs.map")
+    with _opened(path, os.O_RDWR if writable else os.O_RDONLY) as file:
+        return mmap.mmap(file, 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+
+
+def make_dir(path: Path, *, exist_ok: bool = True) -> None:
+    """Make a directory and the missing ones above it.
+
+    Raises:
+        FileExistsError: Something that isn't a directory is at `path`, or a directory and `exist_ok` is
+            false.
+        OSError: Any other failure of the operating system.
+    """
+    faults.point("fs.make_dir")
+    path.mkdir(parents=True, exist_ok=exist_ok)
+
+
+def remove_file(path: Path, *, missing_ok: bool = False) -> None:
+    """Remove a file.
+
+    Raises:
+        FileNotFoundError: It isn't there and `missing_ok` is false.
+        OSError: Any other failure of the operating system.
+    """
+    faults.point("fs.remove")
+    path.unlink(missing_ok=missing_ok)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory with everything in it.
+
+    Raises:
+        OSError: It isn't there, or the operating system refuses; a part may be gone then.
+    """
+    faults.point("fs.remove")
+    shutil.rmtree(path)
+
+
+def temporary_dir(prefix: str) -> tempfile.TemporaryDirectory[str]:
+    """Make an empty directory in the system's place for temporary files.
+
+    It's removed by `cleanup()`, at the end of a `with`, or at the latest when the object is collected or the
+    interpreter exits.
+
+    Args:
+        prefix: How its name starts.
+    """
+    faults.point("fs.make_dir")
+    return tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Put a small file in place whole: whoever looks, even after a crash, finds the old one or the new one.
+
+    The data is on the disk before the name shows it, and the name before the call returns.
+
+    Args:
+        path: Where; a file that is there is replaced.
+        data: The content; text is encoded as UTF-8.
+
+    Raises:
+        OSError: A failure of the operating system; the old file is as it was then, and no temporary one is
+            left.
+    """
+    content = data.encode() if isinstance(data, str) else data
+    fresh = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    faults.point("fs.create")
+    try:
+        with _opened(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+            faults.point("fs.write")
+            _write_all(file, content)
+            faults.point("fs.sync")
+            os.fsync(file)
+        faults.point("fs.rename")
+        os.replace(fresh, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(fresh)
+        raise
+    sync_dir(path.parent)
+
+
+def _write_all(file: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(file, rest) :]
+
+
+def sync_dir(path: Path) -> None:
+    """Wait until the names in a directory are on the disk.
+
+    Raises:
+        OSError: A failure of the operating system.
+    """
+    faults.point("fs.sync")
+    with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as directory:
+        os.fsync(directory)
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    file = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def free_bytes(path: Path) -> int:
+    """Return how many bytes an ordinary user can still write on the file system that holds `path`.
+
+    Raises:
+        OSError: There is no such path.
+    """
+    state = os.statvfs(path)
+    return state.f_bavail * state.f_frsize

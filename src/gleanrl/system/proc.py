@@ -1,0 +1,98 @@
+"""The seam to processes and to what the machine has left for them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Where Linux says what it has; tests read a tree of their own.
+_ROOT = Path("/")
+
+
+def available_memory(root: Path = _ROOT) -> int | None:
+    """Return how many bytes this process can still take before the system kills something.
+
+    The smaller of what the machine has available and what each control group around this process leaves, both
+    versions of them. Page cache counts as available where the kernel says so.
+
+    Args:
+        root: The root of the file system to read `proc` and `sys` from.
+
+    Returns:
+        Bytes, or `None` where the system doesn't say (no `/proc/meminfo`).
+    """
+    machine = _field(root / "proc/meminfo", "MemAvailable:")
+    if machine is None:
+        return None
+    return max(0, min([machine * 1024, *_group_headrooms(root)]))
+
+
+def _group_headrooms(root: Path) -> list[int]:
+    """What is left below the limit of every control group that this process is in, innermost first."""
+    headrooms = []
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, limit_name, used_name = root / "sys/fs/cgroup", "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            base, limit_name, used_name = (
+                root / "sys/fs/cgroup/memory",
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+            )
+        else:
+            continue
+        inside = Path(path.lstrip("/"))
+        # Inside a container the group's path may not be visible: the container's own group is then the base
+        # itself.
+        for group in (base / inside, *(base / parent for parent in inside.parents)):
+            limit, used = _number(group / limit_name), _number(group / used_name)
+            if limit is not None and used is not None:
+                # File pages that nobody used lately are given back first: the kernel counts them as used.
+                headrooms.append(limit - used + (_field(group / "memory.stat", "inactive_file") or 0))
+    return headrooms
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None
+
+
+def _number(path: Path) -> int | None:
+    """The number a file holds; `None` for no file or for "max"."""
+    text = (_text(path) or "").strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _field(path: Path, name: str) -> int | None:
+    for line in (_text(path) or "").splitlines():
+        words = line.split()
+        if words[:1] == [name]:
+            return int(words[1])
+    return None
+
+
+def cpu_count() -> int:
+    """Return how many processors this process may run on (its affinity, not the machine's size)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process of that number exists; one that ended and wasn't waited for still does.
+
+    Raises:
+        ValueError: `pid` isn't positive (0 and below address groups of processes).
+    """
+    if pid <= 0:
+        raise ValueError(f"is_alive: expected a positive process number, got {pid}")
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
