@@ -1,0 +1,208 @@
+"""Cutting collected batches into trajectories: padded with a mask, or nested."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from tensordict import NonTensorData, TensorDict, TensorDictBase, is_non_tensor
+from torch import Tensor
+
+from gleanrl.data.boundaries import step_mask, trajectory_ends
+from gleanrl.data.rows import take_rows
+from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.tree import NestedKey, Path, as_key, as_path
+
+__all__ = ["split_trajectories"]
+
+
+def split_trajectories(
+    rollout: TensorDictBase,
+    *,
+    prefix: NestedKey | None = None,
+    trajectory_key: NestedKey | None = None,
+    done_key: NestedKey | None = None,
+    as_nested: bool = False,
+) -> TensorDict:
+    """Cut a batch into its trajectories, one per row.
+
+    The result is always ``[n_traj, T_max]``, however many batch dimensions came in and even if all
+    trajectories are equally long. Row i holds the i-th trajectory from its first step on, followed by zeros
+    (False) in every entry, ids included, and ``mask`` is True on the real steps. Trajectories are in the
+    order of the batch: environment by environment (row-major over ``*B``), then in time.
+
+    A trajectory ends where a flag is set, where the id changes, at a masked step, and at the end of each
+    environment's row (see `gleanrl.data.boundaries.trajectory_ends`). So pieces of one trajectory that stand
+    apart give several rows with one id, and steps of different environments never come together. Steps that
+    the batch's own mask leaves out are left out.
+
+    The ids are at `trajectory_key`, the mask beside it as ``"mask"``. Without `trajectory_key` they are
+    ``traj_ids`` and ``mask`` below `prefix`; without both, below ``"collector"`` if the batch has that group,
+    else at the root. Ids that are missing are made from the flags (0, 1, 2, ... in the order of the rows) and
+    written. ``("collector", "traj_ids")`` and ``("collector", "mask")`` count whatever key is named.
+
+    The cost is one computation of indices for the batch and one copy of each entry; there is no Python loop
+    over trajectories or steps.
+
+    Args:
+        rollout: batch ``[*B, T]``, time last; at least one batch dimension. Not changed, and the result
+            shares no memory with it.
+        prefix: group that holds the ids and the mask.
+        trajectory_key: key of the ids, ``[*B, T]`` or ``[*B, T, 1]``; goes before `prefix`.
+        done_key: the only flag that ends trajectories, without its leading ``"next"``; None: ``done``,
+            ``terminated`` or ``truncated`` of any group below ``"next"``.
+        as_nested: give jagged nested tensors ``[n_traj, (steps), ...]`` in a TensorDict of batch size
+            ``[n_traj]``, without padding and without a mask.
+
+    Returns:
+        The trajectories, ``[n_traj, T_max]``, last dimension named "time"; ``[0, 0]`` if the batch holds no
+        real step.
+
+    Raises:
+        MissingKeyError: if `done_key` is absent, or there is neither an id nor a flag to go by.
+        SchemaError: if ids, mask or flags don't fit the batch, or the batch has no time dimension.
+        UnsupportedError: if an entry holds values that aren't tensors and differ between steps, or nested
+            tensors.
+        InvalidArgumentError: if the key of the ids is the key of the mask.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> done = torch.tensor([[False, True, False], [False, False, False]])
+        >>> batch = TensorDict({"obs": torch.arange(1, 7).reshape(2, 3), "next": {"done": done}}, [2, 3])
+        >>> split = split_trajectories(batch)
+        >>> split["obs"]
+        tensor([[1, 2, 0],
+                [3, 0, 0],
+                [4, 5, 6]])
+        >>> split["mask"]
+        tensor([[ True,  True, False],
+                [ True, False, False],
+                [ True,  True,  True]])
+    """
+    ids_path, mask_path = _id_and_mask(rollout, prefix, trajectory_key)
+    ends = trajectory_ends(rollout, done_key=done_key, id_keys=[ids_path], mask_keys=[mask_path])
+    pieces = _cut(ends, step_mask(rollout, [mask_path]))
+    depth = ends.ndim
+    if as_nested:
+        jagged = _jagged(pieces, depth)
+        out = _rebuild(rollout, jagged, depth, torch.Size([pieces.count]), skip=mask_path)
+    else:
+        padded, mask = _padded(pieces, depth)
+        out = _rebuild(rollout, padded, depth, mask.shape, skip=mask_path)
+        out.set(mask_path, mask)
+        out.names = [None, "time"]
+    if rollout.get(ids_path, None) is None:
+        numbers = torch.repeat_interleave(torch.arange(pieces.count, device=ends.device), pieces.lengths)
+        rebuilt = numbers.new_zeros(ends.numel()).index_copy_(0, pieces.rows, numbers).reshape(ends.shape)
+        out.set(ids_path, jagged(rebuilt) if as_nested else padded(rebuilt))
+    return out
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """The trajectories of a flattened batch of N steps, M of them real."""
+
+    rows: Tensor  # (M,) int64: positions of the real steps in the flattened batch, increasing
+    starts: Tensor  # (n_traj,) int64: positions of first steps among the real ones
+    lengths: Tensor  # (n_traj,) int64, each at least 1
+    total: int  # N
+
+    @property
+    def count(self) -> int:
+        return self.lengths.shape[0]
+
+    @property
+    def longest(self) -> int:
+        return int(self.lengths.max()) if self.count else 0
+
+
+def _id_and_mask(
+    rollout: TensorDictBase, prefix: NestedKey | None, trajectory_key: NestedKey | None
+) -> tuple[Path, Path]:
+    """Return the paths of ids and mask."""
+    if trajectory_key is not None:
+        ids = as_path(trajectory_key)
+    elif prefix is not None:
+        ids = (*as_path(prefix), "traj_ids")
+    else:
+        ids = ("collector", "traj_ids") if rollout.get("collector", None) is not None else ("traj_ids",)
+    mask = (*ids[:-1], "mask")
+    if ids == mask:
+        raise InvalidArgumentError(
+            f"trajectory_key={as_key(ids)!r} is the key of the mask; name the ids otherwise"
+        )
+    return ids, mask
+
+
+def _cut(ends: Tensor, mask: Tensor | None) -> _Pieces:
+    """Return the pieces between `ends`. Masked steps and those before them are ends."""
+    total = ends.numel()
+    flat = ends.flatten()
+    if mask is None:
+        rows = torch.arange(total, device=ends.device)
+    else:
+        rows = mask.to(ends.device).flatten().nonzero().squeeze(1)
+        flat = flat.index_select(0, rows)
+    lasts = flat.nonzero().squeeze(1)
+    lengths = lasts.diff(prepend=lasts.new_full((1,), -1))
+    return _Pieces(rows, lasts + 1 - lengths, lengths, total)
+
+
+def _padded(pieces: _Pieces, depth: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """Return the map from a leaf ``[*B, T, *feature]`` to ``[n_traj, T_max, *feature]``, and the mask."""
+    step = torch.arange(pieces.longest, device=pieces.rows.device)
+    mask = step < pieces.lengths[:, None]
+    real = pieces.rows[(pieces.starts[:, None] + step).clamp(max=pieces.rows.shape[0] - 1)]
+    index = torch.where(mask, real, pieces.total).flatten()
+    full = bool(mask.all())
+
+    def gather(leaf: Tensor) -> Tensor:
+        return take_rows(leaf, depth, index, pad=not full).reshape(*mask.shape, *leaf.shape[depth:])
+
+    return gather, mask
+
+
+def _jagged(pieces: _Pieces, depth: int) -> Callable[[Tensor], Tensor]:
+    """Return the map from a leaf ``[*B, T, *feature]`` to a jagged ``[n_traj, (steps), *feature]``."""
+    # One offsets tensor for all leaves: torch then knows that their ragged dimensions are the same.
+    offsets = torch.cat([pieces.lengths.new_zeros(1), pieces.lengths.cumsum(0)])
+
+    def gather(leaf: Tensor) -> Tensor:
+        rows = take_rows(leaf, depth, pieces.rows)
+        return torch.nested.nested_tensor_from_jagged(rows, offsets.to(leaf.device))
+
+    return gather
+
+
+def _rebuild(
+    node: TensorDictBase,
+    gather: Callable[[Tensor], Tensor],
+    depth: int,
+    shape: torch.Size,
+    skip: Path,
+    at: Path = (),
+) -> TensorDict:
+    """Return `node`, leaves but `skip` gathered, with `shape` in place of its first `depth` dimensions."""
+    nested = len(shape) == 1
+    size = shape if nested else torch.Size([*shape, *node.batch_size[depth:]])
+    out = TensorDict({}, batch_size=size, device=node.device)
+    for key in list(node.keys()):
+        path = (*at, key)
+        value = node.get(key)
+        if path == skip:
+            continue
+        if isinstance(value, Tensor) and not value.is_nested:
+            out.set(key, gather(value))
+        elif isinstance(value, TensorDictBase) and not is_non_tensor(value):
+            out.set(key, _rebuild(value, gather, depth, shape, skip, path))
+        elif isinstance(value, NonTensorData):
+            # One value for all steps has no rows to cut or to pad.
+            out.set(key, NonTensorData(value.data, batch_size=shape))
+        else:
+            raise UnsupportedError(
+                f"split_trajectories: {as_key(path)!r} holds {type(value).__name__}, whose steps can't be "
+                "cut and padded; exclude the key first: rollout.exclude(...)"
+            )
+    return out

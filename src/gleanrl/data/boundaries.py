@@ -1,0 +1,215 @@
+"""Where trajectories end inside a batch of steps: the one rule that n-step returns and splitting go by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDictBase
+from torch import Tensor
+
+from gleanrl.errors import InvalidTypeError, MissingKeyError, SchemaError
+from gleanrl.tree import NestedKey, Path, as_key, as_path
+
+__all__ = ["step_mask", "trajectory_ends"]
+
+TRAJ_IDS: Path = ("collector", "traj_ids")
+MASK: Path = ("collector", "mask")
+_FLAGS = ("done", "terminated", "truncated")
+_STEPS: Path = ("steps_to_next_obs",)
+
+
+def trajectory_ends(
+    batch: TensorDictBase,
+    *,
+    done_key: NestedKey | None = None,
+    id_keys: Iterable[NestedKey] = (),
+    mask_keys: Iterable[NestedKey] = (),
+) -> Tensor:
+    """Mark the last step of every trajectory piece in a batch.
+
+    Time is the last batch dimension. A step is the last one of its piece if any of these holds: a flag is
+    set; the trajectory id of the following step is another one; it is the last step in time of its row; it is
+    masked out or the following step is (so every masked step stands alone). In n-step data
+    (``"steps_to_next_obs"`` is there) flags count only in rows where it is 1, because the flags of the other
+    rows belong to a later step. ``("collector", "traj_ids")`` and ``("collector", "mask")`` always take part
+    when they are there.
+
+    Flags of several agents (nested groups, ``[*B, T, n_agents, 1]``) are combined with "any": an agent's end
+    bounds all of them.
+
+    Args:
+        batch: batch of shape ``[*B, T]``, with at least one batch dimension; not changed.
+        done_key: the only flag to look at, without its leading ``"next"``. None takes every ``done``,
+            ``terminated`` and ``truncated`` below ``"next"``, at any depth.
+        id_keys: further integer keys, ``[*B, T]`` or ``[*B, T, 1]``, whose changes end a piece; absent ones
+            are ignored.
+        mask_keys: further bool keys, same shapes, False on steps that are none; absent ones are ignored.
+
+    Returns:
+        ``[*B, T]`` bool tensor, fresh.
+
+    Raises:
+        MissingKeyError: if `done_key` is absent, or there is neither a flag nor an id to go by.
+        SchemaError: if the batch has no time dimension, a flag or a mask isn't bool, or a value can't be
+            mapped onto the batch.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> done = torch.tensor([False, True, False, False])
+        >>> trajectory_ends(TensorDict({"next": {"done": done}}, [4]))
+        tensor([False,  True, False,  True])
+    """
+    _require_time(batch)
+    ids = [ids for path in _paths(id_keys, TRAJ_IDS) if (ids := _per_step(batch, path)) is not None]
+    ends = _flag_ends(batch, done_key)
+    if ends is None:
+        if not ids:
+            raise MissingKeyError(
+                "nothing tells where trajectories end: found neither 'done', 'terminated' nor 'truncated' "
+                f"below 'next' nor trajectory ids such as {TRAJ_IDS!r}; "
+                f"keys below 'next': {_keys_of_next(batch)}"
+            )
+        ends = torch.zeros_like(ids[0], dtype=torch.bool)
+    ends[..., -1:] = True
+    for values in ids:
+        ends[..., :-1] |= (values[..., 1:] != values[..., :-1]).to(ends.device)
+    mask = step_mask(batch, mask_keys)
+    if mask is not None:
+        missing = ~mask.to(ends.device)
+        ends |= missing
+        ends[..., :-1] |= missing[..., 1:]
+    return ends
+
+
+def step_mask(batch: TensorDictBase, mask_keys: Iterable[NestedKey] = ()) -> Tensor | None:
+    """Return the mask of real steps, all of `mask_keys` and ``("collector", "mask")`` combined.
+
+    Returns:
+        ``[*B, T]`` bool tensor (it may be a view of the batch), or None if the batch has no mask.
+
+    Raises:
+        SchemaError: if a mask isn't bool or not of shape ``[*B, T]`` or ``[*B, T, 1]``.
+    """
+    masks = [
+        mask
+        for path in _paths(mask_keys, MASK)
+        if (mask := _per_step(batch, path, bool_only=True)) is not None
+    ]
+    total: Tensor | None = None
+    for mask in masks:
+        total = mask if total is None else total & mask.to(total.device)
+    return total
+
+
+def _per_step(batch: TensorDictBase, key: NestedKey, *, bool_only: bool = False) -> Tensor | None:
+    """Return the entry at `key` as one value per step, ``[*B, T]`` (a view), or None if it is absent.
+
+    Raises:
+        SchemaError: if the entry isn't a tensor of shape ``[*B, T]`` or ``[*B, T, 1]``, or isn't bool though
+            it has to be.
+    """
+    path = as_path(key)
+    value = batch.get(path, None)
+    if value is None:
+        return None
+    shape = batch.batch_size
+    if (
+        not isinstance(value, Tensor)
+        or value.numel() != shape.numel()
+        or (bool_only and value.dtype != torch.bool)
+    ):
+        found = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+        kind = "bool " if bool_only else ""
+        raise SchemaError(
+            f"key {as_key(path)!r} expected one {kind}value per step, shape {tuple(shape)} or {(*shape, 1)}, "
+            f"got {found}; name another key, or give the batch its time dimension as last batch dimension"
+        )
+    return value.reshape(shape)
+
+
+def _require_time(batch: TensorDictBase) -> None:
+    """Check that `batch` is a regular TensorDict whose last batch dimension is time.
+
+    Raises:
+        InvalidTypeError: if it isn't a TensorDict.
+        SchemaError: if it has no batch dimension, another one is named "time", or parts of a lazy stack have
+            different keys.
+    """
+    if not isinstance(batch, TensorDictBase):
+        raise InvalidTypeError(f"expected a TensorDict of shape [*B, T], got {type(batch).__name__}")
+    if batch.batch_dims == 0:
+        raise SchemaError(
+            "expected a batch of shape [*B, T] with time last, got one without batch dimensions; "
+            "set its batch_size"
+        )
+    if "time" in batch.names[:-1]:
+        raise SchemaError(
+            f"expected time as the last batch dimension, got the names {batch.names}; transpose the batch"
+        )
+    # A lazy stack hides the keys that only some of its parts have: they would be lost without a word.
+    if isinstance(batch, LazyStackedTensorDict):
+        keys = [set(part.keys(include_nested=True, leaves_only=True)) for part in batch.tensordicts]
+        partial = sorted(map(str, set.union(*keys) - set.intersection(*keys)))
+        if partial:
+            raise SchemaError(
+                f"expected the same keys in every part of the stacked batch, got {partial} in some only; "
+                "drop them"
+            )
+
+
+def _paths(keys: Iterable[NestedKey], always: Path) -> list[Path]:
+    return list(dict.fromkeys([*(as_path(key) for key in keys), always]))
+
+
+def _flag_ends(batch: TensorDictBase, done_key: NestedKey | None) -> Tensor | None:
+    """Return where a flag ends a piece, ``[*B, T]`` bool, fresh; None if there is no flag."""
+    if done_key is not None:
+        path = ("next", *as_path(done_key))
+        value = batch.get(path, None)
+        if value is None:
+            raise MissingKeyError(
+                f"key {path!r} not found; done_key names an entry below 'next', one of {_keys_of_next(batch)}"
+            )
+        flags = [(path, value)]
+    else:
+        paths = [path for path in _paths_of_next(batch) if path[-1] in _FLAGS]
+        flags = [(path, batch.get(path)) for path in paths]
+    ends: Tensor | None = None
+    for path, value in flags:
+        flag = _reduce_flag(path, value, batch.batch_size)
+        ends = flag if ends is None else ends | flag.to(ends.device)
+    steps = _per_step(batch, _STEPS)
+    return ends if ends is None or steps is None else ends & (steps == 1).to(ends.device)
+
+
+def _reduce_flag(path: Path, value: object, shape: torch.Size) -> Tensor:
+    """Return the flag at `path` as ``[*B, T]`` bool."""
+    if not isinstance(value, Tensor) or value.dtype != torch.bool:
+        found = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise SchemaError(f"flag {path!r} expected a bool tensor, got {found}")
+    flat = value.reshape(*shape, value.shape[len(shape) :].numel())
+    ends = flat.any(-1)
+    # A flag of the whole environment is one value per step. Entries that disagree mean that `shape` isn't the
+    # shape of the steps (a batch size without time, say); for a group of agents they are normal.
+    if len(path) == 2 and not torch.equal(ends, flat.all(-1)) and flat.shape[-1]:
+        raise SchemaError(
+            f"flag {path!r} of shape {tuple(value.shape)} can't be mapped onto the batch {tuple(shape)}: "
+            f"a step has entries that disagree; expected {(*shape, 1)}: let the batch size include time, or "
+            f"put "
+            "flags of agents into a group of their own"
+        )
+    return ends
+
+
+def _paths_of_next(batch: TensorDictBase) -> list[Path]:
+    """Return the path of every tensor below ``"next"``; empty if there is no such group."""
+    following = batch.get("next", None)
+    if not isinstance(following, TensorDictBase):
+        return []
+    return [("next", *as_path(key)) for key in following.keys(include_nested=True, leaves_only=True)]
+
+
+def _keys_of_next(batch: TensorDictBase) -> list[NestedKey]:
+    return [as_key(path[1:]) for path in _paths_of_next(batch)]

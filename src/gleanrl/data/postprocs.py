@@ -1,0 +1,230 @@
+"""Post-processing of collected batches: n-step returns."""
+
+from __future__ import annotations
+
+import operator
+from typing import SupportsIndex
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from gleanrl.data.boundaries import trajectory_ends
+from gleanrl.data.rows import take_rows
+from gleanrl.errors import InvalidArgumentError, MissingKeyError, SchemaError, UnsupportedError
+from gleanrl.tree import NestedKey, Path, as_key, as_path, iter_leaves
+
+__all__ = ["MultiStep"]
+
+
+class MultiStep(nn.Module):
+    r"""Turn a batch of single steps into n-step transitions; a `postproc` for collectors.
+
+    For the step at t it takes k steps, ``k = min(n_steps, steps to the end of the trajectory, steps to the
+    end of the batch)``, the step itself counted, and moves the whole outcome to the last one of them:
+
+    - every entry below ``"next"`` at t, flags included, is that of step t+k-1: observation, ``done``,
+      ``terminated`` and ``truncated`` belong to one step;
+    - every reward is :math:`\sum_{j<k} \gamma^j r_{t+j}`;
+    - ``gamma`` is :math:`\gamma^k`, the discount that belongs to that observation.
+
+    So ``reward + gamma * ~terminated * value(next observation)`` is the n-step target at every step: also at
+    a truncation and at the end of the batch, where k is smaller, the flags stay as they are (False in the
+    middle of an episode) and the learner bootstraps. Nothing crosses the end of a trajectory, as defined by
+    `gleanrl.data.boundaries.trajectory_ends`; a masked step stays as it is, with k = 1.
+
+    Added entries, each of shape ``[*B, T, 1, ...]`` with as many dimensions as the first reward (``[*B, T,
+    1]`` for the usual one, ``[*B, T]`` for a reward of that shape), so that they broadcast against it:
+
+    - ``steps_to_next_obs``: k, int64;
+    - ``gamma``: :math:`\gamma^k`, in the dtype of the rewards;
+    - ``nonterminal``: whether k is not 1, bool; so False on masked steps. Not the negation of ``terminated``: it
+      is False, too, at the end of the batch, and everywhere if ``n_steps`` is 1;
+    - ``original_reward``, beside each reward below ``"next"``: the reward of the step itself.
+
+    Source: n-step returns, https://arxiv.org/abs/1710.02298.
+
+    Args:
+        gamma: discount of one step, in (0, 1].
+        n_steps: largest number of steps to look ahead, at least 1; 1 leaves the data as it is and adds the
+            entries.
+        reward_keys: rewards to sum, without the leading ``"next"``: one key (a tuple is one nested key) or a
+            list of keys. None takes every entry below ``"next"`` that is called ``"reward"``, at any depth
+            (groups of agents).
+
+    Raises:
+        InvalidArgumentError: if `gamma` or `n_steps` is out of range, or `n_steps` isn't an integer (a
+            `ValueError`).
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> done = torch.tensor([0, 0, 1, 0, 0, 0], dtype=torch.bool)
+        >>> batch = TensorDict({"next": {"obs": torch.arange(6), "reward": torch.ones(6), "done": done}}, [6])
+        >>> steps = MultiStep(gamma=0.5, n_steps=3)(batch)
+        >>> steps["steps_to_next_obs"]
+        tensor([3, 2, 1, 3, 2, 1])
+        >>> steps["next", "reward"]
+        tensor([1.7500, 1.5000, 1.0000, 1.7500, 1.5000, 1.0000])
+        >>> steps["gamma"]
+        tensor([0.1250, 0.2500, 0.5000, 0.1250, 0.2500, 0.5000])
+        >>> steps["next", "obs"]
+        tensor([2, 2, 2, 5, 5, 5])
+        >>> steps["next", "done"]
+        tensor([ True,  True,  True, False, False, False])
+    """
+
+    def __init__(
+        self, gamma: float, n_steps: int, *, reward_keys: list[NestedKey] | NestedKey | None = None
+    ) -> None:
+        """Check and keep the arguments."""
+        super().__init__()
+        self.gamma = _discount(gamma)
+        self.n_steps = _positive(n_steps)
+        self.reward_keys = _reward_paths(reward_keys)
+
+    def extra_repr(self) -> str:
+        """Show the arguments."""
+        return f"gamma={self.gamma}, n_steps={self.n_steps}"
+
+    def forward(self, batch: TensorDictBase) -> TensorDictBase:
+        """Return the n-step batch.
+
+        Args:
+            batch: ``[*B, T]``; with rewards of a floating dtype, ``[*B, T]``, ``[*B, T, 1]`` or ``[*B, T,
+                n_agents, 1]``. Not changed.
+
+        Returns:
+            A new TensorDict of the same shape and names. Entries outside ``"next"`` are the tensors of
+            `batch`, not copies.
+
+        Raises:
+            MissingKeyError: if there is no reward, or nothing tells where trajectories end.
+            SchemaError: if a reward isn't floating, an entry below ``"next"`` isn't a tensor, or flags can't
+                be mapped onto the batch (all `RuntimeError`; see `gleanrl.data.boundaries.trajectory_ends`).
+            UnsupportedError: if the batch has one of the entries to be added: it was processed already.
+        """
+        ends = trajectory_ends(batch)
+        following = batch.get("next", None)
+        leaves = {} if following is None else dict(iter_leaves(following, ("next",)))
+        rewards = self._rewards(batch, leaves)
+        steps = _steps_ahead(ends, self.n_steps)  # (*B, T) int64
+        last = _last_rows(steps)  # (prod(B) * T,) int64
+        out = batch.copy()
+        for path, leaf in leaves.items():
+            if path in rewards:
+                out.set(path, self._summed(leaf, steps))
+                out.set((*path[:-1], "original_reward"), leaf.clone())
+            else:
+                out.set(path, take_rows(leaf, steps.ndim, last).reshape(leaf.shape))
+        shape = (*steps.shape, *(1,) * (leaves[rewards[0]].ndim - steps.ndim))
+        out.set("steps_to_next_obs", steps.reshape(shape))
+        out.set("gamma", self._discounts([leaves[path] for path in rewards], steps).reshape(shape))
+        out.set("nonterminal", (steps != 1).reshape(shape))
+        return out
+
+    def _rewards(self, batch: TensorDictBase, leaves: dict[Path, Tensor]) -> list[Path]:
+        """Return the checked paths of the rewards, ``"next"`` included."""
+        if self.reward_keys is None:
+            rewards = sorted((path for path in leaves if path[-1] == "reward"), key=len)
+        else:
+            rewards = [("next", *path) for path in self.reward_keys]
+        missing = [path for path in rewards if path not in leaves]
+        if missing or not rewards:
+            raise MissingKeyError(
+                f"reward {missing[0] if missing else ('next', 'reward')!r} not found; "
+                f"keys below 'next': {[as_key(path[1:]) for path in leaves]}"
+            )
+        for path in rewards:
+            if not leaves[path].is_floating_point():
+                raise SchemaError(
+                    f"reward {path!r} expected a floating dtype, got {leaves[path].dtype}; cast it first"
+                )
+        added = [
+            ("steps_to_next_obs",),
+            ("gamma",),
+            ("nonterminal",),
+            *((*path[:-1], "original_reward") for path in rewards),
+        ]
+        present = [as_key(path) for path in added if batch.get(path, None) is not None]
+        if present:
+            raise UnsupportedError(
+                f"MultiStep adds {present}, which the batch has already; n-step data can't be processed "
+                "twice: apply it once, or rename the entries"
+            )
+        return rewards
+
+    def _summed(self, reward: Tensor, steps: Tensor) -> Tensor:
+        """Return the discounted sum of ``steps`` rewards from each step on, in O(n_steps) operations."""
+        steps = steps.to(reward.device)
+        time = steps.ndim - 1
+        length = steps.shape[time]
+        total = reward.clone(memory_format=torch.contiguous_format)
+        extra = (1,) * (reward.ndim - steps.ndim)
+        for ahead in range(1, self._reach(steps)):
+            beyond = (steps <= ahead).narrow(time, 0, length - ahead)
+            later = self.gamma**ahead * reward.narrow(time, ahead, length - ahead)
+            # Filled, not multiplied by zero: a NaN of the next trajectory must not come in.
+            later = later.masked_fill(beyond.reshape(*beyond.shape, *extra), 0)
+            total.narrow(time, 0, length - ahead).add_(later)
+        return total
+
+    def _discounts(self, rewards: list[Tensor], steps: Tensor) -> Tensor:
+        """Return ``gamma ** steps`` in the widest dtype of `rewards`, on the device of `steps`."""
+        dtype = rewards[0].dtype
+        for reward in rewards[1:]:
+            dtype = torch.promote_types(dtype, reward.dtype)
+        powers = [self.gamma**k for k in range(self._reach(steps) + 1)]
+        return torch.tensor(powers, dtype=dtype, device=steps.device)[steps]
+
+    def _reach(self, steps: Tensor) -> int:
+        """Return the largest number of steps that can occur: no more than the batch is long."""
+        return min(self.n_steps, steps.shape[-1])
+
+
+def _steps_ahead(ends: Tensor, n_steps: int) -> Tensor:
+    """Return ``min(n_steps, steps to the next end, both included)``, ``[*B, T]`` int64."""
+    length = ends.shape[-1]
+    position = torch.arange(length, device=ends.device)
+    candidates = torch.where(ends, position, length)
+    # The running minimum from the right: the nearest end at or after each step. The last step is always one.
+    nearest = candidates.flip(-1).cummin(-1).values.flip(-1) if length else candidates
+    return (nearest - position + 1).clamp(max=n_steps)
+
+
+def _last_rows(steps: Tensor) -> Tensor:
+    """Return the row of the step ``steps - 1`` further on, in the flattened batch: ``[B * T]`` int64."""
+    own = torch.arange(steps.numel(), device=steps.device)
+    return own + steps.flatten() - 1
+
+
+def _discount(gamma: float) -> float:
+    try:
+        value = float(gamma)
+    except (TypeError, ValueError):
+        value = 0.0
+    if not 0.0 < value <= 1.0:
+        raise InvalidArgumentError(f"gamma expected a number in (0, 1], got {gamma!r}")
+    return value
+
+
+def _positive(n_steps: SupportsIndex) -> int:
+    try:
+        value = 0 if isinstance(n_steps, bool) else operator.index(n_steps)
+    except TypeError:
+        value = 0
+    if value < 1:
+        raise InvalidArgumentError(f"n_steps expected an integer of at least 1, got {n_steps!r}")
+    return value
+
+
+def _reward_paths(keys: list[NestedKey] | NestedKey | None) -> list[Path] | None:
+    """Return the paths of `keys`: a string or a tuple is one (nested) key, a list holds several."""
+    if keys is None:
+        return None
+    if isinstance(keys, (str, tuple)):
+        return [as_path(keys)]
+    paths = [as_path(key) for key in keys]
+    if not paths or len(set(paths)) != len(paths):
+        raise InvalidArgumentError(f"reward_keys expected at least one key, and none twice, got {keys!r}")
+    return paths
