@@ -19,7 +19,7 @@ ADDED = ("steps_to_next_obs", "gamma", "nonterminal")
 
 
 def stream(length: int, ends: dict[int, str], envs: int = 1, column: bool = True) -> TensorDict:
-    """Return ``[envs, length]`` steps that observe (environment, episode, step); `ends` maps t to the flag."""
+    """Return ``[envs, length]`` steps that observe (environment, episode, step); `ends` has flags by t."""
     obs = torch.zeros(envs, length, 3, dtype=torch.int64)
     following = obs.clone()
     terminated, truncated = torch.zeros(2, envs, length, dtype=torch.bool)
@@ -162,8 +162,7 @@ def test_flags_observation_and_discount_belong_to_one_step(flag: str) -> None:
 
 
 def test_the_n_step_target_is_the_value_of_a_known_chain() -> None:
-    # Reward 1 per step; V(s) = sum of the rest of the episode. Exact bootstrapping reproduces V at every step,
-    # whatever n.
+    # Reward 1 per step; V(s) = sum of the rest of the episode. Exact bootstrapping gives V at every step, whatever n.
     length, gamma = 9, 0.9
     # The learner's value of the terminal state is wrong on purpose: nothing may use it.
     value = torch.tensor(

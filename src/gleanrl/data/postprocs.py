@@ -38,8 +38,8 @@ class MultiStep(nn.Module):
 
     - ``steps_to_next_obs``: k, int64;
     - ``gamma``: :math:`\gamma^k`, in the dtype of the rewards;
-    - ``nonterminal``: whether k is not 1, bool; so False on masked steps. Not the negation of ``terminated``: it
-      is False, too, at the end of the batch, and everywhere if ``n_steps`` is 1;
+    - ``nonterminal``: whether k is not 1, bool; so False on masked steps. Not the negation of ``terminated``:
+      it is False, too, at the end of the batch, and everywhere if ``n_steps`` is 1;
     - ``original_reward``, beside each reward below ``"next"``: the reward of the step itself.
 
     Source: n-step returns, https://arxiv.org/abs/1710.02298.
