@@ -162,7 +162,7 @@ def test_flags_observation_and_discount_belong_to_one_step(flag: str) -> None:
 
 
 def test_the_n_step_target_is_the_value_of_a_known_chain() -> None:
-    # Reward 1 per step; V(s) = sum of the rest of the episode. Exact bootstrapping gives V at every step, whatever n.
+    # Reward 1 a step; V(s) = sum of the rest of the episode. Exact bootstrapping gives V, whatever n.
     length, gamma = 9, 0.9
     # The learner's value of the terminal state is wrong on purpose: nothing may use it.
     value = torch.tensor(
