@@ -1,0 +1,1 @@
+"""Tests; the tree mirrors `src/gleanrl`."""

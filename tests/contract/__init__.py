@@ -1,0 +1,1 @@
+"""Tests written from the public contract alone: what a user may rely on, whatever the code behind it."""

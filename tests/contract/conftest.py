@@ -1,0 +1,34 @@
+"""Fixtures of the contract tests: collectors whose ledger is checked when the test is over."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from gleanrl.collectors import SyncDataCollector
+from tests.contract.helpers import check_ledger
+
+
+@pytest.fixture
+def make_collector() -> Iterator[Callable[..., SyncDataCollector]]:
+    """Make collectors; afterwards each one's ledger must balance, and it is shut down.
+
+    Warnings about rounding are kept away unless the test passes `quiet=False`.
+    """
+    made: list[SyncDataCollector] = []
+
+    def make(env: Any, policy: Any = None, *, quiet: bool = True, **kwargs: Any) -> SyncDataCollector:
+        with warnings.catch_warnings():
+            if quiet:
+                warnings.simplefilter("ignore")
+            made.append(SyncDataCollector(env, policy, **kwargs))
+        return made[-1]
+
+    yield make
+    for collector in made:
+        check_ledger(collector)
+        collector.shutdown()
+        check_ledger(collector)

@@ -1,0 +1,233 @@
+"""The code of the reference documents runs under our name and prints the layouts that stand in them.
+
+The documents are not part of this repository: `GLEANRL_REFERENCE` names the folder that holds them. They are
+web pages saved as text, so code is found by its form: bare lines without their indentation in 000, in 001
+a doctest runs on in one line, in 002 a doctest has lost its indentation, in 003 it is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensordict
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from gleanrl.collectors import SyncDataCollector
+from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer
+from gleanrl.envs import GymWrapper
+from tests.contract.helpers import check_stream, snapshot
+from tests.fakes import OracleEnv, Script
+from tests.fakes_base import CountingEnv
+
+FOLDER = os.environ.get("GLEANRL_REFERENCE")
+pytestmark = [
+    pytest.mark.reference,
+    pytest.mark.skipif(
+        not FOLDER, reason="GLEANRL_REFERENCE does not name the folder of the reference documents"
+    ),
+]
+Layout = dict[tuple[str, ...], tuple[Any, ...]]
+FIELD = re.compile(
+    r"(?P<name>\w+): Tensor\(shape=torch\.Size\(\[(?P<shape>[\d, ]*)\]\), device=(?P<device>\w+), "
+    r"dtype=torch\.(?P<dtype>\w+), is_shared=(?P<shared>\w+)\)"
+    r"|(?:(?P<nested>\w+): )?TensorDict\( ?fields=\{"
+    r"|\}, batch_size=torch\.Size\(\[(?P<size>[\d, ]*)\]\), device=(?P<place>\w+), is_shared=(?P<held>\w+)\)"
+)
+
+
+def document(number: str) -> str:
+    """Return the text of a document, with our name in the place of the other library's."""
+    (path,) = Path(str(FOLDER)).glob(f"{number}_*.txt")
+    return path.read_text(encoding="utf-8").replace("torchrl", "gleanrl")
+
+
+def parse_layout(printed: str) -> Layout:
+    """Return {path: (shape, dtype, device)} of leaves, {path: (batch_size, device)} of tensordicts.
+
+    `printed` begins with a printed TensorDict; what follows it is ignored.
+    """
+    text = re.sub(r"\s+", " ", printed)
+    text = text[text.index("TensorDict(") :]
+    layout: Layout = {}
+    path: list[str] = []
+    depth = 0
+    for match in FIELD.finditer(text):
+        if match["name"]:
+            layout[(*path, match["name"])] = (match["shape"], match["dtype"], match["device"])
+        elif match["place"]:
+            depth -= 1
+            layout[tuple(path)] = (match["size"], match["place"])
+            if depth == 0:
+                return layout
+            path.pop()
+        else:
+            depth += 1
+            if match["nested"]:
+                path.append(match["nested"])
+    raise AssertionError(f"no complete printed TensorDict in {printed[:200]!r}")
+
+
+def print_out(data: TensorDictBase) -> str:
+    """Return what `print(data)` shows in the long form, which some releases only give on request."""
+    try:
+        options = tensordict.set_printoptions(compact=False)
+    except TypeError:  # this release has no compact form
+        options = tensordict.set_printoptions(verbose=True)
+    with options:
+        return repr(data)
+
+
+def printed_layouts(text: str) -> list[Layout]:
+    """Return the layouts of all TensorDicts that are printed in a document, in order."""
+    return [
+        parse_layout(text[match.start() :]) for match in re.finditer(r"(?<!: )TensorDict\(\s*fields=", text)
+    ]
+
+
+def indent(lines: list[str]) -> str:
+    """Give back lost indentation: a line that ends in a colon opens a block, `break` ends all blocks."""
+    depth, out, brackets = 0, [], 0
+    for line in lines:
+        out.append("    " * depth + line)
+        brackets += sum(map(line.count, "([{")) - sum(map(line.count, ")]}"))
+        if line.endswith(":") and not brackets:
+            depth += 1
+        elif line == "break":
+            depth = 0
+    return "\n".join(out)
+
+
+def tutorial_code(text: str) -> str:
+    """Return the code of 000: the lines that are statements, each block's body up to its `break`."""
+    statement = re.compile(
+        r"import \w+$|from [\w.]+ import [\w, ]+$|[a-z_]+(\.\w+)*\([^ ].*\)$|[a-z_]+ = [\w.]+\(.*\)$"
+        r"|for \w+ in \w+:$|break$|assert len\(.*$"
+    )
+    lines = text[: text.index("Next steps")].splitlines()
+    return indent(
+        [line for line in lines if statement.match(line) and not line.startswith(("tensor(", "warnings."))]
+    )
+
+
+def running_doctests(text: str) -> list[str]:
+    """Return the doctests of 001, which run on in one line each, split at their prompts, output cut off."""
+    blocks = []
+    for line in text.splitlines():
+        if not line.lstrip().startswith(">>> ") and " >>> " not in line:
+            continue
+        statements: list[list[str]] = []
+        for prompt, code in re.findall(r"(>>>|\.\.\.) (.*?)(?= (?:>>>|\.\.\.) |$)", line):
+            code = re.split(r"(?<=break) TensorDict\(", code)[0].strip()
+            if prompt == ">>>":
+                statements.append([])
+            statements[-1].append(code)
+        blocks.append("\n".join(indent(statement) for statement in statements))
+    return blocks
+
+
+def first_doctest(text: str) -> str:
+    """Return the first block of prompted lines, without its prompts; indentation is restored."""
+    lines = text[text.index(">>> ") :].splitlines()
+    block: list[str] = []
+    for line in lines:
+        match = re.match(r"(?:>>>|\.\.\.) ?(.*)", line)
+        if not match:
+            break
+        block.append(match[1].strip())
+    return indent(block)
+
+
+def run(code: str, names: dict[str, Any]) -> list[Any]:
+    """Run `code` on `names` and return what it printed."""
+    shown: list[Any] = []
+    names["print"] = lambda *values: shown.extend(values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exec(compile(code, "<reference document>", "exec"), names)
+    return shown
+
+
+def test_the_tutorial_runs_and_prints_its_layouts() -> None:
+    """000: collect, look, store, sample; batch and sample have the printed layouts, field by field."""
+    text = document("000")
+    code = tutorial_code(text)
+    for part in (
+        "env.set_seed(0)",
+        "buffer.extend(data)",
+        "assert len(buffer)",
+        "    break",
+    ):
+        assert part in code, f"the extraction lost {part!r}:\n{code}"
+    names: dict[str, Any] = {}
+    data, ids, sample = run(code, names)
+    batch_layout, sample_layout = printed_layouts(text)
+    assert parse_layout(print_out(data)) == batch_layout
+    assert parse_layout(print_out(sample)) == sample_layout
+    assert torch.equal(ids, data["collector", "traj_ids"])
+    assert ids[0] == 0 and set(ids.diff().tolist()) == {0, 1}, "ids count up by one from zero"
+    assert torch.equal(ids.diff() != 0, data["next", "done"][:-1, 0])
+    assert set(sample.keys(True, True)) == set(data.keys(True, True))
+    stored = {tuple(row) for row in data["observation"].tolist()}
+    assert {tuple(row) for row in sample["observation"].tolist()} <= stored
+
+
+def test_the_class_references_example_runs_and_prints_its_layout() -> None:
+    """001: the example of SyncDataCollector; its print lacks `terminated`, there 000 says how it looks."""
+    text = document("001")
+    example, names_example, *_ = running_doctests(text)
+    names: dict[str, Any] = {"SyncDataCollector": SyncDataCollector}
+    (data,) = run(example, names)
+    (expected,) = printed_layouts(text)
+    for path in ((), ("next",)):
+        expected.setdefault((*path, "terminated"), expected[(*path, "truncated")])
+    assert parse_layout(print_out(data)) == expected
+    assert int(data["next", "step_count"].max()) == 50
+    assert torch.equal(data["next", "truncated"], data["next", "step_count"] == 50)
+    assert "collector" not in names
+    names_example = names_example.strip()
+    assert names_example == 'assert data.names[-1] == "time"'
+    run(names_example, names)
+
+
+SCRIPT = Script(seed=51)
+
+
+@pytest.mark.parametrize("number", ["002", "003"])
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_flattening_before_storing(number: str, shape: tuple[int, ...]) -> None:
+    """002 and 003: a buffer with `transform=lambda data: data.reshape(-1)` holds transitions."""
+    code = first_doctest(document(number))
+    assert "reshape(-1)" in code and code.count("\n") == 4
+    env = CountingEnv(SCRIPT, shape) if shape else GymWrapper(OracleEnv(script=SCRIPT))
+    kept: list[TensorDict] = []
+
+    def keep(batch: TensorDict) -> TensorDict:
+        kept.append(batch.clone())
+        return batch
+
+    collector = SyncDataCollector(env, None, frames_per_batch=12, total_frames=48, postproc=keep)
+    names = {
+        "N": 100,
+        "collector": collector,
+        "ReplayBuffer": ReplayBuffer,
+        "LazyTensorStorage": LazyTensorStorage,
+    }
+    run(code, names)
+    check_stream(kept, SCRIPT)
+    memory = names["memory"]
+    assert len(memory) == 48
+    held = memory[:]
+    assert held.batch_size == torch.Size([48])
+    collected = torch.cat([batch.reshape(-1) for batch in kept])
+    frozen = snapshot(collected)
+    assert all(torch.equal(held[key], frozen[key]) for key in frozen)
+    sample = memory.sample(16)
+    assert sample.batch_size == torch.Size([16])
+    steps = sample["observation"][:, 2]
+    assert torch.equal(sample["next", "observation"][:, 2], steps + 1)
