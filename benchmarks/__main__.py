@@ -1,0 +1,81 @@
+"""Runs benchmarks: `python -m benchmarks [NAMES] [--rounds N] [--quick] [--peers PYTHON] [--out DIR]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks import collection, memory, replay, report
+from benchmarks.harness import Case, Gauge, run_case, run_gauge
+
+ROUNDS, QUICK = 15, 3
+
+
+def chosen(everything: Sequence[Case | Gauge], patterns: Sequence[str]) -> list[Case | Gauge]:
+    """Picks what matches a name, a group's name or a pattern with `*`; all if there is no pattern.
+
+    Raises:
+        SystemExit: a pattern matches nothing.
+    """
+    unknown = [p for p in patterns if not any(_matches(item.name, p) for item in everything)]
+    if unknown:
+        names = ", ".join(item.name for item in everything)
+        raise SystemExit(f"benchmarks: no case matches {', '.join(unknown)}; there are {names}")
+    return [item for item in everything if not patterns or any(_matches(item.name, p) for p in patterns)]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatch(name, pattern) or name.startswith(f"{pattern}/")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the cases that the command line names and writes the report.
+
+    Returns:
+        0 if every case ran, whether it met its targets or not; 1 if a side of this process failed.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", help="cases, groups (collection, replay, memory) or patterns; default all"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, help=f"counted rounds of a case (default {ROUNDS})"
+    )
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK} rounds: a look, no figures to quote")
+    parser.add_argument("--peers", metavar="PYTHON", help="interpreter in which the peers are installed")
+    parser.add_argument("--out", type=Path, default=Path("out/benchmarks"), help="folder of the report")
+    parser.add_argument("--list", action="store_true", help="name the cases and stop")
+    options = parser.parse_args(arguments)
+    if options.rounds < 1:
+        parser.error(f"--rounds: expected a positive number, got {options.rounds}")
+    selected = chosen([*collection.CASES, *replay.CASES, *memory.GAUGES], options.names)
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    if options.list:
+        for item in selected:
+            console.print(f"{item.name}: {item.title}", highlight=False)
+        return 0
+    rounds = QUICK if options.quick else options.rounds
+    results: list[report.Result] = []
+    for item in selected:
+        console.print(f"{item.name} ...", highlight=False)
+        results.append(run_gauge(item) if isinstance(item, Gauge) else run_case(item, rounds, options.peers))
+    settings = {"rounds": rounds, "peers": options.peers or "none"}
+    report.show(console, results)
+    report.write(options.out, results, settings)
+    console.print(f"written to {options.out}/benchmarks.json and benchmarks.md", highlight=False)
+    return int(any(_broken(result) for result in results))
+
+
+def _broken(result: report.Result) -> bool:
+    if isinstance(result, report.GaugeResult):
+        return result.failure is not None
+    return any(side in result.case.sides for side in result.failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

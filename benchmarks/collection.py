@@ -1,0 +1,163 @@
+"""Collectors against the recording loop: one environment, batches of 200 frames, one policy for both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensordict import TensorDictBase
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from tensordict.nn.distributions import OneHotCategorical
+from torch import Tensor, nn
+
+from benchmarks.harness import Case, Setup, Target, Work
+from benchmarks.recording_loop import recording_loop
+from benchmarks.workload import FRAMES_ENV, Greedy, make_policy, mlp
+from gleanrl.collectors import SyncDataCollector
+from gleanrl.envs import GymEnv
+from gleanrl.envs.utils import RandomPolicy
+
+STEPS = 200
+PEERS = ("torchrl", "sb3", "tianshou")
+
+
+def by_hand(name: str, policy: Callable[[], Callable[[Tensor], Tensor]] | None, frames: int) -> Setup:
+    """The recording loop's side: `frames` frames a turn."""
+
+    def setup() -> Work:
+        batches = recording_loop(name, policy() if policy else None, steps=STEPS)
+
+        def work() -> int:
+            for _ in range(frames // STEPS):
+                next(batches)
+            return frames
+
+        return work
+
+    return setup
+
+
+def ours(name: str, policy: Callable[[], Any] | None, frames: int) -> Setup:
+    """The collector's side: `frames` frames a turn."""
+
+    def setup() -> Work:
+        env = GymEnv(name)
+        actor = policy() if policy else RandomPolicy(env.action_spec)
+        collector = SyncDataCollector(env, actor, frames_per_batch=STEPS, total_frames=-1)
+        batches = iter(collector)
+
+        def work() -> int:
+            for _ in range(frames // STEPS):
+                next(batches)
+            return frames
+
+        return work
+
+    return setup
+
+
+def tensordict_module(name: str) -> Callable[[], TensorDictModule]:
+    """Builds the environment's network as a TensorDictModule."""
+    return lambda: TensorDictModule(make_policy(name), in_keys=["observation"], out_keys=["action"])
+
+
+def td_callable() -> Callable[[TensorDictBase], TensorDictBase]:
+    """Builds the network inside a function that could do anything to its TensorDict."""
+    net = Greedy()
+
+    def act(tensordict: TensorDictBase) -> TensorDictBase:
+        tensordict["action"] = net(tensordict["observation"])
+        return tensordict
+
+    return act
+
+
+def sampled_by_hand() -> Callable[[Tensor], Tensor]:
+    """Builds the network with its one-hot action drawn from the distribution that it parametrises."""
+    net = mlp(4, 2)
+    return lambda observation: OneHotCategorical(logits=net(observation)).sample()
+
+
+def sampled_by_module() -> nn.Module:
+    """Builds the same as tensordict's sequence of a network and a distribution."""
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(mlp(4, 2), in_keys=["observation"], out_keys=["logits"]),
+        ProbabilisticTensorDictModule(
+            in_keys=["logits"], out_keys=["action"], distribution_class=OneHotCategorical
+        ),
+    )
+
+
+def _case(
+    name: str,
+    title: str,
+    env: str,
+    bound: float,
+    frames: int,
+    *,
+    policy: Callable[[], Any] | None = None,
+    reference: Callable[[], Callable[[Tensor], Tensor]] | None = None,
+    peers: tuple[str, ...] = (),
+) -> Case:
+    sides = {"recording loop": by_hand(env, reference, frames), "gleanrl": ours(env, policy, frames)}
+    return Case(
+        f"collection/{name}", title, "frame", sides, "recording loop", targets=(Target(bound),), peers=peers
+    )
+
+
+CASES = (
+    _case("cartpole-random", "CartPole-v1, random actions", "CartPole-v1", 1.1, 4000, peers=PEERS),
+    _case(
+        "cartpole-mlp",
+        "CartPole-v1, 2x64 tanh network in a TensorDictModule, against the bare network",
+        "CartPole-v1",
+        0.85,
+        1000,
+        policy=tensordict_module("CartPole-v1"),
+        reference=Greedy,
+        peers=PEERS,
+    ),
+    _case("pendulum-random", "Pendulum-v1, random actions", "Pendulum-v1", 0.95, 2000, peers=PEERS),
+    _case(
+        "pendulum-mlp",
+        "Pendulum-v1, 2x64 tanh network in a TensorDictModule, against the bare network",
+        "Pendulum-v1",
+        0.85,
+        1000,
+        policy=tensordict_module("Pendulum-v1"),
+        reference=lambda: make_policy("Pendulum-v1"),
+        peers=PEERS,
+    ),
+    _case("frames-random", "84x84x4 uint8 frames, random actions", FRAMES_ENV, 0.8, 4000, peers=PEERS),
+    _case(
+        "cartpole-module",
+        "CartPole-v1, the network as a plain nn.Module",
+        "CartPole-v1",
+        0.85,
+        1000,
+        policy=Greedy,
+        reference=Greedy,
+    ),
+    _case(
+        "cartpole-callable",
+        "CartPole-v1, the network inside a TensorDict -> TensorDict function, against the bare network",
+        "CartPole-v1",
+        0.7,
+        1000,
+        policy=td_callable,
+        reference=Greedy,
+    ),
+    _case(
+        "cartpole-probabilistic",
+        "CartPole-v1, ProbabilisticTensorDictSequential, against the same distribution sampled by hand",
+        "CartPole-v1",
+        0.8,
+        1000,
+        policy=sampled_by_module,
+        reference=sampled_by_hand,
+    ),
+)

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Makes the second interpreter of `python -m benchmarks --peers`: make_peers.sh [FOLDER] (default .venv-peers).
+# A peer that does not install is reported and left out. Run again, it does nothing unless the constraints changed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=${1:-.venv-peers}
+constraints=benchmarks/peers-constraints.txt
+stamp="$venv/.made-from"
+
+if cmp -s "$constraints" "$stamp" && "$venv/bin/python" -c 'import torch' 2>/dev/null; then
+    exit 0
+fi
+
+"${PYTHON:-python3.11}" -m venv --clear "$venv"
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
+
+# torch before anything that could ask for a range of it, and never again.
+pip install --constraint "$constraints" torch numpy
+pip install --constraint "$constraints" gymnasium tensordict
+for peer in torchrl stable-baselines3 tianshou cpprb; do
+    if pip install --constraint "$constraints" "$peer"; then
+        echo "peers: $peer installed"
+    else
+        echo "peers: $peer did not install and is left out" >&2
+    fi
+done
+
+expected=$(sed -n 's/^torch==//p' "$constraints")
+"$venv/bin/python" - "$expected" <<'PYTHON'
+import importlib.metadata as metadata
+import sys
+
+found = metadata.version("torch").split("+")[0]
+if found != sys.argv[1]:
+    sys.exit(f"peers: expected torch {sys.argv[1]}, got {found}: a peer replaced it")
+cuda = sorted(d.name for d in metadata.distributions() if d.name.lower().startswith("nvidia-"))
+if cuda:
+    print(f"peers: this torch brought CUDA packages along ({len(cuda)}); the benchmarks do not use them", file=sys.stderr)
+PYTHON
+cp "$constraints" "$stamp"

@@ -1,0 +1,103 @@
+"""What a buffer and a collector keep in memory, each read in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.harness import Gauge
+from benchmarks.workload import as_tensordict, rows
+from gleanrl.collectors import SyncDataCollector
+from gleanrl.data import LazyTensorStorage, ReplayBuffer
+from gleanrl.envs import GymEnv
+
+ROOT = Path(__file__).resolve().parents[1]
+CHUNK = 1000
+ROWS = 1_000_000
+BATCHES, WARM_UP_BATCHES = 2000, 500
+
+
+def resident() -> int:
+    """Returns the bytes of this process that are in memory (Linux)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def bytes_beyond_columns() -> float:
+    """Fills a buffer of a million CartPole-like rows and samples; returns bytes a row beyond its columns."""
+    columns = rows("cartpole", CHUNK)
+    data = as_tensordict(columns)
+    width = sum(column.nbytes for column in columns.values()) / CHUNK
+
+    def fill(size: int) -> ReplayBuffer:
+        buffer = ReplayBuffer(storage=LazyTensorStorage(size))
+        for _ in range(size // CHUNK):
+            buffer.extend(data)
+        buffer.sample(256)
+        return buffer
+
+    fill(CHUNK)  # what the first use of any buffer loads is not the price of this one
+    before = resident()
+    buffer = fill(ROWS)
+    return (resident() - before) / len(buffer) - width
+
+
+def bytes_per_frame() -> float:
+    """Collects CartPole frames and lets them go; returns the slope of the resident memory, bytes a frame."""
+    collector = SyncDataCollector(GymEnv("CartPole-v1"), None, frames_per_batch=200, total_frames=-1)
+    seen = []
+    for number, _ in enumerate(collector):
+        if number >= WARM_UP_BATCHES:
+            seen.append(resident())
+        if len(seen) == BATCHES:
+            break
+    slope = np.polyfit(np.arange(BATCHES) * 200.0, np.asarray(seen, float), 1)[0]
+    return max(0.0, float(slope))
+
+
+READINGS = {"rows": bytes_beyond_columns, "collecting": bytes_per_frame}
+
+
+def in_fresh_process(what: str) -> float:
+    """Takes one of READINGS in a process that has done nothing else.
+
+    Raises:
+        RuntimeError: the process failed; the message carries the end of what it said.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.memory", what],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"memory {what}: " + " | ".join(done.stderr.strip().split("\n")[-3:]))
+    return float(json.loads(done.stdout))
+
+
+GAUGES = (
+    Gauge(
+        "memory/rows",
+        "a full buffer of a million CartPole-like rows beyond its columns",
+        "bytes/row",
+        lambda: in_fresh_process("rows"),
+        16.0,
+    ),
+    Gauge(
+        "memory/collecting",
+        "slope of the resident memory over 400,000 collected frames (1 byte a frame would be 360 MB an hour)",
+        "bytes/frame",
+        lambda: in_fresh_process("collecting"),
+        0.25,
+    ),
+)
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(READINGS[sys.argv[1]]()))

@@ -1,0 +1,54 @@
+"""One side of a case in this interpreter, at the command of another: `peer_worker.py CASE SIDE [PACKAGE]`.
+
+The other end, and the protocol, is `remote.py`. The module PACKAGE.SIDE has `VERSION` and `SETUPS` (case ->
+set-up).
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main(case: str, side: str, package: str = "benchmarks.peers") -> None:
+    """Sets the side up, says so, and works once for each line that comes in."""
+    # Libraries print to standard output; the answers get a stream of their own and the rest goes to the log.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(answer: dict[str, Any]) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    sys.path[0] = str(ROOT)
+    try:
+        module = importlib.import_module(f"{package}.{side}")
+        work: Callable[[], float] = module.SETUPS[case]()
+    except Exception as error:
+        say({"error": f"{type(error).__name__}: {error}"})
+        return
+    gc.collect()
+    gc.freeze()
+    say({"ready": module.VERSION})
+    for _ in sys.stdin:
+        try:
+            gc.collect()
+            start = time.perf_counter()
+            amount = work()
+            say({"seconds": time.perf_counter() - start, "amount": amount})
+        except Exception as error:
+            say({"error": f"{type(error).__name__}: {error}"})
+            return
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,84 @@
+"""The reference of the collectors: the loop one would write by hand, storing what a batch of ours holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.workload import make_env
+
+Batch = dict[str, NDArray[Any]]
+FLAGS = ("done", "terminated", "truncated", "next.done", "next.terminated", "next.truncated")
+
+
+def recording_loop(
+    name: str, policy: Callable[[Tensor], Tensor] | None = None, *, num_envs: int = 1, steps: int = 200
+) -> Iterator[Batch]:
+    """Yields batches without end from a plain loop over environments, in arrays made afresh for each batch.
+
+    Args:
+        name: the environment's id.
+        policy: observation tensor -> action tensor ((num_envs, ...) for several environments, one action for
+            one); discrete actions come as one-hot. None draws each action from the action space.
+        num_envs: environments stepped in turn.
+        steps: steps of a batch.
+
+    Yields:
+        Field -> array (num_envs, steps, *leaf).
+    """
+    envs = [make_env(name) for _ in range(num_envs)]
+    current = np.stack([env.reset(seed=i)[0] for i, env in enumerate(envs)])
+    ids = np.arange(num_envs)
+    space = envs[0].action_space
+    discrete = isinstance(space, gym.spaces.Discrete)
+    action_shape = (int(space.n),) if isinstance(space, gym.spaces.Discrete) else space.shape or ()
+    action_dtype = np.int64 if discrete else space.dtype
+    while True:
+        obs = np.empty((num_envs, steps, *current.shape[1:]), current.dtype)
+        nxt = np.empty_like(obs)
+        action = np.zeros((num_envs, steps, *action_shape), action_dtype)
+        reward = np.empty((num_envs, steps, 1), np.float32)
+        flags = np.zeros((6, num_envs, steps, 1), bool)
+        traj = np.empty((num_envs, steps), np.int64)
+        with torch.no_grad():
+            for t in range(steps):
+                obs[:, t], traj[:, t] = current, ids
+                if policy is not None:
+                    a = policy(torch.from_numpy(current if num_envs > 1 else current[0])).numpy()
+                    a = a.reshape(num_envs, *action_shape)
+                    action[:, t] = a
+                    choices = a.argmax(-1).tolist() if discrete else a
+                for i, env in enumerate(envs):
+                    if policy is not None:
+                        choice = choices[i]
+                    else:
+                        choice = env.action_space.sample()
+                        if discrete:
+                            action[i, t, choice] = 1
+                        else:
+                            action[i, t] = choice
+                    o, r, terminated, truncated, _ = env.step(choice)
+                    nxt[i, t], reward[i, t] = o, r
+                    flags[3, i, t], flags[4, i, t], flags[5, i, t] = (
+                        terminated or truncated,
+                        terminated,
+                        truncated,
+                    )
+                    if terminated or truncated:
+                        o, _ = env.reset()
+                        ids[i] = ids.max() + 1
+                    current[i] = o
+        yield {
+            "observation": obs,
+            "action": action,
+            "next.observation": nxt,
+            "next.reward": reward,
+            "traj_ids": traj,
+            **dict(zip(FLAGS, flags, strict=True)),
+        }

@@ -1,0 +1,211 @@
+"""Buffers against plain gathers and slice writes of the same columns, the same rows in every side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.climit import Gather
+from benchmarks.harness import Case, Setup, Target, Work
+from benchmarks.workload import IMAGE_CHUNK, STORED, as_tensordict, rows, stored
+from gleanrl.data import LazyTensorStorage, ReplayBuffer
+
+RING = 100_000
+"""Rows of the buffers that are written to: full before the clock starts, so that no page is touched first."""
+EXTEND = 200
+ABOUT_20_US = 25.0
+"""The line of "about 20 us": absolute times of one machine differ by more than this from hour to hour."""
+PEERS = ("torchrl", "sb3", "tianshou", "cpprb")
+
+
+def our_buffer(kind: str) -> ReplayBuffer:
+    """Fills a buffer to the brim with `stored(kind)`."""
+    buffer = ReplayBuffer(storage=LazyTensorStorage(STORED[kind]))
+    if kind == "image":  # in pieces: the columns once more in memory would be another 1.1 GB
+        chunk = as_tensordict(rows(kind, IMAGE_CHUNK))
+        for _ in range(STORED[kind] // IMAGE_CHUNK):
+            buffer.extend(chunk)
+    else:
+        buffer.extend(as_tensordict(stored(kind)))
+    return buffer
+
+
+def ours_sampling(kind: str, batch: int, calls: int) -> Setup:
+    """Our side of a uniform sample: fresh tensors and TensorDict included."""
+
+    def setup() -> Work:
+        buffer = our_buffer(kind)
+
+        def work() -> int:
+            for _ in range(calls):
+                buffer.sample(batch)
+            return calls
+
+        return work
+
+    return setup
+
+
+def _gathering(
+    kind: str,
+    calls: int,
+    batch: int,
+    make: Callable[[list[NDArray[Any]]], Callable[[NDArray[np.int64]], Any]],
+) -> Setup:
+    def setup() -> Work:
+        columns = list(stored(kind).values())
+        gather, rng, n = make(columns), np.random.default_rng(1), STORED[kind]
+
+        def work() -> int:
+            for _ in range(calls):
+                gather(rng.integers(0, n, batch))
+            return calls
+
+        return work
+
+    return setup
+
+
+def take_floor(kind: str, batch: int, calls: int, mode: str = "raise") -> Setup:
+    """`numpy.take(out=)` of fresh random rows, column by column, into buffers made beforehand."""
+
+    def make(columns: list[NDArray[Any]]) -> Callable[[NDArray[np.int64]], Any]:
+        pairs = [(column, np.zeros((batch, *column.shape[1:]), column.dtype)) for column in columns]
+
+        def gather(index: NDArray[np.int64]) -> None:
+            for column, out in pairs:
+                np.take(column, index, axis=0, out=out, mode=mode)  # type: ignore[call-overload]
+
+        return gather
+
+    return _gathering(kind, calls, batch, make)
+
+
+def c_gather(kind: str, batch: int, calls: int) -> Setup:
+    """The C gather with prefetch of fresh random rows into buffers made beforehand."""
+    return _gathering(kind, calls, batch, lambda columns: Gather(columns, batch))
+
+
+def ours_extending(calls: int) -> Setup:
+    """Our side of `extend` by EXTEND rows."""
+
+    def setup() -> Work:
+        buffer, data = ReplayBuffer(storage=LazyTensorStorage(RING)), as_tensordict(rows("cartpole", EXTEND))
+        for _ in range(RING // EXTEND):
+            buffer.extend(data)
+
+        def work() -> int:
+            for _ in range(calls):
+                buffer.extend(data)
+            return calls
+
+        return work
+
+    return setup
+
+
+def ours_adding(calls: int) -> Setup:
+    """Our side of `add` of one row; the rows are cut out of their batch beforehand."""
+
+    def setup() -> Work:
+        buffer, data = ReplayBuffer(storage=LazyTensorStorage(RING)), as_tensordict(rows("cartpole", EXTEND))
+        for _ in range(RING // EXTEND):
+            buffer.extend(data)
+        singles = [data[i] for i in range(EXTEND)]
+
+        def work() -> int:
+            for k in range(calls):
+                buffer.add(singles[k % EXTEND])
+            return calls
+
+        return work
+
+    return setup
+
+
+def slice_writes(n: int, calls: int) -> Setup:
+    """Plain slice writes of `n` rows at a cursor, column by column."""
+
+    def setup() -> Work:
+        source = rows("cartpole", n)
+        pairs = [(np.resize(column, (RING, *column.shape[1:])), column) for column in source.values()]
+        cursor = 0
+
+        def work() -> int:
+            nonlocal cursor
+            for _ in range(calls):
+                for ring, column in pairs:
+                    ring[cursor : cursor + n] = column
+                cursor = (cursor + n) % RING
+            return calls
+
+        return work
+
+    return setup
+
+
+def _sampling(kind: str, batch: int, calls: int) -> dict[str, Setup]:
+    return {
+        "numpy.take(out=)": take_floor(kind, batch, calls),
+        "numpy.take(out=, mode='clip')": take_floor(kind, batch, calls, "clip"),
+        "gleanrl": ours_sampling(kind, batch, calls),
+    }
+
+
+CASES = (
+    Case(
+        "replay/extend",
+        f"extend of {EXTEND} CartPole-like rows (11 leaves), against slice writes of the same columns",
+        "call",
+        {"slice writes": slice_writes(EXTEND, 500), "gleanrl": ours_extending(500)},
+        "slice writes",
+        targets=(Target(ABOUT_20_US, "us"), Target(6.0, against="torchrl")),
+        peers=PEERS,
+    ),
+    Case(
+        "replay/add",
+        "add of one CartPole-like row (11 leaves), against slice writes of the same columns",
+        "call",
+        {"slice writes": slice_writes(1, 500), "gleanrl": ours_adding(500)},
+        "slice writes",
+        targets=(Target(ABOUT_20_US, "us"), Target(4.0, against="torchrl")),
+        peers=PEERS,
+    ),
+    Case(
+        "replay/sample",
+        "sample(256) of CartPole-like rows (11 leaves) out of a million, in fresh tensors and a TensorDict",
+        "call",
+        _sampling("cartpole", 256, 500),
+        "numpy.take(out=)",
+        targets=(Target(1.1, "time"),),
+        peers=PEERS,
+    ),
+    Case(
+        "replay/sample-humanoid",
+        "sample(256) of Humanoid-like rows (376 float32 twice) out of 50,000; no target",
+        "call",
+        _sampling("humanoid", 256, 200),
+        "numpy.take(out=)",
+        peers=PEERS,
+    ),
+    Case(
+        "replay/sample-image",
+        "sample(256) of 84x84x4 uint8 pairs out of 20,000, against the C gather into ready buffers",
+        "call",
+        {"C gather": c_gather("image", 256, 20), "gleanrl": ours_sampling("image", 256, 20)},
+        "C gather",
+        targets=(Target(0.85),),
+        peers=PEERS,
+    ),
+    Case(
+        "replay/sample-image-2048",
+        "sample(2048) of the same (58 MB a leaf), against the C gather into ready buffers",
+        "call",
+        {"C gather": c_gather("image", 2048, 3), "gleanrl": ours_sampling("image", 2048, 3)},
+        "C gather",
+        targets=(Target(0.5),),
+    ),
+)

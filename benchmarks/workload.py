@@ -1,0 +1,165 @@
+"""What every side of a comparison works on: environments, networks and rows. Needs no gleanrl and no peer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+FRAME = (84, 84, 4)
+FRAMES_ENV = "GleanrlBenchFrames-v0"
+IMAGE_CHUNK = 200
+STORED = {"cartpole": 1_000_000, "humanoid": 50_000, "image": 20_000}
+"""Rows of the buffers that are sampled from."""
+Columns = dict[tuple[str, ...], NDArray[Any]]
+
+
+class FramesEnv(gym.Env[NDArray[np.uint8], Any]):
+    """An environment of 84x84x4 uint8 frames that costs next to nothing: a walk along a prepared ring."""
+
+    def __init__(self, ring: int = 64) -> None:
+        self.observation_space = gym.spaces.Box(0, 255, FRAME, np.uint8)
+        self.action_space = gym.spaces.Discrete(4)
+        frames = np.random.default_rng(0).integers(0, 256, (ring, *FRAME), dtype=np.uint8)
+        self._frames: list[NDArray[np.uint8]] = list(frames)
+        self._at = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Starts an episode at the ring's next frame; returns it with an empty info."""
+        super().reset(seed=seed)
+        return self._next_frame(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Goes one frame on whatever the action; never terminates (the registry's time limit truncates)."""
+        return self._next_frame(), 1.0, False, False, {}
+
+    def _next_frame(self) -> NDArray[np.uint8]:
+        self._at = (self._at + 1) % len(self._frames)
+        return self._frames[self._at]
+
+
+if FRAMES_ENV not in gym.registry:
+    gym.register(FRAMES_ENV, entry_point="benchmarks.workload:FramesEnv", max_episode_steps=1000)
+
+
+def make_env(name: str) -> gym.Env[Any, Any]:
+    """Makes an environment as every side does: without gymnasium's environment checker."""
+    return gym.make(name, disable_env_checker=True)
+
+
+def mlp(inputs: int, outputs: int) -> nn.Sequential:
+    """Builds the 2x64 tanh network of all cases, the same weights each time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs)
+        )
+
+
+class Greedy(nn.Module):
+    """One-hot of the best action: observation (*B, inputs) float32 -> (*B, actions) int64."""
+
+    def __init__(self, inputs: int = 4, actions: int = 2) -> None:
+        super().__init__()
+        self.net = mlp(inputs, actions)
+        self.actions = actions
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Returns the one-hot of the largest output."""
+        best: Tensor = self.net(observation).argmax(-1)
+        return nn.functional.one_hot(best, self.actions)
+
+
+class Torque(nn.Module):
+    """Bounded continuous action: observation (*B, inputs) float32 -> (*B, 1) float32 in [-2, 2]."""
+
+    def __init__(self, inputs: int = 3) -> None:
+        super().__init__()
+        self.net = mlp(inputs, 1)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Returns the squashed and scaled output."""
+        squashed: Tensor = self.net(observation).tanh()
+        return squashed * 2
+
+
+def make_policy(env_name: str) -> nn.Module:
+    """Builds the network policy of an environment of these benchmarks."""
+    return Greedy() if env_name == "CartPole-v1" else Torque()
+
+
+OBSERVATION_SPACES: Mapping[str, tuple[tuple[int, ...], type[np.generic]]] = {
+    "cartpole": ((4,), np.float32),
+    "humanoid": ((376,), np.float32),
+    "image": (FRAME, np.uint8),
+}
+
+
+def rows(kind: str, n: int) -> Columns:
+    """Builds `n` transitions as the 11 columns of a batch, from a fixed seed.
+
+    Args:
+        kind: "cartpole" (4 float32), "humanoid" (376 float32) or "image" (84x84x4 uint8) observations.
+        n: number of rows.
+
+    Returns:
+        Key path -> array of shape (n, *leaf); actions are one-hot of 2 (17 float32 for "humanoid").
+    """
+    rng = np.random.default_rng(0)
+    shape, dtype = OBSERVATION_SPACES[kind]
+
+    def observation() -> NDArray[Any]:
+        if dtype is np.uint8:
+            return rng.integers(0, 256, (n, *shape), dtype=np.uint8)
+        return rng.standard_normal((n, *shape), dtype=np.float32)
+
+    def flag(p: float) -> NDArray[np.bool_]:
+        return rng.random((n, 1)) < p
+
+    if kind == "humanoid":
+        action: NDArray[Any] = rng.standard_normal((n, 17), dtype=np.float32)
+    else:
+        action = np.eye(2, dtype=np.int64)[rng.integers(0, 2, n)]
+    terminated, truncated = flag(0.05), flag(0.01)
+    return {
+        ("observation",): observation(),
+        ("action",): action,
+        ("done",): np.zeros((n, 1), bool),
+        ("terminated",): np.zeros((n, 1), bool),
+        ("truncated",): np.zeros((n, 1), bool),
+        ("next", "observation"): observation(),
+        ("next", "reward"): rng.standard_normal((n, 1), dtype=np.float32),
+        ("next", "done"): terminated | truncated,
+        ("next", "terminated"): terminated,
+        ("next", "truncated"): truncated,
+        ("collector", "traj_ids"): np.cumsum((terminated | truncated)[:, 0]).astype(np.int64),
+    }
+
+
+def stored(kind: str) -> Columns:
+    """Builds the columns of a full buffer; images repeat a chunk of random rows."""
+    n = STORED[kind]
+    if kind != "image":
+        return rows(kind, n)
+    chunk = rows(kind, IMAGE_CHUNK)
+    return {path: np.resize(column, (n, *column.shape[1:])) for path, column in chunk.items()}
+
+
+def as_tensordict(columns: Columns) -> TensorDict:
+    """Wraps columns into one nested TensorDict of batch size (n,), sharing their memory."""
+    n = len(next(iter(columns.values())))
+    nested: dict[str, Any] = {}
+    for path, column in columns.items():
+        at = nested
+        for part in path[:-1]:
+            at = at.setdefault(part, {})
+        at[path[-1]] = torch.from_numpy(column)
+    return TensorDict(nested, [n])
