@@ -64,6 +64,7 @@ def check_stream(
     obs_key: Any = "observation",
     fresh_batches: bool = False,
     first_step: int | None = 0,
+    limit: int | None = None,
 ) -> None:
     """Check every row of consecutive batches of one collector against the oracle `(stream, episode, step)`.
 
@@ -73,6 +74,7 @@ def check_stream(
         obs_key: where the oracle's triple stands.
         fresh_batches: whether each batch begins with a reset.
         first_step: the step in the very first root observation; None: don't check.
+        limit: steps after which a trajectory is truncated by the collector.
     """
     names: dict[int, tuple[int, int]] = {}
     owners: dict[tuple[int, int], int] = {}
@@ -90,6 +92,7 @@ def check_stream(
                 where = f"row {p}, t {t}, root {root}, next {after}, previous {previous}"
                 assert after == [stream, episode, step + 1], where
                 terminated, truncated = script.flags(stream, episode, step + 1)
+                truncated |= step + 1 == limit
                 assert flags[t] == [terminated or truncated, terminated, truncated], where
                 if previous is None:
                     assert first_step is None or step == first_step, where
