@@ -1,0 +1,87 @@
+# Every target does its own set-up: a virtual environment in .venv with the pinned versions, and the compiled core.
+# Needs Python 3.10 or newer (3.11 is the tested one), a C++20 compiler and pip.
+#   PYTHON=python3.11 make test      another interpreter
+#   make demo DEMO_ARGS="--help"     arguments for the demo
+#   make bench BENCH_ARGS="--help"   arguments for the benchmarks
+PYTHON ?= python3
+ifeq ($(origin CXX),default)
+  CXX := c++
+endif
+export CXX
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+TORCH := $(shell grep '^torch==' constraints.txt)
+CORE_SOURCES := $(wildcard cpp/*.cc cpp/*.h) CMakeLists.txt pyproject.toml
+PEERS := .venv-peers
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test test-fast bench bench-peers lint format docs clean
+
+help:
+	@echo "make demo         learn CartPole on collected and stored data"
+	@echo "make test         every test, doctests included"
+	@echo "make test-fast    the tests that take less than a few seconds each"
+	@echo "make bench        the benchmarks; make bench-peers: other libraries in the same run"
+	@echo "make lint         all static checks; make format: let the formatters write"
+	@echo "make docs         the documentation in site/"
+	@echo "make build        the environment and the compiled core only"
+	@echo "make clean        remove what the targets made"
+
+# The environment: torch first, at its pinned version, then everything else around it.
+$(VENV)/.installed: constraints.txt pyproject.toml
+	@command -v $(PYTHON) >/dev/null 2>&1 || { echo "No $(PYTHON) here: install Python 3.11, or name another one with PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "$(PYTHON) is older than 3.10: name a newer one with PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) can't make virtual environments: install its venv package (Debian, Ubuntu: python3-venv)."; exit 1; }
+	@echo "Setting up $(VENV) (the first time takes a few minutes)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) $(TORCH)
+	$(PIP) cmake nanobind ninja scikit-build-core
+	@$(MAKE) --no-print-directory compiler
+	$(PIP) --no-build-isolation --editable '.[dev,docs]'
+	@touch $@
+
+# The core, beside the sources in src/gleanrl.
+$(VENV)/.built: $(VENV)/.installed $(CORE_SOURCES)
+	@$(MAKE) --no-print-directory compiler
+	$(PIP) --no-build-isolation --no-deps --editable . $(if $(WERROR),-C cmake.define.GLEANRL_WERROR=ON)
+	@touch $@
+
+.PHONY: compiler
+compiler:
+	@command -v $(CXX) >/dev/null 2>&1 || { echo "No C++ compiler ($(CXX)) here: install g++ 11 or clang 14 or newer (Debian, Ubuntu: g++), or name one with CXX=..."; exit 1; }
+
+build: $(VENV)/.built
+
+demo: build
+	$(BIN)/python examples/dqn_cartpole.py $(DEMO_ARGS)
+
+test: build
+	$(BIN)/python -m pytest -q -n 2 tests $(TEST_ARGS)
+	$(BIN)/python -m pytest -q --doctest-modules src/gleanrl
+
+test-fast: build
+	$(BIN)/python -m pytest -q -n 2 -m "not slow" tests $(TEST_ARGS)
+
+bench: build
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+lint: build
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run -Werror cpp/*.cc cpp/*.h
+
+format: build
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i cpp/*.cc cpp/*.h
+
+docs: build
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf build dist site out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) src/gleanrl/_core.*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

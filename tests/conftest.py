@@ -1,0 +1,23 @@
+"""One thread for torch, the same hypothesis examples in every run, and nothing left behind by a session."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import settings
+
+from tests.leaks import Holdings
+
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
+
+# Two cores, two pytest processes: more threads would only get in each other's way.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_leaks():
+    """Fail the session when its tests leave processes, shared memory or open files behind."""
+    before = Holdings.now()
+    yield
+    before.check()
