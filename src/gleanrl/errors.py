@@ -19,8 +19,12 @@ class InvalidTypeError(GleanError, TypeError):
     """An argument has a type that the call can't accept."""
 
 
-class UnsupportedError(GleanError, RuntimeError):
+class UnsupportedError(GleanError, NotImplementedError):
     """A combination of valid options that can't work together; the message says which and what to do."""
+
+
+class SpaceError(UnsupportedError, NotImplementedError, ValueError):
+    """A gymnasium space whose values columns can't hold; the message names the space."""
 
 
 class ClosedError(GleanError, RuntimeError):

@@ -64,6 +64,9 @@ class Stepper(Protocol):
             StepFault: if the environment raised or broke its declaration.
         """
 
+    def stop(self, num_steps: int) -> None:
+        """End a block before it is full: row `num_steps` becomes the carry."""
+
 
 class Actor(Protocol):
     """A policy that reads the root columns of a row and writes its action columns."""
@@ -104,19 +107,27 @@ def collect(
     act, step = actor.act, stepper.step
     actions_ready = actor.bind(block)
     stepper.bind(block, actions_ready)
-    steps = range(block.num_steps)
-    if stop is not None:
-        for t in steps:
-            if not actions_ready:
+    t = 0
+    try:
+        if stop is not None:
+            for t in range(block.num_steps):
+                if not actions_ready:
+                    act(t)
+                step(t)
+                if stop(t) and t + 1 < block.num_steps:
+                    stepper.stop(t + 1)
+                    return t + 1
+        elif actions_ready:
+            for t in range(block.num_steps):
+                step(t)
+        else:
+            for t in range(block.num_steps):
                 act(t)
-            step(t)
-            if stop(t):
-                return t + 1
-    elif actions_ready:
-        for t in steps:
-            step(t)
-    else:
-        for t in steps:
-            act(t)
-            step(t)
+                step(t)
+    except StepFault as fault:
+        block.num_whole = t + (fault.during == "reset")  # the step before a failed reset is whole
+        raise
+    except BaseException:
+        block.num_whole = t  # what the owner must account for: the steps before the one that failed
+        raise
     return block.num_steps

@@ -137,16 +137,13 @@ class TensorDictStepper:
         if self._carry is None:
             self.reset()
         schema = self.schema()
-        own = set(schema.paths)
         self._next = [(p[1:], p, block.rows(p), schema[p]) for p in schema.paths if p[0] == "next"]
         self._root = [(p, block.rows(p), schema[p]) for p in schema.paths if p[0] != "next"]
-        self._acted = [
-            (as_key(p), block.rows(p)) for p in block.schema.paths if p not in own and p[0] != "collector"
-        ]
+        inputs = {as_path(key) for key in (*self.env.action_keys, *self.env.state_keys)}
+        self._acted = [(as_key(p), block.rows(p)) for p in inputs if p in block.schema and p not in schema]
         self._last = block.num_steps - 1
         assert self._carry is not None
-        for path, rows, field in self._root:
-            self._write(path, rows[0], self._carry.get(as_key(path)), field)
+        self._write_root(0, self._carry)
 
     def step(self, t: int) -> None:
         """Step all environments with the actions of row `t`."""
@@ -156,22 +153,24 @@ class TensorDictStepper:
         try:
             for key, rows in self._acted:
                 carry.set(key, rows[t].clone())
-            if self._max_steps is None and self.reset_when_done:
-                stepped, root = self.env.step_and_maybe_reset(carry)
-            else:
-                stepped = self.env.step(carry)
-                self._truncate(stepped.get("next"))
-                root = advance(stepped, self.env)
-                during = "reset"
-                if self.reset_when_done:
-                    root = self._reset_done(root)
-            self._record(t, stepped.get("next"), root)
+            stepped = self.env.step(carry)
+            outcome = stepped.get("next")
+            self._truncate(outcome)
+            self._record(t, outcome)
+            during = "reset"
+            root = advance(stepped, self.env)
+            if self.reset_when_done:
+                root = self._reset_done(root)
+            self._write_root(t + 1, root)
         except Exception as cause:
             self._carry = None
             raise StepFault(t, self._index(), during, cause) from cause
         self._carry = root
 
-    def _record(self, t: int, outcome: TensorDictBase, root: TensorDictBase) -> None:
+    def stop(self, num_steps: int) -> None:
+        """Do nothing: the carry is the environment's own TensorDict, whatever the block holds."""
+
+    def _record(self, t: int, outcome: TensorDictBase) -> None:
         found = {path: leaf for path, leaf in iter_leaves(outcome) if not is_private(path)}
         for path, full, rows, field in self._next:
             value = found.pop(path, None)
@@ -182,9 +181,12 @@ class TensorDictStepper:
             raise EnvironmentContractError(
                 f"step returned {[as_key(p) for p in found]}, which the specs don't declare"
             )
-        if t < self._last:
-            for path, rows, field in self._root:
-                self._write(path, rows[t + 1], root.get(as_key(path)), field)
+
+    def _write_root(self, t: int, root: TensorDictBase) -> None:
+        if t > self._last:
+            return
+        for path, rows, field in self._root:
+            self._write(path, rows[t], root.get(as_key(path)), field)
 
     def _write(self, path: Path, row: torch.Tensor, value: Any, field: Field) -> None:
         accepted = self._accepted.get(path, field.dtype)
@@ -212,11 +214,11 @@ class TensorDictStepper:
             outcome.set(as_key(key), flag | mask)
 
     def _reset_done(self, root: TensorDictBase) -> TensorDictBase:
-        ended = torch.zeros(self.batch_size, dtype=torch.bool)
-        for _, flag in self._done_entries(root):
-            ended |= flag.reshape(*self.batch_size, -1).any(-1).cpu()
-        self._counts.masked_fill_(ended, 0)
-        return self.env.maybe_reset(root) if ended.any() else root
+        if self._max_steps is not None:
+            for _, flag in self._done_entries(root):
+                ended = flag.reshape(*self.batch_size, -1).any(-1).cpu()
+                self._counts.masked_fill_(ended, 0)
+        return self.env.maybe_reset(root)
 
     def _done_entries(
         self, batch: TensorDictBase, names: Iterable[str] = ("done",)

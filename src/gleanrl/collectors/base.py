@@ -1,0 +1,66 @@
+"""What every collector offers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+from tensordict import TensorDictBase
+from torch.utils.data import IterableDataset
+
+from gleanrl.errors import UnsupportedError
+
+
+class DataCollectorBase(IterableDataset, ABC):  # type: ignore[type-arg]
+    """Abstract collector: an iterable of batches. Not thread-safe: one caller at a time."""
+
+    _own_iterator: Iterator[TensorDictBase] | None = None
+
+    @abstractmethod
+    def iterator(self) -> Iterator[TensorDictBase]:
+        """Yield batches until the budget is spent."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Release what the collector holds; calling it again does nothing."""
+
+    @abstractmethod
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seed the environments and return the last seed that was used."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the collector's state."""
+
+    @abstractmethod
+    def load_state_dict(self, state_dict: dict[str, Any], **kwargs: Any) -> None:
+        """Take over a saved state."""
+
+    @abstractmethod
+    def update_policy_weights_(self, policy_weights: TensorDictBase | None = None) -> None:
+        """Copy weights into the collector's own policy."""
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        """Iterate over batches; a new iteration goes on where the last one stopped."""
+        return self.iterator()
+
+    def next(self) -> TensorDictBase | None:
+        """Return the next batch, without a device of its own, or None when the budget is spent."""
+        if self._own_iterator is None:
+            self._own_iterator = self.iterator()
+        batch = next(self._own_iterator, None)
+        return None if batch is None else batch.clear_device_()
+
+    def __class_getitem__(cls, item: Any) -> Any:
+        """Refuse: collectors aren't generic."""
+        raise UnsupportedError(f"{cls.__name__}[{item!r}]: collectors can't be subscripted")
+
+    def __getitem__(self, index: Any) -> Any:
+        """Refuse: batches come in order only."""
+        raise UnsupportedError("a collector can't be indexed; iterate over it")
+
+    def __del__(self) -> None:
+        """Shut down with the last reference."""
+        if getattr(self, "_ready", False):
+            self.shutdown()

@@ -1,0 +1,233 @@
+"""Collection in one process: blocks filled by the loop, then ids, counts and checks over whole columns.
+
+The public collectors and the workers of the multi-process ones are made of this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import InteractionType, set_interaction_type
+
+from gleanrl.block import Block, Field, numpy_view
+from gleanrl.collectors.checks import check_actions, check_finite, nonfinite_rows
+from gleanrl.collectors.episodes import EpisodeTracker
+from gleanrl.collectors.ledger import FrameLedger
+from gleanrl.errors import InvalidArgumentError, NonFiniteError, PolicyError
+from gleanrl.rollouts.loop import StepFault, collect
+from gleanrl.rollouts.plan import RolloutPlan, explain
+from gleanrl.system import clock
+from gleanrl.tree import Path, as_path
+
+IDS: Path = ("collector", "traj_ids")
+NONFINITE: Path = ("collector", "nonfinite")
+_COUNT = ("step_count",)
+_NEXT_COUNT = ("next", "step_count")
+
+
+@dataclass(frozen=True)
+class CollectionOptions:
+    """How batches are collected.
+
+    Attributes:
+        max_steps: truncate episodes at so many steps and count them under ``step_count``; None for neither.
+        exploration_type: the interaction type during a rollout.
+        nonfinite: what to do about NaN or infinity in observations and rewards: ``"raise"``, ``"mark"`` or ``"pass"``.
+        reuse_block: whether all batches share their memory.
+        stop: asked after every step; True cuts the batch there.
+    """
+
+    max_steps: int | None = None
+    exploration_type: InteractionType | None = InteractionType.RANDOM
+    nonfinite: str = "raise"
+    reuse_block: bool = False
+    stop: Callable[[], bool] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the choices."""
+        if self.nonfinite not in ("raise", "mark", "pass"):
+            raise InvalidArgumentError(
+                f"nonfinite: expected 'raise', 'mark' or 'pass', got {self.nonfinite!r}"
+            )
+
+
+class Collection:
+    """Fills one batch after the other. Not thread-safe: one caller at a time.
+
+    After a failure (an environment, a policy, a value that isn't finite) the batch is discarded and accounted for, and
+    the next one begins with a reset of every environment.
+
+    Args:
+        env: the environment; it is used, not owned.
+        plan: which actor, which stepper, which columns.
+        options: see `CollectionOptions`.
+    """
+
+    def __init__(self, env: Any, plan: RolloutPlan, options: CollectionOptions) -> None:
+        self.env, self.plan, self.options = env, plan, options
+        self.num_envs = max(1, plan.batch_size.numel())
+        self.episodes = EpisodeTracker(self.num_envs)
+        self.ledger = FrameLedger()
+        self.seconds = 0.0
+        self._reset_first = False
+        self._block: Block | None = None
+        self._batch: TensorDict | None = None
+        self._extra = self._extra_fields()
+        if options.max_steps is not None:
+            plan.stepper.limit(options.max_steps)
+        rewards = {("next", *as_path(key)) for key in env.reward_keys}
+        self._reward_path = next((p for p in plan.schema.paths if p in rewards), None)
+        actions = {as_path(key) for key in env.action_keys}
+        floats = [p for p in plan.schema.paths if plan.schema[p].dtype.is_floating_point]
+        self._action_paths = [p for p in floats if p in actions]
+        self._env_paths = [p for p in floats if p not in plan.policy_paths]
+
+    def _extra_fields(self) -> dict[Path, Field]:
+        extra = {IDS: Field(torch.Size(), torch.int64)}
+        if self.options.max_steps is not None:
+            if any(path[-1] == "step_count" for path in self.plan.schema.paths):
+                raise InvalidArgumentError(
+                    "max_frames_per_traj: the environment has a 'step_count' already; leave its own limit in place, or remove it"
+                )
+            extra[_COUNT] = extra[_NEXT_COUNT] = Field(torch.Size((1,)), torch.int64)
+        if self.options.nonfinite == "mark":
+            extra[NONFINITE] = Field(torch.Size(), torch.bool)
+        return extra
+
+    def reset(self, mask: torch.Tensor | None = None) -> None:
+        """Reset every environment, or those where `mask` (bool, batch size) is True; they begin new trajectories."""
+        try:
+            self.plan.stepper.reset(mask)
+        except StepFault as fault:
+            self._reset_first = True
+            raise explain(fault, self.env) from fault.cause
+        self._reset_first = False
+        self.episodes.abandon(None if mask is None else mask.reshape(-1).cpu().numpy())
+
+    def reset_later(self) -> None:
+        """Begin the next batch with a reset of every environment."""
+        self._reset_first = True
+
+    def collect(self, num_steps: int, random: bool, device: torch.device | None) -> TensorDict:
+        """Return the next batch, ``[*batch, T]``.
+
+        Args:
+            num_steps: T; the batch is shorter if the rollout was stopped.
+            random: whether actions are drawn from the action spec instead of asked of the policy.
+            device: what the batch says of its device.
+
+        Raises:
+            EnvironmentFailure, EnvironmentContractError: the environment raised or broke its declaration.
+            PolicyError: the policy's output doesn't fit.
+            NonFiniteError: a value isn't finite (with ``nonfinite="raise"``).
+        """
+        if self._reset_first:
+            self.reset()
+        block = self._fresh_block(num_steps)
+        begin = clock.monotonic()
+        try:
+            count = self._run(block, random)
+            self._complete(block, count)
+        except (NonFiniteError, PolicyError) as error:
+            self._abandon(block, "policy" if isinstance(error, PolicyError) else "nonfinite")
+            raise
+        except StepFault as fault:
+            error = self._explain(fault, block)
+            self._abandon(block, "environment")
+            raise error from fault.cause
+        except BaseException:
+            self._abandon(block, "interrupted")
+            raise
+        finally:
+            self.seconds += clock.monotonic() - begin
+        return self._wrap(block, count, device)
+
+    def _run(self, block: Block, random: bool) -> int:
+        actor = self.plan.random_actor if random else self.plan.actor
+        stop = self.options.stop
+        stopper = None if stop is None else lambda t: stop()
+        with torch.no_grad(), self._exploration():
+            return collect(actor, self.plan.stepper, block, stopper)
+
+    def _exploration(self) -> AbstractContextManager[Any]:
+        return set_interaction_type(self.options.exploration_type)
+
+    def _fresh_block(self, num_steps: int) -> Block:
+        if not self.options.reuse_block:
+            return self.plan.block(num_steps, self._extra)
+        if self._block is None or self._block.num_steps != num_steps:
+            self._block, self._batch = self.plan.block(num_steps, self._extra), None
+        return self._block
+
+    def _wrap(self, block: Block, count: int, device: torch.device | None) -> TensorDict:
+        if not self.options.reuse_block or count != block.num_steps:
+            return block.batch(count, device)
+        if self._batch is None:
+            self._batch = block.batch(count, device)
+        return self._batch
+
+    # ----------------------------------------------------- whole-column work
+    def _rows(self, block: Block, path: Path, count: int) -> torch.Tensor:
+        """Return the column at `path` with the environments flattened, ``(P, count, *leaf)``."""
+        column = block.column(path)
+        column = column.reshape(self.num_envs, block.num_steps, *column.shape[len(block.batch_size) :])
+        return column if count == block.num_steps else column[:, :count]
+
+    def _done(self, block: Block, count: int) -> torch.Tensor:
+        """Return ``(P, count)`` bool: whether any group's done is set."""
+        flags = [self._rows(block, path, count) for path in self.plan.done_paths]
+        ended = [f.flatten(2).any(-1) if math.prod(f.shape[2:]) != 1 else f.reshape(f.shape[:2]) for f in flags]
+        return ended[0] if len(ended) == 1 else torch.stack(ended).any(0)
+
+    def _complete(self, block: Block, count: int) -> None:
+        """Check the columns, then fill in ids and counts and account for the frames."""
+        block.num_whole = count
+        check_actions([(p, self._rows(block, p, count)) for p in self._action_paths], count)
+        flagged = 0
+        env_columns = [(p, self._rows(block, p, count)) for p in self._env_paths]
+        if self.options.nonfinite == "raise":
+            check_finite(env_columns, count, type(self.env).__name__)
+        elif self.options.nonfinite == "mark":
+            mark = self._rows(block, NONFINITE, count)
+            mark.copy_(nonfinite_rows(env_columns, mark))
+            flagged = int(mark.sum())
+        self._number(block, count)
+        self.ledger.deliver(count * self.num_envs, flagged)
+
+    def _number(self, block: Block, count: int) -> None:
+        done = self._done(block, count).cpu().numpy()
+        reward = None
+        if self._reward_path is not None:
+            rewards = self._rows(block, self._reward_path, count)
+            reward = rewards.reshape(self.num_envs, count, -1).sum(-1).double().cpu().numpy()
+        ids = self._rows(block, IDS, count)
+        on_cpu = ids.device.type == "cpu"
+        ids_array = numpy_view(ids) if on_cpu else ids.cpu().numpy()
+        counts_array = None
+        if self.options.max_steps is not None:
+            counts = self._rows(block, _COUNT, count).squeeze(-1)
+            counts_array = numpy_view(counts) if on_cpu else counts.cpu().numpy()
+        self.episodes.record(done, reward, ids_array, counts_array)
+        if not on_cpu:
+            ids.copy_(torch.from_numpy(ids_array))
+            if counts_array is not None:
+                counts.copy_(torch.from_numpy(counts_array))
+        if counts_array is not None:
+            self._rows(block, _NEXT_COUNT, count).copy_(self._rows(block, _COUNT, count)).add_(1)
+
+    def _abandon(self, block: Block, reason: str) -> None:
+        self.ledger.discard(block.num_whole * self.num_envs, reason)
+        self.episodes.abandon()
+        self._reset_first = True
+
+    def _explain(self, fault: StepFault, block: Block) -> Exception:
+        if fault.env < 0:
+            return explain(fault, self.env)
+        done = self._done(block, block.num_whole).cpu().numpy()
+        return explain(fault, self.env, *self.episodes.where(done, fault.env))

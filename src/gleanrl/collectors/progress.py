@@ -1,0 +1,49 @@
+"""The progress bar of a collector: frames, frames per second, episodes, mean return, time to go."""
+
+from __future__ import annotations
+
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from gleanrl.collectors.ledger import CollectorStats
+
+
+class CollectorProgress:
+    """Shows a collector's counters on the terminal; drawn at each hand-over of a batch, a few times a second at most.
+
+    Args:
+        total_frames: the collector's budget; None for endless (then there is no bar and no time to go).
+    """
+
+    def __init__(self, total_frames: int | None) -> None:
+        self._progress = Progress(
+            TextColumn("{task.completed:,.0f} frames"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[speed]:,.0f} frames/s  {task.fields[episodes]:,} episodes"),
+            TextColumn("mean return {task.fields[mean_return]:.1f}"),
+            TimeRemainingColumn(),
+            refresh_per_second=4,
+        )
+        self._task = self._progress.add_task(
+            "collect", total=total_frames, speed=0.0, episodes=0, mean_return=float("nan")
+        )
+        self._started = False
+
+    def update(self, frames: int, stats: CollectorStats) -> None:
+        """Show `frames` delivered frames and the counters."""
+        if not self._started:
+            self._progress.start()
+            self._started = True
+        self._progress.update(
+            self._task,
+            completed=frames,
+            speed=stats.frames_per_s,
+            episodes=stats.episodes,
+            mean_return=stats.mean_return,
+        )
+
+    def close(self) -> None:
+        """Draw the last state and give the terminal back; calling it again does nothing."""
+        if self._started:
+            self._progress.stop()
+            self._started = False
