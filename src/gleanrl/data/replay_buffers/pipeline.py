@@ -1,0 +1,149 @@
+"""Transforms of a buffer: what records go through on their way in and batches on their way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from gleanrl.errors import InvalidTypeError
+
+
+class Stage:
+    """One transform in its two directions.
+
+    An object with `inv` acts in both: itself (or its `forward`) on batches that are read, `inv` on records
+    that are written. A plain callable acts on batches, except one that changes the batch shape of data with
+    more batch dimensions than the storage has: that one acts on the way in. Which it is shows at the buffer's
+    first write, by calling it on a clone of the data's corner, and stays so.
+
+    Args:
+        transform: the object or callable.
+        invert: whether the two directions change places; a plain callable then acts on the way in only.
+    """
+
+    def __init__(self, transform: Any, invert: bool = False) -> None:
+        if not callable(transform):
+            raise InvalidTypeError(
+                f"transform: expected a callable or an object with forward and inv, got {transform!r}"
+            )
+        if isinstance(transform, nn.Module):
+            transform.eval()
+        self.transform = transform
+        self.invert = invert
+        self.is_plain = not callable(getattr(transform, "inv", None))
+        self.on_read: Callable[[Any], Any] | None = None
+        self.on_write: Callable[[Any], Any] | None = None
+        self.face(on_write=False)
+
+    def face(self, on_write: bool) -> None:
+        """Set the directions; `on_write` says whether a plain callable acts on the way in."""
+        transform = self.transform
+        forward: Callable[[Any], Any] | None = None if self.is_plain and on_write else transform
+        backward: Callable[[Any], Any] | None = None
+        if not self.is_plain:
+            backward = transform.inv
+        elif on_write:
+            backward = transform
+        swap = self.invert and not (self.is_plain and on_write)
+        self.on_read, self.on_write = (backward, forward) if swap else (forward, backward)
+
+    def try_on(self, corner: TensorDictBase) -> Any:
+        """Return what the plain callable makes of a clone of `corner`; None if it raises.
+
+        A callable that is made for samples, which have another shape, may well raise here: what is wrong with
+        it, if anything, shows at the first sample.
+        """
+        try:
+            return self.transform(corner.clone())
+        except Exception:
+            return None
+
+
+class Pipeline:
+    """The transforms of one buffer, in the order in which batches pass them; records pass them the other way round.
+
+    Not thread-safe: the buffer changes it, and writes through it, under its lock.
+    """
+
+    def __init__(self) -> None:
+        self._stages: list[Stage] = []
+        self._written = False
+        self.reads: tuple[Callable[[Any], Any], ...] = ()
+        self.writes: tuple[tuple[Callable[[Any], Any], bool], ...] = ()
+
+    def __len__(self) -> int:
+        """Return the number of transforms."""
+        return len(self._stages)
+
+    def insert(self, position: int, transform: Any, invert: bool) -> None:
+        """Put a transform before the one at `position`; see `Stage`."""
+        self._stages.insert(position, Stage(transform, invert))
+        self._bind()
+
+    def _bind(self) -> None:
+        self.reads = tuple(stage.on_read for stage in self._stages if stage.on_read is not None)
+        self.writes = tuple(
+            (stage.on_write, stage.is_plain and not stage.invert)
+            for stage in reversed(self._stages)
+            if stage.on_write is not None
+        )
+
+    def settle(self, data: Any, slot_dims: int) -> None:
+        """Find out, at the first write, which plain callables act on the way in.
+
+        Args:
+            data: what is written.
+            slot_dims: how many batch dimensions of it the storage takes as slots.
+        """
+        if self._written:
+            return
+        plain = [stage for stage in reversed(self._stages) if stage.is_plain and not stage.invert]
+        for stage in plain:
+            stage.face(on_write=False)
+        if isinstance(data, TensorDictBase) and data.numel():
+            corner = data[(slice(1),) * data.ndim] if data.ndim > slot_dims else data
+            for stage in plain:
+                if corner.ndim <= slot_dims:
+                    break
+                result = stage.try_on(corner)
+                if isinstance(result, TensorDictBase) and result.batch_size != corner.batch_size:
+                    stage.face(on_write=True)
+                    corner = result
+        self._bind()
+
+    def confirm(self) -> None:
+        """Learn that the first write succeeded: the directions stay as they are."""
+        self._written = True
+
+    def write(self, data: Any, slot_dims: int) -> Any:
+        """Return `data` as it is to be stored; None if a transform holds it back. The caller's object isn't changed.
+
+        Args:
+            data: what is written.
+            slot_dims: how many batch dimensions of it the storage takes as slots; a plain callable that acts
+                on the way in has nothing to do with data that has no more.
+        """
+        for inverse, only_deeper in self.writes:
+            if isinstance(data, TensorDictBase):
+                if only_deeper and data.ndim <= slot_dims:
+                    continue
+                data = data.clone(recurse=False)
+            data = inverse(data)
+            if data is None:
+                return None
+        return data
+
+    def read(self, batch: Any) -> Any:
+        """Return a batch as the user gets it."""
+        for transform in self.reads:
+            batch = transform(batch)
+        return batch
+
+
+def pin(batch: Any) -> Any:
+    """Return `batch` in pinned memory."""
+    return batch.pin_memory() if isinstance(batch, (torch.Tensor, TensorDictBase)) else batch

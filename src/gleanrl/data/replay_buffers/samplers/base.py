@@ -1,0 +1,102 @@
+"""What a sampler is: it draws slots and never reads records."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.errors import EmptyBufferError, InvalidArgumentError
+from gleanrl.records import Draw, Placement
+from gleanrl.seeding import OwnedGenerator
+
+
+class Sampler(ABC):
+    """Draws slots of a storage with a random generator of its own.
+
+    The buffer calls every method under its lock.
+
+    Args:
+        seed: where the sampler's random sequence starts; None takes a seed from torch's global generator at
+            the first draw.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._random = OwnedGenerator(seed)
+        self._ran_out = False
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the last draw ended an epoch; always False for samplers without epochs."""
+        return self._ran_out
+
+    @ran_out.setter
+    def ran_out(self, value: bool) -> None:
+        self._ran_out = bool(value)
+
+    def set_seed(self, seed: int) -> None:
+        """Start the random sequence of `seed`."""
+        self._random.seed(seed)
+
+    def draw(self, storage: Storage, batch_size: int) -> Draw:
+        """Draw slots of the stored part of `storage`.
+
+        Args:
+            storage: what to draw from.
+            batch_size: transitions to draw, at least 1.
+
+        Raises:
+            EmptyBufferError: if nothing is stored.
+        """
+        if not len(storage):
+            raise EmptyBufferError("can't sample: the storage is empty; extend it first")
+        index, extras = self._draw(storage, batch_size)
+        return Draw(index, storage.generation(index), extras)
+
+    @abstractmethod
+    def _draw(self, storage: Storage, batch_size: int) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        """Return slots ``(n,)`` int64 and what else comes with each; the storage isn't empty."""
+
+    @abstractmethod
+    def redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
+        """Return `draw` with other slots where `stale` (bool, ``(n,)``), whose records were overwritten meanwhile."""
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
+        """Return an index and what comes with it, for callers without a buffer.
+
+        Returns:
+            The index, ``(n,)`` int64, or a tuple of ``ndim`` such tensors; the extras and ``"generation"``.
+        """
+        if batch_size < 1:
+            raise InvalidArgumentError(f"batch_size: expected 1 or more, got {batch_size}")
+        drawn = self.draw(storage, batch_size)
+        return coordinates(drawn.slots, storage), {**drawn.extras, "generation": drawn.generation}
+
+    def on_write(self, storage: Storage, placement: Placement) -> None:  # noqa: B027 (most samplers don't need it)
+        """Learn that a write was published."""
+
+    def on_update(self, storage: Storage, slots: torch.Tensor) -> None:  # noqa: B027
+        """Learn that the records in `slots` were replaced by index."""
+
+    def clear(self) -> None:
+        """Learn that the storage was emptied or replaced."""
+        self._ran_out = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state, the random generator included."""
+        return {**self._random.state_dict(), "ran_out": self._ran_out}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        self._random.load_state_dict(state_dict)
+        self._ran_out = bool(state_dict["ran_out"])
+
+
+def coordinates(slots: torch.Tensor, storage: Storage) -> Any:
+    """Return slots as users see them: themselves for one batch dimension, else a tuple with one tensor per dimension."""
+    if storage.ndim == 1:
+        return slots
+    return torch.unravel_index(slots, (storage.capacity_steps, *storage.batch_shape))

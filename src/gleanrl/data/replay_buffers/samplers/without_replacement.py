@@ -1,0 +1,98 @@
+"""Epochs: every stored transition once, in random order or in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from gleanrl.data.replay_buffers.samplers.base import Sampler
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.errors import InvalidArgumentError, SchemaError
+from gleanrl.records import Draw
+
+_NOTHING: Mapping[str, torch.Tensor] = {}
+
+
+class SamplerWithoutReplacement(Sampler):
+    """Draws each slot exactly once per epoch.
+
+    An epoch covers the slots that were filled when it began. Slots that are filled during an epoch join the
+    next one; a slot that is overwritten during an epoch is still served once, with the record it holds at
+    that moment. The last batch of an epoch is short if the rest is (left out with `drop_last`) and sets
+    `ran_out`, so that ``for batch in buffer`` is one epoch; the following draw begins a new one. Emptying the
+    buffer ends the epoch.
+
+    Memory: 8 bytes for each row of the epoch if shuffled, none otherwise.
+
+    Args:
+        drop_last: whether a rest smaller than a batch is left out.
+        shuffle: whether the order is random; otherwise slots come in storage order.
+        seed: see `Sampler`.
+    """
+
+    def __init__(self, drop_last: bool = False, shuffle: bool = True, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self.drop_last = drop_last
+        self.shuffle = shuffle
+        self._size = 0  # slots of the running epoch; 0 before it began
+        self._position = 0  # how many of them were drawn or left out
+        self._order: torch.Tensor | None = None  # (size,) int64, None if not shuffled
+
+    def _draw(self, storage: Storage, batch_size: int) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        left = self._size - self._position
+        if left < (batch_size if self.drop_last else 1):
+            self._begin(len(storage), batch_size)
+            left = self._size
+        start = self._position
+        stop = start + min(batch_size, left)
+        index = torch.arange(start, stop) if self._order is None else self._order[start:stop].clone()
+        self._position = stop
+        self._ran_out = self._size - stop < (batch_size if self.drop_last else 1)
+        return index, _NOTHING
+
+    def _begin(self, size: int, batch_size: int) -> None:
+        if self.drop_last and size < batch_size:
+            raise InvalidArgumentError(
+                f"batch_size={batch_size} with drop_last=True, but only {size} transitions are stored: no batch is left"
+            )
+        self._order = torch.randperm(size, generator=self._random.get()) if self.shuffle else None
+        self._size = size
+        self._position = 0
+
+    def redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
+        """Keep the slots: each is due once in the epoch, whatever it holds by now."""
+        return Draw(draw.slots, storage.generation(draw.slots), draw.extras)
+
+    def clear(self) -> None:
+        """End the epoch."""
+        super().clear()
+        self._size = self._position = 0
+        self._order = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epoch's order and position, and the random generator."""
+        order = None if self._order is None else self._order.clone()
+        return {**super().state_dict(), "size": self._size, "position": self._position, "order": order}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on in a saved epoch."""
+        try:
+            size, position, order = state_dict["size"], state_dict["position"], state_dict["order"]
+            sound = 0 <= position <= size and (order is None or order.shape == (size,))
+            order = None if order is None else order.to("cpu", torch.int64, copy=True)
+        except (KeyError, TypeError, AttributeError) as cause:
+            raise SchemaError(
+                "load_state_dict: expected what SamplerWithoutReplacement.state_dict() returned"
+            ) from cause
+        if not sound:
+            raise SchemaError(f"load_state_dict: position {position} and order don't fit an epoch of {size}")
+        super().load_state_dict(state_dict)
+        self._size, self._position, self._order = size, position, order
+
+    def check_valid(self) -> None:
+        """Raise AssertionError unless the order is a permutation; for tests."""
+        assert 0 <= self._position <= self._size
+        if self._order is not None:
+            assert torch.equal(self._order.sort().values, torch.arange(self._size))

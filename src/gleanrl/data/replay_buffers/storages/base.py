@@ -1,0 +1,249 @@
+"""What every storage keeps: its length, a write counter per slot, and the steps of a write."""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from gleanrl.errors import IndexRangeError, InvalidArgumentError
+from gleanrl.native import bump, bump_at
+from gleanrl.records import Placement
+
+
+class Prepared(NamedTuple):
+    """Data that passed every check and can be copied into the slots of a storage without failing."""
+
+    rows: Any
+    """The leaves or items, in the storage's own form."""
+    num_steps: int
+    """Time steps in it."""
+
+
+class Storage(ABC):
+    """Slots for records: ``[steps, *batch]`` of them, time first.
+
+    A slot's number counts over time and batch dimensions flattened. Each slot has a *generation*, the number
+    of times that it was written or cleared: 0 for a slot that never was in use, and never the same again for
+    another content.
+
+    A write goes `prepare` (checks, changes nothing but makes room at the very first write), `write` (counts
+    the generations up, then copies), `publish` (length). Generations move before the bytes do, so that
+    whoever compares them after a fetch sees every write that may have overlapped it.
+
+    Not thread-safe by itself: the buffer holds its lock over draws and writes; `get` may run beside both.
+
+    Args:
+        max_size: transitions that fit, at least 1.
+        ndim: batch dimensions of a storage, at least 1; the first is time.
+    """
+
+    def __init__(self, max_size: int, ndim: int = 1) -> None:
+        self.ndim = _positive("ndim", ndim)
+        self._requested = _positive("max_size", max_size)
+        self._batch_shape: torch.Size | None = torch.Size(()) if self.ndim == 1 else None
+        self._num_steps = 0
+        self._changes = 0
+        self._rows_written = 0
+        self._generations: torch.Tensor | None = None
+        self._generations_at = 0
+
+    # Shape
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Sizes of the batch dimensions after time; fixed by the first write if ``ndim > 1`` (``(0, ...)`` before)."""
+        return torch.Size((0,) * (self.ndim - 1)) if self._batch_shape is None else self._batch_shape
+
+    @property
+    def rows_per_step(self) -> int:
+        """Transitions in one time step."""
+        return prod(self.batch_shape)
+
+    @property
+    def capacity_steps(self) -> int:
+        """Time steps that fit: ``ceil(max_size asked for / transitions per step)``."""
+        if self._batch_shape is None:
+            return self._requested
+        return -(-self._requested // self.rows_per_step)
+
+    @property
+    def max_size(self) -> int:
+        """Transitions that fit: the size asked for, rounded up to whole time steps once those are known."""
+        return self._requested if self._batch_shape is None else self.capacity_steps * self.rows_per_step
+
+    @property
+    def num_steps(self) -> int:
+        """Time steps stored."""
+        return self._num_steps
+
+    @property
+    def shape(self) -> torch.Size:
+        """The visible part, ``[time steps stored, *batch]``."""
+        return torch.Size((self._num_steps, *self.batch_shape))
+
+    def __len__(self) -> int:
+        """Return the number of transitions stored."""
+        return self._num_steps if self.ndim == 1 else self._num_steps * self.rows_per_step
+
+    # Generations
+
+    @property
+    def changes(self) -> int:
+        """Number of writes and clearings so far, counted before the bytes move: equal before and after a fetch, nothing came between."""
+        return self._changes
+
+    @property
+    def rows_written(self) -> int:
+        """Transitions ever written."""
+        return self._rows_written
+
+    def generation(self, slots: torch.Tensor) -> torch.Tensor:
+        """Return the generations of `slots` (``(n,)`` int64, in range), a fresh ``(n,)`` int64 tensor."""
+        return self._counters().index_select(0, slots)
+
+    def _counters(self) -> torch.Tensor:
+        if self._generations is None:
+            # Zeroed pages cost nothing until they are touched: 8 bytes for each row in use.
+            self._generations = torch.from_numpy(np.zeros(self.max_size, np.int64))
+            self._generations_at = self._generations.data_ptr()
+        return self._generations
+
+    # Writing
+
+    @abstractmethod
+    def prepare(self, data: Any, *, single: bool, dim_extend: int, where: str) -> Prepared:
+        """Check `data` and return it in the storage's form; the first call also fixes the schema and takes the memory.
+
+        Args:
+            data: records, ``[steps, *batch]`` of them, or one time step, ``[*batch]``.
+            single: whether `data` is one time step without its time dimension.
+            dim_extend: the dimension of `data` that is time; it changes places with dimension 0 (not if
+                `single`).
+            where: the call that error messages name.
+
+        Raises:
+            SchemaError: data of another structure, shape or dtype, naming the key; nothing changed.
+            CapacityError: the first write found too little memory or disk; nothing changed.
+        """
+
+    @abstractmethod
+    def _copy_span(self, rows: Any, skipped: int, start: int, count: int) -> None:
+        """Copy `count` steps of `rows` from step `skipped` on to the ring's step `start` and the following."""
+
+    @abstractmethod
+    def _copy_slots(self, rows: Any, slots: torch.Tensor) -> None:
+        """Copy the rows to `slots`, ``(n,)`` int64; of equal slots the last one wins."""
+
+    @abstractmethod
+    def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
+        """Check records ``[*shape]`` that are to go to a selection of slots of that shape; see `prepare`."""
+
+    def write(self, prepared: Prepared, placement: Placement) -> None:
+        """Copy prepared data to its placement and publish the new length."""
+        per_step = self.rows_per_step
+        count = placement.num_steps * per_step
+        self._counters()
+        self._changes += 1
+        bump(self._generations_at, placement.start * per_step, count, self.max_size)
+        self._copy_span(prepared.rows, placement.skipped, placement.start, placement.num_steps)
+        self._num_steps = placement.length
+        self._rows_written += count
+
+    def write_slots(self, prepared: Prepared, slots: torch.Tensor) -> None:
+        """Copy prepared data to `slots`, ``(n,)`` int64 within the stored part; the length stays."""
+        self._counters()
+        self._changes += 1
+        bump_at(self._generations_at, slots.data_ptr(), slots.shape[0], self.max_size)
+        self._copy_slots(prepared.rows, slots)
+        self._rows_written += slots.shape[0]
+
+    def set(self, start: int, data: Any) -> None:
+        """Write the records of `data` to time step `start` and the following, without a writer.
+
+        Args:
+            start: first time step, in ``[0, num_steps]``: no gap is left.
+            data: records ``[steps, *batch]``; they may not reach past the capacity.
+        """
+        prepared = self.prepare(data, single=False, dim_extend=0, where="set")
+        stop = start + prepared.num_steps
+        if not 0 <= start <= self._num_steps or stop > self.capacity_steps:
+            raise IndexRangeError(
+                f"set: steps [{start}, {stop}) don't lie within [0, {self.capacity_steps}) or leave a gap after the "
+                f"{self._num_steps} steps stored"
+            )
+        length = max(stop, self._num_steps)
+        evicted = min(stop, self._num_steps) - start
+        self.write(prepared, Placement(start, prepared.num_steps, 0, evicted, length, self.capacity_steps))
+
+    def _publish_all(self, num_steps: int) -> None:
+        """Count every slot of `num_steps` time steps as written, by a constructor that adopts records."""
+        self._counters().fill_(1)
+        self._num_steps = num_steps
+        self._rows_written = len(self)
+
+    def clear(self) -> None:
+        """Forget every record; memory and schema stay. Generations move on, so that earlier draws are recognised."""
+        self._changes += 1
+        if self._num_steps:
+            bump(self._generations_at, 0, len(self), self.max_size)
+        self._num_steps = 0
+
+    # Reading
+
+    @abstractmethod
+    def fetch(self, slots: torch.Tensor) -> Any:
+        """Return the records in `slots` (``(n,)`` int64 on the CPU, contiguous, in range) in fresh memory."""
+
+    @abstractmethod
+    def get(self, index: Any) -> Any:
+        """Return the records at a user's index over the visible part; see the subclass for what is a view."""
+
+    @abstractmethod
+    def slots_of(self, index: Any) -> tuple[torch.Tensor, torch.Size]:
+        """Return the slots that a user's index names, ``(n,)`` int64, and the shape of the selection."""
+
+    # State
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the stored records and their generations as copies; only the part in use is copied."""
+
+    @abstractmethod
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Replace the content by a saved state; a state that doesn't fit raises and changes nothing."""
+
+    def _base_state(self) -> dict[str, Any]:
+        return {
+            "max_size": self._requested,
+            "ndim": self.ndim,
+            "batch_shape": list(self.batch_shape),
+            "num_steps": self._num_steps,
+            "rows_written": self._rows_written,
+            "generations": self._counters()[: len(self)].clone(),
+        }
+
+    def _restore_base(self, state: dict[str, Any]) -> None:
+        """Take length and generations from a checked state; the caller cleared first and has copied the records."""
+        counters = self._counters()
+        saved = state["generations"]
+        used = saved.shape[0]
+        # Never back: clearing counted the old content out, and no generation may come again at another
+        # content.
+        torch.maximum(counters[:used], saved.to(torch.int64), out=counters[:used])
+        self._num_steps = int(state["num_steps"])
+        self._rows_written = int(state["rows_written"])
+
+
+def _positive(name: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if isinstance(value, bool) or number < 1:
+        raise InvalidArgumentError(f"{name}: expected an integer of 1 or more, got {value!r}")
+    return number

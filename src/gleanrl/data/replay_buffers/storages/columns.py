@@ -1,0 +1,172 @@
+"""Columns: the memory of a tensor storage, one tensor per leaf, and the three ways in and out of it.
+
+Rows are slots with time and batch dimensions flattened. On the CPU the native core copies all leaves in one
+call; on other devices torch does it leaf by leaf.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gleanrl.block import Field, numpy_dtype
+from gleanrl.native import Columns as NativeColumns
+
+_PLANS = 64  # batch sizes whose allocations are remembered
+_MAY_BE_LAZY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class ColumnStore(ABC):
+    """Columns ``[num_rows, *field]``, one for each field, all rows in slot order.
+
+    `gather` may run in any thread beside anything else (rows written meanwhile come out torn: compare
+    generations); the writing calls one at a time.
+
+    Args:
+        fields: the leaves.
+        columns: their memory, contiguous, ``[num_rows, *field]`` each. Kept alive and never replaced.
+    """
+
+    def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
+        self.fields = tuple(fields)
+        self.columns = list(columns)
+        self.num_rows = columns[0].shape[0]
+
+    @abstractmethod
+    def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return `leaves` where and how the copies need them: on the right device and contiguous. May copy."""
+
+    @abstractmethod
+    def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
+        """Copy `count` rows of ready leaves to row `start` and the following, around the end."""
+
+    @abstractmethod
+    def put(self, slots: torch.Tensor, leaves: list[torch.Tensor]) -> None:
+        """Copy ready leaves to `slots`, ``(n,)`` int64; of equal slots the last one wins."""
+
+    @abstractmethod
+    def gather(self, slots: torch.Tensor) -> list[torch.Tensor]:
+        """Return the rows of `slots`, ``(n,)`` int64 on the CPU, as fresh contiguous tensors ``[n, *field]``."""
+
+
+class HostColumns(ColumnStore):
+    """Columns in the CPU's memory or in mapped files."""
+
+    def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
+        super().__init__(fields, columns)
+        self._native = NativeColumns(
+            [column.data_ptr() for column in columns], [field.row_bytes for field in fields], self.num_rows
+        )
+        self._lazy = [
+            dtype in _MAY_BE_LAZY or dtype.is_complex for dtype in (field.dtype for field in fields)
+        ]
+        self._plans: dict[int, list[tuple[Any, ...]]] = {}
+        self._ranges = [(column.data_ptr(), column.data_ptr() + column.nbytes) for column in columns]
+        self._low = min(low for low, _ in self._ranges)
+        self._high = max(high for _, high in self._ranges)
+
+    def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return contiguous CPU leaves, with lazy conjugations and negations carried out."""
+        return [
+            leaf
+            if leaf.is_cpu and leaf.is_contiguous() and not (lazy and (leaf.is_neg() or leaf.is_conj()))
+            else leaf.detach().cpu().resolve_conj().resolve_neg().contiguous()
+            for leaf, lazy in zip(leaves, self._lazy, strict=True)
+        ]
+
+    def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
+        """Copy with at most two memory moves per column."""
+        self._native.write(start, count, self._sources(leaves))
+
+    def put(self, slots: torch.Tensor, leaves: list[torch.Tensor]) -> None:
+        """Copy row by row in the order of `slots`."""
+        self._native.put(slots.data_ptr(), slots.shape[0], self._sources(leaves))
+
+    def gather(self, slots: torch.Tensor) -> list[torch.Tensor]:
+        """Fetch all columns in one native call, the interpreter lock released."""
+        count = slots.shape[0]
+        leaves = [
+            from_numpy(empty(shape, numpy_type))
+            if numpy_type is not None
+            else torch_empty(shape, dtype=dtype)
+            for shape, numpy_type, dtype in self._plans.get(count) or self._plan(count)
+        ]
+        self._native.gather(slots.data_ptr(), count, [leaf.data_ptr() for leaf in leaves])
+        return leaves
+
+    def _sources(self, leaves: list[torch.Tensor]) -> list[int]:
+        """Return the leaves' addresses, after copying out those that are views of these columns themselves."""
+        low, high = self._low, self._high
+        addresses = [leaf.data_ptr() for leaf in leaves]
+        for position, address in enumerate(addresses):
+            if low <= address < high and any(first <= address < last for first, last in self._ranges):
+                # `leaves` keeps the copy alive until the caller's copy is done.
+                leaves[position] = leaves[position].clone()
+                addresses[position] = leaves[position].data_ptr()
+        return addresses
+
+    def _plan(self, count: int) -> list[tuple[Any, ...]]:
+        if len(self._plans) >= _PLANS:
+            self._plans.clear()
+        plan = [((count, *field.shape), _array_dtype(field.dtype), field.dtype) for field in self.fields]
+        self._plans[count] = plan
+        return plan
+
+
+# Bound once: a gather of eleven leaves makes eleven arrays. NumPy's memory, because it asks for huge pages in
+# large ones.
+empty, from_numpy, torch_empty = np.empty, torch.from_numpy, torch.empty
+
+
+class DeviceColumns(ColumnStore):
+    """Columns on an accelerator, or on any device that torch knows."""
+
+    def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
+        super().__init__(fields, columns)
+        self.device = columns[0].device
+
+    def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the leaves on the columns' device."""
+        return [leaf.detach().to(self.device) for leaf in leaves]
+
+    def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
+        """Copy at most two ranges per column."""
+        head = min(count, self.num_rows - start)
+        for column, leaf, field in zip(self.columns, leaves, self.fields, strict=True):
+            rows = leaf.reshape(count, *field.shape)
+            column[start : start + head].copy_(rows[:head])
+            if head < count:
+                column[: count - head].copy_(rows[head:])
+
+    def put(self, slots: torch.Tensor, leaves: list[torch.Tensor]) -> None:
+        """Copy with one indexed write per column."""
+        # On a device the order of equal indices is open: keep the last of each slot.
+        last = {slot: position for position, slot in enumerate(slots.tolist())}
+        where = torch.tensor(list(last), dtype=torch.int64, device=self.device)
+        which = torch.tensor(list(last.values()), dtype=torch.int64, device=self.device)
+        for column, leaf, field in zip(self.columns, leaves, self.fields, strict=True):
+            column.index_copy_(0, where, leaf.reshape(slots.shape[0], *field.shape).index_select(0, which))
+
+    def gather(self, slots: torch.Tensor) -> list[torch.Tensor]:
+        """Fetch with one `index_select` per column on the device."""
+        where = slots.to(self.device)
+        return [column.index_select(0, where) for column in self.columns]
+
+
+def column_store(fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> ColumnStore:
+    """Return the store for columns on the CPU or on another device."""
+    return (HostColumns if columns[0].is_cpu else DeviceColumns)(fields, columns)
+
+
+def _array_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
+    """Return NumPy's dtype of the same name, None where it has none (bfloat16, float8)."""
+    if dtype == torch.bfloat16:
+        return None
+    try:
+        return numpy_dtype(dtype)
+    except TypeError:
+        return None

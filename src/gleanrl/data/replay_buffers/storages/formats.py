@@ -1,0 +1,246 @@
+"""Record formats: how the records of a storage look to the user, and how their leaves are read and put together.
+
+A format is found in the first data that is written and frozen from then on. It knows the leaves' shapes and
+dtypes (a `Schema`) and checks later data against them; the storage sees nothing but lists of leaves in a
+fixed order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase, is_tensorclass
+from torch.utils import _pytree
+
+from gleanrl.block import Field, Schema
+from gleanrl.errors import InvalidTypeError, SchemaError
+from gleanrl.tree import Path, as_key
+
+# What samples carry beside the records. A sample that is written again must not store it as data.
+ADDED_KEYS = ("index", "_weight", "priority_weight", "_generation")
+
+_PLANS = 64  # batch sizes whose expected shapes are remembered
+
+
+class RecordFormat(ABC):
+    """The frozen structure of records, with the shape and dtype of each leaf.
+
+    Args:
+        schema: the leaves; a field's shape starts with `item_shape`.
+        item_shape: batch dimensions that belong to the record itself, ``()`` for most data.
+    """
+
+    def __init__(self, schema: Schema, item_shape: torch.Size) -> None:
+        self.schema = schema
+        self.item_shape = item_shape
+        self._shapes: dict[torch.Size, list[tuple[torch.Size, torch.dtype]]] = {}
+
+    @abstractmethod
+    def read(self, data: Any, dims: int, where: str) -> tuple[torch.Size, list[torch.Tensor]]:
+        """Return the first `dims` batch dimensions of `data`, and its leaves in the schema's order.
+
+        Shapes and dtypes of the leaves are for `check` to look at.
+
+        Raises:
+            SchemaError: another structure, or fewer than `dims` batch dimensions.
+            InvalidTypeError: another kind of data.
+        """
+
+    @abstractmethod
+    def build(self, leaves: Sequence[torch.Tensor], lead: torch.Size, device: torch.device) -> Any:
+        """Return records ``[*lead]`` around `leaves`; nothing is copied or checked."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return what `format_from_state` needs to rebuild the format."""
+
+    def check(self, leaves: Sequence[torch.Tensor], lead: torch.Size, where: str) -> None:
+        """Raise `SchemaError` unless every leaf is ``[*lead, *field]`` with the field's dtype. Nothing is broadcast or cast."""
+        expected = self._shapes.get(lead) or self._expect(lead)
+        for leaf, (shape, dtype) in zip(leaves, expected, strict=True):
+            if leaf.shape != shape or leaf.dtype is not dtype:
+                self._raise_mismatch(leaves, expected, where)
+
+    def _expect(self, lead: torch.Size) -> list[tuple[torch.Size, torch.dtype]]:
+        if len(self._shapes) >= _PLANS:
+            self._shapes.clear()
+        found = [(torch.Size((*lead, *field.shape)), field.dtype) for field in self.schema.fields]
+        self._shapes[lead] = found
+        return found
+
+    def _raise_mismatch(
+        self, leaves: Sequence[torch.Tensor], expected: Sequence[tuple[torch.Size, torch.dtype]], where: str
+    ) -> None:
+        for path, leaf, (shape, dtype) in zip(self.schema.paths, leaves, expected, strict=True):
+            if leaf.shape != shape or leaf.dtype is not dtype:
+                raise SchemaError(
+                    f"{where}: key {as_key(path)!r} expected shape {tuple(shape)} {dtype}, got {tuple(leaf.shape)} "
+                    f"{leaf.dtype}; the first write fixed the schema: convert the data before it comes here"
+                )
+
+
+class TensorDictFormat(RecordFormat):
+    """Records that are TensorDicts of tensors, nested ones included."""
+
+    def read(self, data: Any, dims: int, where: str) -> tuple[torch.Size, list[torch.Tensor]]:
+        """Read `data`; keys that samples carry beside the records (`ADDED_KEYS`) are left out."""
+        if not isinstance(data, TensorDictBase):
+            raise InvalidTypeError(
+                f"{where}: the first write fixed the records as TensorDicts, got {type(data).__name__}"
+            )
+        lead = _lead(data.batch_size, dims, "batch dimensions", where)
+        try:
+            return lead, self.schema.layout.read(data, where)
+        except SchemaError:
+            known = without_added_keys(data)
+            if known is data:
+                raise
+            return lead, self.schema.layout.read(known, where)
+
+    def build(self, leaves: Sequence[torch.Tensor], lead: torch.Size, device: torch.device) -> Any:
+        """Return a TensorDict of batch size ``[*lead, *item_shape]``."""
+        return self.schema.layout.build(leaves, lead + self.item_shape if self.item_shape else lead, device)
+
+    def state(self) -> dict[str, Any]:
+        """Return the format as plain values."""
+        return _state("tensordict", self)
+
+
+class TreeFormat(RecordFormat):
+    """Records that are one tensor, or dictionaries, lists and tuples of tensors.
+
+    Args:
+        schema: the leaves, named by their place in the tree.
+        spec: the tree's structure.
+    """
+
+    def __init__(self, schema: Schema, spec: _pytree.TreeSpec) -> None:
+        super().__init__(schema, torch.Size(()))
+        self.spec = spec
+
+    def read(self, data: Any, dims: int, where: str) -> tuple[torch.Size, list[torch.Tensor]]:
+        """Read `data`; the first leaf says what the batch dimensions are."""
+        leaves, spec = _pytree.tree_flatten(data)
+        if spec != self.spec or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            expected = [as_key(path) for path in self.schema.paths]
+            raise SchemaError(
+                f"{where}: the first write fixed the structure as {_describe(self.spec)} with tensors at {expected}, "
+                f"got {_describe(spec)} with leaves of {sorted({type(leaf).__name__ for leaf in leaves})}"
+            )
+        return _lead(leaves[0].shape, dims, "dimensions", where), leaves
+
+    def build(self, leaves: Sequence[torch.Tensor], lead: torch.Size, device: torch.device) -> Any:
+        """Return the tree around `leaves`."""
+        return _pytree.tree_unflatten(list(leaves), self.spec)
+
+    def state(self) -> dict[str, Any]:
+        """Return the format as plain values; the tree's structure as torch's JSON text."""
+        return {**_state("tree", self), "spec": _pytree.treespec_dumps(self.spec)}
+
+
+def find_format(data: Any, dims: int, where: str) -> RecordFormat:
+    """Return the format of `data`, whose first `dims` batch dimensions are slots rather than part of a record.
+
+    Raises:
+        InvalidTypeError: neither a TensorDict nor a tree of tensors.
+        SchemaError: fewer than `dims` batch dimensions, a leaf that isn't a tensor, or no leaf at all.
+    """
+    if is_tensorclass(data):
+        raise InvalidTypeError(
+            f"{where}: got the tensorclass {type(data).__name__}; write data.to_tensordict(), records come back as TensorDicts"
+        )
+    if isinstance(data, TensorDictBase):
+        return _find_tensordict(data, dims, where)
+    paths_and_leaves, spec = _pytree.tree_flatten_with_path(data)
+    fields: dict[Path, Field] = {}
+    for place, leaf in paths_and_leaves:
+        if not isinstance(leaf, torch.Tensor):
+            raise InvalidTypeError(
+                f"{where}: expected a TensorDict, a tensor, or dictionaries, lists and tuples of tensors, got "
+                f"{type(leaf).__name__}{' at ' + _pytree.keystr(place) if place else ''}; ListStorage keeps any object"
+            )
+        _lead(leaf.shape, dims, "dimensions", where)
+        fields[tuple(_part(key) for key in place) or ("tensor",)] = Field(leaf.shape[dims:], leaf.dtype)
+    if not fields:
+        raise SchemaError(
+            f"{where}: got a {type(data).__name__} without any tensor; there is nothing to store"
+        )
+    return TreeFormat(Schema(fields), spec)
+
+
+def format_from_state(state: dict[str, Any]) -> RecordFormat:
+    """Return the format that `RecordFormat.state` described."""
+    fields = {
+        tuple(path): Field(torch.Size(shape), dtype)
+        for path, shape, dtype in zip(state["paths"], state["shapes"], state["dtypes"], strict=True)
+    }
+    if state["kind"] == "tree":
+        return TreeFormat(Schema(fields), _pytree.treespec_loads(state["spec"]))
+    return TensorDictFormat(Schema(fields), torch.Size(state["item_shape"]))
+
+
+def swap_batch_dims(data: Any, dim: int, where: str) -> Any:
+    """Return `data` with its batch dimensions 0 and `dim` exchanged (views)."""
+    if isinstance(data, TensorDictBase):
+        _lead(data.batch_size, dim + 1, "batch dimensions", where)
+        return data.transpose(0, dim)
+    return _pytree.tree_map(lambda leaf: leaf.transpose(0, dim), data)
+
+
+def without_added_keys(data: TensorDictBase) -> TensorDictBase:
+    """Return `data` without the root keys of `ADDED_KEYS`: `data` itself if it has none, else a shallow copy."""
+    found = [key for key in ADDED_KEYS if key in data.keys()]
+    return data.exclude(*found) if found else data
+
+
+def _find_tensordict(data: TensorDictBase, dims: int, where: str) -> RecordFormat:
+    _lead(data.batch_size, dims, "batch dimensions", where)
+    known = without_added_keys(data)
+    whole = Schema.of(known)
+    if not len(whole):
+        raise SchemaError(f"{where}: got a TensorDict without any tensor; there is nothing to store")
+    item_shape = data.batch_size[dims:]
+    fields = {path: Field(item_shape + field.shape, field.dtype) for path, field in whole.items().items()}
+    return TensorDictFormat(Schema(fields), item_shape)
+
+
+def _lead(shape: torch.Size, dims: int, what: str, where: str) -> torch.Size:
+    if len(shape) < dims:
+        raise SchemaError(
+            f"{where}: expected at least {dims} {what}, got {tuple(shape)}; `extend` takes many records, `add` takes one"
+        )
+    return shape[:dims]
+
+
+def _state(kind: str, form: RecordFormat) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "paths": [list(path) for path in form.schema.paths],
+        "shapes": [list(field.shape) for field in form.schema.fields],
+        "dtypes": [field.dtype for field in form.schema.fields],
+        "item_shape": list(form.item_shape),
+    }
+
+
+def _part(key: Any) -> str:
+    """Name one step of a tree path: a dictionary key, a position, or an attribute."""
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def _describe(spec: _pytree.TreeSpec) -> str:
+    """Show a tree with dots in place of its leaves."""
+    return str(_pytree.tree_unflatten([_DOT] * spec.num_leaves, spec))
+
+
+class _Dot:
+    def __repr__(self) -> str:
+        return "."
+
+
+_DOT = _Dot()

@@ -1,0 +1,110 @@
+"""What a user may put between the brackets of a buffer, turned into slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from gleanrl.errors import IndexRangeError, InvalidTypeError
+
+Basic: TypeAlias = int | slice
+
+
+def basic_index(index: Any, shape: torch.Size) -> tuple[Basic, ...] | None:
+    """Return `index` as a tuple of plain ints and slices, or None if it selects rows by tensors or lists.
+
+    Raises:
+        IndexRangeError: an int outside ``[-size, size)``, or more parts than `shape` has dimensions.
+        InvalidTypeError: a float, say.
+    """
+    parts = index if isinstance(index, tuple) else (index,)
+    if not all(_is_basic(part) for part in parts):
+        return None
+    if Ellipsis in parts:
+        at = parts.index(Ellipsis)
+        parts = (*parts[:at], *[slice(None)] * (len(shape) - len(parts) + 1), *parts[at + 1 :])
+    if len(parts) > len(shape):
+        raise IndexRangeError(
+            f"index {index!r} has {len(parts)} parts; the storage has {len(shape)} batch dimensions"
+        )
+    return tuple(
+        part if isinstance(part, slice) else _in_range(int(part), size, index)
+        for part, size in zip(parts, shape, strict=False)
+    )
+
+
+def slots_at(index: Any, shape: torch.Size) -> tuple[torch.Tensor, torch.Size]:
+    """Return the slots that `index` selects from the visible part ``[steps, *batch]``, and the selection's shape.
+
+    Args:
+        index: an int, slice, list, range, array or tensor over the first dimension; a boolean mask over the
+            leading dimensions; a tuple of these with one part per dimension. With several batch dimensions an
+            integer tensor ``(n, ndim)`` holds coordinates, as `extend` returns them.
+        shape: the visible part. Slots number it row by row.
+
+    Returns:
+        Slots ``(n,)`` int64, contiguous, on the CPU; the shape of the selection, with n elements.
+
+    Raises:
+        IndexRangeError: outside the visible part.
+        InvalidTypeError: not an index.
+    """
+    basic = basic_index(index, shape)
+    if basic is not None and all(isinstance(part, slice) for part in basic) and len(basic) == 1 == len(shape):
+        picked = torch.arange(*basic[0].indices(shape[0]))  # type: ignore[union-attr]
+        return picked, picked.shape
+    if basic is None:
+        parts = index if isinstance(index, tuple) else (index,)
+        converted = tuple(_convert(part) for part in parts)
+        only = converted[0]
+        if len(converted) == 1 and isinstance(only, torch.Tensor) and only.dtype == torch.int64:
+            if len(shape) == 1:
+                return _checked(only, shape[0], index).reshape(-1).contiguous(), only.shape
+            if only.ndim == 2 and only.shape[-1] == len(shape):
+                converted = only.unbind(-1)
+        basic = converted
+    grid = torch.arange(shape.numel()).view(shape)
+    try:
+        picked = grid[basic]
+    except (IndexError, TypeError) as cause:
+        raise IndexRangeError(
+            f"index {index!r} doesn't fit the {tuple(shape)} records stored: {cause}"
+        ) from cause
+    return picked.reshape(-1).contiguous(), picked.shape
+
+
+def _is_basic(part: Any) -> bool:
+    return part is Ellipsis or isinstance(part, (slice, int, np.integer)) and not isinstance(part, bool)
+
+
+def _in_range(position: int, size: int, index: Any) -> int:
+    if not -size <= position < size:
+        raise IndexRangeError(f"index {index!r} is outside the {size} records stored")
+    return position
+
+
+def _convert(part: Any) -> Any:
+    """Return one part as a tensor (int64 or bool), slice or int."""
+    if _is_basic(part):
+        return part
+    if isinstance(part, (Sequence, np.ndarray)) and not isinstance(part, str):
+        part = torch.as_tensor(np.asarray(part)) if len(part) else torch.empty(0, dtype=torch.int64)
+    if isinstance(part, torch.Tensor) and (part.dtype == torch.bool or not part.dtype.is_floating_point):
+        part = part.detach().cpu()
+        return part if part.dtype == torch.bool else part.to(torch.int64)
+    raise InvalidTypeError(
+        f"an index is an int, a slice, a list of ints, an integer or boolean tensor, or a tuple of these; got {part!r}"
+    )
+
+
+def _checked(positions: torch.Tensor, size: int, index: Any) -> torch.Tensor:
+    """Return `positions` with negative ones counted from the end."""
+    if not positions.numel():
+        return positions
+    low, high = int(positions.min()), int(positions.max())
+    if low < -size or high >= size:
+        raise IndexRangeError(f"index {low if low < -size else high} is outside the {size} records stored")
+    return torch.where(positions < 0, positions + size, positions) if low < 0 else positions

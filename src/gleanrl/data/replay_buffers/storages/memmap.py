@@ -1,0 +1,52 @@
+"""Tensor storage in memory-mapped files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from gleanrl.data.replay_buffers.storages.memory import FileAllocator
+from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
+from gleanrl.errors import InvalidArgumentError
+
+
+class LazyMemmapStorage(TensorStorage):
+    """A tensor storage in memory-mapped files, made at the first write with their space reserved on the disk.
+
+    The operating system keeps the pages in use in memory and the rest on the disk, so that a storage may be
+    larger than memory.
+
+    Args:
+        max_size: transitions that fit.
+        scratch_dir: where the files stay, ``next/reward.memmap`` for ``("next", "reward")``. None for
+            nameless files in the system's temporary directory, which vanish with the storage. Existing files
+            are refused.
+        device: the CPU; mapped files live nowhere else.
+        ndim: leading batch dimensions of the data that are slots; the first is time.
+
+    Raises:
+        InvalidArgumentError: a device other than the CPU.
+
+    >>> import torch
+    >>> storage = LazyMemmapStorage(10)
+    >>> storage.set(0, torch.arange(3.0))
+    >>> storage.get(2)
+    tensor(2.)
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        scratch_dir: str | Path | None = None,
+        device: torch.device | str = "cpu",
+        ndim: int = 1,
+    ) -> None:
+        place = torch.device(device)
+        if place.type != "cpu":
+            raise InvalidArgumentError(
+                f"device: memory-mapped files live on the CPU, got {place}; use LazyTensorStorage"
+            )
+        self.scratch_dir = None if scratch_dir is None else Path(scratch_dir)
+        self._open(max_size, FileAllocator(self.scratch_dir), place, ndim)

@@ -1,0 +1,147 @@
+"""Memory for columns: zeroed heap memory, or mapped files. Refused before allocation where it can't be held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import numpy as np
+import torch
+
+from gleanrl.block import Field
+from gleanrl.errors import CapacityError, UnsupportedError
+from gleanrl.system import fs, proc
+from gleanrl.tree import Path as KeyPath
+
+_GENERATION_BYTES = 8
+
+
+class Allocator(Protocol):
+    """Makes the columns of a storage, once, at its first write."""
+
+    def __call__(
+        self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
+    ) -> list[torch.Tensor]:
+        """Return one zeroed contiguous tensor ``[num_rows, *field]`` for each field.
+
+        Raises:
+            CapacityError: if they don't fit; nothing is left behind.
+        """
+
+
+class HeapAllocator:
+    """Zeroed memory of the process (or of a device); pages cost nothing until they are written.
+
+    Args:
+        device: where the columns live.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def __call__(
+        self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
+    ) -> list[torch.Tensor]:
+        """Return zeroed columns; `CapacityError` if the process may not take that much memory."""
+        if self.device.type != "cpu":
+            return [torch.zeros(num_rows, *f.shape, dtype=f.dtype, device=self.device) for f in fields]
+        _check_room(
+            "memory", _total(fields, num_rows), proc.available_memory(), num_rows, "use LazyMemmapStorage"
+        )
+        return [_as_column(np.zeros(num_rows * f.row_bytes, np.uint8), f, num_rows) for f in fields]
+
+
+class FileAllocator:
+    """Mapped files, their space reserved on the disk.
+
+    Args:
+        directory: where the files stay, one folder per level of the key; they may not exist yet. None for
+            files without a name: the operating system frees them with the last view, whatever happens to the
+            process.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self.directory = directory
+
+    def __call__(
+        self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
+    ) -> list[torch.Tensor]:
+        """Return zeroed columns; nothing stays behind after an error.
+
+        Raises:
+            CapacityError: the disk is too full.
+            UnsupportedError: a file of a column's name exists.
+        """
+        if self.directory is not None:
+            return self._map_all(self.directory, paths, fields, num_rows)
+        with fs.temporary_dir("gleanrl-columns-") as nameless:
+            return self._map_all(Path(nameless), paths, fields, num_rows)
+
+    def _map_all(
+        self, directory: Path, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
+    ) -> list[torch.Tensor]:
+        files = [file_of(directory, path) for path in paths]
+        taken = [str(file) for file in files if file.exists()]
+        if taken:
+            raise UnsupportedError(
+                f"scratch_dir: {', '.join(taken)} exists already and isn't overwritten; choose an empty directory or "
+                "remove the files"
+            )
+        fs.make_dir(directory)
+        advice = "choose another scratch_dir, or TMPDIR without one"
+        _check_room(
+            f"disk at {directory}", _total(fields, num_rows), fs.free_bytes(directory), num_rows, advice
+        )
+        made: list[Path] = []
+        try:
+            return [
+                _map_column(file, field, num_rows, made) for file, field in zip(files, fields, strict=True)
+            ]
+        except OSError as cause:
+            raise CapacityError(
+                f"can't reserve {_total(fields, num_rows):,} bytes for {num_rows} rows at {directory}: {cause}; {advice}"
+            ) from cause
+        finally:
+            # All files or none.
+            if len(made) < len(files):
+                for file in made:
+                    with suppress(OSError):
+                        fs.remove_file(file, missing_ok=True)
+
+
+def file_of(directory: Path, path: KeyPath) -> Path:
+    """Return the file of the column at `path`; every key gives a file name of its own inside `directory`."""
+    *groups, last = (quote(part, safe="").replace(".", "%2E") for part in path)
+    return directory.joinpath(*groups, last + ".memmap")
+
+
+def _map_column(file: Path, field: Field, num_rows: int, made: list[Path]) -> torch.Tensor:
+    num_bytes = num_rows * field.row_bytes
+    fs.make_dir(file.parent)
+    fs.create_file(file, num_bytes)
+    made.append(file)
+    memory: np.ndarray[Any, Any] = (
+        np.frombuffer(fs.map_file(file), np.uint8) if num_bytes else np.zeros(0, np.uint8)
+    )
+    return _as_column(memory, field, num_rows)
+
+
+def _as_column(memory: np.ndarray[Any, Any], field: Field, num_rows: int) -> torch.Tensor:
+    """Return `memory`, uint8 in one dimension, as ``[num_rows, *field]``."""
+    if not memory.size:
+        return torch.empty(num_rows, *field.shape, dtype=field.dtype)
+    return torch.from_numpy(memory).view(field.dtype).view(num_rows, *field.shape)
+
+
+def _total(fields: Sequence[Field], num_rows: int) -> int:
+    return num_rows * (sum(field.row_bytes for field in fields) + _GENERATION_BYTES)
+
+
+def _check_room(what: str, needed: int, room: int | None, num_rows: int, advice: str) -> None:
+    if room is not None and needed > room:
+        raise CapacityError(
+            f"{num_rows} rows need {needed:,} bytes of {what}, {room:,} are free: lower max_size, or {advice}"
+        )

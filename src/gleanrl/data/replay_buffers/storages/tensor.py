@@ -1,0 +1,336 @@
+"""Tensor storages: one column per leaf, all leaves of many records fetched in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
+from gleanrl.data.replay_buffers.storages.columns import ColumnStore, column_store
+from gleanrl.data.replay_buffers.storages.formats import (
+    RecordFormat,
+    find_format,
+    format_from_state,
+    swap_batch_dims,
+)
+from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
+from gleanrl.data.replay_buffers.storages.memory import Allocator, HeapAllocator
+from gleanrl.errors import (
+    EmptyBufferError,
+    IndexRangeError,
+    InvalidArgumentError,
+    SchemaError,
+    UnsupportedError,
+)
+from gleanrl.tree import as_key
+
+
+class TensorStorage(Storage):
+    """Records of tensors: TensorDicts, single tensors, or dictionaries, lists and tuples of tensors.
+
+    The first write fixes keys, shapes and dtypes and takes the memory; every later write must match exactly
+    (only the device may differ). Columns are ``[steps, *batch, *leaf]``, zero where nothing was written yet.
+
+    Memory: the columns and 8 bytes for each row (its generation).
+
+    Threads: see `Storage`. `fetch` may run beside a write; the rows that the write touches come out torn, and
+        their
+    generations say so.
+
+    Args:
+        storage: records ``[steps, *batch]`` to wrap, all of which count as stored. Contiguous tensors on
+            `device` are used as they are, without a copy; others are copied.
+        max_size: their number, if you want it checked.
+        device: where the records are kept and come back; ``"auto"`` for the device of the data.
+        ndim: leading batch dimensions of the data that are slots; the first is time.
+
+    >>> import torch
+    >>> storage = TensorStorage(torch.arange(4))
+    >>> len(storage), storage.get([3, 0])
+    (4, tensor([3, 0]))
+    """
+
+    def __init__(
+        self,
+        storage: Any,
+        max_size: int | None = None,
+        *,
+        device: torch.device | str | int = "cpu",
+        ndim: int = 1,
+    ) -> None:
+        form = find_format(storage, ndim, "storage")
+        lead, leaves = form.read(storage, ndim, "storage")
+        form.check(leaves, lead, "storage")
+        if max_size is not None and max_size != lead.numel():
+            raise InvalidArgumentError(
+                f"max_size: expected {lead.numel()}, the records in `storage`, got {max_size}"
+            )
+        place = leaves[0].device if device == "auto" else torch.device(device)
+        rows = [leaf.detach().to(place).contiguous() for leaf in leaves]
+        columns = [row.view(lead.numel(), *row.shape[ndim:]) for row in rows]
+        self._open(lead.numel(), lambda paths, fields, num_rows: columns, place, ndim)
+        self._check_batch(lead[1:], lead[0], "storage")
+        self._initialize(form, lead[1:])
+        self._publish_all(lead[0])
+
+    def _open(self, max_size: int, allocator: Allocator, device: torch.device, ndim: int) -> None:
+        """Set up an empty storage; what every constructor of the family does."""
+        Storage.__init__(self, max_size, ndim)
+        self.device = device
+        self._allocate = allocator
+        self._format: RecordFormat | None = None
+        self._columns: ColumnStore | None = None
+
+    @property
+    def initialized(self) -> bool:
+        """Whether a first write has fixed the schema and taken the memory."""
+        return self._columns is not None
+
+    @property
+    def format(self) -> RecordFormat:
+        """The frozen structure of the records (`EmptyBufferError` before the first write)."""
+        if self._format is None:
+            raise EmptyBufferError("the storage has no schema yet: its first write fixes it")
+        return self._format
+
+    @property
+    def _storage(self) -> Any:
+        """All slots as one live view, ``[capacity_steps, *batch]``; None before the first write."""
+        return None if self._columns is None else self._view((), self.capacity_steps)
+
+    # Writing
+
+    def prepare(self, data: Any, *, single: bool, dim_extend: int, where: str) -> Prepared:
+        """Check keys, shapes and dtypes of `data` (see `Storage.prepare`)."""
+        if dim_extend >= self.ndim and not single:
+            data, dim_extend = swap_batch_dims(data, dim_extend, where), 0
+        dims = self.ndim - 1 if single else self.ndim
+        form = self._format or find_format(data, dims, where)
+        lead, leaves = form.read(data, dims, where)
+        form.check(leaves, lead, where)
+        if dim_extend and not single:
+            leaves = [leaf.transpose(0, dim_extend) for leaf in leaves]
+            lead = _swap(lead, dim_extend)
+        batch, num_steps = (lead, 1) if single else (lead[1:], lead[0])
+        self._check_batch(batch, num_steps, where)
+        if self._columns is None:
+            self._initialize(form, batch)
+        assert self._columns is not None
+        return Prepared(self._columns.ready(leaves), num_steps)
+
+    def _check_batch(self, batch: torch.Size, num_steps: int, where: str) -> None:
+        if self._batch_shape is None:
+            if not batch.numel():
+                raise SchemaError(f"{where}: the batch dimensions {tuple(batch)} hold no transition")
+        elif batch != self._batch_shape:
+            raise SchemaError(
+                f"{where}: expected batch dimensions [time, {', '.join(map(str, self._batch_shape))}], got "
+                f"{[num_steps, *batch]}; the first write fixed them"
+            )
+        if num_steps == 0:
+            raise SchemaError(f"{where}: got no record at all; write at least one")
+
+    def _initialize(self, form: RecordFormat, batch: torch.Size) -> None:
+        """Take the memory; the storage changes only once every column exists."""
+        steps = -(-self._requested // batch.numel())
+        rows = steps * batch.numel()
+        schema = form.schema
+        columns = self._allocate(schema.paths, schema.fields, rows)
+        self._columns = column_store(schema.fields, columns)
+        self._batch_shape = batch
+        self._format = form
+
+    def _copy_span(self, rows: list[torch.Tensor], skipped: int, start: int, count: int) -> None:
+        assert self._columns is not None
+        if skipped:
+            rows = [leaf[skipped:] for leaf in rows]
+        per_step = self.rows_per_step
+        self._columns.write(start * per_step, count * per_step, rows)
+
+    def _copy_slots(self, rows: list[torch.Tensor], slots: torch.Tensor) -> None:
+        assert self._columns is not None
+        self._columns.put(slots, rows)
+
+    def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
+        """Check records ``[*shape]`` that are to go to a selection of slots of that shape."""
+        form = self.format
+        lead, leaves = form.read(data, len(shape), where)
+        if lead != shape:
+            raise SchemaError(
+                f"{where}: the index selects {tuple(shape)} records, got {tuple(lead)}; nothing is broadcast"
+            )
+        form.check(leaves, lead, where)
+        assert self._columns is not None
+        return Prepared(self._columns.ready(leaves), shape.numel())
+
+    # Reading
+
+    def fetch(self, slots: torch.Tensor) -> Any:
+        """Return the records in `slots` as fresh contiguous tensors on the storage's device."""
+        form, columns = self._format, self._columns
+        if form is None or columns is None:
+            raise EmptyBufferError("the storage is empty: write records first")
+        return form.build(columns.gather(slots), slots.shape, self.device)
+
+    def get(self, index: Any) -> Any:
+        """Return records of the visible part ``[steps, *batch]``.
+
+        Ints, slices and tuples of them give live views: writing into them writes the storage, and a later
+        write shows in them. Lists, tensors and masks give copies.
+
+        Raises:
+            IndexRangeError: outside the stored part.
+        """
+        basic = basic_index(index, self.shape)
+        if basic is not None:
+            if not self.initialized and all(isinstance(part, slice) for part in basic):
+                raise EmptyBufferError("the storage is empty: write records first")
+            return self._view(basic, self._num_steps)
+        slots, shape = slots_at(index, self.shape)
+        if not self.initialized:
+            raise EmptyBufferError("the storage is empty: write records first")
+        assert self._columns is not None
+        leaves = self._columns.gather(slots)
+        if len(shape) != 1:
+            leaves = [leaf.view(*shape, *leaf.shape[1:]) for leaf in leaves]
+        return self.format.build(leaves, shape, self.device)
+
+    def slots_of(self, index: Any) -> tuple[torch.Tensor, torch.Size]:
+        """Return the slots that `index` names and the selection's shape."""
+        return slots_at(index, self.shape)
+
+    def _view(self, index: tuple[int | slice, ...], num_steps: int) -> Any:
+        """Return a view of the first `num_steps` time steps at a basic index."""
+        assert self._columns is not None
+        steps = torch.Size((num_steps, *self.batch_shape))
+        for part in index:
+            if isinstance(part, slice) and (part.step or 1) < 0:
+                raise IndexRangeError(
+                    f"a view can't run backwards (step {part.step}); use a list of positions"
+                )
+        leaves = []
+        for column in self._columns.columns:
+            rows = column[: steps.numel()].view(*steps, *column.shape[1:])
+            leaves.append(rows[index] if index else rows)
+        # The selection's shape, from a tensor of no memory.
+        lead = torch.empty(1).expand(steps)[index].shape if index else steps
+        return self.format.build(leaves, lead, self.device)
+
+    # State
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return schema, stored rows and generations; every tensor is a copy. Never more than the part in use."""
+        state = self._base_state()
+        if self._columns is not None:
+            used = len(self)
+            state["format"] = self.format.state()
+            state["columns"] = [column[:used].clone() for column in self._columns.columns]
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Replace the content by a saved state of the same capacity and schema.
+
+        Raises:
+            SchemaError: another capacity, number of dimensions, schema, or a broken state; nothing changed.
+        """
+        form = self._check_state(state_dict)
+        if form is None:
+            self.clear()
+            return
+        if self._columns is None:
+            self._initialize(form, torch.Size(state_dict["batch_shape"]))
+        assert self._columns is not None
+        self.clear()
+        used = len(state_dict["generations"])
+        for column, saved in zip(
+            self._columns.columns, self._in_order(form, state_dict["columns"]), strict=True
+        ):
+            column[:used].copy_(saved)
+        self._restore_base(state_dict)
+
+    def _check_state(self, state: dict[str, Any]) -> RecordFormat | None:
+        """Return the saved format, or None for an empty state; raise if the state doesn't fit here."""
+        try:
+            if (state["max_size"], state["ndim"]) != (self._requested, self.ndim):
+                raise SchemaError(
+                    f"load_state_dict: the state has max_size={state['max_size']}, ndim={state['ndim']}, this storage "
+                    f"{self._requested}, {self.ndim}; build it with the same ones"
+                )
+            if "columns" not in state:
+                return None
+            form = format_from_state(state["format"])
+            batch = torch.Size(state["batch_shape"])
+            used = state["num_steps"] * batch.numel()
+            sizes = {len(state["generations"]), used}
+            if len(sizes) != 1 or used > -(-self._requested // batch.numel()) * batch.numel():
+                raise SchemaError(
+                    f"load_state_dict: {used} rows, {len(state['generations'])} generations: broken state"
+                )
+            form.check(state["columns"], torch.Size((used,)), "load_state_dict")
+        except (KeyError, TypeError, ValueError, AttributeError) as cause:
+            if isinstance(cause, SchemaError):
+                raise
+            raise SchemaError(
+                "load_state_dict: expected what state_dict() of a tensor storage returned"
+            ) from cause
+        mine = self._format
+        if mine is not None and (
+            type(mine) is not type(form) or mine.schema != form.schema or batch != self._batch_shape
+        ):
+            raise SchemaError(
+                f"load_state_dict: the state's schema {form.schema!r} with batch {tuple(batch)} isn't this storage's "
+                f"{mine.schema!r} with batch {tuple(self.batch_shape)}"
+            )
+        return form
+
+    def _in_order(self, form: RecordFormat, columns: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return saved columns in the order of this storage's leaves."""
+        return [columns[form.schema.index(path)] for path in self.format.schema.paths]
+
+    def check_valid(self) -> None:
+        """Raise AssertionError if the storage's books don't agree; for tests."""
+        assert 0 <= self._num_steps <= self.capacity_steps
+        assert len(self) <= self.max_size
+        if self._columns is not None:
+            for column, path in zip(self._columns.columns, self.format.schema.paths, strict=True):
+                field = self.format.schema[path]
+                assert column.shape == (self.max_size, *field.shape), as_key(path)
+                assert column.dtype == field.dtype and column.is_contiguous(), as_key(path)
+        generations = self._counters()
+        assert bool((generations[: len(self)] > 0).all()), "a stored row was never written"
+
+    def __repr__(self) -> str:
+        """Show class, size and schema."""
+        schema = repr(self._format.schema) if self._format is not None else "no schema yet"
+        return f"{type(self).__name__}({len(self)} of {self.max_size} rows, {schema})"
+
+
+class LazyTensorStorage(TensorStorage):
+    """A tensor storage in memory, allocated zeroed at the first write.
+
+    Args:
+        max_size: transitions that fit.
+        device: where the records are kept and come back.
+        ndim: leading batch dimensions of the data that are slots; the first is time.
+
+    >>> import torch
+    >>> from tensordict import TensorDict
+    >>> storage = LazyTensorStorage(100, ndim=2)
+    >>> storage.set(0, TensorDict({"x": torch.arange(12).view(4, 3)}, [4, 3]))
+    >>> storage.max_size, storage.shape, len(storage)
+    (102, torch.Size([4, 3]), 12)
+    """
+
+    def __init__(self, max_size: int, *, device: torch.device | str | int = "cpu", ndim: int = 1) -> None:
+        place = torch.device(device)
+        if place.type == "meta":
+            raise UnsupportedError("device: meta tensors hold no data; use a real device")
+        self._open(max_size, HeapAllocator(place), place, ndim)
+
+
+def _swap(sizes: torch.Size, dim: int) -> torch.Size:
+    swapped = list(sizes)
+    swapped[0], swapped[dim] = swapped[dim], swapped[0]
+    return torch.Size(swapped)

@@ -1,0 +1,72 @@
+"""Frozen results that pass between the parts of the library: what a write did, what a sampler chose, what a buffer counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+
+class Placement(NamedTuple):
+    """Where a writer puts rows in a ring of time steps; counts are time steps, not transitions.
+
+    With one batch dimension a time step is one row. `skipped` steps at the head of the data are not stored,
+    because the same call overwrites them (a write longer than the ring): the newest steps win, in order.
+    """
+
+    start: int
+    """First time step written, in ``[0, capacity)``."""
+    num_steps: int
+    """Time steps written, at most `capacity`."""
+    skipped: int
+    """Leading time steps of the data that are not stored."""
+    evicted: int
+    """Stored time steps that are overwritten."""
+    length: int
+    """Time steps stored once the write is published."""
+    capacity: int
+    """Time steps of the ring."""
+
+    @property
+    def cursor(self) -> int:
+        """The time step that the next write starts at."""
+        return (self.start + self.num_steps) % self.capacity
+
+    @property
+    def wraps(self) -> bool:
+        """Whether the write goes on at time step 0."""
+        return self.start + self.num_steps > self.capacity
+
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Return the written ranges as ``(start, stop)`` pairs, stop exclusive: two where the write wraps."""
+        stop = self.start + self.num_steps
+        if stop <= self.capacity:
+            return ((self.start, stop),)
+        return ((self.start, self.capacity), (0, stop - self.capacity))
+
+
+class Draw(NamedTuple):
+    """What a sampler chose; it names slots and never holds payload."""
+
+    slots: torch.Tensor
+    """Slots, ``(n,)`` int64 on the CPU, counted over time and batch dimensions flattened."""
+    generation: torch.Tensor
+    """How often each slot had been written at the draw, ``(n,)`` int64."""
+    extras: Mapping[str, torch.Tensor]
+    """What else the sampler delivers with each row, ``(n, ...)`` each: weights, say."""
+
+
+class BufferStats(NamedTuple):
+    """Counters of a replay buffer since it was made."""
+
+    rows: int
+    """Transitions stored now."""
+    capacity: int
+    """Transitions that fit."""
+    rows_written: int
+    """Transitions ever stored, overwritten ones included; writes by index count too."""
+    batches_sampled: int
+    """Batches handed out by `sample`."""
+    rows_redrawn: int
+    """Rows that another thread overwrote while they were fetched, so that they were drawn again."""
