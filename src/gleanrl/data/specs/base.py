@@ -1,9 +1,9 @@
-"""The contract that every spec keeps: what it is to describe a domain of values, draw from it and check against it."""
+"""The contract that every spec keeps: describe a domain of values, draw from it, check against it."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DeviceLike = torch.device | str | int
 
-# torch functions that accept specs; `stacking` fills this in, so that the contract needs no class that keeps it
+# torch functions that accept specs; `stacking` fills this in, as the contract can't import those who keep it
 TORCH_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
@@ -30,11 +30,16 @@ def make_device(device: DeviceLike | None) -> torch.device | None:
     return made
 
 
+def stack(specs: Sequence[TensorSpec], dim: int) -> Any:
+    """Return `torch.stack(specs, dim)`."""
+    return TORCH_FUNCTIONS[torch.stack](specs, dim)
+
+
 class TensorSpec(Geometry):
     """A domain of values: their shape, dtype and device, and which values are in it.
 
-    A value fits a spec if its trailing dimensions are the spec's `shape`; any number of dimensions may stand before
-    them. The device of a value isn't part of the domain. Specs compare by content and aren't hashable.
+    A value fits a spec if its trailing dimensions are the spec's `shape`; any number of dimensions may stand
+    before them. The device of a value isn't part of the domain. Specs compare by content and aren't hashable.
 
     Attributes:
         shape: the shape of one value.
@@ -68,7 +73,7 @@ class TensorSpec(Geometry):
 
     @abstractmethod
     def project(self, value: Any) -> Any:
-        """Return `value` itself if it is in the domain, otherwise a new value in the domain that is close to it.
+        """Return `value` itself if it is in the domain, otherwise a close new value that is.
 
         Raises:
             SpecError: if nothing in the domain is close: a wrong type or shape, or a NaN.
@@ -165,7 +170,11 @@ class TensorSpec(Geometry):
 
     @classmethod
     def __torch_function__(
-        cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Serve the torch functions that make sense for specs (`torch.stack`)."""
         if function not in TORCH_FUNCTIONS:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,8 +25,11 @@ _INT64_MAX = torch.iinfo(torch.int64).max
 class Bounded(LeafSpec):
     """Elements from `low` to `high`, both included.
 
-    `Bounded(...)` makes a `BoundedContinuous` for floating-point dtypes and a `BoundedDiscrete` for integer ones.
-    NaN is never in the domain. `encode` and `to_numpy` don't check the bounds unless asked to.
+    `Bounded(...)` makes a `BoundedContinuous` for floating-point dtypes and a `BoundedDiscrete` for integer
+    ones. NaN is never in the domain. `encode` and `to_numpy` don't check the bounds unless asked to.
+
+    `rand` is uniform between finite bounds, over integers for all ranges up to that of int64. Away from a
+    single finite bound it is exponential (mean 1), and without finite bounds normal (mean 0, variance 1).
 
     Example:
         >>> Bounded(-2, 2, shape=(3,)).rand((5,)).shape
@@ -39,11 +43,14 @@ class Bounded(LeafSpec):
         dtype: of the values; None: torch's default dtype (float32), whatever the bounds are made of.
 
     Raises:
-        InvalidArgumentError: if a bound is NaN, doesn't fit the dtype or the shape, or leaves no number between.
+        InvalidArgumentError: if a bound is NaN, doesn't fit the dtype or the shape, or leaves no number
+            between.
     """
 
     space: BoxSpace
     strict = False
+    # Whether the dtype must be floating-point; None: either
+    _floating: ClassVar[bool | None] = None
 
     def __new__(
         cls,
@@ -84,10 +91,14 @@ class Bounded(LeafSpec):
         _require_room(bottom, top)
         super().__init__(size, BoxSpace(bottom, top), device, dtype)
 
-    @staticmethod
-    def _require_dtype(dtype: torch.dtype) -> None:
-        """Check that this kind of bounds can have `dtype`."""
-        raise InvalidTypeError(f"Bounded: expected a real dtype, got {dtype}")
+    def _require_dtype(self, dtype: torch.dtype) -> None:
+        if self._floating is not None and dtype.is_floating_point != self._floating:
+            kind = "a floating-point" if self._floating else "an integer"
+            raise InvalidArgumentError(f"{type(self).__name__}: expected {kind} dtype, got {dtype}")
+        if dtype == torch.bool:
+            raise InvalidArgumentError("Bounded: expected a number's dtype, got torch.bool; use Binary")
+        if not dtype.is_floating_point:
+            integer_limits(dtype)
 
     @property
     def low(self) -> Tensor:
@@ -107,6 +118,23 @@ class Bounded(LeafSpec):
     def _with_dtype(self, dtype: torch.dtype) -> Self:
         return Bounded(self.low, self.high, self.shape, self.device, dtype)  # type: ignore[return-value]
 
+    def cardinality(self) -> int | float:
+        """Return the number of values in the domain; infinity for continuous ones."""
+        if self.dtype.is_floating_point:
+            return math.inf
+        lows, highs = self.space.low.flatten().tolist(), self.space.high.flatten().tolist()
+        return math.prod(high - low + 1 for low, high in zip(lows, highs, strict=True))
+
+    def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
+        draw = _draw_reals if self.dtype.is_floating_point else _draw_integers
+        return draw(self.space, shape, self.dtype, self.device, generator)
+
+    def _nearest(self, value: Tensor) -> Tensor:
+        low, high = self.space.low.to(value.device), self.space.high.to(value.device)
+        if self.dtype.is_floating_point:
+            return torch.minimum(torch.maximum(value.to(self.dtype), low), high)
+        return nearest_integer(value, low.to(torch.int64), high.to(torch.int64), self.dtype)
+
     def _describe(self) -> str:
         if self.space.common is not None:
             low, high = self.space.common
@@ -117,91 +145,79 @@ class Bounded(LeafSpec):
 
 
 class BoundedContinuous(Bounded):
-    """Floating-point elements from `low` to `high`, both included; the arguments are those of `Bounded`.
+    """Floating-point elements from `low` to `high`, both included; the arguments are those of `Bounded`."""
 
-    `rand` is uniform between finite bounds, exponential (mean 1) away from a single finite one, and normal
-    (mean 0, variance 1) without finite bounds.
-    """
-
-    @staticmethod
-    def _require_dtype(dtype: torch.dtype) -> None:
-        if not dtype.is_floating_point:
-            raise InvalidArgumentError(f"BoundedContinuous: expected a floating-point dtype, got {dtype}")
-
-    def cardinality(self) -> float:
-        """Return infinity."""
-        return float("inf")
-
-    def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
-        common = self.space.common
-        if common is not None and common[1] - common[0] <= torch.finfo(self.dtype).max:
-            low, high = common
-            made = torch.empty(shape, dtype=self.dtype, device=self.device)
-            # Rounding can put low + u * (high - low) beyond high
-            return made.uniform_(low, high, generator=generator).clamp_(low, high)
-        return self._draw_by_element(shape, generator)
-
-    def _draw_by_element(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
-        low, high = self.space.low, self.space.high
-        u = torch.rand(shape, dtype=self.dtype, device=low.device, generator=generator)
-        # high - low may overflow where low * (1 - u) + high * u doesn't
-        mixed = torch.where((high - low).isfinite(), low + u * (high - low), low * (1 - u) + high * u)
-        drawn = torch.minimum(torch.maximum(mixed, low), high)
-        if bool(low.isfinite().all()) and bool(high.isfinite().all()):
-            return drawn
-        away = torch.empty_like(u).exponential_(generator=generator)
-        free = torch.empty_like(u).normal_(generator=generator)
-        drawn = torch.where(high.isinf(), low + away, drawn)
-        drawn = torch.where(low.isinf(), high - away, drawn)
-        return torch.where(low.isinf() & high.isinf(), free, drawn)
-
-    def _nearest(self, value: Tensor) -> Tensor:
-        low, high = self.space.low.to(value.device), self.space.high.to(value.device)
-        return torch.minimum(torch.maximum(value.to(self.dtype), low), high)
+    _floating = True
 
 
 class BoundedDiscrete(Bounded):
-    """Integer elements from `low` to `high`, both included; the arguments are those of `Bounded`.
+    """Integer elements from `low` to `high`, both included; the arguments are those of `Bounded`."""
 
-    `rand` is uniform over the integers, for all ranges up to that of int64.
-    """
+    _floating = False
 
-    @staticmethod
-    def _require_dtype(dtype: torch.dtype) -> None:
-        if dtype == torch.bool:
-            raise InvalidArgumentError("BoundedDiscrete: expected an integer dtype, got torch.bool; use Binary")
-        integer_limits(dtype)
 
-    def cardinality(self) -> int:
-        """Return the number of values in the domain."""
-        total = 1
-        for low, high in zip(self.space.low.flatten().tolist(), self.space.high.flatten().tolist(), strict=True):
-            total *= high - low + 1
-        return total
+def _draw_reals(
+    space: BoxSpace,
+    shape: torch.Size,
+    dtype: torch.dtype,
+    device: torch.device | None,
+    generator: torch.Generator | None,
+) -> Tensor:
+    common = space.common
+    if common is None or not common[1] - common[0] <= torch.finfo(dtype).max:
+        return _draw_reals_by_element(space.low, space.high, shape, generator)
+    low, high = common
+    made = torch.empty(shape, dtype=dtype, device=device)
+    # Rounding can put low + u * (high - low) beyond high
+    return made.uniform_(low, high, generator=generator).clamp_(low, high)
 
-    def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
-        if self.space.common is None:
-            return self._draw_by_element(shape, generator)
-        low, high = self.space.common
-        if high == _INT64_MAX:
-            # `random_` without an upper end draws up to the dtype's largest number, both ends included
-            return torch.empty(shape, dtype=self.dtype, device=self.device).random_(low, None, generator=generator)
-        return torch.randint(low, high + 1, shape, dtype=self.dtype, device=self.device, generator=generator)
 
-    def _draw_by_element(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
-        low = self.space.low.to(torch.int64)
-        # All arithmetic is modulo 2**64: `count` and `drawn` are unsigned numbers in int64 clothes, count 0 is 2**64
-        count = self.space.high.to(torch.int64) - low + 1
-        drawn = torch.empty(shape, dtype=torch.int64, device=low.device).random_(_INT64_MIN, None, generator=generator)
-        short = (drawn & _INT64_MAX) % count.clamp(min=1)
-        # A count of 2**63 and more goes into 2**64 once: one subtraction is the remainder
-        over = (count != 0) & ((drawn ^ _INT64_MIN) >= (count ^ _INT64_MIN))
-        long = torch.where(over, drawn - count, drawn)
-        return (low + torch.where(count > 0, short, long)).to(self.dtype)
+def _draw_reals_by_element(
+    low: Tensor, high: Tensor, shape: torch.Size, generator: torch.Generator | None
+) -> Tensor:
+    u = torch.rand(shape, dtype=low.dtype, device=low.device, generator=generator)
+    # high - low may overflow where low * (1 - u) + high * u doesn't
+    mixed = torch.where((high - low).isfinite(), low + u * (high - low), low * (1 - u) + high * u)
+    drawn = torch.minimum(torch.maximum(mixed, low), high)
+    if bool(low.isfinite().all()) and bool(high.isfinite().all()):
+        return drawn
+    away = torch.empty_like(u).exponential_(generator=generator)
+    free = torch.empty_like(u).normal_(generator=generator)
+    drawn = torch.where(high.isinf(), low + away, drawn)
+    drawn = torch.where(low.isinf(), high - away, drawn)
+    return torch.where(low.isinf() & high.isinf(), free, drawn)
 
-    def _nearest(self, value: Tensor) -> Tensor:
-        low, high = self.space.low.to(value.device, torch.int64), self.space.high.to(value.device, torch.int64)
-        return nearest_integer(value, low, high, self.dtype)
+
+def _draw_integers(
+    space: BoxSpace,
+    shape: torch.Size,
+    dtype: torch.dtype,
+    device: torch.device | None,
+    generator: torch.Generator | None,
+) -> Tensor:
+    if space.common is None:
+        low, high = space.low.to(torch.int64), space.high.to(torch.int64)
+        return _draw_integers_by_element(low, high, shape, generator).to(dtype)
+    low, high = space.common
+    if high == _INT64_MAX:
+        # Without an upper end `random_` draws up to the dtype's largest number, included
+        return torch.empty(shape, dtype=dtype, device=device).random_(low, None, generator=generator)
+    return torch.randint(low, high + 1, shape, dtype=dtype, device=device, generator=generator)
+
+
+def _draw_integers_by_element(
+    low: Tensor, high: Tensor, shape: torch.Size, generator: torch.Generator | None
+) -> Tensor:
+    # Arithmetic is modulo 2**64: `count` and `drawn` are unsigned numbers in int64 clothes, count 0 is 2**64
+    count = high - low + 1
+    drawn = torch.empty(shape, dtype=torch.int64, device=low.device).random_(
+        _INT64_MIN, None, generator=generator
+    )
+    short = (drawn & _INT64_MAX) % count.clamp(min=1)
+    # A count of 2**63 and more goes into 2**64 once: one subtraction is the remainder
+    over = (count != 0) & ((drawn ^ _INT64_MIN) >= (count ^ _INT64_MIN))
+    long = torch.where(over, drawn - count, drawn)
+    return low + torch.where(count > 0, short, long)
 
 
 def _size(shape: Sequence[int] | int) -> torch.Size:
@@ -212,7 +228,9 @@ def _bound(name: str, value: Any, dtype: torch.dtype, device: torch.device | Non
     try:
         bound = fresh_tensor(value, dtype, device)
     except SpecError as error:
-        raise InvalidArgumentError(f"{name}: expected numbers that {dtype} holds exactly, got {value!r}") from error
+        raise InvalidArgumentError(
+            f"{name}: expected numbers that {dtype} holds exactly, got {value!r}"
+        ) from error
     except InvalidTypeError as error:
         raise InvalidTypeError(f"{name}: expected a number or a tensor, got {value!r}") from error
     if bool(bound.isnan().any()):

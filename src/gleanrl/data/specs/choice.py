@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from gleanrl.data.specs.base import DeviceLike
-from gleanrl.data.specs.leaf import LeafSpec, first_offender, fresh_tensor
+from gleanrl.data.specs.leaf import LeafSpec
 from gleanrl.data.specs.rounding import integer_limits, nearest_integer, ordered
 from gleanrl.data.specs.spaces import DiscreteSpace, checked_mask, require_choice
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpecError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -178,8 +178,8 @@ class Categorical(_Choice):
 class OneHot(_Choice):
     """Vectors of length `n` with a single one.
 
-    `encode` takes integers, `to_numpy` gives integers: they are what environments use. `project` picks the largest
-    element that the mask allows.
+    `encode` takes integers, `to_numpy` gives integers: they are what environments use. `project` picks the
+    largest element that the mask allows.
 
     Example:
         >>> OneHot(3).encode(1)
@@ -212,23 +212,6 @@ class OneHot(_Choice):
         super().__init__(size, DiscreteSpace(n), device, dtype)
         self.update_mask(mask)
 
-    def encode(self, value: Any) -> Tensor:
-        """Return integers from an environment as one-hot vectors.
-
-        Args:
-            value: `(*lead, *batch_shape)`, numbers from 0 to `n` (excluded).
-
-        Raises:
-            InvalidTypeError: if the value isn't made of numbers.
-            SchemaError: if the shape doesn't fit.
-            SpecError: if a number isn't an allowed choice.
-        """
-        index = self._fit("encode", fresh_tensor(value, torch.int64, self.device), self.batch_shape)
-        outside = self.space.outside(index)
-        if bool(outside.any()):
-            raise SpecError(f"encode: expected choices of {self!r}, {first_offender(outside, index)}")
-        return one_hot(index, self.n).to(self.dtype)
-
     def to_categorical(self, value: Tensor, safe: bool | None = None) -> Tensor:
         """Return the choices as int64, `(*lead, *batch_shape)`."""
         if safe is not False:
@@ -255,11 +238,15 @@ class OneHot(_Choice):
         return outside
 
     def _nearest(self, value: Tensor) -> Tensor:
-        # With -inf everywhere (forbidden or given) argmax may point at a forbidden choice, hence the second step
+        # With -inf everywhere (forbidden or given) argmax may point at a forbidden choice, hence the second
+        # step
         ranked = scores(value).to(torch.float64)
         if self.mask is not None:
             ranked = ranked.masked_fill(~self.mask.to(value.device), float("-inf"))
         return one_hot(self.space.nearest(ranked.argmax(-1)), self.n).to(self.dtype)
+
+    def _encoded(self, value: Any) -> Tensor:
+        return one_hot(self._indices(value, self.batch_shape, self.space.outside), self.n).to(self.dtype)
 
     def _decoded(self, value: Tensor) -> np.ndarray:
         return scores(value).argmax(-1).numpy()

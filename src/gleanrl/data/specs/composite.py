@@ -18,9 +18,9 @@ from gleanrl.errors import InvalidTypeError, MissingKeyError, SchemaError, SpecE
 class Composite(SpecMapping):
     """A domain of TensorDicts: one spec for each key; `shape` is their batch size.
 
-    It is a mapping with nested keys (tuples of names). Setting `("a", "b")` makes the composite `"a"` if there is
-    none; a dictionary becomes a composite. An entry None leaves the values under its key unspecified: they are
-    neither drawn nor checked. TensorDicts may hold more keys than the spec.
+    It is a mapping with nested keys (tuples of names). Setting `("a", "b")` makes the composite `"a"` if
+    there is none; a dictionary becomes a composite. An entry None leaves the values under its key
+    unspecified: they are neither drawn nor checked. TensorDicts may hold more keys than the spec.
 
     Example:
         >>> spec = Composite(obs=Unbounded((4, 3)), action=Categorical(2, shape=(4,)), shape=(4,))
@@ -70,6 +70,9 @@ class Composite(SpecMapping):
     def _remove(self, name: str) -> None:
         del self._specs[name]
 
+    def _nested(self) -> Iterable[SpecMapping]:
+        return [spec for spec in self._specs.values() if isinstance(spec, SpecMapping)]
+
     def empty(self) -> Composite:
         """Return a composite of the same shape and device without entries, unlocked."""
         return Composite(shape=self.shape, device=self.device)
@@ -83,16 +86,16 @@ class Composite(SpecMapping):
             new._specs[name] = None if spec is None else function(spec)
         return new
 
-    def _reshaped(self, transform: Transform) -> Composite:  # type: ignore[override]
+    def _reshaped(self, transform: Transform) -> Composite:
         shape = transform(blank(self.shape)).shape
         return self._rebuilt(lambda spec: spec._reshaped(transform), shape=shape)
 
-    def clone(self) -> Composite:  # type: ignore[override]
+    def clone(self) -> Composite:
         """Return an equal composite, unlocked, that shares nothing with this one."""
         return self._rebuilt(lambda spec: spec.clone())
 
-    def to(self, dest: torch.dtype | DeviceLike) -> Composite:  # type: ignore[override]
-        """Return the composite, unlocked, for another device; the composite itself where that changes nothing.
+    def to(self, dest: torch.dtype | DeviceLike) -> Composite:
+        """Return the composite, unlocked, for another device; itself where that changes nothing.
 
         Raises:
             InvalidTypeError: if `dest` is a dtype: the entries have one each.
@@ -132,7 +135,7 @@ class Composite(SpecMapping):
         return TensorDict(made, batch_size=self._full(shape), device=self.device)
 
     def project(self, value: TensorDictBase) -> TensorDictBase:
-        """Return `value` itself if it is in the domain, otherwise a shallow copy with the offending entries projected.
+        """Return `value` itself if it is in the domain, otherwise a shallow copy with its entries projected.
 
         Raises:
             SpecError: if a key is missing, or nothing in an entry's domain is close.
@@ -188,7 +191,9 @@ class Composite(SpecMapping):
         if misfit is not None:
             raise SchemaError(f"to_numpy: {misfit}")
         return {
-            name: spec.to_numpy(value.get(name), safe) for name, spec in self._specs.items() if spec is not None
+            name: spec.to_numpy(value.get(name), safe)
+            for name, spec in self._specs.items()
+            if spec is not None
         }
 
     def type_check(self, value: Any, key: Any = None) -> None:
@@ -222,7 +227,9 @@ class Composite(SpecMapping):
         shape = value.batch_size
         if len(shape) < self.ndim or shape[len(shape) - self.ndim :] != self.shape:
             return f"expected a batch size that ends with {tuple(self.shape)}, got {tuple(shape)}"
-        missing = [name for name, spec in self._specs.items() if spec is not None and name not in value.keys()]
+        missing = [
+            name for name, spec in self._specs.items() if spec is not None and name not in value.keys()
+        ]
         return f"missing keys {missing}; got {list(value.keys())}" if missing else None
 
     def _fault(self, value: Any) -> str | None:
@@ -245,4 +252,8 @@ class Composite(SpecMapping):
         """Return the entries, one in a line."""
         lines = [f"    {name}: {spec!r}".replace("\n", "\n    ") for name, spec in self._specs.items()]
         device = "" if self.device is None else f", device={str(self.device)!r}"
-        return "Composite(\n" + "".join(f"{line},\n" for line in lines) + f"    shape={tuple(self.shape)}{device})"
+        return (
+            "Composite(\n"
+            + "".join(f"{line},\n" for line in lines)
+            + f"    shape={tuple(self.shape)}{device})"
+        )

@@ -1,9 +1,9 @@
 """The shape operations of every spec, written once.
 
 A spec's shape has two parts: the batch dimensions, and behind them the dimensions that encode one value (the
-columns of a one-hot vector, say). An operation acts on the batch dimensions only. It is expressed as one function
-that maps any tensor with those leading dimensions to its new form; each kind of spec applies that function to its
-own parameters (bounds, masks, members).
+columns of a one-hot vector, say). An operation acts on the batch dimensions only. It is expressed as one
+function that maps any tensor with those leading dimensions to its new form; each kind of spec applies that
+function to its own parameters (bounds, masks, members).
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ class Geometry(ABC):
         try:
             batch = blank(self.batch_shape).reshape(asked).shape
         except RuntimeError as error:
-            raise InvalidArgumentError(f"reshape: {self!r} can't take shape {tuple(as_size(shape))}") from error
+            raise InvalidArgumentError(
+                f"reshape: {self!r} can't take shape {tuple(as_size(shape))}"
+            ) from error
         return self._reshaped(lambda t: t.reshape((*batch, *t.shape[keep:])))
 
     def view(self, *shape: Any) -> Self:
@@ -168,7 +170,9 @@ class Geometry(ABC):
         try:
             blank(self.batch_shape)[resolved]
         except IndexError as error:
-            raise IndexRangeError(f"index: {index!r} is out of range for shape {tuple(self.shape)}: {error}") from error
+            raise IndexRangeError(
+                f"index: {index!r} is out of range for shape {tuple(self.shape)}: {error}"
+            ) from error
         if not resolved and keep:
             return self._reshaped(lambda t: t)
         return self._reshaped(lambda t: t[resolved])
@@ -187,7 +191,9 @@ class Geometry(ABC):
         kept, seen = [], 0
         for item in items:
             touches = item is None or item != slice(None) if not isinstance(item, Tensor) else True
-            if touches and (seen + _consumed(item) > self.batch_ndim or (item is None and seen > self.batch_ndim)):
+            if touches and (
+                seen + _consumed(item) > self.batch_ndim or (item is None and seen > self.batch_ndim)
+            ):
                 raise self._inside_value("index", seen)
             if seen + _consumed(item) <= self.batch_ndim:
                 kept.append(item)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -44,7 +44,9 @@ def fresh_tensor(value: Any, dtype: torch.dtype, device: torch.device | None) ->
         except ValueError as error:
             raise InvalidTypeError(f"encode: expected numbers in a regular array, got {value!r}") from error
         if array.dtype.kind not in "biuf":
-            raise InvalidTypeError(f"encode: expected numbers, got {type(value).__name__} with dtype {array.dtype}")
+            raise InvalidTypeError(
+                f"encode: expected numbers, got {type(value).__name__} with dtype {array.dtype}"
+            )
         source = torch.from_numpy(array)
     made = source.to(device=device, dtype=dtype, copy=True)
     if not dtype.is_floating_point and source.dtype != dtype:
@@ -69,7 +71,9 @@ class LeafSpec(TensorSpec):
     # Whether `encode` and `to_numpy` check the domain unless told otherwise
     strict: ClassVar[bool] = True
 
-    def __init__(self, shape: Sequence[int], space: Space, device: DeviceLike | None, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: Sequence[int], space: Space, device: DeviceLike | None, dtype: torch.dtype
+    ) -> None:
         self.shape = torch.Size(shape)
         self.space = space
         self.device = make_device(device)
@@ -120,7 +124,7 @@ class LeafSpec(TensorSpec):
         return torch.ones(self._full(shape), dtype=self.dtype, device=self.device)
 
     def project(self, value: Tensor) -> Tensor:
-        """Return `value` itself if it is in the domain, otherwise a new tensor in the domain that is close to it.
+        """Return `value` itself if it is in the domain, otherwise a close new tensor that is.
 
         Raises:
             SpecError: if nothing in the domain is close: no tensor, a wrong shape, or a NaN.
@@ -131,25 +135,24 @@ class LeafSpec(TensorSpec):
         if misfit is not None:
             raise SpecError(f"project: expected {self!r}, {misfit}")
         if value.dtype.is_floating_point and bool((nan := value.isnan()).any()):
-            raise SpecError(f"project: expected {self!r}, {first_offender(nan, value)}; a NaN is near to nothing")
+            raise SpecError(
+                f"project: expected {self!r}, {first_offender(nan, value)}; a NaN is near to nothing"
+            )
         return self._nearest(value)
 
     def encode(self, value: Any) -> Tensor:
         """Return what an environment gave (numpy, a number, a list, a tensor) as a new tensor of this spec.
 
-        Dimensions may stand before the spec's own. A missing last dimension of size one is added, so that a reward
-        of `1.0` fits shape `(1,)`. Discrete specs check the domain, continuous ones don't: environments leave their
-        own bounds.
+        One-hot specs take the integers of the choices. Dimensions may stand before the spec's own. A missing
+        last dimension of size one is added, so that a reward of `1.0` fits shape `(1,)`. Discrete specs
+        check the domain, continuous ones don't: environments leave their own bounds.
 
         Raises:
             InvalidTypeError: if the value isn't made of numbers.
             SchemaError: if the shape doesn't fit.
             SpecError: if the dtype can't hold a number exactly, or a discrete value is outside the domain.
         """
-        encoded = self._fit("encode", fresh_tensor(value, self.dtype, self.device), self.shape)
-        if self.strict:
-            self._require("encode", encoded)
-        return encoded
+        return self._encoded(value)
 
     def to_numpy(self, value: Tensor, safe: bool | None = None) -> np.ndarray:
         """Return a tensor of this spec in the form that an environment takes.
@@ -224,6 +227,21 @@ class LeafSpec(TensorSpec):
         """Return the domain's part of the repr."""
         return ""
 
+    def _encoded(self, value: Any) -> Tensor:
+        """Return what an environment gave as a new, checked tensor of this spec."""
+        encoded = self._fit("encode", fresh_tensor(value, self.dtype, self.device), self.shape)
+        if self.strict:
+            self._require("encode", encoded)
+        return encoded
+
+    def _indices(self, value: Any, shape: torch.Size, outside: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return integers that an environment gave as int64 `(*lead, *shape)`, after checking them."""
+        index = self._fit("encode", fresh_tensor(value, torch.int64, self.device), shape)
+        offending = outside(index)
+        if bool(offending.any()):
+            raise SpecError(f"encode: expected choices of {self!r}, {first_offender(offending, index)}")
+        return index
+
     def _decoded(self, value: Tensor) -> np.ndarray:
         """Return a detached CPU value as the environment takes it."""
         return value.numpy()
@@ -262,10 +280,12 @@ class LeafSpec(TensorSpec):
             raise SpecError(f"{name}: {fault}")
 
     def _fit(self, name: str, value: Tensor, shape: torch.Size) -> Tensor:
-        """Return `value` with its missing last dimension of size one, after checking that it ends with `shape`."""
+        """Return `value`, perhaps with a last dimension of size one added, if it ends with `shape`."""
         if shape and shape[-1] == 1 and value.shape == shape[:-1]:
             value = value.unsqueeze(-1)
         if value.ndim < len(shape) or value.shape[value.ndim - len(shape) :] != shape:
-            raise SchemaError(f"{name}: expected shape (..., {', '.join(map(str, shape))}) for {self!r}, "
-                              f"got {tuple(value.shape)}")
+            raise SchemaError(
+                f"{name}: expected shape (..., {', '.join(map(str, shape))}) for {self!r}, "
+                f"got {tuple(value.shape)}"
+            )
         return value

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
-from typing import TYPE_CHECKING, Any, Union
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from typing import TYPE_CHECKING, Any
 
 from tensordict import unravel_key
 
@@ -14,8 +14,8 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyErr
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Key = Union[str, tuple[str, ...]]
-Entry = Union[TensorSpec, None]
+Key = str | tuple[str, ...]
+Entry = TensorSpec | None
 _ABSENT: Any = object()
 _MISSING: Any = object()
 
@@ -59,6 +59,10 @@ class SpecMapping(TensorSpec):
     @abstractmethod
     def empty(self) -> SpecMapping:
         """Return a spec of the same shape and device without entries, unlocked."""
+
+    @abstractmethod
+    def _nested(self) -> Iterable[SpecMapping]:
+        """Return the composites that are locked and unlocked together with this one."""
 
     def set(self, key: Key, spec: Entry | Mapping[Any, Any]) -> Self:
         """Set the spec under `key`; composites that are missing on the way to a nested key are made.
@@ -208,15 +212,16 @@ class SpecMapping(TensorSpec):
             UnsupportedError: if the lock is that of a composite around this one.
         """
         if self._locked_from_above:
-            raise UnsupportedError("unlock_: this composite was locked with the one it is part of; unlock that one")
+            raise UnsupportedError(
+                "unlock_: this composite was locked with the one it is part of; unlock that one"
+            )
         self._set_lock(False, False)
         return self
 
     def _set_lock(self, locked: bool, from_above: bool) -> None:
         self._locked, self._locked_from_above = locked, locked and from_above
-        for spec in self._entries().values():
-            if isinstance(spec, SpecMapping):
-                spec._set_lock(locked, True)
+        for spec in self._nested():
+            spec._set_lock(locked, True)
 
     def _require_unlocked(self, key: Key) -> None:
         if self._locked:
@@ -232,7 +237,7 @@ class SpecMapping(TensorSpec):
             spec = self.empty().update(spec)
         if spec.batch_shape[: self.ndim] != self.shape:
             raise InvalidArgumentError(
-                f"set: key {name!r}: expected a spec whose shape starts with {tuple(self.shape)}, got {spec!r}"
+                f"set: key {name!r}: expected a shape that starts with {tuple(self.shape)}, got {spec!r}"
             )
         return spec if self.device is None else spec.to(self.device)
 

@@ -42,6 +42,7 @@ def nearest_integer(value: Tensor, low: Tensor, high: Tensor, dtype: torch.dtype
     if not value.dtype.is_floating_point:
         return torch.minimum(torch.maximum(value.to(torch.int64), low), high).to(dtype)
     value = value.to(torch.float64)
-    # Only what lies strictly between the bounds is converted for use: beyond int64 the conversion is undefined
+    # Only what lies strictly between the bounds is converted for use: beyond int64 the conversion is
+    # undefined
     inner = torch.minimum(torch.maximum(value.round().to(torch.int64), low), high)
     return torch.where(value <= low, low, torch.where(value >= high, high, inner)).to(dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
@@ -59,7 +61,9 @@ class BoxSpace(Space):
         if self.low.numel() == 0:
             return None
         low, high = self.low.flatten()[0], self.high.flatten()[0]
-        if torch.equal(self.low, low.expand_as(self.low)) and torch.equal(self.high, high.expand_as(self.high)):
+        if torch.equal(self.low, low.expand_as(self.low)) and torch.equal(
+            self.high, high.expand_as(self.high)
+        ):
             return low.item(), high.item()
         return None
 
@@ -82,15 +86,15 @@ class Allowed:
         return cls(mask.to(torch.uint8).argsort(dim=-1, descending=True, stable=True), mask.sum(-1))
 
     def draw(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
-        """Draw positions of shape `shape`, which ends with the batch dimensions; each allowed one is as likely."""
+        """Draw positions of shape `shape`, which ends with the batch dimensions, uniformly."""
         rank = draw_below(self.count, shape, generator)
         order = self.order.expand((*shape, self.order.shape[-1]))
         return order.gather(-1, rank.unsqueeze(-1)).squeeze(-1)
 
 
 def draw_below(limit: Tensor, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
-    """Draw integers from 0 to `limit` (excluded); `shape` ends with the shape of `limit`, which is below 2**53."""
-    # u <= 1 - 2**-53, so u * limit is more than half a spacing below limit, or exactly representable: it never rounds up
+    """Draw integers from 0 to `limit` (excluded, below 2**53); `shape` ends with that of `limit`."""
+    # u <= 1 - 2**-53: u * limit is over half a spacing below limit, or exact, so never rounds up to it
     u = torch.rand(shape, dtype=torch.float64, device=limit.device, generator=generator)
     return u.mul_(limit).to(torch.int64)
 
@@ -114,7 +118,11 @@ class DiscreteSpace(Space):
         return Allowed.of(self.mask)
 
     def draw(
-        self, shape: Sequence[int], generator: torch.Generator | None, dtype: torch.dtype, device: torch.device | None
+        self,
+        shape: Sequence[int],
+        generator: torch.Generator | None,
+        dtype: torch.dtype,
+        device: torch.device | None,
     ) -> Tensor:
         """Draw integers of shape `shape`, which ends with the batch dimensions."""
         if self.mask is None:
@@ -123,32 +131,90 @@ class DiscreteSpace(Space):
 
     def outside(self, index: Tensor) -> Tensor:
         """Return where the integers `(*lead, *batch)` aren't in the space, as booleans of the same shape."""
-        if index.dtype == torch.bool:
-            index = index.to(torch.int64)
-        out = (index < 0) | (index >= self.n)
-        if self.mask is None:
-            return out
-        safe = index.clamp(0, self.n - 1).to(torch.int64).unsqueeze(-1)
-        mask = self.mask.to(index.device).expand((*index.shape, self.n))
-        return out | ~mask.gather(-1, safe).squeeze(-1)
+        return outside(index, self.n, self.mask)
 
     def nearest(self, index: Tensor) -> Tensor:
-        """Return the member nearest to each integer, the lower one of two."""
-        if self.mask is None:
-            return index.clamp(0, self.n - 1)
-        places = torch.arange(self.n, device=index.device)
-        distance = (places - index.clamp(0, self.n - 1).unsqueeze(-1)).abs()
-        mask = self.mask.to(index.device).expand((*index.shape, self.n))
-        return distance.masked_fill(~mask, self.n).argmin(-1).to(index.dtype)
+        """Return the member nearest to each int64, the lower one of two."""
+        return nearest(index, self.n, self.mask)
 
     def count(self, batch_numel: int) -> int:
         """Return how many different batches of integers there are."""
         if self.mask is None:
-            return int(self.n) ** batch_numel
-        total = 1
-        for allowed in self.allowed.count.flatten().tolist():
-            total *= allowed
-        return total
+            return self.n**batch_numel
+        return math.prod(self.allowed.count.flatten().tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class MultiDiscreteSpace(Space):
+    """For each of k columns the integers from 0 to its count (excluded), or those that a mask allows.
+
+    Attributes:
+        nvec: `(*batch, k)` int64, the counts.
+        mask: `(*batch, sum of the counts)` bool, the masks of the columns side by side; None allows all.
+    """
+
+    nvec: Tensor
+    mask: Tensor | None = None
+
+    @cached_property
+    def common(self) -> tuple[int, ...] | None:
+        """The counts of the columns if they are the same for the whole batch, else None."""
+        rows = self.nvec.reshape(-1, self.nvec.shape[-1])
+        return tuple(rows[0].tolist()) if len(rows) and bool((rows == rows[0]).all()) else None
+
+    @cached_property
+    def padded(self) -> Tensor | None:
+        """The mask as `(*batch, k, largest count)`, False behind the end of a column."""
+        if self.mask is None or self.common is None:
+            return None
+        widest = max(self.common)
+        parts = (pad(part, (0, widest - part.shape[-1])) for part in self.mask.split(self.common, -1))
+        return torch.stack(list(parts), -2)
+
+    @cached_property
+    def allowed(self) -> Allowed:
+        """The mask, ready to be drawn from."""
+        assert self.padded is not None
+        return Allowed.of(self.padded)
+
+    def draw(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+        """Draw int64 of shape `shape`, which ends with `(*batch, k)`."""
+        if self.padded is None:
+            return draw_below(self.nvec, shape, generator)
+        return self.allowed.draw(shape, generator)
+
+    def outside(self, index: Tensor) -> Tensor:
+        """Return where the integers `(*lead, *batch, k)` aren't in the space, as booleans of the same shape."""
+        return outside(index, self.nvec.to(index.device), self.padded)
+
+    def nearest(self, index: Tensor) -> Tensor:
+        """Return the member nearest to each int64, the lower one of two."""
+        return nearest(index, self.nvec.to(index.device), self.padded)
+
+    def count(self) -> int:
+        """Return how many different batches there are."""
+        each = self.nvec if self.padded is None else self.allowed.count
+        return math.prod(each.flatten().tolist())
+
+
+def outside(index: Tensor, limit: int | Tensor, mask: Tensor | None) -> Tensor:
+    """Return where integers are below 0, not below `limit`, or not allowed by `mask` (one more dimension)."""
+    if index.dtype == torch.bool:
+        index = index.to(torch.int64)
+    out = (index < 0) | (index >= limit)
+    if mask is None:
+        return out
+    place = index.to(torch.int64).clamp(0, mask.shape[-1] - 1).unsqueeze(-1)
+    return out | ~mask.to(index.device).expand((*index.shape, mask.shape[-1])).gather(-1, place).squeeze(-1)
+
+
+def nearest(index: Tensor, limit: int | Tensor, mask: Tensor | None) -> Tensor:
+    """Return the allowed integer below `limit` that is nearest to each int64, the lower one of two."""
+    index = index.clamp(min=0).clamp(max=limit - 1)
+    if mask is None:
+        return index
+    distance = (torch.arange(mask.shape[-1], device=index.device) - index.unsqueeze(-1)).abs()
+    return distance.masked_fill(~mask.to(index.device), mask.shape[-1]).argmin(-1)
 
 
 def checked_mask(mask: Any, shape: Sequence[int], device: torch.device | None) -> Tensor:
@@ -179,4 +245,4 @@ def require_choice(mask: Tensor) -> None:
     empty = ~mask.any(-1)
     if bool(empty.any()):
         where = tuple(empty.nonzero()[0].tolist())
-        raise InvalidArgumentError(f"mask: expected at least one True in each row, got none at batch index {where}")
+        raise InvalidArgumentError(f"mask: expected a True in each row, got none at batch index {where}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 class Unbounded(LeafSpec):
     """Any element of the dtype, NaN and infinities included.
 
-    `Unbounded(...)` makes an `UnboundedContinuous` for floating-point dtypes and an `UnboundedDiscrete` for integer
-    and boolean ones.
+    `Unbounded(...)` makes an `UnboundedContinuous` for floating-point dtypes and an `UnboundedDiscrete` for
+    integer and boolean ones.
+
+    `rand` is normal (mean 0, variance 1), for integers and booleans uniform over all that the dtype holds.
 
     Example:
         >>> Unbounded((3,)).zero((2,)).shape
@@ -36,6 +39,8 @@ class Unbounded(LeafSpec):
 
     space: BoxSpace
     strict = False
+    # Whether the dtype must be floating-point; None: either
+    _floating: ClassVar[bool | None] = None
 
     def __new__(
         cls,
@@ -55,20 +60,20 @@ class Unbounded(LeafSpec):
         device: DeviceLike | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        dtype = dtype or self._default_dtype()
+        dtype = dtype or (torch.int64 if self._floating is False else torch.get_default_dtype())
         size = torch.Size((shape,)) if isinstance(shape, int) else torch.Size(shape)
         device = make_device(device)
-        low, high = (ordered(torch.full((), x, dtype=dtype, device=device)).expand(size) for x in self._limits(dtype))
+        low, high = (
+            ordered(torch.full((), x, dtype=dtype, device=device)).expand(size) for x in self._limits(dtype)
+        )
         super().__init__(size, BoxSpace(low, high), device, dtype)
 
-    @staticmethod
-    def _default_dtype() -> torch.dtype:
-        return torch.get_default_dtype()
-
-    @staticmethod
-    def _limits(dtype: torch.dtype) -> tuple[float, float]:
-        """Return the ends of what `dtype` can hold, after checking that this kind of spec can have it."""
-        raise InvalidArgumentError(f"Unbounded: expected a real dtype, got {dtype}")
+    def _limits(self, dtype: torch.dtype) -> tuple[float, float]:
+        """Return the ends of what `dtype` can hold, after checking that this class can have it."""
+        if self._floating is not None and dtype.is_floating_point != self._floating:
+            kind = "a floating-point" if self._floating else "an integer or boolean"
+            raise InvalidArgumentError(f"{type(self).__name__}: expected {kind} dtype, got {dtype}")
+        return (-math.inf, math.inf) if dtype.is_floating_point else integer_limits(dtype)
 
     def _outside(self, value: Tensor) -> None:
         return None
@@ -76,54 +81,36 @@ class Unbounded(LeafSpec):
     def _with_dtype(self, dtype: torch.dtype) -> Self:
         return Unbounded(self.shape, self.device, dtype)  # type: ignore[return-value]
 
-
-class UnboundedContinuous(Unbounded):
-    """Any floating-point element; the arguments are those of `Unbounded`. `rand` is normal (mean 0, variance 1)."""
-
-    @staticmethod
-    def _limits(dtype: torch.dtype) -> tuple[float, float]:
-        if not dtype.is_floating_point:
-            raise InvalidArgumentError(f"UnboundedContinuous: expected a floating-point dtype, got {dtype}")
-        return float("-inf"), float("inf")
-
-    def cardinality(self) -> float:
-        """Return infinity."""
-        return float("inf")
-
-    def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
-        return torch.empty(shape, dtype=self.dtype, device=self.device).normal_(generator=generator)
-
-    def _nearest(self, value: Tensor) -> Tensor:
-        return value.to(self.dtype)
-
-
-class UnboundedDiscrete(Unbounded):
-    """Any integer or boolean element; the arguments are those of `Unbounded`.
-
-    `rand` is uniform over all numbers of the dtype.
-    """
-
-    @staticmethod
-    def _default_dtype() -> torch.dtype:
-        return torch.int64
-
-    @staticmethod
-    def _limits(dtype: torch.dtype) -> tuple[float, float]:
-        return integer_limits(dtype)
-
-    def cardinality(self) -> int:
-        """Return the number of values of the shape and dtype."""
+    def cardinality(self) -> int | float:
+        """Return the number of values of the shape and dtype; infinity for continuous ones."""
+        if self.dtype.is_floating_point:
+            return math.inf
         low, high = integer_limits(self.dtype)
-        return int(high - low + 1) ** self.numel()
+        return (high - low + 1) ** self.numel()
 
     def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
         made = torch.empty(shape, dtype=self.dtype, device=self.device)
-        low, _ = integer_limits(self.dtype)
+        if self.dtype.is_floating_point:
+            return made.normal_(generator=generator)
         # Without an upper end `random_` draws up to the dtype's largest number, included
-        return made.random_(low, None, generator=generator)
+        return made.random_(integer_limits(self.dtype)[0], None, generator=generator)
 
     def _nearest(self, value: Tensor) -> Tensor:
+        if self.dtype.is_floating_point:
+            return value.to(self.dtype)
         if self.dtype == torch.bool:
             return value != 0
-        low, high = (torch.tensor(x, device=value.device) for x in integer_limits(self.dtype))
+        low, high = (torch.tensor(end, device=value.device) for end in integer_limits(self.dtype))
         return nearest_integer(value, low, high, self.dtype)
+
+
+class UnboundedContinuous(Unbounded):
+    """Any floating-point element; the arguments are those of `Unbounded`."""
+
+    _floating = True
+
+
+class UnboundedDiscrete(Unbounded):
+    """Any integer or boolean element; the arguments are those of `Unbounded`."""
+
+    _floating = False

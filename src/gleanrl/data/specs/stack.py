@@ -1,0 +1,238 @@
+"""What stacks share: each position along one dimension has a spec of its own."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gleanrl.data.specs.base import DeviceLike, TensorSpec, stack
+from gleanrl.data.specs.geometry import Transform
+from gleanrl.errors import InvalidArgumentError, SchemaError, SpecError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+def repeated(spec: TensorSpec, axis: int, size: int) -> TensorSpec:
+    """Return the spec of `size` equal ones stacked along `axis`."""
+    return spec._reshaped(lambda t: t.unsqueeze(axis).expand((*t.shape[:axis], size, *t.shape[axis:])))
+
+
+def restacked(stacked: Stack, transform: Transform) -> Any:
+    """Return the stack after a shape operation.
+
+    The operation is applied to the numbers of the members, laid out in the shape of the stack: where they all
+    come out the same, that member alone is left; otherwise the result is a stack along the first dimension
+    in which they differ.
+    """
+    dim, size = stacked.stack_dim, len(stacked.specs)
+    after = (1,) * (stacked.batch_ndim - dim - 1)
+    numbers = torch.arange(size).reshape((size, *after)).expand(stacked.batch_shape)
+
+    def build(operation: Transform) -> Any:
+        member = operation(numbers)
+        for axis in range(member.ndim):
+            if member.numel() and bool((member != member.narrow(axis, 0, 1)).any()):
+                parts = [build(_followed_by_select(operation, axis, i)) for i in range(member.shape[axis])]
+                return stack(parts, axis)
+        number = int(member.flatten()[0]) if member.numel() else 0
+        return repeated(stacked.specs[number], dim, size)._reshaped(operation)
+
+    return build(transform)
+
+
+def _followed_by_select(operation: Transform, axis: int, position: int) -> Transform:
+    return lambda t: operation(t).select(axis, position)
+
+
+def _common_prefix(specs: Sequence[TensorSpec]) -> int:
+    """Return how many leading batch dimensions all specs share."""
+    sizes = [spec.batch_shape for spec in specs]
+    shared = 0
+    for column in zip(*sizes, strict=False):
+        if len(set(column)) > 1:
+            break
+        shared += 1
+    return shared
+
+
+def _stack_shape(name: str, specs: Sequence[TensorSpec], dim: int) -> tuple[torch.Size, int, int]:
+    """Return the shape of a stack (-1 where the members differ), the dimension and the batch dimensions."""
+    ndim = specs[0].ndim
+    if any(spec.ndim != ndim for spec in specs):
+        raise InvalidArgumentError(
+            f"{name}: expected as many dimensions in each, got {[s.shape for s in specs]}"
+        )
+    axis, prefix = dim % (ndim + 1), _common_prefix(specs)
+    if not -ndim - 1 <= dim <= ndim or axis > prefix:
+        raise InvalidArgumentError(
+            f"{name}: expected a dimension from 0 to {prefix}, as the specs share {prefix} batch dimensions, "
+            f"got {dim} for shapes {[tuple(s.shape) for s in specs]}"
+        )
+    sizes = [
+        column[0] if len(set(column)) == 1 else -1 for column in zip(*(s.shape for s in specs), strict=True)
+    ]
+    return torch.Size((*sizes[:axis], len(specs), *sizes[axis:])), axis, prefix + 1
+
+
+def _one_device(name: str, specs: Sequence[TensorSpec]) -> torch.device | None:
+    devices = {spec.device for spec in specs}
+    if len(devices) > 1:
+        raise InvalidArgumentError(f"{name}: expected one device, got {sorted(map(str, devices))}")
+    return devices.pop()
+
+
+class Stack(TensorSpec):
+    """Specs that differ, stacked along a dimension.
+
+    Attributes:
+        specs: the members, a tuple.
+        stack_dim: the dimension of the stack, not negative.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    stack_dim: int
+    _batch_ndim: int
+
+    def _hold(self, specs: tuple[TensorSpec, ...], dim: int) -> None:
+        """Set the members, after checking that they can be stacked along `dim`."""
+        name = type(self).__name__
+        self.shape, self.stack_dim, self._batch_ndim = _stack_shape(name, specs, dim)
+        self.device = _one_device(name, specs)
+        self.specs = specs
+
+    @abstractmethod
+    def _merged(self, parts: Sequence[Any], axis: int) -> Any:
+        """Return the values of the members as one value, stacked along `axis`."""
+
+    @abstractmethod
+    def _size(self, value: Any) -> tuple[int, ...] | None:
+        """Return the dimensions of `value`, those of the stack last, or None if it has none."""
+
+    @property
+    def batch_ndim(self) -> int:
+        """The number of leading dimensions that shape operations may touch."""
+        return self._batch_ndim
+
+    def rand(self, shape: Iterable[int] = (), *, generator: torch.Generator | None = None) -> Any:
+        """Draw a value, each position from its own spec.
+
+        Args:
+            shape: dimensions that come before the spec's own.
+            generator: where the randomness comes from; None: torch's global generator.
+
+        Returns:
+            a value of shape `(*shape, *self.shape)`: a tensor, or a TensorDict (a lazy stack where the
+            members' keys or shapes differ).
+
+        Raises:
+            UnsupportedError: if leaves of different shapes would have to become one tensor.
+        """
+        lead = tuple(shape)
+        return self._joined(lead, lambda spec: spec.rand(lead, generator=generator))
+
+    def zero(self, shape: Iterable[int] = ()) -> Any:
+        """Return zeros, be they in the domain or not; see `rand`."""
+        lead = tuple(shape)
+        return self._joined(lead, lambda spec: spec.zero(lead))
+
+    def one(self, shape: Iterable[int] = ()) -> Any:
+        """Return ones, be they in the domain or not; see `rand`."""
+        lead = tuple(shape)
+        return self._joined(lead, lambda spec: spec.one(lead))
+
+    def _joined(self, lead: tuple[int, ...], function: Callable[[TensorSpec], Any]) -> Any:
+        return self._merged([function(spec) for spec in self.specs], len(lead) + self.stack_dim)
+
+    def project(self, value: Any) -> Any:
+        """Return `value` itself if it is in the domain, otherwise a new one with its parts projected.
+
+        Raises:
+            SpecError: if nothing in a part's domain is close.
+        """
+        if self._fault(value) is None:
+            return value
+        misfit = self._misfit(value)
+        if misfit is not None:
+            raise SpecError(f"project: {misfit}")
+        axis, pairs = self._pairs(value)
+        return self._merged([spec.project(part) for spec, part in pairs], axis)
+
+    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
+        """Return a value in the form that environments take: an array, or for composites a list of dictionaries.
+
+        Raises:
+            SchemaError: if the shape doesn't fit.
+            SpecError: if a domain is checked and a part is outside.
+        """
+        misfit = self._misfit(value)
+        if misfit is not None:
+            raise SchemaError(f"to_numpy: {misfit}")
+        axis, pairs = self._pairs(value)
+        return self._merged_numpy([spec.to_numpy(part, safe) for spec, part in pairs], axis)
+
+    @abstractmethod
+    def _merged_numpy(self, parts: list[Any], axis: int) -> Any:
+        """Return what the members gave to an environment as one."""
+
+    def cardinality(self) -> int | float:
+        """Return the number of values in the domain; infinity for continuous ones."""
+        return math.prod(spec.cardinality() for spec in self.specs)
+
+    def to(self, dest: torch.dtype | DeviceLike) -> Self:
+        """Return the stack for another device or dtype; the stack itself where that changes nothing."""
+        moved = [spec.to(dest) for spec in self.specs]
+        if all(new is old for new, old in zip(moved, self.specs, strict=True)):
+            return self
+        return self._of(moved)
+
+    def clone(self) -> Self:
+        """Return an equal stack that shares nothing with this one."""
+        return self._of([spec.clone() for spec in self.specs])
+
+    def _of(self, specs: Sequence[Any]) -> Self:
+        """Return a stack of other members."""
+        return type(self)(*specs, dim=self.stack_dim)  # type: ignore[call-arg]
+
+    def _reshaped(self, transform: Transform) -> Any:
+        return restacked(self, transform)
+
+    def _pairs(self, value: Any) -> tuple[int, Iterator[tuple[TensorSpec, Any]]]:
+        """Return the dimension along which `value` is stacked, and each member with its part."""
+        axis = len(self._size(value) or ()) - self.ndim + self.stack_dim
+        return axis, zip(self.specs, value.unbind(axis), strict=True)
+
+    def _misfit(self, value: Any) -> str | None:
+        """Return why `value` can't be taken apart along the dimension of the stack, or None."""
+        size = self._size(value)
+        if size is None:
+            return f"expected {self!r}, got {type(value).__name__}"
+        tail = size[max(len(size) - self.ndim, 0) :]
+        if len(tail) < self.ndim or tail[self.stack_dim] != len(self.specs):
+            return f"expected {self!r}, got shape {tuple(size)}"
+        return None
+
+    def _fault(self, value: Any) -> str | None:
+        fault = self._misfit(value)
+        if fault is not None:
+            return fault
+        for i, (spec, part) in enumerate(self._pairs(value)[1]):
+            fault = spec._fault(part)
+            if fault is not None:
+                return f"position {i} along dimension {self.stack_dim}: {fault}"
+        return None
+
+    def __eq__(self, other: object) -> bool:
+        """Compare by content."""
+        if not isinstance(other, Stack):
+            return NotImplemented
+        return type(self) is type(other) and self.stack_dim == other.stack_dim and self.specs == other.specs
+
+    def __repr__(self) -> str:
+        """Return the members, one after the other."""
+        members = "".join(f"    {spec!r},\n".replace("\n    ", "\n        ") for spec in self.specs)
+        return f"{type(self).__name__}(\n{members}    dim={self.stack_dim})"
