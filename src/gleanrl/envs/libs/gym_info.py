@@ -1,0 +1,166 @@
+"""Reading entries of gymnasium's info dictionaries into the records."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from gleanrl.data.specs import Composite, TensorSpec, Unbounded
+from gleanrl.envs.libs.gym_codecs import Array, ArrayCodec, as_array
+from gleanrl.errors import EnvironmentContractError, InvalidArgumentError, InvalidTypeError
+from gleanrl.tree import NestedKey, Path, as_key, as_path
+
+
+class default_info_dict_reader:  # noqa: N801 (the public name)
+    """Reads numbers and arrays of numbers from info into entries of the same names.
+
+    An entry that an info lacks is zero in that record: environments report some things at the end of an episode only.
+    Dictionaries inside info give nested entries. Keys whose spec isn't given are found out when the reader is set on an
+    environment: it is reset and takes one random step, and what its infos hold fixes shapes and dtypes (Python integers
+    give int64, Python floats torch's default dtype).
+
+    Args:
+        keys: the entries to read, nested ones as tuples; None for those of `spec`, or, without one, for everything that
+            is a number or an array of numbers.
+        spec: the entries' specs: a mapping or a Composite, or a sequence parallel to `keys`.
+        ignore_private: whether names that start with an underscore are left out.
+
+    Raises:
+        InvalidArgumentError: if `keys` and `spec` don't fit together.
+
+    Examples:
+        >>> reader = default_info_dict_reader(["speed"], spec=[Unbounded((2,))])
+        >>> reader.info_spec["speed"].shape
+        torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[NestedKey] | None = None,
+        spec: Mapping[Any, TensorSpec] | Sequence[TensorSpec] | Composite | None = None,
+        ignore_private: bool = True,
+    ) -> None:
+        if isinstance(keys, str):
+            raise InvalidTypeError(f"keys: expected a list of keys, got the string {keys!r}")
+        self.ignore_private = ignore_private
+        self.keys = None if keys is None else self._public([as_path(key) for key in keys])
+        self._codecs: tuple[ArrayCodec, ...] | None = None
+        specs = _specs_by_path(self.keys, spec)
+        if specs is not None:
+            self._codecs = tuple(ArrayCodec(path, specs[path]) for path in self._public(list(specs)))
+
+    @property
+    def info_spec(self) -> Composite | None:
+        """The entries' specs; None as long as they aren't known."""
+        if self._codecs is None:
+            return None
+        return Composite({as_key(codec.key): codec.spec for codec in self._codecs})
+
+    @property
+    def codecs(self) -> tuple[ArrayCodec, ...]:
+        """One codec for each entry, in the order of `encode`.
+
+        Raises:
+            InvalidArgumentError: if the entries aren't known yet.
+        """
+        if self._codecs is None:
+            raise InvalidArgumentError("info reader: its entries aren't known yet: set it on an environment, or pass spec")
+        return self._codecs
+
+    def learn(self, infos: Sequence[Mapping[str, Any]]) -> None:
+        """Fix the entries, shapes and dtypes from `infos`; later infos win.
+
+        Raises:
+            EnvironmentContractError: if one of the keys that were asked for is in none of the infos, or isn't numeric.
+        """
+        found: dict[Path, TensorSpec] = {}
+        strange: dict[Path, str] = {}
+        for info in infos:
+            for path, value in _entries(info):
+                spec = _spec_of(value)
+                if spec is None:
+                    strange[path] = type(value).__name__
+                else:
+                    found[path] = spec
+        if self.keys is None:
+            wanted = self._public(list(found))
+            left = sorted(str(as_key(path)) for path in self._public(list(strange)) if path not in found)
+            if left:
+                warnings.warn(f"info entries that aren't numbers are left out: {left}", stacklevel=3)
+        else:
+            wanted = self.keys
+        unknown = [as_key(path) for path in wanted if path not in found]
+        if unknown:
+            raise EnvironmentContractError(
+                f"info reader: {unknown} aren't numbers in the infos of a reset and a step, which hold "
+                f"{[as_key(path) for path in (*found, *strange)]}; pass their specs to read them nevertheless"
+            )
+        self._codecs = tuple(ArrayCodec(path, found[path]) for path in wanted)
+
+    def encode(self, info: Mapping[str, Any]) -> list[Array]:
+        """Return one array for each of `codecs`; zeros for what `info` lacks."""
+        out: list[Array] = []
+        for codec in self.codecs:
+            value: Any = info
+            for part in codec.key:
+                value = value.get(part) if isinstance(value, Mapping) else None
+            out.append(np.zeros(codec.shape, codec.dtype) if value is None else codec.encode(value))
+        return out
+
+    def __call__(self, info: Mapping[str, Any], tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the entries of `info` into `tensordict` and return it."""
+        if self._codecs is None:
+            self.learn([info])
+        for codec, array in zip(self.codecs, self.encode(info), strict=True):
+            tensordict.set(as_key(codec.key), torch.from_numpy(np.array(array)))
+        return tensordict
+
+    def _public(self, paths: list[Path]) -> list[Path]:
+        if not self.ignore_private:
+            return paths
+        return [path for path in paths if not any(part.startswith("_") for part in path)]
+
+
+def _specs_by_path(
+    keys: list[Path] | None, spec: Mapping[Any, TensorSpec] | Sequence[TensorSpec] | Composite | None
+) -> dict[Path, TensorSpec] | None:
+    if spec is None:
+        return None
+    if isinstance(spec, Composite):
+        specs = {as_path(key): spec[key] for key in spec.keys(True, True)}
+    elif isinstance(spec, Mapping):
+        specs = {as_path(key): value for key, value in spec.items()}
+    elif keys is not None and len(keys) == len(spec):
+        specs = dict(zip(keys, spec, strict=True))
+    else:
+        raise InvalidArgumentError(f"spec: a sequence needs as many keys, got {len(spec)} specs and keys {keys}")
+    missing = [as_key(path) for path in keys or () if path not in specs]
+    if missing:
+        raise InvalidArgumentError(f"spec: no spec for the keys {missing}")
+    return specs if keys is None else {path: specs[path] for path in keys}
+
+
+def _entries(info: Mapping[str, Any], prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
+    for name, value in info.items():
+        path = (*prefix, str(name))
+        if isinstance(value, Mapping):
+            yield from _entries(value, path)
+        else:
+            yield path, value
+
+
+def _spec_of(value: Any) -> TensorSpec | None:
+    """Return the spec of values like this one; None if it isn't made of numbers."""
+    try:
+        array, chosen = as_array(value)
+        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+    except (ValueError, TypeError):
+        return None
+    if not chosen and dtype.is_floating_point:
+        dtype = torch.get_default_dtype()
+    return Unbounded(shape=array.shape, dtype=dtype)

@@ -1,0 +1,105 @@
+"""The gymnasium environment behind a wrapper: stepped, reset, seeded and closed in one place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gleanrl.errors import ClosedError, EnvironmentContractError
+
+StepResult: TypeAlias = tuple[Any, Any, Any, Any, dict[str, Any]]
+"""What gymnasium's `step` returns: observation, reward, terminated, truncated, info."""
+
+
+class Simulator:
+    """One gymnasium environment with a frame skip and a seed that waits for the next reset. Not thread-safe.
+
+    Args:
+        env: the environment.
+        frame_skip: how many times an action is repeated in one step, at least 1.
+    """
+
+    def __init__(self, env: Any, frame_skip: int = 1) -> None:
+        self.env = env
+        self.frame_skip = frame_skip
+        self.closed = False
+        self._seed: int | None = None
+
+    def stepping(self) -> Callable[[Any], Any]:
+        """Return the function that takes an action: the environment's own `step` where no frame is skipped."""
+        return self.env.step if self.frame_skip == 1 else self._skip
+
+    def seed(self, seed: int | None) -> None:
+        """Seed the environment at its next reset, and at that one only."""
+        self._seed = seed
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Start an episode.
+
+        Args:
+            **kwargs: what the environment's `reset` takes; a `seed` given here wins over one that waits.
+
+        Returns:
+            The first observation and the info.
+
+        Raises:
+            ClosedError: if the simulator was closed.
+            EnvironmentContractError: if the environment doesn't return a pair.
+        """
+        self.require_open()
+        seed, self._seed = self._seed, None
+        if seed is not None and kwargs.get("seed") is None:
+            kwargs["seed"] = seed
+        result = self.env.reset(**kwargs)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise EnvironmentContractError(
+                f"reset: expected (observation, info), got {type(result).__name__}; an environment of the old gym "
+                "interface needs gymnasium's compatibility wrappers"
+            )
+        return result
+
+    def close(self) -> None:
+        """Close the environment; calling it again does nothing."""
+        if not self.closed:
+            self.closed = True
+            self.env.close()
+
+    def require_open(self) -> None:
+        """Check that the simulator wasn't closed.
+
+        Raises:
+            ClosedError: if it was.
+        """
+        if self.closed:
+            raise ClosedError(f"{self.env} was closed; make a new environment")
+
+    def _skip(self, action: Any) -> StepResult:
+        """Repeat `action` until an episode ends, at most `frame_skip` times; rewards are added up."""
+        step, spare = self.env.step, not np.isscalar(action)
+        total: Any = None
+        for _ in range(self.frame_skip):
+            # An environment may change its action in place, and reuse its reward's array.
+            result = checked_step(step(copy.deepcopy(action) if spare else action))
+            observation, reward, terminated, truncated, info = result
+            total = copy.copy(reward) if total is None else total + reward
+            if terminated or truncated:
+                break
+        return observation, total, terminated, truncated, info
+
+
+def checked_step(result: Any) -> StepResult:
+    """Return what `step` returned, after checking that it has five parts.
+
+    Raises:
+        EnvironmentContractError: if it hasn't.
+    """
+    if isinstance(result, tuple) and len(result) == 5:
+        return result
+    got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+    raise EnvironmentContractError(
+        f"step: expected (observation, reward, terminated, truncated, info), got {got}; an environment of the old gym "
+        "interface needs gymnasium's compatibility wrappers"
+    )

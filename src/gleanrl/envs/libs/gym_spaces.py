@@ -1,0 +1,237 @@
+"""From gymnasium spaces to specs and codecs.
+
+| space | spec |
+| --- | --- |
+| Box | Bounded; Unbounded for floats if no element has a finite bound; Binary for booleans |
+| Discrete | OneHot int64, or Categorical with `categorical` |
+| MultiDiscrete | MultiOneHot int64, or MultiCategorical with `categorical`; with several dimensions Bounded integers |
+| MultiBinary | Binary |
+| Dict | one leaf for each entry, nested like the space |
+| Tuple of spaces of one kind, shape and dtype | their specs, stacked along a new first dimension |
+
+Choices count from 0, whatever the space's start. Sequence, Graph, Text, OneOf and Tuples that don't stack have values without
+one fixed shape, which columns can't hold: they raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from gleanrl.data.specs import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
+from gleanrl.envs.libs.gym_codecs import (
+    Array,
+    ArrayCodec,
+    CategoricalCodec,
+    Codec,
+    MultiOneHotCodec,
+    OneHotCodec,
+    StackCodec,
+    describe,
+)
+from gleanrl.errors import EnvironmentContractError, InvalidArgumentError, SpaceError
+from gleanrl.tree import Path, as_key
+
+
+class Group:
+    """The codecs of a Dict space, nested like the space.
+
+    Args:
+        key: where the group stands; messages name it.
+        children: the space's name for each entry, and its codec or group.
+    """
+
+    def __init__(self, key: Path, children: Mapping[str, Tree]) -> None:
+        self.key = key
+        self.children = dict(children)
+
+    def collect(self, value: Any, out: list[Array]) -> None:
+        """Append the encoded leaves of the dictionary `value` to `out`, in the order of `leaves`.
+
+        Raises:
+            EnvironmentContractError: if an entry is missing, or there is one too many.
+        """
+        if not isinstance(value, Mapping) or value.keys() != self.children.keys():
+            raise self._difference(value)
+        for name, child in self.children.items():
+            if isinstance(child, Group):
+                child.collect(value[name], out)
+            else:
+                out.append(child.encode(value[name]))
+
+    def assemble(self, values: Iterator[Any]) -> dict[str, Any]:
+        """Return the dictionary whose leaves are `values`, in the order of `leaves`."""
+        return {
+            name: child.assemble(values) if isinstance(child, Group) else next(values)
+            for name, child in self.children.items()
+        }
+
+    def _difference(self, value: Any) -> EnvironmentContractError:
+        where = f"observation {as_key(self.key)!r}" if self.key else "observation"
+        if not isinstance(value, Mapping):
+            return EnvironmentContractError(
+                f"{where}: expected a dict with {list(self.children)}, got {describe(value)}"
+            )
+        missing = [name for name in self.children if name not in value]
+        extra = [name for name in value if name not in self.children]
+        return EnvironmentContractError(
+            f"{where}: expected the keys {list(self.children)} of its space, missing {missing}, unexpected {extra}"
+        )
+
+
+Tree: TypeAlias = Codec | Group
+
+
+def leaves(tree: Tree) -> list[Codec]:
+    """Return the codecs of `tree`, depth first."""
+    if isinstance(tree, Codec):
+        return [tree]
+    return [leaf for child in tree.children.values() for leaf in leaves(child)]
+
+
+def encode(tree: Tree, value: Any) -> list[Array]:
+    """Return one array for each of `leaves(tree)`."""
+    if isinstance(tree, Codec):
+        return [tree.encode(value)]
+    out: list[Array] = []
+    tree.collect(value, out)
+    return out
+
+
+def assemble(tree: Tree, values: list[Any]) -> Any:
+    """Return what `step` takes, from one decoded value for each of `leaves(tree)`."""
+    return values[0] if isinstance(tree, Codec) else tree.assemble(iter(values))
+
+
+def tree_spec(tree: Tree) -> Composite:
+    """Return the spec with every leaf of `tree` under its key."""
+    return Composite({as_key(leaf.key): leaf.spec for leaf in leaves(tree)})
+
+
+def make_tree(space: spaces.Space[Any], key: Path, categorical: bool) -> Tree:
+    """Return the codecs of a space.
+
+    Args:
+        space: the space; a Dict gives a leaf for each entry.
+        key: where its leaf stands, or where the entries of a Dict stand below.
+        categorical: whether choices are integers; if not, they are one-hot vectors.
+
+    Raises:
+        SpaceError: if the space, or one inside it, has no spec; the message names it.
+    """
+    if not isinstance(space, spaces.Dict):
+        return make_codec(space, key, categorical)
+    if not space.spaces:
+        raise SpaceError(f"{_where(key)}: {space} is empty; there is nothing to store")
+    for name in space.spaces:
+        if not isinstance(name, str) or name.startswith("_"):
+            raise SpaceError(
+                f"{_where(key)}: the key {name!r} of {space} isn't a public name (keys that start with an underscore "
+                "are private); rename it with a gymnasium wrapper"
+            )
+    children = {name: make_tree(child, (*key, name), categorical) for name, child in space.spaces.items()}
+    return Group(key, children)
+
+
+def make_codec(space: spaces.Space[Any], key: Path, categorical: bool) -> Codec:
+    """Return the codec of a space whose values are one leaf; see `make_tree`."""
+    try:
+        if isinstance(space, spaces.Box):
+            return _box(space, key)
+        if isinstance(space, spaces.Discrete):
+            return _discrete(space, key, categorical)
+        if isinstance(space, spaces.MultiDiscrete):
+            return _multi_discrete(space, key, categorical)
+        if isinstance(space, spaces.MultiBinary):
+            return ArrayCodec(key, Binary(shape=space.shape, dtype=_torch_dtype(space.dtype)))
+        if isinstance(space, spaces.Tuple):
+            return _tuple(space, key, categorical)
+    except InvalidArgumentError as cause:
+        raise SpaceError(f"{_where(key)}: {space} has no spec: {cause}") from cause
+    raise SpaceError(
+        f"{_where(key)}: no spec for the space {space}; its values have no single fixed shape and dtype. "
+        "Convert it with a gymnasium wrapper (gymnasium.wrappers.TransformObservation, TransformAction)"
+    )
+
+
+def _box(space: spaces.Box, key: Path) -> Codec:
+    dtype = _torch_dtype(space.dtype)
+    if dtype == torch.bool:
+        return ArrayCodec(key, Binary(shape=space.shape, dtype=dtype))
+    return ArrayCodec(key, box_spec(space.low, space.high, dtype))
+
+
+def box_spec(low: Array, high: Array, dtype: torch.dtype) -> TensorSpec:
+    """Return the spec of elements between `low` and `high`: Unbounded for floats of which none has a bound of its own."""
+    if dtype.is_floating_point:
+        limits = torch.finfo(dtype)
+        if (low <= limits.min).all() and (high >= limits.max).all():
+            return Unbounded(shape=low.shape, dtype=dtype)
+    return Bounded(low, high, shape=low.shape, dtype=dtype)
+
+
+def _discrete(space: spaces.Discrete[Any], key: Path, categorical: bool) -> Codec:
+    n, start = int(space.n), int(space.start)
+    if categorical:
+        spec: TensorSpec = Categorical(n, dtype=_torch_dtype(space.dtype))
+        return CategoricalCodec(key, spec, n, start, np.dtype(space.dtype))
+    return OneHotCodec(key, OneHot(n, dtype=torch.int64), n, start, np.dtype(space.dtype))
+
+
+def _multi_discrete(space: spaces.MultiDiscrete[Any], key: Path, categorical: bool) -> Codec:
+    nvec, dtype = np.asarray(space.nvec), np.dtype(space.dtype)
+    start = np.asarray(space.start).astype(dtype)
+    shift = start if start.any() else None
+    if nvec.ndim != 1:
+        spec: TensorSpec = Bounded(np.zeros_like(nvec), nvec - 1, shape=nvec.shape, dtype=_torch_dtype(dtype))
+        return ArrayCodec(key, spec, shift)
+    if categorical:
+        return ArrayCodec(key, MultiCategorical(nvec.tolist(), dtype=_torch_dtype(dtype)), shift)
+    return MultiOneHotCodec(key, MultiOneHot(nvec.tolist(), dtype=torch.int64), nvec, start, dtype)
+
+
+def _tuple(space: spaces.Tuple, key: Path, categorical: bool) -> Codec:
+    parts = [make_codec(element, key, categorical) for element in space.spaces]
+    if not parts:
+        raise SpaceError(f"{_where(key)}: {space} is empty; there is nothing to store")
+    return StackCodec(key, _stacked(space, [part.spec for part in parts], key), parts)
+
+
+def _stacked(space: spaces.Tuple, specs: list[TensorSpec], key: Path) -> TensorSpec:
+    first, shape = specs[0], (len(specs), *specs[0].shape)
+    if all(spec == first for spec in specs):
+        return first.expand(shape)
+    boxes = [spec for spec in specs if isinstance(spec, (Bounded, Unbounded))]
+    if len(boxes) == len(specs) and all((s.shape, s.dtype) == (first.shape, first.dtype) for s in specs):
+        assert first.dtype is not None
+        low, high = (torch.stack([getattr(box.space, end) for box in boxes]) for end in ("low", "high"))
+        return Bounded(low, high, shape=shape, dtype=first.dtype)
+    raise SpaceError(
+        f"{_where(key)}: the elements of {space} differ in kind, shape or dtype and can't be stacked; "
+        "use a Dict space, whose entries may differ"
+    )
+
+
+def _torch_dtype(dtype: Any) -> torch.dtype:
+    try:
+        return torch.from_numpy(np.empty(0, dtype)).dtype
+    except TypeError as cause:
+        raise InvalidArgumentError(f"torch has no dtype for {np.dtype(dtype)}") from cause
+
+
+def _where(key: Path) -> str:
+    return repr(as_key(key)) if key else "space"
