@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from typing_extensions import Self
 
 from gleanrl.data.specs.geometry import Geometry
 from gleanrl.errors import InvalidTypeError, SpecError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 DeviceLike = torch.device | str | int
 
@@ -33,6 +31,18 @@ def make_device(device: DeviceLike | None) -> torch.device | None:
 def stack(specs: Sequence[TensorSpec], dim: int) -> Any:
     """Return `torch.stack(specs, dim)`."""
     return TORCH_FUNCTIONS[torch.stack](specs, dim)
+
+
+def as_lead(shape: Iterable[int]) -> tuple[int, ...]:
+    """Return the dimensions that come before a spec's own as a tuple.
+
+    Raises:
+        InvalidTypeError: if they aren't a sequence.
+    """
+    try:
+        return tuple(shape)
+    except TypeError as error:
+        raise InvalidTypeError(f"shape: expected a sequence of integers, got {shape!r}") from error
 
 
 class TensorSpec(Geometry):

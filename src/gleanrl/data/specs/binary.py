@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from gleanrl.data.specs.base import DeviceLike
 from gleanrl.data.specs.choice import checked_count, last_is, require_ones
 from gleanrl.data.specs.leaf import LeafSpec
 from gleanrl.data.specs.spaces import Space
 from gleanrl.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from gleanrl.data.specs.base import DeviceLike, make_device
 from gleanrl.data.specs.leaf import LeafSpec, fresh_tensor
 from gleanrl.data.specs.rounding import integer_limits, nearest_integer, ordered
 from gleanrl.data.specs.spaces import BoxSpace
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpecError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _INT64_MIN = torch.iinfo(torch.int64).min
 _INT64_MAX = torch.iinfo(torch.int64).max
@@ -39,7 +37,8 @@ class Bounded(LeafSpec):
         low: number or tensor; must expand to `shape`. Infinite bounds are for floating-point dtypes.
         high: number or tensor; must expand to `shape`; nowhere below `low`.
         shape: of one value; None: the shape of the bounds.
-        device: where values are drawn; None: torch's default device.
+        device: where values are drawn; None: that of the bounds if they are on an accelerator, otherwise torch's
+            default device.
         dtype: of the values; None: torch's default dtype (float32), whatever the bounds are made of.
 
     Raises:
@@ -76,6 +75,9 @@ class Bounded(LeafSpec):
     ) -> None:
         dtype = dtype or torch.get_default_dtype()
         self._require_dtype(dtype)
+        if device is None:
+            elsewhere = (b.device for b in (low, high) if isinstance(b, Tensor) and b.device.type != "cpu")
+            device = next(elsewhere, None)
         device = make_device(device)
         bottom, top = _bound("low", low, dtype, device), _bound("high", high, dtype, device)
         try:

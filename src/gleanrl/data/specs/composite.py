@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
-from gleanrl.data.specs.base import DeviceLike, TensorSpec, make_device
+from gleanrl.data.specs.base import DeviceLike, TensorSpec, as_lead, make_device
 from gleanrl.data.specs.geometry import Transform, blank
 from gleanrl.data.specs.mapping import Entry, SpecMapping
 from gleanrl.errors import InvalidTypeError, MissingKeyError, SchemaError, SpecError
@@ -117,22 +117,22 @@ class Composite(SpecMapping):
         Returns:
             a TensorDict of batch size `(*shape, *self.shape)`.
         """
-        shape = tuple(shape)
-        return self._collected(shape, lambda spec: spec.rand(shape, generator=generator))
+        lead = as_lead(shape)
+        return self._collected(lead, lambda spec: spec.rand(lead, generator=generator))
 
     def zero(self, shape: Iterable[int] = ()) -> TensorDict:
         """Return a TensorDict of zeros, be they in the domain or not; entries that are None are left out."""
-        shape = tuple(shape)
-        return self._collected(shape, lambda spec: spec.zero(shape))
+        lead = as_lead(shape)
+        return self._collected(lead, lambda spec: spec.zero(lead))
 
     def one(self, shape: Iterable[int] = ()) -> TensorDict:
         """Return a TensorDict of ones, be they in the domain or not; entries that are None are left out."""
-        shape = tuple(shape)
-        return self._collected(shape, lambda spec: spec.one(shape))
+        lead = as_lead(shape)
+        return self._collected(lead, lambda spec: spec.one(lead))
 
-    def _collected(self, shape: tuple[int, ...], function: Callable[[TensorSpec], Any]) -> TensorDict:
+    def _collected(self, lead: tuple[int, ...], function: Callable[[TensorSpec], Any]) -> TensorDict:
         made = {name: function(spec) for name, spec in self._specs.items() if spec is not None}
-        return TensorDict(made, batch_size=self._full(shape), device=self.device)
+        return TensorDict(made, batch_size=self._full(lead), device=self.device)
 
     def project(self, value: TensorDictBase) -> TensorDictBase:
         """Return `value` itself if it is in the domain, otherwise a shallow copy with its entries projected.
@@ -176,8 +176,13 @@ class Composite(SpecMapping):
                 raise MissingKeyError(f"encode: no key {name!r}; got {list(value.keys())}")
             encoded[name] = value[name] if spec is None else spec.encode(value[name])
             if spec is not None:
-                got = encoded[name].shape
-                lead = got[: len(got) - spec.ndim] if lead is None else lead
+                got = encoded[name].shape[: encoded[name].ndim - spec.ndim]
+                if lead is not None and got != lead:
+                    raise SchemaError(
+                        f"encode: key {name!r}: expected leading dimensions {tuple(lead)}, as before, "
+                        f"got {tuple(got)}"
+                    )
+                lead = got
         return TensorDict(encoded, batch_size=self._full(lead or ()), device=self.device)
 
     def to_numpy(self, value: TensorDictBase, safe: bool | None = None) -> dict[str, Any]:

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from gleanrl.errors import IndexRangeError, InvalidArgumentError, InvalidTypeError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Transform = Callable[[Tensor], Tensor]
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from gleanrl.data.specs.base import DeviceLike, TensorSpec, make_device
 from gleanrl.data.specs.geometry import Transform, blank
 from gleanrl.data.specs.spaces import Space
 from gleanrl.errors import InvalidTypeError, SchemaError, SpecError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 def first_offender(outside: Tensor, value: Tensor) -> str:
@@ -50,10 +48,14 @@ def fresh_tensor(value: Any, dtype: torch.dtype, device: torch.device | None) ->
         source = torch.from_numpy(array)
     made = source.to(device=device, dtype=dtype, copy=True)
     if not dtype.is_floating_point and source.dtype != dtype:
-        back = made.to(source.dtype).to(source.device)
-        wrapped = source.dtype == torch.uint64 and dtype != torch.bool and bool((made < 0).any())
-        if wrapped or not torch.equal(back, source):
-            raise SpecError(f"encode: expected numbers that {dtype} holds exactly, got {source.tolist()}")
+        wrong = made.to(source.dtype).to(source.device) != source
+        if source.dtype == torch.uint64 and dtype.is_signed:
+            # Large ones wrap around to negative ones and back
+            wrong = wrong | (made < 0).to(source.device)
+        if bool(wrong.any()):
+            raise SpecError(
+                f"encode: expected numbers that {dtype} holds exactly, {first_offender(wrong, source)}"
+            )
     return made
 
 

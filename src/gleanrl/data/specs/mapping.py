@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tensordict import unravel_key
+from typing_extensions import Self
 
 from gleanrl.data.specs.base import TensorSpec
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, UnsupportedError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Key = str | tuple[str, ...]
 Entry = TensorSpec | None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from gleanrl.data.specs.base import DeviceLike
 from gleanrl.data.specs.choice import last_is, require_ones, scores
@@ -16,9 +17,6 @@ from gleanrl.data.specs.leaf import LeafSpec
 from gleanrl.data.specs.rounding import integer_limits, nearest_integer, ordered
 from gleanrl.data.specs.spaces import MultiDiscreteSpace, checked_mask, require_choice
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 def checked_counts(nvec: Any) -> Tensor:

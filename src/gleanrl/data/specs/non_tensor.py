@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import NonTensorData, is_non_tensor
+from typing_extensions import Self
 
 from gleanrl.data.specs.base import DeviceLike, TensorSpec, make_device
 from gleanrl.data.specs.geometry import Transform, blank
 from gleanrl.errors import InvalidTypeError, SpecError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class NonTensor(TensorSpec):

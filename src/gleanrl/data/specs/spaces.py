@@ -7,16 +7,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from typing_extensions import Self
 
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +182,7 @@ class MultiDiscreteSpace(Space):
         return self.allowed.draw(shape, generator)
 
     def outside(self, index: Tensor) -> Tensor:
-        """Return where the integers `(*lead, *batch, k)` aren't in the space, as booleans of the same shape."""
+        """Return where integers `(*lead, *batch, k)` aren't in the space, as booleans of that shape."""
         return outside(index, self.nvec.to(index.device), self.padded)
 
     def nearest(self, index: Tensor) -> Tensor:

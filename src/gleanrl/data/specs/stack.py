@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from typing_extensions import Self
 
-from gleanrl.data.specs.base import DeviceLike, TensorSpec, stack
+from gleanrl.data.specs.base import DeviceLike, TensorSpec, as_lead, stack
 from gleanrl.data.specs.geometry import Transform
 from gleanrl.errors import InvalidArgumentError, SchemaError, SpecError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 def repeated(spec: TensorSpec, axis: int, size: int) -> TensorSpec:
@@ -132,17 +130,17 @@ class Stack(TensorSpec):
         Raises:
             UnsupportedError: if leaves of different shapes would have to become one tensor.
         """
-        lead = tuple(shape)
+        lead = as_lead(shape)
         return self._joined(lead, lambda spec: spec.rand(lead, generator=generator))
 
     def zero(self, shape: Iterable[int] = ()) -> Any:
         """Return zeros, be they in the domain or not; see `rand`."""
-        lead = tuple(shape)
+        lead = as_lead(shape)
         return self._joined(lead, lambda spec: spec.zero(lead))
 
     def one(self, shape: Iterable[int] = ()) -> Any:
         """Return ones, be they in the domain or not; see `rand`."""
-        lead = tuple(shape)
+        lead = as_lead(shape)
         return self._joined(lead, lambda spec: spec.one(lead))
 
     def _joined(self, lead: tuple[int, ...], function: Callable[[TensorSpec], Any]) -> Any:
@@ -163,7 +161,7 @@ class Stack(TensorSpec):
         return self._merged([spec.project(part) for spec, part in pairs], axis)
 
     def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
-        """Return a value in the form that environments take: an array, or for composites a list of dictionaries.
+        """Return a value as environments take it: an array, or for composites a list of dictionaries.
 
         Raises:
             SchemaError: if the shape doesn't fit.

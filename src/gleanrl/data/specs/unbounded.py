@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from gleanrl.data.specs.base import DeviceLike, make_device
 from gleanrl.data.specs.leaf import LeafSpec
 from gleanrl.data.specs.rounding import integer_limits, nearest_integer, ordered
 from gleanrl.data.specs.spaces import BoxSpace
 from gleanrl.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class Unbounded(LeafSpec):
