@@ -235,3 +235,38 @@ class SameObjectEnv(CountingEnv):
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         out = super()._reset(tensordict, **kwargs)
         return out if tensordict is None else tensordict.update(out)
+
+
+class ReusingBase(CountingEnv):
+    """Its steps return one and the same tensordict, whose tensors are overwritten in place."""
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        out = super()._step(tensordict)
+        kept = self.__dict__.setdefault("_kept_step", out)
+        for key, value in out.items():
+            kept[key].copy_(value)
+        return kept
+
+
+class ForgetfulEnv(CountingEnv):
+    """Its partial resets return zeros in the rows that were not to be reset."""
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        out = super()._reset(tensordict, **kwargs)
+        mask = self.masks[-1]
+        return out if mask is None else out.masked_fill(~mask.reshape(self.batch_size), 0)
+
+
+class GreedyEnv(CountingEnv):
+    """Overwrites the action and the reset mask that it is given."""
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        out = super()._step(tensordict)
+        tensordict["action"].fill_(77)
+        return out
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        out = super()._reset(tensordict, **kwargs)
+        if tensordict is not None and "_reset" in tensordict.keys():
+            tensordict["_reset"].fill_(True)
+        return out

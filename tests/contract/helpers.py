@@ -52,8 +52,8 @@ def valid_rows(batch: TensorDictBase) -> int:
 
 
 def rows_of(batch: TensorDictBase) -> list[TensorDictBase]:
-    """Return a batch's rows, each ``[T]``: itself, or those of ``[P, T]``; masked steps are cut out."""
-    rows = [batch] if batch.ndim == 1 else list(batch.unbind(0))
+    """Return a batch's rows, each ``[T]``: itself, or those of ``[*P, T]``; masked steps are cut out."""
+    rows = [batch] if batch.ndim == 1 else list(batch.reshape(-1, batch.shape[-1]).unbind(0))
     return [row[row[MASK]] if MASK in leaf_keys(row) else row for row in rows]
 
 

@@ -287,8 +287,9 @@ class TestConstruction:
             SyncDataCollector(CountingEnv(), None)
 
     def test_an_unknown_device(self) -> None:
-        with pytest.raises(RuntimeError):
+        with pytest.raises((RuntimeError, ValueError), match="no-such-device") as caught:
             SyncDataCollector(CountingEnv(), None, frames_per_batch=5, device="no-such-device")
+        assert isinstance(caught.value, GleanError)
 
     def test_a_failed_construction_leaves_the_environment_usable(self, make_collector: Make) -> None:
         env = CountingEnv(SCRIPT)
