@@ -74,7 +74,7 @@ def pace(case: Case, speed: Spread) -> str:
             f"{speed.median / 1e3:.1f}k frames/s" if speed.median >= 1e4 else f"{speed.median:.0f} frames/s"
         )
     us = 1e6 / speed.median
-    return f"{us / 1e3:.2f} ms/call" if us >= 1e4 else f"{us:.1f} us/call"
+    return f"{us / 1e3:.2f} ms/call" if us >= 1e3 else f"{us:.1f} us/call"
 
 
 def wording(target: Target) -> str:

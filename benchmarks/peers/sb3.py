@@ -103,10 +103,10 @@ def sampling(kind: str, calls: int) -> Callable[[], Work]:
     def setup() -> Work:
         columns = stored(kind)
         n = len(columns["observation",])
-        buffer, (obs, nxt, action, reward, done) = buffer_and_data(kind, n, 100, columns)
-        infos: list[dict[str, Any]] = [{}] * 100
-        for i in range(0, n, 100):
-            cut = slice(i, i + 100)
+        buffer, (obs, nxt, action, reward, done) = buffer_and_data(kind, n, 1, columns)
+        infos: list[dict[str, Any]] = [{}]
+        for i in range(n):
+            cut = slice(i, i + 1)
             buffer.add(obs[cut], nxt[cut], action[cut], reward[cut, 0], done[cut, 0], infos)
 
         def work() -> int:
