@@ -1,0 +1,197 @@
+"""The rules of the house, read off the source; each rule is also shown a case that breaks it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import gates
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "gleanrl"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+CORE = sorted(p for p in (ROOT / "cpp").iterdir() if p.suffix in (".cc", ".h"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+SCRIPTS = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "examples").rglob("*.py")])
+TEXTS = [
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *(p for p in sorted(ROOT.iterdir()) if p.suffix in (".md", ".toml", ".txt", ".yml", ".yaml")),
+    *(p for p in (ROOT / "Makefile", ROOT / "CMakeLists.txt", ROOT / "LICENSE") if p.exists()),
+]
+
+# Where the library meets its users' keywords: constructors may be wide there.
+FACADES = (
+    "collectors/facade.py",
+    "data/replay_buffers/buffer.py",
+    "data/replay_buffers/presets.py",
+    "envs/libs/gym.py",
+)
+
+
+def name_of(path: Path) -> str:
+    return (
+        path.relative_to(PACKAGE).as_posix() if path.is_relative_to(PACKAGE) else str(path.relative_to(ROOT))
+    )
+
+
+def offences(paths: list[Path], gate: Callable[[ast.Module], list[str]]) -> list[str]:
+    return [f"{name_of(p)}:{o}" for p in paths for o in gate(ast.parse(p.read_text(), str(p)))]
+
+
+def outside(*names: str) -> list[Path]:
+    """The modules of the package but those whose path starts with one of the names."""
+    return [p for p in MODULES if not name_of(p).startswith(names)]
+
+
+def test_time_writing_and_processes_go_through_the_seams():
+    assert offences(outside("system/"), gates.seams) == []
+
+
+def test_imports_stand_at_the_top():
+    assert offences(outside("optional.py"), gates.late_imports) == []
+
+
+def test_constructors_are_narrow_outside_the_facades():
+    assert offences(outside(*FACADES), gates.wide_constructors) == []
+
+
+def test_only_the_tree_knows_the_container():
+    assert offences(outside("tree.py"), gates.container_internals) == []
+
+
+def test_files_are_short():
+    long = {str(p.relative_to(ROOT)): gates.length(p) for p in [*MODULES, *CORE, *TESTS, *SCRIPTS]}
+    assert {name: found for name, found in long.items() if found} == {}
+
+
+def test_every_module_has_its_tests():
+    missing = []
+    for path in MODULES:
+        if path.name != "__init__.py" and gates.has_logic(ast.parse(path.read_text())):
+            test = ROOT / "tests" / path.relative_to(PACKAGE).with_name(f"test_{path.name}")
+            missing += [] if test.exists() else [str(test.relative_to(ROOT))]
+    for path in CORE:
+        if path.suffix == ".cc" and path.stem != "bindings":
+            test = ROOT / "tests" / "cpp" / f"test_{path.stem}.py"
+            missing += [] if test.exists() else [str(test.relative_to(ROOT))]
+    assert missing == []
+
+
+def test_only_the_bindings_know_nanobind_and_python():
+    found = [
+        p.name for p in CORE if re.search(r'#include\s*[<"](nanobind|Python\.h|torch|ATen)', p.read_text())
+    ]
+    assert found == ["bindings.cc"]
+
+
+def test_the_project_stands_alone():
+    # Spelled apart, so that this file doesn't name them itself.
+    elsewhere = re.compile("|".join(["shared" + "/", r"(?<![\w.])/" + r"work\b", "TO" + "DO", "FIX" + "ME"]))
+    paths = [*MODULES, *CORE, *TESTS, *SCRIPTS, *TEXTS]
+    found = [f"{p.relative_to(ROOT)}: {m.group()}" for p in paths for m in elsewhere.finditer(p.read_text())]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time",
+        "from time import monotonic",
+        "import time as t",
+        "from os import replace",
+        "import os\nos.replace(a, b)",
+        "import os\nos.fsync(3)",
+        "import os\nos.rename(a, b)",
+        "open(path, 'w')",
+        "open(path, mode='ab')",
+        "open(path, 'r+')",
+        "open(path, mode)",
+        "path.open('w')",
+        "path.write_text('x')",
+        "import multiprocessing\nmultiprocessing.Process(target=f)",
+        "from multiprocessing import Process",
+        "context.Process(target=f)",
+        "import subprocess\nsubprocess.run(['ls'])",
+        "import shutil\nshutil.rmtree(path)",
+    ],
+)
+def test_the_seam_gate_bites(source):
+    assert gates.seams(ast.parse(source))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "open(path)",
+        "open(path, 'rb')",
+        "path.open()",
+        "path.open('r')",
+        "os.open(p, f)",
+        "text.replace('a', 'b')",
+    ],
+)
+def test_the_seam_gate_lets_reading_pass(source):
+    assert gates.seams(ast.parse(source)) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f():\n    import h5py",
+        "def f():\n    if x:\n        from a import b",
+        "class A:\n    import a",
+        "if TYPE_CHECKING:\n    import a",
+    ],
+)
+def test_the_import_gate_bites(source):
+    assert gates.late_imports(ast.parse(source))
+    assert gates.late_imports(ast.parse("import a\nfrom b import c\ndef f(): pass")) == []
+
+
+def test_the_constructor_gate_bites():
+    names = "abcdefghijklm"
+    plain = "class A:\n    def __init__(self, {}): pass"
+    record = "@dataclass(frozen=True)\nclass A:\n    x: ClassVar[int] = 0\n    y: int = field(init=False)\n"
+    for count, expected in ((8, 0), (9, 1)):
+        chosen = ", ".join(names[:count])
+        assert len(gates.wide_constructors(ast.parse(plain.format(chosen)))) == expected
+        assert len(gates.wide_constructors(ast.parse(plain.format("*, " + chosen)))) == expected
+    for count, expected in ((12, 0), (13, 1)):
+        source = record + "".join(f"    {name}: int\n" for name in names[:count])
+        assert len(gates.wide_constructors(ast.parse(source))) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "td._tensordict['a']",
+        "TensorDict._new_unsafe({})",
+        "batch._batch_size",
+        "from tensordict._td import TensorDict",
+        "from tensordict.base import _is_leaf",
+    ],
+)
+def test_the_container_gate_bites(source):
+    assert gates.container_internals(ast.parse(source))
+    assert gates.container_internals(ast.parse("self._batch_size = td.batch_size\nself._own = 1")) == []
+
+
+def test_the_length_gate_bites(tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text("x = 1\n" * 400)
+    assert gates.length(path) == []
+    path.write_text("x = 1\n" * 401)
+    assert gates.length(path) == ["401 lines"]
+
+
+def test_declarations_need_no_tests_and_code_does():
+    declared = (
+        "'Doc.'\nimport a\n__all__ = ['a']\nclass P(Protocol):\n    def f(self) -> int:\n        'Doc.'\n"
+    )
+    assert not gates.has_logic(ast.parse(declared))
+    assert gates.has_logic(ast.parse(declared + "\ndef f():\n    return 1"))
+    assert gates.has_logic(ast.parse("try:\n    import a\nexcept ImportError:\n    raise"))
