@@ -157,7 +157,7 @@ def make_codec(space: spaces.Space[Any], key: Path, categorical: bool) -> Codec:
         if isinstance(space, spaces.MultiDiscrete):
             return _multi_discrete(space, key, categorical)
         if isinstance(space, spaces.MultiBinary):
-            return ArrayCodec(key, Binary(shape=space.shape, dtype=_torch_dtype(space.dtype)))
+            return ArrayCodec(key, Binary(shape=space.shape, dtype=torch_dtype(space.dtype)))
         if isinstance(space, spaces.Tuple):
             return _tuple(space, key, categorical)
     except InvalidArgumentError as cause:
@@ -169,7 +169,7 @@ def make_codec(space: spaces.Space[Any], key: Path, categorical: bool) -> Codec:
 
 
 def _box(space: spaces.Box, key: Path) -> Codec:
-    dtype = _torch_dtype(space.dtype)
+    dtype = torch_dtype(space.dtype)
     if dtype == torch.bool:
         return ArrayCodec(key, Binary(shape=space.shape, dtype=dtype))
     return ArrayCodec(key, box_spec(space.low, space.high, dtype))
@@ -187,7 +187,7 @@ def box_spec(low: Array, high: Array, dtype: torch.dtype) -> TensorSpec:
 def _discrete(space: spaces.Discrete[Any], key: Path, categorical: bool) -> Codec:
     n, start = int(space.n), int(space.start)
     if categorical:
-        spec: TensorSpec = Categorical(n, dtype=_torch_dtype(space.dtype))
+        spec: TensorSpec = Categorical(n, dtype=torch_dtype(space.dtype))
         return CategoricalCodec(key, spec, n, start, np.dtype(space.dtype))
     return OneHotCodec(key, OneHot(n, dtype=torch.int64), n, start, np.dtype(space.dtype))
 
@@ -197,10 +197,10 @@ def _multi_discrete(space: spaces.MultiDiscrete[Any], key: Path, categorical: bo
     start = np.asarray(space.start).astype(dtype)
     shift = start if start.any() else None
     if nvec.ndim != 1:
-        spec: TensorSpec = Bounded(np.zeros_like(nvec), nvec - 1, shape=nvec.shape, dtype=_torch_dtype(dtype))
+        spec: TensorSpec = Bounded(np.zeros_like(nvec), nvec - 1, shape=nvec.shape, dtype=torch_dtype(dtype))
         return ArrayCodec(key, spec, shift)
     if categorical:
-        return ArrayCodec(key, MultiCategorical(nvec.tolist(), dtype=_torch_dtype(dtype)), shift)
+        return ArrayCodec(key, MultiCategorical(nvec.tolist(), dtype=torch_dtype(dtype)), shift)
     return MultiOneHotCodec(key, MultiOneHot(nvec.tolist(), dtype=torch.int64), nvec, start, dtype)
 
 
@@ -226,7 +226,12 @@ def _stacked(space: spaces.Tuple, specs: list[TensorSpec], key: Path) -> TensorS
     )
 
 
-def _torch_dtype(dtype: Any) -> torch.dtype:
+def torch_dtype(dtype: Any) -> torch.dtype:
+    """Return torch's dtype of the same name.
+
+    Raises:
+        InvalidArgumentError: if there is none.
+    """
     try:
         return torch.from_numpy(np.empty(0, dtype)).dtype
     except TypeError as cause:

@@ -1,0 +1,330 @@
+"""`GymLikeEnv`: an environment with gymnasium's `step`, `reset` and spaces, seen through EnvBase's protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict, TensorDictBase
+
+from gleanrl.data.specs import Categorical, Composite, TensorSpec, Unbounded
+from gleanrl.envs.base import EnvBase
+from gleanrl.envs.libs.gym_codecs import Array, Codec, RewardCodec
+from gleanrl.envs.libs.gym_info import default_info_dict_reader
+from gleanrl.envs.libs.gym_simulator import Simulator, checked_step
+from gleanrl.envs.libs.gym_spaces import (
+    Group,
+    Tree,
+    assemble,
+    box_spec,
+    encode,
+    leaves,
+    make_tree,
+    torch_dtype,
+    tree_spec,
+)
+from gleanrl.envs.libs.gym_stepper import FLAGS, GymCodecs, GymStepper
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpaceError, UnsupportedError
+from gleanrl.rollouts.loop import Stepper
+from gleanrl.tree import NestedKey, Path, as_key, as_path
+
+_RESERVED = ("action", "reward", *FLAGS, "next", "collector")
+_HOOKS = (
+    *("_step", "_reset", "read_action", "read_obs", "read_reward", "read_done"),
+    *("step", "reset", "maybe_reset", "step_and_maybe_reset"),
+)
+"""What a subclass may override; a rollout then goes through these methods."""
+
+
+class GymLikeEnv(EnvBase):
+    """Wraps an environment that has gymnasium's `step`, `reset`, `observation_space` and `action_space`.
+
+    Observations stand under the keys of a Dict space (nested like it, ``state`` renamed to ``observation`` if that is free)
+    or, for any other space, under one key. Actions stand under ``"action"``, those of a Dict space below it. How spaces
+    become specs is told in `gleanrl.envs.libs.gym_spaces`.
+
+    A seed is passed to the next reset and to that one only. Attributes that this class lacks are those of the wrapped
+    environment.
+
+    Subclasses may override `read_action`, `read_obs`, `read_reward`, `read_done`, `_step` and `_reset`. Rollouts then call
+    them; otherwise they step the environment without building TensorDicts.
+
+    Args:
+        env: the environment; `close` closes it.
+        observation_key: the key of an observation that isn't a Dict.
+        categorical_action_encoding: whether Discrete and MultiDiscrete spaces, those of observations included, give
+            integers; if not, they give one-hot vectors.
+        frame_skip: how often an action is repeated in a step; rewards are added up, an episode's end ends the step.
+        device: where TensorDicts live; None for TensorDicts without a device.
+        batch_size: ``()``: one environment.
+        allow_done_after_reset: passed to `EnvBase`; gymnasium's resets never return done.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        *,
+        observation_key: str = "observation",
+        categorical_action_encoding: bool = False,
+        frame_skip: int = 1,
+        device: torch.device | str | int | None = None,
+        batch_size: Any = None,
+        allow_done_after_reset: bool = False,
+    ) -> None:
+        if isinstance(frame_skip, bool) or not isinstance(frame_skip, int) or frame_skip < 1:
+            raise InvalidArgumentError(f"frame_skip: expected a positive integer, got {frame_skip!r}")
+        if batch_size is not None and tuple(np.atleast_1d(batch_size)):
+            raise UnsupportedError(f"batch_size: one environment has batch size (), got {batch_size!r}")
+        for name in ("step", "reset", "observation_space", "action_space"):
+            if not hasattr(env, name):
+                raise InvalidTypeError(f"env: expected a gymnasium environment, got {type(env).__name__} without {name}")
+        super().__init__(device=device, allow_done_after_reset=allow_done_after_reset)
+        self._simulator = Simulator(env, frame_skip)
+        self._readers: list[Any] = []
+        self._observation = _observation_tree(env.observation_space, observation_key, categorical_action_encoding)
+        self._action = make_tree(env.action_space, ("action",), categorical_action_encoding)
+        self._reward = RewardCodec(("reward",), _reward_spec(env))
+        self._declare()
+
+    def _declare(self) -> None:
+        clash = sorted({leaf.key[0] for leaf in leaves(self._observation)} & set(_RESERVED))
+        if clash:
+            raise SpaceError(
+                f"observation: the keys {clash} of {self._env.observation_space} have a meaning of their own in records; "
+                "rename them with a gymnasium wrapper"
+            )
+        self.observation_spec = tree_spec(self._observation)
+        self.action_spec = tree_spec(self._action)
+        self.reward_spec = self._reward.spec
+        self.done_spec = Composite({name: Categorical(2, shape=(1,), dtype=torch.bool) for name in FLAGS})
+
+    # ------------------------------------------------------- wrapped environment
+    @property
+    def _env(self) -> Any:
+        return self._simulator.env
+
+    @property
+    def frame_skip(self) -> int:
+        """How often an action is repeated in a step."""
+        return self._simulator.frame_skip
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the wrapped environment's attribute of that name, searching its wrappers from the outside in."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            simulator = self.__dict__.get("_simulator")
+            if simulator is None or name.startswith("_"):
+                raise
+        env = simulator.env
+        try:
+            return env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name)
+        except AttributeError as cause:
+            raise AttributeError(f"neither {type(self).__name__} nor {env} has an attribute {name!r}") from cause
+
+    def close(self, **kwargs: Any) -> None:
+        """Close the wrapped environment; calling it again does nothing."""
+        super().close(**kwargs)
+        self._simulator.close()
+
+    def __repr__(self) -> str:
+        """Show the wrapped environment and the device."""
+        return f"{type(self).__name__}(env={self._env}, batch_size={tuple(self.batch_size)}, device={self.device})"
+
+    # --------------------------------------------------------------------- hooks
+    def read_action(self, action: Any) -> Any:
+        """Return what the wrapped environment's `step` takes.
+
+        Args:
+            action: the entry ``"action"``: a tensor of the action spec, or a TensorDict for a Dict space.
+
+        Raises:
+            PolicyError: if it doesn't fit the action spec.
+        """
+        values = []
+        for codec in leaves(self._action):
+            leaf = action if len(codec.key) == 1 else action.get(as_key(codec.key[1:]))
+            codec.check_action(leaf.shape, leaf.dtype)
+            values.append(codec.decode(leaf.detach().cpu().numpy()))
+        return assemble(self._action, values)
+
+    def read_obs(self, observations: Any) -> dict[NestedKey, torch.Tensor]:
+        """Return an observation's entries by key.
+
+        Raises:
+            EnvironmentContractError: if it leaves its declared keys, shapes or dtypes.
+        """
+        return self._tensors(leaves(self._observation), encode(self._observation, observations))
+
+    def read_reward(self, reward: Any) -> torch.Tensor:
+        """Return a reward in the shape and dtype of the reward spec.
+
+        Raises:
+            EnvironmentContractError: if it is no number, or an array of another shape.
+        """
+        return self._tensor(self._reward.encode(reward))
+
+    def read_done(
+        self, terminated: Any = None, truncated: Any = None, done: Any = None
+    ) -> tuple[bool, bool, bool, bool]:
+        """Return ``(terminated, truncated, done, any of them)`` from what the environment returned of them."""
+        terminated, truncated = bool(terminated), bool(truncated)
+        done = terminated or truncated or bool(done)
+        return terminated, truncated, done, done
+
+    # ------------------------------------------------------------------ protocol
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        action = self.read_action(tensordict.get("action"))
+        observation, reward, terminated, truncated, info = checked_step(self._simulator.stepping()(action))
+        terminated, truncated, done, _ = self.read_done(terminated=terminated, truncated=truncated)
+        out = self._packed(self.read_obs(observation), info, terminated, truncated, done)
+        return out.set("reward", self.read_reward(reward))
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        mask = None if tensordict is None else tensordict.get("_reset", None)
+        if mask is not None and not mask.any():
+            assert tensordict is not None
+            return tensordict.exclude("_reset", "next")
+        observation, info = self._simulator.reset(**kwargs)
+        return self._packed(self.read_obs(observation), info, False, False, False)
+
+    def _set_seed(self, seed: int | None) -> None:
+        self._simulator.seed(seed)
+
+    def _packed(
+        self,
+        observation: Mapping[NestedKey, torch.Tensor],
+        info: dict[str, Any],
+        terminated: bool,
+        truncated: bool,
+        done: bool,
+    ) -> TensorDictBase:
+        out: TensorDictBase = TensorDict({}, self.batch_size, device=self.device)
+        for key, value in observation.items():
+            out.set(key, value)
+        for name, flag in zip(FLAGS, (done, terminated, truncated), strict=True):
+            out.set(name, torch.tensor([flag], device=self.device))
+        for reader in self._readers:
+            out = reader(info, out)
+        return out
+
+    def _tensors(self, codecs: list[Codec], arrays: list[Array]) -> dict[NestedKey, torch.Tensor]:
+        return {as_key(codec.key): self._tensor(array) for codec, array in zip(codecs, arrays, strict=True)}
+
+    def _tensor(self, array: Array) -> torch.Tensor:
+        """Return a tensor with a copy of `array`: environments may reuse their arrays."""
+        return torch.from_numpy(np.array(array)).to(self.device)
+
+    # ---------------------------------------------------------------------- info
+    def set_info_dict_reader(self, reader: Any = None, ignore_private: bool = True) -> GymLikeEnv:
+        """Read entries of info into the records from now on, beside those of readers set before.
+
+        Call it before rollouts and collectors are made. A reader whose entries aren't known yet learns them from a reset and
+        one random step of the environment.
+
+        Args:
+            reader: None reads every number and array of numbers; or a `default_info_dict_reader`; or any callable
+                ``reader(info, tensordict) -> tensordict`` with an attribute `info_spec` (a Composite or a mapping). With
+                a callable of your own rollouts go through TensorDicts, which is slower.
+            ignore_private: for `reader` None: whether names that start with an underscore are left out.
+
+        Returns:
+            The environment itself.
+
+        Raises:
+            InvalidArgumentError: if an entry's key is taken, or the reader doesn't say what it reads.
+        """
+        if reader is None:
+            reader = default_info_dict_reader(ignore_private=ignore_private)
+        if isinstance(reader, default_info_dict_reader) and reader.info_spec is None:
+            reader.learn(self._sample_infos())
+        info_spec = getattr(reader, "info_spec", None)
+        if not callable(reader) or info_spec is None:
+            raise InvalidArgumentError(
+                f"reader: expected a callable with an info_spec that says what it reads, got {reader!r}"
+            )
+        spec = self.observation_spec.clone()
+        taken = {as_path(key) for key in spec.keys(True, True)}
+        for path, leaf in _entries(info_spec):
+            if path in taken or path[0] in _RESERVED:
+                raise InvalidArgumentError(f"reader: the key {as_key(path)!r} is taken by the environment itself")
+            spec[as_key(path)] = leaf
+        self.observation_spec = spec
+        self._readers.append(reader)
+        return self
+
+    def auto_register_info_dict(self, ignore_private: bool = True, *, info_dict_reader: Any = None) -> GymLikeEnv:
+        """Find out what the environment's infos hold and read all of it; see `set_info_dict_reader`.
+
+        Entries that a reset's info lacks are zero there.
+
+        Args:
+            ignore_private: whether names that start with an underscore are left out.
+            info_dict_reader: a reader to use instead of one for everything.
+
+        Returns:
+            The environment itself.
+        """
+        return self.set_info_dict_reader(info_dict_reader, ignore_private)
+
+    def _sample_infos(self) -> list[Mapping[str, Any]]:
+        """Return the infos of a reset and of one random step, without using up the seed that waits."""
+        env = self._env
+        _, first = env.reset()
+        return [first, checked_step(env.step(env.action_space.sample()))[4]]
+
+    # ------------------------------------------------------------------- stepper
+    def make_stepper(self) -> Stepper:
+        """Return the part that steps this environment into the rows of a block.
+
+        It writes arrays directly, unless a subclass overrides one of the hooks, a reader isn't a `default_info_dict_reader`,
+        a spec was replaced by one with other keys, shapes or dtypes, or the device isn't the CPU.
+        """
+        codecs = GymCodecs(self._observation, self._action, self._reward, tuple(self._readers))
+        if self._overridden() or not self._as_declared(codecs) or (self.device or torch.device("cpu")).type != "cpu":
+            return super().make_stepper()
+        return GymStepper(self._simulator, codecs)
+
+    def _overridden(self) -> bool:
+        if any(type(reader) is not default_info_dict_reader for reader in self._readers):
+            return True
+        return any(getattr(type(self), name) is not getattr(GymLikeEnv, name) or name in self.__dict__ for name in _HOOKS)
+
+    def _as_declared(self, codecs: GymCodecs) -> bool:
+        expected = {codec.key: codec.spec for codec in (*codecs.root_leaves(), codecs.reward, *leaves(codecs.action))}
+        found: dict[Path, TensorSpec] = {}
+        for spec in (self.full_observation_spec, self.full_reward_spec, self.full_action_spec):
+            found |= dict(_entries(spec))
+        if found.keys() != expected.keys() or {as_path(key) for key in self.done_keys} != {(name,) for name in FLAGS}:
+            return False
+        return all((leaf.shape, leaf.dtype) == (found[p].shape, found[p].dtype) for p, leaf in expected.items())
+
+
+def _entries(spec: Any) -> Iterator[tuple[Path, TensorSpec]]:
+    if isinstance(spec, Composite):
+        yield from ((as_path(key), spec[key]) for key in spec.keys(True, True))
+    else:
+        yield from ((as_path(key), leaf) for key, leaf in spec.items())
+
+
+def _observation_tree(space: spaces.Space[Any], key: str, categorical: bool) -> Tree:
+    if not isinstance(space, spaces.Dict):
+        return make_tree(space, (key,), categorical)
+    tree = make_tree(space, (), categorical)
+    assert isinstance(tree, Group)
+    if "state" in tree.children and "observation" not in tree.children:
+        tree.children["state"] = make_tree(space.spaces["state"], ("observation",), categorical)
+    return tree
+
+
+def _reward_spec(env: Any) -> TensorSpec:
+    space = getattr(env, "reward_space", None)
+    if space is None:
+        return Unbounded(shape=(1,), dtype=torch.float32)
+    if not isinstance(space, spaces.Box):
+        raise SpaceError(f"reward_space: expected a Box, got {space}")
+    shape = space.shape or (1,)
+    return box_spec(space.low.reshape(shape), space.high.reshape(shape), torch_dtype(space.dtype))
