@@ -44,7 +44,7 @@ $(VENV)/.installed: constraints.txt pyproject.toml
 # The core, beside the sources in src/gleanrl.
 $(VENV)/.built: $(VENV)/.installed $(CORE_SOURCES)
 	@$(MAKE) --no-print-directory compiler
-	$(PIP) --no-build-isolation --no-deps --editable . $(if $(WERROR),-C cmake.define.GLEANRL_WERROR=ON)
+	$(PIP) --no-build-isolation --no-deps --editable .
 	@touch $@
 
 .PHONY: compiler
@@ -66,6 +66,10 @@ test-fast: build
 bench: build
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
+bench-peers: build
+	PYTHON=$(PYTHON) bash benchmarks/make_peers.sh $(PEERS)
+	$(BIN)/python -m benchmarks --peers $(PEERS)/bin/python $(BENCH_ARGS)
+
 lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -79,7 +83,7 @@ format: build
 	$(BIN)/clang-format -i cpp/*.cc cpp/*.h
 
 docs: build
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf build dist site out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
