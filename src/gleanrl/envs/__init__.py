@@ -1,6 +1,7 @@
 """Environments: the base class, gymnasium's environments, and helpers."""
 
 from gleanrl.envs.base import EnvBase
+from gleanrl.envs.libs.gym import GymEnv, GymWrapper, gym_backend, set_gym_backend
 from gleanrl.envs.utils import (
     ExplorationType,
     RandomPolicy,
@@ -15,11 +16,15 @@ from gleanrl.envs.utils import (
 __all__ = [
     "EnvBase",
     "ExplorationType",
+    "GymEnv",
+    "GymWrapper",
     "RandomPolicy",
     "check_env_specs",
     "exploration_mode",
     "exploration_type",
+    "gym_backend",
     "set_exploration_mode",
     "set_exploration_type",
+    "set_gym_backend",
     "step_mdp",
 ]
