@@ -1,4 +1,4 @@
-"""Frozen results that pass between the parts of the library: what a write did, what a sampler chose, what a buffer counted."""
+"""Frozen results that pass between parts: what a write did, what a sampler chose, what a buffer counted."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class Draw(NamedTuple):
 
     slots: torch.Tensor
     """Slots, ``(n,)`` int64 on the CPU, counted over time and batch dimensions flattened."""
-    generation: torch.Tensor
-    """How often each slot had been written at the draw, ``(n,)`` int64."""
     extras: Mapping[str, torch.Tensor]
     """What else the sampler delivers with each row, ``(n, ...)`` each: weights, say."""
+    generation: torch.Tensor | None = None
+    """How often each slot had been written at the draw, ``(n,)`` int64, if it was asked for."""
 
 
 class BufferStats(NamedTuple):

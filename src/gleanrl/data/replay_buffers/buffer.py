@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 
 from gleanrl.data.replay_buffers.pipeline import Pipeline, pin
 from gleanrl.data.replay_buffers.samplers.base import Sampler, coordinates
@@ -155,7 +156,7 @@ class ReplayBuffer:
         return self._storage.ndim - 1 if self._dim_extend is None else self._dim_extend
 
     def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
-        """Use another storage and return the old one; writer and sampler go on with the new one, from what it holds.
+        """Use another storage and return the old one; writer and sampler go on with what the new one holds.
 
         Args:
             storage: the new storage, empty or filled.
@@ -179,7 +180,8 @@ class ReplayBuffer:
         with self._lock:
             old, self._writer = self._writer, _part("writer", writer, Writer)
             self._writer.register_storage(self._storage)
-            self._writer.load_state_dict(old.state_dict())
+            if type(old) is type(writer):
+                self._writer.load_state_dict(old.state_dict())
             return old
 
     def set_seed(self, seed: int) -> None:
@@ -270,7 +272,7 @@ class ReplayBuffer:
             return torch.cartesian_prod(*grid)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Replace stored records, or a column of them by its key; transforms' inverses act first, the cursor stays.
+        """Replace stored records, or a column by its key; inverse transforms act first, the cursor stays.
 
         Args:
             index: as in `__getitem__`, within the stored part. Of equal positions the last one wins.
@@ -282,10 +284,7 @@ class ReplayBuffer:
         """
         with self._lock:
             if _is_key(index):
-                whole = self._storage.get(_WHOLE)
-                changed = whole.clone(recurse=False)
-                changed[index] = value
-                index, value = _WHOLE, changed
+                index, value = _WHOLE, self._with_column(index, value)
             storage = self._storage
             slots, shape = storage.slots_of(index)
             value = self._transforms.write(value, len(shape))
@@ -295,6 +294,17 @@ class ReplayBuffer:
             if slots.shape[0]:
                 storage.write_slots(prepared, slots)
                 self._sampler.on_update(storage, slots)
+
+    def _with_column(self, key: Any, column: Any) -> Any:
+        """Return the whole content with another tensor at `key`; the content itself isn't changed."""
+        whole = self._storage.get(_WHOLE)
+        if not isinstance(whole, TensorDictBase):
+            raise UnsupportedError(
+                f"__setitem__: the key {key!r} needs a buffer of TensorDicts; index by position"
+            )
+        changed = whole.clone(recurse=False)
+        changed[key] = column
+        return changed
 
     def empty(self) -> None:
         """Forget every record; memory, schema and random state stay."""
@@ -325,22 +335,24 @@ class ReplayBuffer:
         size = self._size_of(batch_size)
         with self._lock:
             storage = self._storage
-            drawn = self._sampler.draw(storage, size)
+            drawn = self._sampler.draw(storage, size, return_info)
             changes = storage.changes
             self._batches_sampled += 1
         batch = storage.fetch(drawn.slots)
         if storage.changes != changes:
-            drawn, batch = self._repair(storage, drawn, batch)
+            drawn, batch = self._repair(storage, drawn, batch, changes, return_info)
         batch = self._finish(storage, batch)
         if not return_info:
             return batch
         info = {"index": coordinates(drawn.slots, storage), "generation": drawn.generation, **drawn.extras}
         return batch, info
 
-    def _repair(self, storage: Storage, drawn: Draw, batch: Any) -> tuple[Draw, Any]:
-        """Draw again what a write overtook during the fetch; the lock keeps writers away from the second fetch."""
+    def _repair(
+        self, storage: Storage, drawn: Draw, batch: Any, changes: int, generations: bool
+    ) -> tuple[Draw, Any]:
+        """Draw and fetch again what was written during the fetch; the lock keeps writers away this time."""
         with self._lock:
-            stale = storage.generation(drawn.slots) != drawn.generation
+            stale = storage.stale(drawn.slots, changes)
             count = int(stale.sum())
             if not count:
                 return drawn, batch
@@ -348,6 +360,8 @@ class ReplayBuffer:
                 raise EmptyBufferError("the buffer was emptied while a batch was fetched from it")
             self._rows_redrawn += count
             drawn = self._sampler.redraw(storage, drawn, stale)
+            if generations:
+                drawn = drawn._replace(generation=storage.generation(drawn.slots))
             return drawn, storage.fetch(drawn.slots)
 
     def _finish(self, storage: Storage, records: Any) -> Any:
@@ -362,15 +376,13 @@ class ReplayBuffer:
 
     def _size_of(self, batch_size: int | None) -> int:
         if batch_size is None:
-            if self._batch_size is None:
-                raise UnsupportedError(
-                    "sample: no batch_size was given, neither to this call nor at construction"
-                )
-            return self._batch_size
+            if self._batch_size is not None:
+                return self._batch_size
+            raise UnsupportedError("sample: no batch_size was given, to this call or at construction")
         size = _size(batch_size)
         if self._batch_size is not None and size != self._batch_size:
             warnings.warn(
-                f"sample: batch_size={size} given, the buffer was built with {self._batch_size}; {size} is used",
+                f"sample: batch_size={size} differs from the buffer's own, {self._batch_size}; {size} is used",
                 stacklevel=3,
             )
         return size

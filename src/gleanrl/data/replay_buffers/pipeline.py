@@ -64,7 +64,7 @@ class Stage:
 
 
 class Pipeline:
-    """The transforms of one buffer, in the order in which batches pass them; records pass them the other way round.
+    """The transforms of one buffer, in the order in which batches pass; records pass the other way round.
 
     Not thread-safe: the buffer changes it, and writes through it, under its lock.
     """
@@ -120,7 +120,7 @@ class Pipeline:
         self._written = True
 
     def write(self, data: Any, slot_dims: int) -> Any:
-        """Return `data` as it is to be stored; None if a transform holds it back. The caller's object isn't changed.
+        """Return `data` as it is to be stored (None if a transform holds it back); the caller's isn't changed.
 
         Args:
             data: what is written.

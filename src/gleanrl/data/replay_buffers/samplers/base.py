@@ -41,20 +41,21 @@ class Sampler(ABC):
         """Start the random sequence of `seed`."""
         self._random.seed(seed)
 
-    def draw(self, storage: Storage, batch_size: int) -> Draw:
+    def draw(self, storage: Storage, batch_size: int, generations: bool = False) -> Draw:
         """Draw slots of the stored part of `storage`.
 
         Args:
             storage: what to draw from.
             batch_size: transitions to draw, at least 1.
+            generations: whether the slots' generations come with them.
 
         Raises:
             EmptyBufferError: if nothing is stored.
         """
-        if not len(storage):
+        if not storage.num_steps:
             raise EmptyBufferError("can't sample: the storage is empty; extend it first")
-        index, extras = self._draw(storage, batch_size)
-        return Draw(index, storage.generation(index), extras)
+        slots, extras = self._draw(storage, batch_size)
+        return Draw(slots, extras, storage.generation(slots) if generations else None)
 
     @abstractmethod
     def _draw(self, storage: Storage, batch_size: int) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
@@ -62,7 +63,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
-        """Return `draw` with other slots where `stale` (bool, ``(n,)``), whose records were overwritten meanwhile."""
+        """Return `draw` with other slots where `stale` (bool, ``(n,)``): those were overwritten meanwhile."""
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Return an index and what comes with it, for callers without a buffer.
@@ -72,10 +73,10 @@ class Sampler(ABC):
         """
         if batch_size < 1:
             raise InvalidArgumentError(f"batch_size: expected 1 or more, got {batch_size}")
-        drawn = self.draw(storage, batch_size)
+        drawn = self.draw(storage, batch_size, generations=True)
         return coordinates(drawn.slots, storage), {**drawn.extras, "generation": drawn.generation}
 
-    def on_write(self, storage: Storage, placement: Placement) -> None:  # noqa: B027 (most samplers don't need it)
+    def on_write(self, storage: Storage, placement: Placement) -> None:  # noqa: B027
         """Learn that a write was published."""
 
     def on_update(self, storage: Storage, slots: torch.Tensor) -> None:  # noqa: B027
@@ -96,7 +97,7 @@ class Sampler(ABC):
 
 
 def coordinates(slots: torch.Tensor, storage: Storage) -> Any:
-    """Return slots as users see them: themselves for one batch dimension, else a tuple with one tensor per dimension."""
+    """Return slots as users see them: themselves, or with ``ndim > 1`` one tensor per dimension."""
     if storage.ndim == 1:
         return slots
     return torch.unravel_index(slots, (storage.capacity_steps, *storage.batch_shape))

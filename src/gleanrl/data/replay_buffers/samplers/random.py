@@ -26,5 +26,4 @@ class RandomSampler(Sampler):
     def redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
         """Draw the stale rows anew."""
         again = torch.randint(len(storage), (int(stale.sum()),), generator=self._random.get())
-        index = draw.slots.masked_scatter(stale, again)
-        return Draw(index, storage.generation(index), draw.extras)
+        return Draw(draw.slots.masked_scatter(stale, again), draw.extras)

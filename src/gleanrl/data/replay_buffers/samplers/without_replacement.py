@@ -55,7 +55,8 @@ class SamplerWithoutReplacement(Sampler):
     def _begin(self, size: int, batch_size: int) -> None:
         if self.drop_last and size < batch_size:
             raise InvalidArgumentError(
-                f"batch_size={batch_size} with drop_last=True, but only {size} transitions are stored: no batch is left"
+                f"batch_size={batch_size} with drop_last=True, but only {size} transitions are stored: "
+                "no batch is left"
             )
         self._order = torch.randperm(size, generator=self._random.get()) if self.shuffle else None
         self._size = size
@@ -63,7 +64,7 @@ class SamplerWithoutReplacement(Sampler):
 
     def redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
         """Keep the slots: each is due once in the epoch, whatever it holds by now."""
-        return Draw(draw.slots, storage.generation(draw.slots), draw.extras)
+        return Draw(draw.slots, draw.extras)
 
     def clear(self) -> None:
         """End the epoch."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
+from collections import deque
 from math import prod
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ import torch
 from gleanrl.errors import IndexRangeError, InvalidArgumentError
 from gleanrl.native import bump, bump_at
 from gleanrl.records import Placement
+
+_REMEMBERED = 64  # recent changes that `stale` tells apart
 
 
 class Prepared(NamedTuple):
@@ -47,7 +50,9 @@ class Storage(ABC):
         self._requested = _positive("max_size", max_size)
         self._batch_shape: torch.Size | None = torch.Size(()) if self.ndim == 1 else None
         self._num_steps = 0
-        self._changes = 0
+        self.changes = 0
+        """Writes and clearings so far, counted before the bytes move; read-only for others."""
+        self._recent: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
         self._rows_written = 0
         self._generations: torch.Tensor | None = None
         self._generations_at = 0
@@ -56,7 +61,7 @@ class Storage(ABC):
 
     @property
     def batch_shape(self) -> torch.Size:
-        """Sizes of the batch dimensions after time; fixed by the first write if ``ndim > 1`` (``(0, ...)`` before)."""
+        """Sizes of the batch dimensions after time; with ``ndim > 1`` fixed by the first write (zeros before)."""
         return torch.Size((0,) * (self.ndim - 1)) if self._batch_shape is None else self._batch_shape
 
     @property
@@ -92,10 +97,30 @@ class Storage(ABC):
 
     # Generations
 
-    @property
-    def changes(self) -> int:
-        """Number of writes and clearings so far, counted before the bytes move: equal before and after a fetch, nothing came between."""
-        return self._changes
+    def stale(self, slots: torch.Tensor, changes: int) -> torch.Tensor:
+        """Return which of `slots` may have been written or cleared since `changes` had that value.
+
+        Exact for recent ring writes; for long ago, "all of them".
+
+        Args:
+            slots: ``(n,)`` int64.
+            changes: a former value of the attribute of that name.
+
+        Returns:
+            bool, ``(n,)``.
+        """
+        ago = self.changes - changes
+        if ago > len(self._recent):
+            return torch.ones(slots.shape, dtype=torch.bool)
+        found = torch.zeros(slots.shape, dtype=torch.bool)
+        for start, count in list(self._recent)[len(self._recent) - ago :]:
+            found |= (slots - start) % self.max_size < count
+        return found
+
+    def _mark(self, start: int, count: int) -> None:
+        """Remember that `count` slots from `start` on, around the end, are about to change."""
+        self._recent.append((start, count))
+        self.changes += 1
 
     @property
     def rows_written(self) -> int:
@@ -117,7 +142,7 @@ class Storage(ABC):
 
     @abstractmethod
     def prepare(self, data: Any, *, single: bool, dim_extend: int, where: str) -> Prepared:
-        """Check `data` and return it in the storage's form; the first call also fixes the schema and takes the memory.
+        """Check `data` and return it in the storage's form; the first call also fixes schema and memory.
 
         Args:
             data: records, ``[steps, *batch]`` of them, or one time step, ``[*batch]``.
@@ -133,7 +158,7 @@ class Storage(ABC):
 
     @abstractmethod
     def _copy_span(self, rows: Any, skipped: int, start: int, count: int) -> None:
-        """Copy `count` steps of `rows` from step `skipped` on to the ring's step `start` and the following."""
+        """Copy `count` steps of `rows`, from step `skipped` on, to the ring's step `start` and on."""
 
     @abstractmethod
     def _copy_slots(self, rows: Any, slots: torch.Tensor) -> None:
@@ -147,17 +172,19 @@ class Storage(ABC):
         """Copy prepared data to its placement and publish the new length."""
         per_step = self.rows_per_step
         count = placement.num_steps * per_step
-        self._counters()
-        self._changes += 1
-        bump(self._generations_at, placement.start * per_step, count, self.max_size)
+        start, size = placement.start * per_step, placement.capacity * per_step
+        if self._generations is None:
+            self._counters()
+        self._mark(start, count)
+        bump(self._generations_at, start, count, size)
         self._copy_span(prepared.rows, placement.skipped, placement.start, placement.num_steps)
         self._num_steps = placement.length
         self._rows_written += count
 
     def write_slots(self, prepared: Prepared, slots: torch.Tensor) -> None:
-        """Copy prepared data to `slots`, ``(n,)`` int64 within the stored part; the length stays."""
-        self._counters()
-        self._changes += 1
+        """Copy prepared data to `slots`, ``(n,)`` int64, n >= 1, within the stored part; the length stays."""
+        low = int(slots.min())
+        self._mark(low, int(slots.max()) - low + 1)
         bump_at(self._generations_at, slots.data_ptr(), slots.shape[0], self.max_size)
         self._copy_slots(prepared.rows, slots)
         self._rows_written += slots.shape[0]
@@ -173,8 +200,8 @@ class Storage(ABC):
         stop = start + prepared.num_steps
         if not 0 <= start <= self._num_steps or stop > self.capacity_steps:
             raise IndexRangeError(
-                f"set: steps [{start}, {stop}) don't lie within [0, {self.capacity_steps}) or leave a gap after the "
-                f"{self._num_steps} steps stored"
+                f"set: steps [{start}, {stop}) don't lie within [0, {self.capacity_steps}), or leave a gap "
+                f"after the {self._num_steps} steps stored"
             )
         length = max(stop, self._num_steps)
         evicted = min(stop, self._num_steps) - start
@@ -187,8 +214,8 @@ class Storage(ABC):
         self._rows_written = len(self)
 
     def clear(self) -> None:
-        """Forget every record; memory and schema stay. Generations move on, so that earlier draws are recognised."""
-        self._changes += 1
+        """Forget every record; memory and schema stay. Generations move on: earlier draws are recognised."""
+        self._mark(0, self.max_size)
         if self._num_steps:
             bump(self._generations_at, 0, len(self), self.max_size)
         self._num_steps = 0
@@ -228,7 +255,7 @@ class Storage(ABC):
         }
 
     def _restore_base(self, state: dict[str, Any]) -> None:
-        """Take length and generations from a checked state; the caller cleared first and has copied the records."""
+        """Take length and generations from a checked state; the caller cleared, then copied the records."""
         counters = self._counters()
         saved = state["generations"]
         used = saved.shape[0]

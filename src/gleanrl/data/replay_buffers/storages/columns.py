@@ -38,7 +38,7 @@ class ColumnStore(ABC):
 
     @abstractmethod
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return `leaves` where and how the copies need them: on the right device and contiguous. May copy."""
+        """Return `leaves` as the copies need them: on the right device, contiguous. May copy."""
 
     @abstractmethod
     def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
@@ -50,7 +50,7 @@ class ColumnStore(ABC):
 
     @abstractmethod
     def gather(self, slots: torch.Tensor) -> list[torch.Tensor]:
-        """Return the rows of `slots`, ``(n,)`` int64 on the CPU, as fresh contiguous tensors ``[n, *field]``."""
+        """Return the rows of `slots` (``(n,)`` int64, CPU) as fresh contiguous tensors ``[n, *field]``."""
 
 
 class HostColumns(ColumnStore):
@@ -99,7 +99,7 @@ class HostColumns(ColumnStore):
         return leaves
 
     def _sources(self, leaves: list[torch.Tensor]) -> list[int]:
-        """Return the leaves' addresses, after copying out those that are views of these columns themselves."""
+        """Return the leaves' addresses, after copying those that are views of these very columns."""
         low, high = self._low, self._high
         addresses = [leaf.data_ptr() for leaf in leaves]
         for position, address in enumerate(addresses):

@@ -1,4 +1,4 @@
-"""Record formats: how the records of a storage look to the user, and how their leaves are read and put together.
+"""Record formats: how records look to the user, and how their leaves are read and put together.
 
 A format is found in the first data that is written and frozen from then on. It knows the leaves' shapes and
 dtypes (a `Schema`) and checks later data against them; the storage sees nothing but lists of leaves in a
@@ -58,7 +58,7 @@ class RecordFormat(ABC):
         """Return what `format_from_state` needs to rebuild the format."""
 
     def check(self, leaves: Sequence[torch.Tensor], lead: torch.Size, where: str) -> None:
-        """Raise `SchemaError` unless every leaf is ``[*lead, *field]`` with the field's dtype. Nothing is broadcast or cast."""
+        """Raise `SchemaError` unless every leaf is ``[*lead, *field]`` of the field's dtype; no cast, no broadcast."""
         expected = self._shapes.get(lead) or self._expect(lead)
         for leaf, (shape, dtype) in zip(leaves, expected, strict=True):
             if leaf.shape != shape or leaf.dtype is not dtype:
@@ -77,8 +77,9 @@ class RecordFormat(ABC):
         for path, leaf, (shape, dtype) in zip(self.schema.paths, leaves, expected, strict=True):
             if leaf.shape != shape or leaf.dtype is not dtype:
                 raise SchemaError(
-                    f"{where}: key {as_key(path)!r} expected shape {tuple(shape)} {dtype}, got {tuple(leaf.shape)} "
-                    f"{leaf.dtype}; the first write fixed the schema: convert the data before it comes here"
+                    f"{where}: key {as_key(path)!r} expected shape {tuple(shape)} {dtype}, got "
+                    f"{tuple(leaf.shape)} {leaf.dtype}; the first write fixed the schema: convert the data before "
+                    "it comes here"
                 )
 
 
@@ -127,8 +128,8 @@ class TreeFormat(RecordFormat):
         if spec != self.spec or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
             expected = [as_key(path) for path in self.schema.paths]
             raise SchemaError(
-                f"{where}: the first write fixed the structure as {_describe(self.spec)} with tensors at {expected}, "
-                f"got {_describe(spec)} with leaves of {sorted({type(leaf).__name__ for leaf in leaves})}"
+                f"{where}: the first write fixed the structure as {_describe(self.spec)} with tensors at "
+                f"{expected}, got {_describe(spec)} with leaves of {sorted({type(x).__name__ for x in leaves})}"
             )
         return _lead(leaves[0].shape, dims, "dimensions", where), leaves
 
@@ -142,7 +143,7 @@ class TreeFormat(RecordFormat):
 
 
 def find_format(data: Any, dims: int, where: str) -> RecordFormat:
-    """Return the format of `data`, whose first `dims` batch dimensions are slots rather than part of a record.
+    """Return the format of `data`, whose first `dims` batch dimensions are slots, not part of a record.
 
     Raises:
         InvalidTypeError: neither a TensorDict nor a tree of tensors.
@@ -150,7 +151,8 @@ def find_format(data: Any, dims: int, where: str) -> RecordFormat:
     """
     if is_tensorclass(data):
         raise InvalidTypeError(
-            f"{where}: got the tensorclass {type(data).__name__}; write data.to_tensordict(), records come back as TensorDicts"
+            f"{where}: got the tensorclass {type(data).__name__}, which isn't kept as such; "
+            "write data.to_tensordict(), records come back as TensorDicts"
         )
     if isinstance(data, TensorDictBase):
         return _find_tensordict(data, dims, where)
@@ -159,8 +161,9 @@ def find_format(data: Any, dims: int, where: str) -> RecordFormat:
     for place, leaf in paths_and_leaves:
         if not isinstance(leaf, torch.Tensor):
             raise InvalidTypeError(
-                f"{where}: expected a TensorDict, a tensor, or dictionaries, lists and tuples of tensors, got "
-                f"{type(leaf).__name__}{' at ' + _pytree.keystr(place) if place else ''}; ListStorage keeps any object"
+                f"{where}: expected a TensorDict, a tensor, or dictionaries, lists and tuples of tensors, "
+                f"got {type(leaf).__name__}{' at ' + _pytree.keystr(place) if place else ''}; "
+                "ListStorage keeps any object"
             )
         _lead(leaf.shape, dims, "dimensions", where)
         fields[tuple(_part(key) for key in place) or ("tensor",)] = Field(leaf.shape[dims:], leaf.dtype)
@@ -191,7 +194,7 @@ def swap_batch_dims(data: Any, dim: int, where: str) -> Any:
 
 
 def without_added_keys(data: TensorDictBase) -> TensorDictBase:
-    """Return `data` without the root keys of `ADDED_KEYS`: `data` itself if it has none, else a shallow copy."""
+    """Return `data` without the root keys of `ADDED_KEYS`: itself if it has none, else a shallow copy."""
     found = [key for key in ADDED_KEYS if key in data.keys()]
     return data.exclude(*found) if found else data
 
@@ -210,7 +213,8 @@ def _find_tensordict(data: TensorDictBase, dims: int, where: str) -> RecordForma
 def _lead(shape: torch.Size, dims: int, what: str, where: str) -> torch.Size:
     if len(shape) < dims:
         raise SchemaError(
-            f"{where}: expected at least {dims} {what}, got {tuple(shape)}; `extend` takes many records, `add` takes one"
+            f"{where}: expected at least {dims} {what}, got {tuple(shape)}; `extend` takes many records, "
+            "`add` takes one"
         )
     return shape[:dims]
 

@@ -37,13 +37,13 @@ def basic_index(index: Any, shape: torch.Size) -> tuple[Basic, ...] | None:
 
 
 def slots_at(index: Any, shape: torch.Size) -> tuple[torch.Tensor, torch.Size]:
-    """Return the slots that `index` selects from the visible part ``[steps, *batch]``, and the selection's shape.
+    """Return the slots that `index` selects from the visible part, and the selection's shape.
 
     Args:
         index: an int, slice, list, range, array or tensor over the first dimension; a boolean mask over the
             leading dimensions; a tuple of these with one part per dimension. With several batch dimensions an
             integer tensor ``(n, ndim)`` holds coordinates, as `extend` returns them.
-        shape: the visible part. Slots number it row by row.
+        shape: the visible part, ``[steps, *batch]``. Slots number it row by row.
 
     Returns:
         Slots ``(n,)`` int64, contiguous, on the CPU; the shape of the selection, with n elements.
@@ -96,7 +96,8 @@ def _convert(part: Any) -> Any:
         part = part.detach().cpu()
         return part if part.dtype == torch.bool else part.to(torch.int64)
     raise InvalidTypeError(
-        f"an index is an int, a slice, a list of ints, an integer or boolean tensor, or a tuple of these; got {part!r}"
+        "an index is an int, a slice, a list of ints, an integer or boolean tensor, or a tuple of these; "
+        f"got {part!r}"
     )
 
 

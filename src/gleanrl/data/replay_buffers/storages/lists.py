@@ -103,7 +103,8 @@ class ListStorage(Storage):
             raise SchemaError("load_state_dict: expected what ListStorage.state_dict() returned") from cause
         if not sound or size != self._requested:
             raise SchemaError(
-                f"load_state_dict: the state has {len(items)} items and max_size={size}, this storage {self._requested}"
+                f"load_state_dict: the state has {len(items)} items and max_size={size}, this storage "
+                f"max_size={self._requested}"
             )
         fresh = copy.deepcopy(items)
         self.clear()
@@ -121,7 +122,7 @@ class ListStorage(Storage):
 
 
 def split(data: Any, where: str) -> list[Any]:
-    """Return `data` as a list of records: a list as it is, a batch copied and split along its first dimension."""
+    """Return `data` as a list of records: a list as it is, a batch copied and split along its first dim."""
     if isinstance(data, list):
         return list(data)
     if isinstance(data, torch.Tensor) or is_tensor_collection(data):
@@ -150,7 +151,7 @@ def split(data: Any, where: str) -> list[Any]:
 
 
 def collate(items: list[Any]) -> Any:
-    """Return a batch of objects: tensors and TensorDicts stacked, others through torch's `default_collate`."""
+    """Return a batch of objects: tensors and TensorDicts stacked, others by torch's `default_collate`."""
     first = items[0]
     if isinstance(first, torch.Tensor) or is_tensor_collection(first):
         return torch.stack(list(items))

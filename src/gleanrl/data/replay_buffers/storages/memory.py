@@ -1,4 +1,4 @@
-"""Memory for columns: zeroed heap memory, or mapped files. Refused before allocation where it can't be held."""
+"""Memory for columns: zeroed heap memory, or mapped files. What can't be held is refused before allocation."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class FileAllocator:
         taken = [str(file) for file in files if file.exists()]
         if taken:
             raise UnsupportedError(
-                f"scratch_dir: {', '.join(taken)} exists already and isn't overwritten; choose an empty directory or "
-                "remove the files"
+                f"scratch_dir: {', '.join(taken)} exists already and isn't overwritten; choose an empty "
+                "directory or remove the files"
             )
         fs.make_dir(directory)
         advice = "choose another scratch_dir, or TMPDIR without one"
@@ -102,7 +102,8 @@ class FileAllocator:
             ]
         except OSError as cause:
             raise CapacityError(
-                f"can't reserve {_total(fields, num_rows):,} bytes for {num_rows} rows at {directory}: {cause}; {advice}"
+                f"can't reserve {_total(fields, num_rows):,} bytes for {num_rows} rows at {directory}: {cause}; "
+                f"{advice}"
             ) from cause
         finally:
             # All files or none.

@@ -221,7 +221,7 @@ class TensorStorage(Storage):
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """Return schema, stored rows and generations; every tensor is a copy. Never more than the part in use."""
+        """Return schema, stored rows and generations: copies, and only of the part in use."""
         state = self._base_state()
         if self._columns is not None:
             used = len(self)
@@ -255,8 +255,8 @@ class TensorStorage(Storage):
         try:
             if (state["max_size"], state["ndim"]) != (self._requested, self.ndim):
                 raise SchemaError(
-                    f"load_state_dict: the state has max_size={state['max_size']}, ndim={state['ndim']}, this storage "
-                    f"{self._requested}, {self.ndim}; build it with the same ones"
+                    f"load_state_dict: the state has max_size={state['max_size']}, ndim={state['ndim']}, this "
+                    f"storage {self._requested}, {self.ndim}; build it with the same ones"
                 )
             if "columns" not in state:
                 return None
@@ -280,8 +280,8 @@ class TensorStorage(Storage):
             type(mine) is not type(form) or mine.schema != form.schema or batch != self._batch_shape
         ):
             raise SchemaError(
-                f"load_state_dict: the state's schema {form.schema!r} with batch {tuple(batch)} isn't this storage's "
-                f"{mine.schema!r} with batch {tuple(self.batch_shape)}"
+                f"load_state_dict: the state's schema {form.schema!r} with batch {tuple(batch)} isn't this "
+                f"storage's {mine.schema!r} with batch {tuple(self.batch_shape)}"
             )
         return form
 
