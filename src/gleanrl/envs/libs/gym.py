@@ -31,12 +31,14 @@ class GymWrapper(GymLikeEnv):
 
     Args:
         env: the environment; `close` closes it.
-        categorical_action_encoding: whether Discrete and MultiDiscrete spaces, those of observations included, give
-            integers; if not, they give one-hot vectors (int64).
-        from_pixels: whether to observe rendered frames, ``(H, W, 3)`` uint8 under ``"pixels"``; the environment must have been
-            made with ``render_mode="rgb_array"``, and is reset once to find out the frames' shape.
+        categorical_action_encoding: whether Discrete and MultiDiscrete spaces, those of observations
+            included, give integers; if not, they give one-hot vectors (int64).
+        from_pixels: whether to observe rendered frames, ``(H, W, 3)`` uint8 under ``"pixels"``; the
+            environment must have been made with ``render_mode="rgb_array"``, and is reset once to find out
+            the frames' shape.
         pixels_only: with `from_pixels`, whether the frame is the only observation.
-        frame_skip: how often an action is repeated in a step; rewards are added up, an episode's end ends the step.
+        frame_skip: how often an action is repeated in a step; rewards are added up, an episode's end ends the
+            step.
         device: where TensorDicts live; None for TensorDicts without a device.
         batch_size: ``()`` or None: one environment.
         allow_done_after_reset: accepted for any environment; gymnasium's resets never return done.
@@ -71,7 +73,9 @@ class GymWrapper(GymLikeEnv):
                 f"env: {env} is a vector environment, which isn't supported yet; wrap single environments"
             )
         if isinstance(env, EnvBase):
-            raise InvalidTypeError(f"env: expected a gymnasium environment, got the {type(env).__name__} {env}")
+            raise InvalidTypeError(
+                f"env: expected a gymnasium environment, got the {type(env).__name__} {env}"
+            )
         super().__init__(
             with_pixels(env, pixels_only) if from_pixels else env,
             observation_key=PIXELS if from_pixels and pixels_only else "observation",
@@ -92,7 +96,8 @@ class GymEnv(GymWrapper):
         env_name: the id of a registered environment.
         categorical_action_encoding: see `GymWrapper`.
         num_envs: 0: one environment. Vector environments aren't supported yet.
-        disable_env_checker: passed to `gymnasium.make`: whether to leave out gymnasium's own checks of every step.
+        disable_env_checker: passed to `gymnasium.make`: whether to leave out gymnasium's own checks of every
+            step.
         from_pixels: see `GymWrapper`; ``render_mode="rgb_array"`` is added to `gym_kwargs`.
         pixels_only: see `GymWrapper`.
         frame_skip: see `GymWrapper`.
@@ -127,7 +132,8 @@ class GymEnv(GymWrapper):
     ) -> None:
         if num_envs != 0:
             raise UnsupportedError(
-                f"num_envs: vector environments aren't supported yet, got {num_envs!r}; leave it out for one environment"
+                f"num_envs: vector environments aren't supported yet, got {num_envs!r}; "
+                "leave it out for one environment"
             )
         if from_pixels:
             gym_kwargs = rendering(gym_kwargs)

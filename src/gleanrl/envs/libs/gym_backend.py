@@ -15,7 +15,7 @@ from gleanrl.errors import UnsupportedError
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class set_gym_backend:  # noqa: N801 (the public name)
+class set_gym_backend:
     """Choose the library that `GymEnv` makes environments with; only gymnasium is supported.
 
     A context manager, a decorator, or a plain call of `set`: programs that name their backend work unchanged.
@@ -37,8 +37,8 @@ class set_gym_backend:  # noqa: N801 (the public name)
         name = made.__name__ if isinstance(made, ModuleType) else made
         if name != "gymnasium":
             raise UnsupportedError(
-                f"set_gym_backend: expected 'gymnasium', got {name!r}; environments of the old gym interface need "
-                "gymnasium's compatibility wrappers and GymWrapper"
+                f"set_gym_backend: expected 'gymnasium', got {name!r}; environments of the old gym "
+                "interface need gymnasium's compatibility wrappers and GymWrapper"
             )
 
     def set(self) -> None:

@@ -1,8 +1,8 @@
 """How one value of a gymnasium space becomes one leaf of a record, and back.
 
-A codec serves one leaf: `encode` turns what an environment returned into an array of the leaf's shape and dtype, `decode` turns
-a row of an action column into what the environment's `step` takes. Both the steppers and the TensorDict path convert
-through these objects, so that there is one rule for what is accepted.
+A codec serves one leaf: `encode` turns what an environment returned into an array of the leaf's shape and
+dtype, `decode` turns a row of an action column into what the environment's `step` takes. Both the steppers
+and the TensorDict path convert through these objects, so that there is one rule for what is accepted.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ class Codec(ABC):
         """
         if tuple(shape) != self.shape or dtype is not self.spec.dtype:
             raise PolicyError(
-                f"action {as_key(self.key)!r}: expected shape {self.shape} {self.spec.dtype}, got {tuple(shape)} {dtype}; "
-                "nothing is cast or broadcast: make the policy's output match the action spec"
+                f"action {as_key(self.key)!r}: expected shape {self.shape} {self.spec.dtype}, "
+                f"got {tuple(shape)} {dtype}; nothing is cast or broadcast: "
+                "make the policy's output match the action spec"
             )
 
     def _fail(self, value: Any, expected: str | None = None) -> EnvironmentContractError:
@@ -108,8 +109,8 @@ def as_array(value: Any) -> tuple[Array, bool]:
 class ArrayCodec(Codec):
     """Arrays as they are, or shifted by a start: Box, MultiBinary, MultiDiscrete.
 
-    The first array fixes the dtype that is accepted from then on. If it isn't the declared one, values are cast to the
-    declared one, with one warning. Any later change of shape or dtype raises.
+    The first array fixes the dtype that is accepted from then on. If it isn't the declared one, values are
+    cast to the declared one, with one warning. Any later change of shape or dtype raises.
 
     Args:
         key: where the leaf stands.
@@ -119,7 +120,11 @@ class ArrayCodec(Codec):
     """
 
     def __init__(
-        self, key: Path, spec: TensorSpec, start: Array | None = None, action_dtype: np.dtype[Any] | None = None
+        self,
+        key: Path,
+        spec: TensorSpec,
+        start: Array | None = None,
+        action_dtype: np.dtype[Any] | None = None,
     ) -> None:
         super().__init__(key, spec)
         self.start = start
@@ -158,8 +163,8 @@ class ArrayCodec(Codec):
             self.accepted = array.dtype
             if array.dtype != self.dtype:
                 warnings.warn(
-                    f"key {as_key(self.key)!r} is declared as {self.dtype}, but the environment returns {array.dtype}; "
-                    f"it is cast to {self.dtype}: fix the observation space or the environment",
+                    f"key {as_key(self.key)!r} is declared as {self.dtype}, but the environment returns "
+                    f"{array.dtype}; values are cast to {self.dtype}: fix the space or the environment",
                     stacklevel=2,
                 )
         elif array.dtype != self.accepted:
@@ -245,11 +250,11 @@ class CategoricalCodec(Codec):
 
 
 class OneHotCodec(CategoricalCodec):
-    """One of n integers from `start`, as a vector with a single one; the arguments are those of `CategoricalCodec`."""
+    """One of n integers from `start`, as a vector with a single one; arguments as in `CategoricalCodec`."""
 
     def __init__(self, key: Path, spec: TensorSpec, n: int, start: int, dtype: np.dtype[Any]) -> None:
         super().__init__(key, spec, n, start, dtype)
-        # NumPy scalars: gymnasium checks them faster than Python integers, and they are what its spaces sample.
+        # NumPy scalars: gymnasium checks them faster than Python integers, and its spaces sample them.
         self._choices = list(np.arange(start, start + n).astype(dtype))
 
     def encode(self, value: Any) -> Array:
@@ -294,7 +299,9 @@ class MultiOneHotCodec(Codec):
 
     def encode(self, value: Any) -> Array:
         """Return the choices as one row of zeros and ones."""
-        expected = f"{len(self.nvec)} integers from {self.start.tolist()}, of {self.nvec.tolist()} values each"
+        expected = (
+            f"{len(self.nvec)} integers from {self.start.tolist()}, of {self.nvec.tolist()} values each"
+        )
         try:
             array, _ = as_array(value)
         except ValueError as cause:
@@ -317,7 +324,9 @@ class MultiOneHotCodec(Codec):
         picked = [one_hot_choices(part) for part in np.split(column, self._ends[:-1], axis=-1)]
         if any(part is None for part in picked):
             raise no_choice(self.key, column)
-        return list((np.stack([p for p in picked if p is not None], -1) + self.start).astype(self.action_dtype))
+        return list(
+            (np.stack([p for p in picked if p is not None], -1) + self.start).astype(self.action_dtype)
+        )
 
 
 class StackCodec(Codec):
@@ -360,4 +369,6 @@ def one_hot_choices(column: Array) -> Array | None:
 def no_choice(key: Path, rows: Array) -> PolicyError:
     """Return the error for rows that should be one-hot and aren't."""
     shown = np.array2string(rows, threshold=16)
-    return PolicyError(f"action {as_key(key)!r}: expected one-hot vectors (a single 1 among zeros), got {shown}")
+    return PolicyError(
+        f"action {as_key(key)!r}: expected one-hot vectors (a single 1 among zeros), got {shown}"
+    )

@@ -16,17 +16,18 @@ from gleanrl.errors import EnvironmentContractError, InvalidArgumentError, Inval
 from gleanrl.tree import NestedKey, Path, as_key, as_path
 
 
-class default_info_dict_reader:  # noqa: N801 (the public name)
+class default_info_dict_reader:
     """Reads numbers and arrays of numbers from info into entries of the same names.
 
-    An entry that an info lacks is zero in that record: environments report some things at the end of an episode only.
-    Dictionaries inside info give nested entries. Keys whose spec isn't given are found out when the reader is set on an
-    environment: it is reset and takes one random step, and what its infos hold fixes shapes and dtypes (Python integers
-    give int64, Python floats torch's default dtype).
+    An entry that an info lacks is zero in that record: environments report some things at the end of an
+    episode only. Dictionaries inside info give nested entries. Keys whose spec isn't given are found out when
+    the reader is set on an
+    environment: it is reset and takes one random step, and what its infos hold fixes shapes and dtypes
+    (Python integers give int64, Python floats torch's default dtype).
 
     Args:
-        keys: the entries to read, nested ones as tuples; None for those of `spec`, or, without one, for everything that
-            is a number or an array of numbers.
+        keys: the entries to read, nested ones as tuples; None for those of `spec`, or, without one, for
+            everything that is a number or an array of numbers.
         spec: the entries' specs: a mapping or a Composite, or a sequence parallel to `keys`.
         ignore_private: whether names that start with an underscore are left out.
 
@@ -69,14 +70,17 @@ class default_info_dict_reader:  # noqa: N801 (the public name)
             InvalidArgumentError: if the entries aren't known yet.
         """
         if self._codecs is None:
-            raise InvalidArgumentError("info reader: its entries aren't known yet: set it on an environment, or pass spec")
+            raise InvalidArgumentError(
+                "info reader: its entries aren't known yet: set it on an environment, or pass spec"
+            )
         return self._codecs
 
     def learn(self, infos: Sequence[Mapping[str, Any]]) -> None:
         """Fix the entries, shapes and dtypes from `infos`; later infos win.
 
         Raises:
-            EnvironmentContractError: if one of the keys that were asked for is in none of the infos, or isn't numeric.
+            EnvironmentContractError: if one of the keys that were asked for is in none of the infos, or isn't
+                numeric.
         """
         found: dict[Path, TensorSpec] = {}
         strange: dict[Path, str] = {}
@@ -138,7 +142,9 @@ def _specs_by_path(
     elif keys is not None and len(keys) == len(spec):
         specs = dict(zip(keys, spec, strict=True))
     else:
-        raise InvalidArgumentError(f"spec: a sequence needs as many keys, got {len(spec)} specs and keys {keys}")
+        raise InvalidArgumentError(
+            f"spec: a sequence needs as many keys, got {len(spec)} specs and keys {keys}"
+        )
     missing = [as_key(path) for path in keys or () if path not in specs]
     if missing:
         raise InvalidArgumentError(f"spec: no spec for the keys {missing}")

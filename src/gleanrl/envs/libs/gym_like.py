@@ -1,4 +1,4 @@
-"""`GymLikeEnv`: an environment with gymnasium's `step`, `reset` and spaces, seen through EnvBase's protocol."""
+"""`GymLikeEnv`: what has gymnasium's `step`, `reset` and spaces, seen through EnvBase's protocol."""
 
 from __future__ import annotations
 
@@ -42,22 +42,23 @@ _HOOKS = (
 class GymLikeEnv(EnvBase):
     """Wraps an environment that has gymnasium's `step`, `reset`, `observation_space` and `action_space`.
 
-    Observations stand under the keys of a Dict space (nested like it, ``state`` renamed to ``observation`` if that is free)
-    or, for any other space, under one key. Actions stand under ``"action"``, those of a Dict space below it. How spaces
-    become specs is told in `gleanrl.envs.libs.gym_spaces`.
+    Observations stand under the keys of a Dict space (nested like it, ``state`` renamed to ``observation`` if
+    that is free) or, for any other space, under one key. Actions stand under ``"action"``, those of a Dict
+    space below it. How spaces become specs is told in `gleanrl.envs.libs.gym_spaces`.
 
-    A seed is passed to the next reset and to that one only. Attributes that this class lacks are those of the wrapped
-    environment.
+    A seed is passed to the next reset and to that one only. Attributes that this class lacks are those of the
+    wrapped environment.
 
-    Subclasses may override `read_action`, `read_obs`, `read_reward`, `read_done`, `_step` and `_reset`. Rollouts then call
-    them; otherwise they step the environment without building TensorDicts.
+    Subclasses may override `read_action`, `read_obs`, `read_reward`, `read_done`, `_step` and `_reset`.
+    Rollouts then call them; otherwise they step the environment without building TensorDicts.
 
     Args:
         env: the environment; `close` closes it.
         observation_key: the key of an observation that isn't a Dict.
-        categorical_action_encoding: whether Discrete and MultiDiscrete spaces, those of observations included, give
-            integers; if not, they give one-hot vectors.
-        frame_skip: how often an action is repeated in a step; rewards are added up, an episode's end ends the step.
+        categorical_action_encoding: whether Discrete and MultiDiscrete spaces, those of observations
+            included, give integers; if not, they give one-hot vectors.
+        frame_skip: how often an action is repeated in a step; rewards are added up, an episode's end ends the
+            step.
         device: where TensorDicts live; None for TensorDicts without a device.
         batch_size: ``()``: one environment.
         allow_done_after_reset: passed to `EnvBase`; gymnasium's resets never return done.
@@ -80,11 +81,15 @@ class GymLikeEnv(EnvBase):
             raise UnsupportedError(f"batch_size: one environment has batch size (), got {batch_size!r}")
         for name in ("step", "reset", "observation_space", "action_space"):
             if not hasattr(env, name):
-                raise InvalidTypeError(f"env: expected a gymnasium environment, got {type(env).__name__} without {name}")
+                raise InvalidTypeError(
+                    f"env: expected a gymnasium environment, got {type(env).__name__} without {name}"
+                )
         super().__init__(device=device, allow_done_after_reset=allow_done_after_reset)
         self._simulator = Simulator(env, frame_skip)
         self._readers: list[Any] = []
-        self._observation = _observation_tree(env.observation_space, observation_key, categorical_action_encoding)
+        self._observation = _observation_tree(
+            env.observation_space, observation_key, categorical_action_encoding
+        )
         self._action = make_tree(env.action_space, ("action",), categorical_action_encoding)
         self._reward = RewardCodec(("reward",), _reward_spec(env))
         self._declare()
@@ -93,8 +98,8 @@ class GymLikeEnv(EnvBase):
         clash = sorted({leaf.key[0] for leaf in leaves(self._observation)} & set(_RESERVED))
         if clash:
             raise SpaceError(
-                f"observation: the keys {clash} of {self._env.observation_space} have a meaning of their own in records; "
-                "rename them with a gymnasium wrapper"
+                f"observation: the keys {clash} of {self._env.observation_space} have a meaning of their own "
+                "in records; rename them with a gymnasium wrapper"
             )
         self.observation_spec = tree_spec(self._observation)
         self.action_spec = tree_spec(self._action)
@@ -112,7 +117,7 @@ class GymLikeEnv(EnvBase):
         return self._simulator.frame_skip
 
     def __getattr__(self, name: str) -> Any:
-        """Return the wrapped environment's attribute of that name, searching its wrappers from the outside in."""
+        """Return the wrapped environment's attribute of that name; outer wrappers come first."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -123,7 +128,9 @@ class GymLikeEnv(EnvBase):
         try:
             return env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name)
         except AttributeError as cause:
-            raise AttributeError(f"neither {type(self).__name__} nor {env} has an attribute {name!r}") from cause
+            raise AttributeError(
+                f"neither {type(self).__name__} nor {env} has an attribute {name!r}"
+            ) from cause
 
     def close(self, **kwargs: Any) -> None:
         """Close the wrapped environment; calling it again does nothing."""
@@ -132,7 +139,8 @@ class GymLikeEnv(EnvBase):
 
     def __repr__(self) -> str:
         """Show the wrapped environment and the device."""
-        return f"{type(self).__name__}(env={self._env}, batch_size={tuple(self.batch_size)}, device={self.device})"
+        size = tuple(self.batch_size)
+        return f"{type(self).__name__}(env={self._env}, batch_size={size}, device={self.device})"
 
     # --------------------------------------------------------------------- hooks
     def read_action(self, action: Any) -> Any:
@@ -170,7 +178,7 @@ class GymLikeEnv(EnvBase):
     def read_done(
         self, terminated: Any = None, truncated: Any = None, done: Any = None
     ) -> tuple[bool, bool, bool, bool]:
-        """Return ``(terminated, truncated, done, any of them)`` from what the environment returned of them."""
+        """Return ``(terminated, truncated, done, any of them)`` from what the environment returned."""
         terminated, truncated = bool(terminated), bool(truncated)
         done = terminated or truncated or bool(done)
         return terminated, truncated, done, done
@@ -222,13 +230,13 @@ class GymLikeEnv(EnvBase):
     def set_info_dict_reader(self, reader: Any = None, ignore_private: bool = True) -> GymLikeEnv:
         """Read entries of info into the records from now on, beside those of readers set before.
 
-        Call it before rollouts and collectors are made. A reader whose entries aren't known yet learns them from a reset and
-        one random step of the environment.
+        Call it before rollouts and collectors are made. A reader whose entries aren't known yet learns them
+        from a reset and one random step of the environment.
 
         Args:
-            reader: None reads every number and array of numbers; or a `default_info_dict_reader`; or any callable
-                ``reader(info, tensordict) -> tensordict`` with an attribute `info_spec` (a Composite or a mapping). With
-                a callable of your own rollouts go through TensorDicts, which is slower.
+            reader: None reads every number and array of numbers; or a `default_info_dict_reader`; or any
+                callable ``reader(info, tensordict) -> tensordict`` with an attribute `info_spec` (a Composite
+                or a mapping). With a callable of your own rollouts go through TensorDicts, which is slower.
             ignore_private: for `reader` None: whether names that start with an underscore are left out.
 
         Returns:
@@ -250,13 +258,17 @@ class GymLikeEnv(EnvBase):
         taken = {as_path(key) for key in spec.keys(True, True)}
         for path, leaf in _entries(info_spec):
             if path in taken or path[0] in _RESERVED:
-                raise InvalidArgumentError(f"reader: the key {as_key(path)!r} is taken by the environment itself")
+                raise InvalidArgumentError(
+                    f"reader: the key {as_key(path)!r} is taken by the environment itself"
+                )
             spec[as_key(path)] = leaf
         self.observation_spec = spec
         self._readers.append(reader)
         return self
 
-    def auto_register_info_dict(self, ignore_private: bool = True, *, info_dict_reader: Any = None) -> GymLikeEnv:
+    def auto_register_info_dict(
+        self, ignore_private: bool = True, *, info_dict_reader: Any = None
+    ) -> GymLikeEnv:
         """Find out what the environment's infos hold and read all of it; see `set_info_dict_reader`.
 
         Entries that a reset's info lacks are zero there.
@@ -280,27 +292,41 @@ class GymLikeEnv(EnvBase):
     def make_stepper(self) -> Stepper:
         """Return the part that steps this environment into the rows of a block.
 
-        It writes arrays directly, unless a subclass overrides one of the hooks, a reader isn't a `default_info_dict_reader`,
-        a spec was replaced by one with other keys, shapes or dtypes, or the device isn't the CPU.
+        It writes arrays directly, unless a subclass overrides one of the hooks, a reader isn't a
+        `default_info_dict_reader`, a spec was replaced by one with other keys, shapes or dtypes, or the
+        device isn't the CPU.
         """
         codecs = GymCodecs(self._observation, self._action, self._reward, tuple(self._readers))
-        if self._overridden() or not self._as_declared(codecs) or (self.device or torch.device("cpu")).type != "cpu":
+        if (
+            self._overridden()
+            or not self._as_declared(codecs)
+            or (self.device or torch.device("cpu")).type != "cpu"
+        ):
             return super().make_stepper()
         return GymStepper(self._simulator, codecs)
 
     def _overridden(self) -> bool:
         if any(type(reader) is not default_info_dict_reader for reader in self._readers):
             return True
-        return any(getattr(type(self), name) is not getattr(GymLikeEnv, name) or name in self.__dict__ for name in _HOOKS)
+        return any(
+            getattr(type(self), name) is not getattr(GymLikeEnv, name) or name in self.__dict__
+            for name in _HOOKS
+        )
 
     def _as_declared(self, codecs: GymCodecs) -> bool:
-        expected = {codec.key: codec.spec for codec in (*codecs.root_leaves(), codecs.reward, *leaves(codecs.action))}
+        expected = {
+            codec.key: codec.spec for codec in (*codecs.root_leaves(), codecs.reward, *leaves(codecs.action))
+        }
         found: dict[Path, TensorSpec] = {}
         for spec in (self.full_observation_spec, self.full_reward_spec, self.full_action_spec):
             found |= dict(_entries(spec))
-        if found.keys() != expected.keys() or {as_path(key) for key in self.done_keys} != {(name,) for name in FLAGS}:
+        if found.keys() != expected.keys() or {as_path(key) for key in self.done_keys} != {
+            (name,) for name in FLAGS
+        }:
             return False
-        return all((leaf.shape, leaf.dtype) == (found[p].shape, found[p].dtype) for p, leaf in expected.items())
+        return all(
+            (leaf.shape, leaf.dtype) == (found[p].shape, found[p].dtype) for p, leaf in expected.items()
+        )
 
 
 def _entries(spec: Any) -> Iterator[tuple[Path, TensorSpec]]:

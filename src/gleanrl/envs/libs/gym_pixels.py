@@ -20,8 +20,9 @@ def with_pixels(env: gymnasium.Env[Any, Any], pixels_only: bool) -> gymnasium.En
 
     Args:
         env: made with ``render_mode="rgb_array"``.
-        pixels_only: whether the frame takes the place of the observation. If not, the result is a Dict with the frame under
-            ``"pixels"``, beside the entries of a Dict observation or, for any other space, ``"observation"``.
+        pixels_only: whether the frame takes the place of the observation. If not, the result is a Dict with
+            the frame under ``"pixels"``, beside the entries of a Dict observation or, for any other space,
+            ``"observation"``.
 
     Raises:
         UnsupportedError: if the environment doesn't render arrays.
@@ -30,12 +31,14 @@ def with_pixels(env: gymnasium.Env[Any, Any], pixels_only: bool) -> gymnasium.En
     mode = getattr(env, "render_mode", None)
     if mode != "rgb_array":
         raise UnsupportedError(
-            f"from_pixels: {env} renders in mode {mode!r}, expected 'rgb_array'; make it with render_mode='rgb_array'"
+            f"from_pixels: {env} renders in mode {mode!r}, expected 'rgb_array'; "
+            "make it with render_mode='rgb_array'"
         )
     space = env.observation_space
     if not pixels_only and isinstance(space, spaces.Dict) and PIXELS in space.spaces:
         raise InvalidArgumentError(
-            f"from_pixels: {env} has an observation {PIXELS!r} of its own; pass pixels_only=True, or leave from_pixels out"
+            f"from_pixels: {env} has an observation {PIXELS!r} of its own; "
+            "pass pixels_only=True, or leave from_pixels out"
         )
     try:
         return AddRenderObservation(env, render_only=pixels_only, render_key=PIXELS, obs_key="observation")

@@ -29,7 +29,7 @@ class Simulator:
         self._seed: int | None = None
 
     def stepping(self) -> Callable[[Any], Any]:
-        """Return the function that takes an action: the environment's own `step` where no frame is skipped."""
+        """Return the function that takes an action: the environment's own `step` if no frame is skipped."""
         return self.env.step if self.frame_skip == 1 else self._skip
 
     def seed(self, seed: int | None) -> None:
@@ -56,8 +56,8 @@ class Simulator:
         result = self.env.reset(**kwargs)
         if not isinstance(result, tuple) or len(result) != 2:
             raise EnvironmentContractError(
-                f"reset: expected (observation, info), got {type(result).__name__}; an environment of the old gym "
-                "interface needs gymnasium's compatibility wrappers"
+                f"reset: expected (observation, info), got {type(result).__name__}; an environment of the "
+                "old gym interface needs gymnasium's compatibility wrappers"
             )
         return result
 
@@ -100,6 +100,6 @@ def checked_step(result: Any) -> StepResult:
         return result
     got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
     raise EnvironmentContractError(
-        f"step: expected (observation, reward, terminated, truncated, info), got {got}; an environment of the old gym "
-        "interface needs gymnasium's compatibility wrappers"
+        f"step: expected (observation, reward, terminated, truncated, info), got {got}; an environment of "
+        "the old gym interface needs gymnasium's compatibility wrappers"
     )

@@ -4,13 +4,14 @@
 | --- | --- |
 | Box | Bounded; Unbounded for floats if no element has a finite bound; Binary for booleans |
 | Discrete | OneHot int64, or Categorical with `categorical` |
-| MultiDiscrete | MultiOneHot int64, or MultiCategorical with `categorical`; with several dimensions Bounded integers |
+| MultiDiscrete | MultiOneHot int64, or MultiCategorical with `categorical` |
+| MultiDiscrete of several dimensions | Bounded integers |
 | MultiBinary | Binary |
 | Dict | one leaf for each entry, nested like the space |
 | Tuple of spaces of one kind, shape and dtype | their specs, stacked along a new first dimension |
 
-Choices count from 0, whatever the space's start. Sequence, Graph, Text, OneOf and Tuples that don't stack have values without
-one fixed shape, which columns can't hold: they raise.
+Choices count from 0, whatever the space's start. Sequence, Graph, Text, OneOf and Tuples that don't stack
+have values without one fixed shape, which columns can't hold: they raise.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class Group:
         missing = [name for name in self.children if name not in value]
         extra = [name for name in value if name not in self.children]
         return EnvironmentContractError(
-            f"{where}: expected the keys {list(self.children)} of its space, missing {missing}, unexpected {extra}"
+            f"{where}: expected the keys {list(self.children)} of its space, "
+            f"missing {missing}, unexpected {extra}"
         )
 
 
@@ -140,8 +142,8 @@ def make_tree(space: spaces.Space[Any], key: Path, categorical: bool) -> Tree:
     for name in space.spaces:
         if not isinstance(name, str) or name.startswith("_"):
             raise SpaceError(
-                f"{_where(key)}: the key {name!r} of {space} isn't a public name (keys that start with an underscore "
-                "are private); rename it with a gymnasium wrapper"
+                f"{_where(key)}: the key {name!r} of {space} isn't a public name (keys that start with an "
+                "underscore are private); rename it with a gymnasium wrapper"
             )
     children = {name: make_tree(child, (*key, name), categorical) for name, child in space.spaces.items()}
     return Group(key, children)
@@ -176,7 +178,7 @@ def _box(space: spaces.Box, key: Path) -> Codec:
 
 
 def box_spec(low: Array, high: Array, dtype: torch.dtype) -> TensorSpec:
-    """Return the spec of elements between `low` and `high`: Unbounded for floats of which none has a bound of its own."""
+    """Return the spec of elements from `low` to `high`: Unbounded for floats without any finite bound."""
     if dtype.is_floating_point:
         limits = torch.finfo(dtype)
         if (low <= limits.min).all() and (high >= limits.max).all():
@@ -204,14 +206,14 @@ def _multi_discrete(space: spaces.MultiDiscrete[Any], key: Path, categorical: bo
     return MultiOneHotCodec(key, MultiOneHot(nvec.tolist(), dtype=torch.int64), nvec, start, dtype)
 
 
-def _tuple(space: spaces.Tuple, key: Path, categorical: bool) -> Codec:
+def _tuple(space: spaces.Tuple[Any], key: Path, categorical: bool) -> Codec:
     parts = [make_codec(element, key, categorical) for element in space.spaces]
     if not parts:
         raise SpaceError(f"{_where(key)}: {space} is empty; there is nothing to store")
     return StackCodec(key, _stacked(space, [part.spec for part in parts], key), parts)
 
 
-def _stacked(space: spaces.Tuple, specs: list[TensorSpec], key: Path) -> TensorSpec:
+def _stacked(space: spaces.Tuple[Any], specs: list[TensorSpec], key: Path) -> TensorSpec:
     first, shape = specs[0], (len(specs), *specs[0].shape)
     if all(spec == first for spec in specs):
         return first.expand(shape)
