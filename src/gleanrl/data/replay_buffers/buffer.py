@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,21 +10,20 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.data.replay_buffers.pipeline import Pipeline, pin
+from gleanrl.data.replay_buffers.parts import Parts
+from gleanrl.data.replay_buffers.pipeline import pin
 from gleanrl.data.replay_buffers.samplers.base import Sampler, coordinates
-from gleanrl.data.replay_buffers.samplers.random import RandomSampler
 from gleanrl.data.replay_buffers.samplers.without_replacement import SamplerWithoutReplacement
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
 from gleanrl.data.replay_buffers.storages.lists import ListStorage, collate
 from gleanrl.data.replay_buffers.writers.base import Writer
-from gleanrl.data.replay_buffers.writers.round_robin import RoundRobinWriter
-from gleanrl.errors import EmptyBufferError, InvalidArgumentError, SchemaError, UnsupportedError
+from gleanrl.errors import EmptyBufferError, InvalidArgumentError, UnsupportedError
 from gleanrl.records import BufferStats, Draw
 
 _WHOLE = slice(None)
 
 
-class ReplayBuffer:
+class ReplayBuffer(Parts):
     """Stores records and serves batches of them.
 
     The parts are composed: the *storage* keeps records, the *writer* decides where new ones go, the *sampler*
@@ -95,16 +93,7 @@ class ReplayBuffer:
             raise UnsupportedError("checkpointer: not available yet; save state_dict() with torch.save")
         if pin_memory and not torch.cuda.is_available():
             raise UnsupportedError("pin_memory=True needs a CUDA device, and torch sees none")
-        self._lock = threading.RLock()
-        # An empty storage is falsy: compare with None.
-        self._storage: Storage = _part(
-            "storage", storage if storage is not None else ListStorage(1000), Storage
-        )
-        self._sampler: Sampler = _part(
-            "sampler", sampler if sampler is not None else RandomSampler(), Sampler
-        )
-        self._writer: Writer = _part("writer", writer if writer is not None else RoundRobinWriter(), Writer)
-        self._writer.register_storage(self._storage)
+        super().__init__(storage, sampler, writer)
         self._collate_fn = collate_fn
         self._pin_memory = bool(pin_memory)
         self._batch_size = None if batch_size is None else _size(batch_size)
@@ -117,7 +106,6 @@ class ReplayBuffer:
             raise InvalidArgumentError("batch_size: a sampler with drop_last=True needs it at construction")
         if seed is not None:
             self._sampler.set_seed(seed)
-        self._transforms = Pipeline()
         if transform is not None:
             self.append_transform(transform)
         self._batches_sampled = 0
@@ -128,23 +116,6 @@ class ReplayBuffer:
             raise InvalidArgumentError(f"dim_extend: expected an integer of 0 or more, got {dim_extend!r}")
         return dim_extend
 
-    # Parts
-
-    @property
-    def storage(self) -> Storage:
-        """Where the records are."""
-        return self._storage
-
-    @property
-    def sampler(self) -> Sampler:
-        """What decides which records make a batch."""
-        return self._sampler
-
-    @property
-    def writer(self) -> Writer:
-        """What decides where new records go."""
-        return self._writer
-
     @property
     def batch_size(self) -> int | None:
         """Transitions in a batch if `sample` isn't told otherwise."""
@@ -154,56 +125,6 @@ class ReplayBuffer:
     def dim_extend(self) -> int:
         """The batch dimension of extended data that is time; fixed at construction."""
         return self._storage.ndim - 1 if self._dim_extend is None else self._dim_extend
-
-    def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
-        """Use another storage and return the old one; writer and sampler go on with what the new one holds.
-
-        Args:
-            storage: the new storage, empty or filled.
-            collate_fn: what makes a batch out of what it returns; None for its default.
-        """
-        with self._lock:
-            old, self._storage = self._storage, _part("storage", storage, Storage)
-            self._collate_fn = collate_fn
-            self._writer.register_storage(self._storage)
-            self._sampler.clear()
-            return old
-
-    def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Use another sampler and return the old one."""
-        with self._lock:
-            old, self._sampler = self._sampler, _part("sampler", sampler, Sampler)
-            return old
-
-    def set_writer(self, writer: Writer) -> Writer:
-        """Use another writer, which goes on where the old one stands, and return the old one."""
-        with self._lock:
-            old, self._writer = self._writer, _part("writer", writer, Writer)
-            self._writer.register_storage(self._storage)
-            if type(old) is type(writer):
-                self._writer.load_state_dict(old.state_dict())
-            return old
-
-    def set_seed(self, seed: int) -> None:
-        """Start the sampler's random sequence of `seed`."""
-        with self._lock:
-            self._sampler.set_seed(seed)
-
-    def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
-        """Add a transform after the others, and return the buffer; see `insert_transform`."""
-        return self.insert_transform(len(self._transforms), transform, invert=invert)
-
-    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> ReplayBuffer:
-        """Add a transform before the one at `index`, in evaluation mode, and return the buffer.
-
-        Args:
-            index: its place in the order in which batches pass; records pass in the opposite order.
-            transform: see the class.
-            invert: whether it acts on writes as it would on reads, and the other way round.
-        """
-        with self._lock:
-            self._transforms.insert(index, transform, invert)
-        return self
 
     # Writing
 
@@ -382,7 +303,7 @@ class ReplayBuffer:
         size = _size(batch_size)
         if self._batch_size is not None and size != self._batch_size:
             warnings.warn(
-                f"sample: batch_size={size} differs from the buffer's own, {self._batch_size}; {size} is used",
+                f"sample: batch_size={size} differs from the buffer's {self._batch_size}; {size} is used",
                 stacklevel=3,
             )
         return size
@@ -424,40 +345,6 @@ class ReplayBuffer:
         """Return the number of transitions stored."""
         return len(self._storage)
 
-    # State
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of storage, sampler and writer: copies, which later calls don't change."""
-        with self._lock:
-            return {
-                "_storage": self._storage.state_dict(),
-                "_sampler": self._sampler.state_dict(),
-                "_writer": self._writer.state_dict(),
-                "_batch_size": self._batch_size,
-            }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on exactly as the saved buffer would have; the same sequence of samples follows.
-
-        Args:
-            state_dict: what `state_dict` returned, of a buffer with parts like this one's. It is copied.
-
-        Raises:
-            SchemaError: a state that doesn't fit; nothing changed.
-        """
-        missing = [key for key in ("_storage", "_sampler", "_writer") if key not in state_dict]
-        if missing:
-            raise SchemaError(f"load_state_dict: expected the state of a ReplayBuffer, {missing} is missing")
-        with self._lock:
-            before = self._sampler.state_dict()
-            self._sampler.load_state_dict(state_dict["_sampler"])
-            try:
-                self._storage.load_state_dict(state_dict["_storage"])
-            except BaseException:
-                self._sampler.load_state_dict(before)
-                raise
-            self._writer.load_state_dict(state_dict["_writer"])
-
     def stats(self) -> BufferStats:
         """Return the counters of the buffer."""
         with self._lock:
@@ -476,12 +363,6 @@ class ReplayBuffer:
             f"{type(self).__name__}(storage={self._storage!r}, sampler={type(self._sampler).__name__}, "
             f"writer={type(self._writer).__name__}, batch_size={self._batch_size})"
         )
-
-
-def _part(name: str, part: Any, kind: type) -> Any:
-    if not isinstance(part, kind):
-        raise InvalidArgumentError(f"{name}: expected a {kind.__name__}, got {part!r}")
-    return part
 
 
 def _size(batch_size: Any) -> int:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gleanrl.errors import IndexRangeError, InvalidArgumentError
+from gleanrl.errors import IndexRangeError, InvalidArgumentError, SchemaError
 from gleanrl.native import bump, bump_at
 from gleanrl.records import Placement
 
@@ -61,7 +61,7 @@ class Storage(ABC):
 
     @property
     def batch_shape(self) -> torch.Size:
-        """Sizes of the batch dimensions after time; with ``ndim > 1`` fixed by the first write (zeros before)."""
+        """Sizes of the batch dimensions after time; fixed by the first write if ``ndim > 1``, 0 before."""
         return torch.Size((0,) * (self.ndim - 1)) if self._batch_shape is None else self._batch_shape
 
     @property
@@ -253,6 +253,15 @@ class Storage(ABC):
             "rows_written": self._rows_written,
             "generations": self._counters()[: len(self)].clone(),
         }
+
+    @staticmethod
+    def capacity_in(state: dict[str, Any]) -> int:
+        """Return the time steps that fit into a storage which had saved `state`."""
+        try:
+            per_step = max(prod(state["batch_shape"]), 1)
+            return int(-(-state["max_size"] // per_step))
+        except (KeyError, TypeError) as cause:
+            raise SchemaError("load_state_dict: expected what a storage's state_dict() returned") from cause
 
     def _restore_base(self, state: dict[str, Any]) -> None:
         """Take length and generations from a checked state; the caller cleared, then copied the records."""

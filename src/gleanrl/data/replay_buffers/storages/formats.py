@@ -58,7 +58,7 @@ class RecordFormat(ABC):
         """Return what `format_from_state` needs to rebuild the format."""
 
     def check(self, leaves: Sequence[torch.Tensor], lead: torch.Size, where: str) -> None:
-        """Raise `SchemaError` unless every leaf is ``[*lead, *field]`` of the field's dtype; no cast, no broadcast."""
+        """Raise `SchemaError` unless every leaf is ``[*lead, *field]`` and of the field's dtype."""
         expected = self._shapes.get(lead) or self._expect(lead)
         for leaf, (shape, dtype) in zip(leaves, expected, strict=True):
             if leaf.shape != shape or leaf.dtype is not dtype:
@@ -78,8 +78,8 @@ class RecordFormat(ABC):
             if leaf.shape != shape or leaf.dtype is not dtype:
                 raise SchemaError(
                     f"{where}: key {as_key(path)!r} expected shape {tuple(shape)} {dtype}, got "
-                    f"{tuple(leaf.shape)} {leaf.dtype}; the first write fixed the schema: convert the data before "
-                    "it comes here"
+                    f"{tuple(leaf.shape)} {leaf.dtype}; the first write fixed the schema and nothing is cast "
+                    "or broadcast: convert the data before it comes here"
                 )
 
 
@@ -129,7 +129,7 @@ class TreeFormat(RecordFormat):
             expected = [as_key(path) for path in self.schema.paths]
             raise SchemaError(
                 f"{where}: the first write fixed the structure as {_describe(self.spec)} with tensors at "
-                f"{expected}, got {_describe(spec)} with leaves of {sorted({type(x).__name__ for x in leaves})}"
+                f"{expected}, got {_describe(spec)} of {sorted({type(leaf).__name__ for leaf in leaves})}"
             )
         return _lead(leaves[0].shape, dims, "dimensions", where), leaves
 

@@ -1,4 +1,4 @@
-"""Memory for columns: zeroed heap memory, or mapped files. What can't be held is refused before allocation."""
+"""Memory for columns: zeroed heap memory, or mapped files; what can't be held is refused beforehand."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ class FileAllocator:
             ]
         except OSError as cause:
             raise CapacityError(
-                f"can't reserve {_total(fields, num_rows):,} bytes for {num_rows} rows at {directory}: {cause}; "
-                f"{advice}"
+                f"can't reserve {_total(fields, num_rows):,} bytes for {num_rows} rows at {directory}: "
+                f"{cause}; {advice}"
             ) from cause
         finally:
             # All files or none.

@@ -255,8 +255,8 @@ class TensorStorage(Storage):
         try:
             if (state["max_size"], state["ndim"]) != (self._requested, self.ndim):
                 raise SchemaError(
-                    f"load_state_dict: the state has max_size={state['max_size']}, ndim={state['ndim']}, this "
-                    f"storage {self._requested}, {self.ndim}; build it with the same ones"
+                    f"load_state_dict: the state has max_size={state['max_size']}, ndim={state['ndim']}; "
+                    f"this storage has {self._requested}, {self.ndim}: build it with the same ones"
                 )
             if "columns" not in state:
                 return None

@@ -53,5 +53,9 @@ class Writer(ABC):
         """Return the writer's position."""
 
     @abstractmethod
+    def check_state(self, state_dict: dict[str, Any], capacity_steps: int) -> None:
+        """Raise `SchemaError` unless the state fits a storage of `capacity_steps` time steps."""
+
+    @abstractmethod
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on at a saved position; a state that doesn't fit raises and changes nothing."""

@@ -62,13 +62,16 @@ class RoundRobinWriter(Writer):
         """Return the cursor."""
         return {"cursor": self._cursor}
 
+    def check_state(self, state_dict: dict[str, Any], capacity_steps: int) -> None:
+        """Raise `SchemaError` unless the cursor lies in ``[0, capacity_steps)``."""
+        cursor = state_dict.get("cursor")
+        if not isinstance(cursor, int) or not 0 <= cursor < capacity_steps:
+            raise SchemaError(f"load_state_dict: expected a cursor in [0, {capacity_steps}), got {cursor!r}")
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on at a saved cursor (`SchemaError` unless it lies within the storage)."""
-        cursor = state_dict.get("cursor")
-        capacity = self.storage.capacity_steps
-        if not isinstance(cursor, int) or not 0 <= cursor < capacity:
-            raise SchemaError(f"load_state_dict: expected a cursor in [0, {capacity}), got {cursor!r}")
-        self._cursor = cursor
+        self.check_state(state_dict, self.storage.capacity_steps)
+        self._cursor = state_dict["cursor"]
 
     def check_valid(self) -> None:
         """Raise AssertionError unless the cursor stands where the stored part allows; for tests."""

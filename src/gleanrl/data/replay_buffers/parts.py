@@ -1,0 +1,144 @@
+"""What a replay buffer is made of: its parts, exchanging them, and the state of all of them together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from gleanrl.data.replay_buffers.pipeline import Pipeline
+from gleanrl.data.replay_buffers.samplers.base import Sampler
+from gleanrl.data.replay_buffers.samplers.random import RandomSampler
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.lists import ListStorage
+from gleanrl.data.replay_buffers.writers.base import Writer
+from gleanrl.data.replay_buffers.writers.round_robin import RoundRobinWriter
+from gleanrl.errors import InvalidArgumentError, SchemaError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Parts:
+    """The storage, sampler, writer and transforms of one buffer, kept consistent under one lock.
+
+    Args:
+        storage: where records are kept; None for ``ListStorage(1000)``.
+        sampler: which records make a batch; None for `RandomSampler`.
+        writer: where new records go; None for `RoundRobinWriter`.
+    """
+
+    def __init__(self, storage: Storage | None, sampler: Sampler | None, writer: Writer | None) -> None:
+        self._lock = threading.RLock()
+        # An empty storage is falsy: compare with None.
+        self._storage: Storage = _part("storage", ListStorage(1000) if storage is None else storage, Storage)
+        self._sampler: Sampler = _part("sampler", RandomSampler() if sampler is None else sampler, Sampler)
+        self._writer: Writer = _part("writer", RoundRobinWriter() if writer is None else writer, Writer)
+        self._writer.register_storage(self._storage)
+        self._collate_fn: Callable[[Any], Any] | None = None
+        self._transforms = Pipeline()
+
+    @property
+    def storage(self) -> Storage:
+        """Where the records are."""
+        return self._storage
+
+    @property
+    def sampler(self) -> Sampler:
+        """What decides which records make a batch."""
+        return self._sampler
+
+    @property
+    def writer(self) -> Writer:
+        """What decides where new records go."""
+        return self._writer
+
+    def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
+        """Use another storage and return the old one; writer and sampler go on with what the new one holds.
+
+        Args:
+            storage: the new storage, empty or filled.
+            collate_fn: what makes a batch out of what it returns; None for its default.
+        """
+        with self._lock:
+            old, self._storage = self._storage, _part("storage", storage, Storage)
+            self._collate_fn = collate_fn
+            self._writer.register_storage(self._storage)
+            self._sampler.clear()
+            return old
+
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Use another sampler and return the old one."""
+        with self._lock:
+            old, self._sampler = self._sampler, _part("sampler", sampler, Sampler)
+            return old
+
+    def set_writer(self, writer: Writer) -> Writer:
+        """Use another writer, which goes on where the old one stands, and return the old one."""
+        with self._lock:
+            old, self._writer = self._writer, _part("writer", writer, Writer)
+            self._writer.register_storage(self._storage)
+            if type(old) is type(writer):
+                self._writer.load_state_dict(old.state_dict())
+            return old
+
+    def set_seed(self, seed: int) -> None:
+        """Start the sampler's random sequence of `seed`."""
+        with self._lock:
+            self._sampler.set_seed(seed)
+
+    def append_transform(self, transform: Any, *, invert: bool = False) -> Self:
+        """Add a transform after the others, and return the buffer; see `insert_transform`."""
+        return self.insert_transform(len(self._transforms), transform, invert=invert)
+
+    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> Self:
+        """Add a transform before the one at `index`, in evaluation mode, and return the buffer.
+
+        Args:
+            index: its place in the order in which batches pass; records pass in the opposite order.
+            transform: see the class.
+            invert: whether it acts on writes as it would on reads, and the other way round.
+        """
+        with self._lock:
+            self._transforms.insert(index, transform, invert)
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of storage, sampler and writer: copies, which later calls don't change."""
+        with self._lock:
+            return {
+                "_storage": self._storage.state_dict(),
+                "_sampler": self._sampler.state_dict(),
+                "_writer": self._writer.state_dict(),
+            }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on exactly as the saved buffer would have; the same sequence of samples follows.
+
+        Args:
+            state_dict: what `state_dict` returned, of a buffer with parts like this one's. It is copied.
+
+        Raises:
+            SchemaError: a state that doesn't fit; nothing changed.
+        """
+        missing = [key for key in ("_storage", "_sampler", "_writer") if key not in state_dict]
+        if missing:
+            raise SchemaError(f"load_state_dict: expected the state of a ReplayBuffer, {missing} is missing")
+        with self._lock:
+            # The cheap parts first: they are checked, or taken back, before the storage changes.
+            capacity = Storage.capacity_in(state_dict["_storage"])
+            self._writer.check_state(state_dict["_writer"], capacity)
+            before = self._sampler.state_dict()
+            self._sampler.load_state_dict(state_dict["_sampler"])
+            try:
+                self._storage.load_state_dict(state_dict["_storage"])
+            except BaseException:
+                self._sampler.load_state_dict(before)
+                raise
+            self._writer.load_state_dict(state_dict["_writer"])
+
+
+def _part(name: str, part: Any, kind: type[Any]) -> Any:
+    if not isinstance(part, kind):
+        raise InvalidArgumentError(f"{name}: expected a {kind.__name__}, got {part!r}")
+    return part
