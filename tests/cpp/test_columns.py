@@ -188,7 +188,8 @@ def run_beside(work) -> threading.Thread:
 
 def test_a_long_gather_lets_other_python_threads_run():
     table = Table.random([4096], 256)
-    index = np.arange(256)
+    index, out = np.arange(256), Guarded(256 * 4096)
+    arguments = (index.ctypes.data, 256, [out.address])
     started, stop = threading.Event(), threading.Event()
     rounds = 0
 
@@ -196,7 +197,7 @@ def test_a_long_gather_lets_other_python_threads_run():
         nonlocal rounds
         started.set()
         while not stop.is_set() and rounds < 20_000:
-            table.gather(index)
+            table.core.gather(*arguments)
             rounds += 1
 
     before = sys.getswitchinterval()
@@ -221,7 +222,7 @@ def test_a_short_write_keeps_the_interpreter_lock():
 
     def work():
         started.set()
-        for _ in range(2000):
+        for _ in range(200_000):
             table.core.write(0, 1, addresses)
         seen.append(main_ran)
 
