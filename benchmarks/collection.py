@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -32,8 +33,8 @@ def by_hand(name: str, policy: Callable[[], Callable[[Tensor], Tensor]] | None, 
         batches = recording_loop(name, policy() if policy else None, steps=STEPS)
 
         def work() -> int:
-            for _ in range(frames // STEPS):
-                next(batches)
+            for _ in islice(batches, frames // STEPS):
+                pass
             return frames
 
         return work
@@ -51,8 +52,8 @@ def ours(name: str, policy: Callable[[], Any] | None, frames: int) -> Setup:
         batches = iter(collector)
 
         def work() -> int:
-            for _ in range(frames // STEPS):
-                next(batches)
+            for _ in islice(batches, frames // STEPS):
+                pass
             return frames
 
         return work

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable
+from itertools import islice
 
 import torchrl.collectors
 from tensordict.nn import TensorDictModule
@@ -31,8 +32,8 @@ def collecting(name: str, with_policy: bool, frames: int) -> Callable[[], Work]:
         batches = iter(COLLECTOR(env, policy, frames_per_batch=200, total_frames=-1))
 
         def work() -> int:
-            for _ in range(frames // 200):
-                next(batches)
+            for _ in islice(batches, frames // 200):
+                pass
             return frames
 
         return work
