@@ -1,8 +1,8 @@
 """Schemas and blocks: what a batch's columns look like, and the memory that a rollout writes into.
 
-A `Schema` names the leaves of a record with their shapes and dtypes. A `Block` is one preallocated column per leaf,
-``[*batch, T, *leaf]``, with NumPy views of the same memory for the writers that work in NumPy. Time is the last batch
-dimension and is called ``"time"``.
+A `Schema` names the leaves of a record with their shapes and dtypes. A `Block` is one preallocated column per
+leaf, ``[*batch, T, *leaf]``, with NumPy views of the same memory for the writers that work in NumPy. Time is
+the last batch dimension and is called ``"time"``.
 """
 
 from __future__ import annotations
@@ -75,7 +75,11 @@ class Schema:
         drop = set(exclude)
         dims = len(batch.batch_size)
         return cls(
-            {path: Field(leaf.shape[dims:], leaf.dtype) for path, leaf in iter_leaves(batch) if path not in drop}
+            {
+                path: Field(leaf.shape[dims:], leaf.dtype)
+                for path, leaf in iter_leaves(batch)
+                if path not in drop
+            }
         )
 
     @property
@@ -152,8 +156,9 @@ class Schema:
         for path, leaf, (shape, dtype) in zip(self.paths, leaves, expected, strict=True):
             if leaf.shape != shape or leaf.dtype is not dtype:
                 raise SchemaError(
-                    f"{where}: key {as_key(path)!r} expected shape {tuple(shape)} {dtype}, got {tuple(leaf.shape)} "
-                    f"{leaf.dtype}; the first write fixed the schema: convert the data before it comes here"
+                    f"{where}: key {as_key(path)!r} expected shape {tuple(shape)} {dtype}, "
+                    f"got {tuple(leaf.shape)} {leaf.dtype}; "
+                    "the first write fixed the schema: convert the data before it comes here"
                 )
 
 
@@ -164,7 +169,11 @@ def allocate(shape: Sequence[int], dtype: torch.dtype, device: torch.device | No
     `torch.empty` takes.
     """
     if device is not None and device.type != "cpu":
-        return torch.empty(*shape, dtype=dtype, device=device) if shape else torch.empty((), dtype=dtype, device=device)
+        return (
+            torch.empty(*shape, dtype=dtype, device=device)
+            if shape
+            else torch.empty((), dtype=dtype, device=device)
+        )
     tensor = torch.from_numpy(np.empty(tuple(shape), numpy_dtype(dtype)))
     return tensor.view(dtype) if dtype == torch.bfloat16 else tensor
 
@@ -172,8 +181,8 @@ def allocate(shape: Sequence[int], dtype: torch.dtype, device: torch.device | No
 class Block:
     """Preallocated columns of one rollout: ``[*batch, T, *leaf]`` for each leaf of a schema, uninitialised.
 
-    One writer at a time; a block is handed out whole when it is full and never written again (unless its owner
-    asked for one block to be reused).
+    One writer at a time; a block is handed out whole when it is full and never written again (unless its
+    owner asked for one block to be reused).
 
     Args:
         schema: the record's leaves.

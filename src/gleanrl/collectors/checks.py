@@ -15,7 +15,10 @@ _SCANS = {torch.float32: first_nonfinite_f32, torch.float64: first_nonfinite_f64
 
 
 def first_nonfinite(column: torch.Tensor) -> int:
-    """Return the flat position of the first NaN or infinity in `column`, or -1. One pass, no temporary for CPU floats."""
+    """Return the flat position of the first NaN or infinity in `column`, or -1.
+
+    One pass and no temporary for contiguous float32 and float64 on the CPU.
+    """
     if not column.dtype.is_floating_point:
         return -1
     scan = _SCANS.get(column.dtype)

@@ -38,7 +38,8 @@ class CollectionOptions:
     Attributes:
         max_steps: truncate episodes at so many steps and count them under ``step_count``; None for neither.
         exploration_type: the interaction type during a rollout.
-        nonfinite: what to do about NaN or infinity in observations and rewards: ``"raise"``, ``"mark"`` or ``"pass"``.
+        nonfinite: what to do about NaN or infinity in observations and rewards: ``"raise"``, ``"mark"`` or
+            ``"pass"``.
         reuse_block: whether all batches share their memory.
         stop: asked after every step; True cuts the batch there.
     """
@@ -60,8 +61,8 @@ class CollectionOptions:
 class Collection:
     """Fills one batch after the other. Not thread-safe: one caller at a time.
 
-    After a failure (an environment, a policy, a value that isn't finite) the batch is discarded and accounted for, and
-    the next one begins with a reset of every environment.
+    After a failure (an environment, a policy, a value that isn't finite) the batch is discarded and accounted
+    for, and the next one begins with a reset of every environment.
 
     Args:
         env: the environment; it is used, not owned.
@@ -93,7 +94,8 @@ class Collection:
         if self.options.max_steps is not None:
             if any(path[-1] == "step_count" for path in self.plan.schema.paths):
                 raise InvalidArgumentError(
-                    "max_frames_per_traj: the environment has a 'step_count' already; leave its own limit in place, or remove it"
+                    "max_frames_per_traj: the environment has a 'step_count' already; "
+                    "leave its own limit in place, or remove it"
                 )
             extra[_COUNT] = extra[_NEXT_COUNT] = Field(torch.Size((1,)), torch.int64)
         if self.options.nonfinite == "mark":
@@ -101,7 +103,11 @@ class Collection:
         return extra
 
     def reset(self, mask: torch.Tensor | None = None) -> None:
-        """Reset every environment, or those where `mask` (bool, batch size) is True; they begin new trajectories."""
+        """Reset every environment, or those where `mask` is True; they begin new trajectories.
+
+        Args:
+            mask: bool, ``[*batch]``; None for all.
+        """
         try:
             self.plan.stepper.reset(mask)
         except StepFault as fault:
@@ -134,8 +140,11 @@ class Collection:
         try:
             count = self._run(block, random)
             self._complete(block, count)
-        except (NonFiniteError, PolicyError) as error:
-            self._abandon(block, "policy" if isinstance(error, PolicyError) else "nonfinite")
+        except PolicyError:
+            self._abandon(block, "policy")
+            raise
+        except NonFiniteError:
+            self._abandon(block, "nonfinite")
             raise
         except StepFault as fault:
             error = self._explain(fault, block)
@@ -182,7 +191,9 @@ class Collection:
     def _done(self, block: Block, count: int) -> torch.Tensor:
         """Return ``(P, count)`` bool: whether any group's done is set."""
         flags = [self._rows(block, path, count) for path in self.plan.done_paths]
-        ended = [f.flatten(2).any(-1) if math.prod(f.shape[2:]) != 1 else f.reshape(f.shape[:2]) for f in flags]
+        ended = [
+            f.flatten(2).any(-1) if math.prod(f.shape[2:]) != 1 else f.reshape(f.shape[:2]) for f in flags
+        ]
         return ended[0] if len(ended) == 1 else torch.stack(ended).any(0)
 
     def _complete(self, block: Block, count: int) -> None:

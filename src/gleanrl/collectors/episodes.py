@@ -1,4 +1,4 @@
-"""Which episode a frame belongs to: ids, step counts and returns, worked out once a batch from the done column."""
+"""Which episode a frame belongs to: ids, step counts and returns, from the done column, once a batch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Array = np.ndarray[Any, Any]
 class EpisodeTracker:
     """Follows the episodes of P environments from batch to batch. One thread at a time.
 
-    Ids never name two trajectories. The environments begin with 0 … P-1; each episode that ends gives its environment the next
-    free id. Ends at the same step are taken in the environments' order. An id that has no frame yet is used again
-    after a reset. Worker w of W multiplies: ``local id * W + w``.
+    Ids never name two trajectories. The environments begin with 0 … P-1; each episode that ends gives its
+    environment the next free id. Ends at the same step are taken in the environments' order. An id that has
+    no frame yet is used again after a reset. Worker w of W multiplies: ``local id * W + w``.
 
     Args:
         num_envs: P.
@@ -35,7 +35,12 @@ class EpisodeTracker:
         self.recent_lengths: deque[int] = deque(maxlen=recent)
 
     def where(self, done: Array, env: int) -> tuple[int, int]:
-        """Return ``(episode id, step within it)`` of environment `env` after the steps of `done`, ``(P, t)`` bool."""
+        """Return where environment `env` stands after some steps: ``(episode id, steps within it)``.
+
+        Args:
+            done: ``(P, t)`` bool, the steps since the last `record`.
+            env: its index.
+        """
         ends = np.argwhere(done.T)  # (k, 2): step, environment
         mine = [k for k, (_, p) in enumerate(ends) if p == env]
         if not mine:
@@ -66,7 +71,9 @@ class EpisodeTracker:
                 counts[env, t + 1 :] = np.arange(num_steps - t - 1)
         self._steps += num_steps - begins
         if sums is not None and num_steps:
-            before = np.where(begins > 0, np.take_along_axis(sums, np.maximum(begins - 1, 0)[:, None], 1)[:, 0], 0.0)
+            before = np.where(
+                begins > 0, np.take_along_axis(sums, np.maximum(begins - 1, 0)[:, None], 1)[:, 0], 0.0
+            )
             self._returns += sums[:, -1] - before
 
     def _end(self, env: int, t: int, begin: int, sums: Array | None) -> None:
@@ -81,7 +88,11 @@ class EpisodeTracker:
         self._next_id += 1
 
     def abandon(self, mask: Array | None = None) -> None:
-        """The environments (those of `mask`, ``(P,)`` bool) were reset in mid-episode: give those with frames new ids."""
+        """Take note of a reset in mid-episode: environments whose episode has frames get new ids.
+
+        Args:
+            mask: ``(P,)`` bool, which environments were reset; None for all.
+        """
         stale = self._steps > 0
         if mask is not None:
             stale &= mask

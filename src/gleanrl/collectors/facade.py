@@ -34,29 +34,31 @@ from gleanrl.rollouts.plan import RolloutPlan, plan_rollout
 class SyncDataCollector(DataCollectorBase):
     """Collects batches in the caller's own process: nothing is stepped between two batches.
 
-    Iterate over it, or call `next`. Batches are ``[T]`` for one environment and ``[*batch, T]`` for a batch of them, the
-    last dimension called ``"time"``; each is fresh memory of its own. Environments aren't reset between batches, so a
-    trajectory may go on from one batch to the next, under the same ``("collector", "traj_ids")``. When the budget is
-    spent the environment is closed.
+    Iterate over it, or call `next`. Batches are ``[T]`` for one environment and ``[*batch, T]`` for a batch
+    of them, the last dimension called ``"time"``; each is fresh memory of its own. Environments aren't reset
+    between batches, so a trajectory may go on from one batch to the next, under the same ``("collector",
+    "traj_ids")``. When the budget is spent the environment is closed.
 
-    After an error the batch at hand is lost (and counted as discarded in `stats`); the collector can be used again, and
-    its next batch begins with a reset.
+    After an error the batch at hand is lost (and counted as discarded in `stats`); the collector can be used
+    again, and its next batch begins with a reset.
 
     Args:
-        create_env_fn: an environment, or a callable that makes one. Anything that keeps EnvBase's protocol will do.
-        policy: maps observations to actions. None draws random actions. TensorDict modules and callables of one TensorDict
-            (parameter called ``tensordict`` or ``td``, or annotated so) are used as they are; any other callable gets the
-            observations that its parameters are named after, or, with one required parameter, the one observation.
+        create_env_fn: an environment, or a callable that makes one. Anything that keeps EnvBase's protocol
+            will do.
+        policy: maps observations to actions. None draws random actions. TensorDict modules and callables of
+            one TensorDict (parameter called ``tensordict`` or ``td``, or annotated so) are used as they are;
+            any other callable gets the observations that its parameters are named after, or, with one
+            required parameter, the one observation.
         frames_per_batch: frames of a batch over all environments; rounded up to a multiple of their number.
         total_frames: frames to deliver; -1 or None for endless. The last batch is short if need be.
         device: fills whichever of the following devices are unset.
         storing_device: where batches are delivered.
-        policy_device: where the policy runs, as a copy of its own that only `update_policy_weights_` refreshes. Without it
-            the policy itself runs, always with its current weights.
+        policy_device: where the policy runs, as a copy of its own that only `update_policy_weights_`
+            refreshes. Without it the policy itself runs, always with its current weights.
         env_device: where the environment is moved to.
         create_env_kwargs: keyword arguments for `create_env_fn`.
-        max_frames_per_traj: truncate trajectories at so many steps, and count their steps under ``"step_count"``;
-            None, 0 or negative for no limit.
+        max_frames_per_traj: truncate trajectories at so many steps, and count their steps under
+            ``"step_count"``; None, 0 or negative for no limit.
         init_random_frames: frames at the beginning with random actions; rounded up to whole batches.
         reset_at_each_iter: whether every batch begins with a reset.
         postproc: called on every batch, after the split; its result is delivered.
@@ -65,12 +67,12 @@ class SyncDataCollector(DataCollectorBase):
         exploration_mode: its older spelling, a string.
         return_same_td: whether all batches share one TensorDict and its memory, each overwriting the last.
         reset_when_done: must be True.
-        interruptor: an object with ``collection_stopped()``, asked after every step; when it says True the batch is cut
-            there and delivered.
+        interruptor: an object with ``collection_stopped()``, asked after every step; when it says True the
+            batch is cut there and delivered.
         set_truncated: whether the last step of every batch is marked as truncated.
         use_buffers: no effect; accepted for compatibility.
-        nonfinite: what to do about NaN or infinity in observations and rewards: ``"raise"``; ``"mark"`` them in
-            ``("collector", "nonfinite")``; or ``"pass"``.
+        nonfinite: what to do about NaN or infinity in observations and rewards: ``"raise"``; ``"mark"`` them
+            in ``("collector", "nonfinite")``; or ``"pass"``.
         progress: whether a progress bar is shown.
 
     Raises:
@@ -114,10 +116,15 @@ class SyncDataCollector(DataCollectorBase):
     ) -> None:
         self.closed = False
         self._frames = self._iter = 0
+        self._progress: CollectorProgress | None = None
         if not reset_when_done:
-            raise InvalidArgumentError("reset_when_done: False isn't supported; write a loop over env.step for that")
+            raise InvalidArgumentError(
+                "reset_when_done: False isn't supported; write a loop over env.step for that"
+            )
         if exploration_mode is not None:
-            warnings.warn("exploration_mode is deprecated; pass exploration_type", DeprecationWarning, stacklevel=2)
+            warnings.warn(
+                "exploration_mode is deprecated; pass exploration_type", DeprecationWarning, stacklevel=2
+            )
             exploration_type = exploration_from_string(exploration_mode)
         limit = 0 if max_frames_per_traj is None else integer("max_frames_per_traj", max_frames_per_traj)
         options = CollectionOptions(
@@ -150,7 +157,8 @@ class SyncDataCollector(DataCollectorBase):
         self.postproc = postproc
         if postproc is not None and hasattr(postproc, "to") and self.devices.storing is not None:
             postproc.to(self.devices.storing)
-        self._progress = CollectorProgress(self._budget.total_frames) if progress else None
+        if progress:
+            self._progress = CollectorProgress(self._budget.total_frames)
 
     # --------------------------------------------------------------- numbers
     @property
@@ -211,7 +219,7 @@ class SyncDataCollector(DataCollectorBase):
         self.shutdown()
 
     def rollout(self) -> TensorDictBase:
-        """Return one full batch outside the budget: neither `total_frames` nor the random frames are touched."""
+        """Return one full batch outside the budget: it counts against neither total nor random frames."""
         self._check_open()
         return self._collect(self._budget.steps_per_batch, random=False)
 
@@ -284,9 +292,9 @@ class SyncDataCollector(DataCollectorBase):
         """Copy weights into the collector's own policy, in place.
 
         Args:
-            policy_weights: what ``TensorDict.from_module(policy)`` gives; None for the current weights of the policy that
-                the collector was made with. Without a `policy_device` that is the very policy that runs, and nothing
-                needs to be copied.
+            policy_weights: what ``TensorDict.from_module(policy)`` gives; None for the current weights of the
+                policy that the collector was made with. Without a `policy_device` that is the very policy
+                that runs, and nothing needs to be copied.
 
         Raises:
             SchemaError: if the weights don't fit; nothing is copied then.
@@ -298,7 +306,7 @@ class SyncDataCollector(DataCollectorBase):
         if self.closed:
             return
         self.closed = True
-        if getattr(self, "_progress", None) is not None:
+        if self._progress is not None:
             self._progress.close()
         if not getattr(self.env, "is_closed", False):
             self.env.close()
@@ -313,7 +321,11 @@ class SyncDataCollector(DataCollectorBase):
 
         Simulators aren't part of it: a restored collector begins new trajectories.
         """
-        state: dict[str, Any] = {"env_state_dict": dict(self.env.state_dict()), "frames": self._frames, "iter": self._iter}
+        state: dict[str, Any] = {
+            "env_state_dict": dict(self.env.state_dict()),
+            "frames": self._frames,
+            "iter": self._iter,
+        }
         if isinstance(self.policy, torch.nn.Module):
             state["policy_state_dict"] = self.policy.state_dict()
         state["episodes"] = self._collection.episodes.state_dict()

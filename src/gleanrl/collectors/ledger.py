@@ -1,11 +1,12 @@
-"""The frame ledger: every frame that was stepped is delivered, flagged or discarded for a reason. Exactly, always."""
+"""The frame ledger: every frame that was stepped is delivered, flagged or discarded for a reason."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from collections.abc import Mapping
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class FrameLedger:
         """Raise AssertionError unless the accounts balance."""
         assert self.stepped == self.delivered + self.flagged + self.discarded, self
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the counts."""
         return {
             "stepped": self.stepped,
@@ -81,7 +82,9 @@ class FrameLedger:
             "discards": dict(self.discards),
         }
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over saved counts."""
-        self.stepped, self.delivered, self.flagged = (int(state[k]) for k in ("stepped", "delivered", "flagged"))  # type: ignore[call-overload]
-        self.discards = Counter(state["discards"])  # type: ignore[arg-type]
+        self.stepped = int(state["stepped"])
+        self.delivered = int(state["delivered"])
+        self.flagged = int(state["flagged"])
+        self.discards = Counter(state["discards"])

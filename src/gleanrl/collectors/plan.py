@@ -42,7 +42,8 @@ class FramePlan:
         num_envs: environments that step at once: every step makes this many frames.
         requested_frames_per_batch: what the user asked for.
         steps_per_batch: steps of a full batch.
-        total_frames: frames of the collector's life, rounded up to a multiple of `num_envs`; None for endless.
+        total_frames: frames of the collector's life, rounded up to a multiple of `num_envs`; None for
+            endless.
         random_frames: frames at the beginning that are drawn at random, rounded up to whole batches.
     """
 
@@ -53,7 +54,9 @@ class FramePlan:
     random_frames: int
 
     @classmethod
-    def of(cls, num_envs: int, frames_per_batch: Any, total_frames: Any, init_random_frames: Any) -> FramePlan:
+    def of(
+        cls, num_envs: int, frames_per_batch: Any, total_frames: Any, init_random_frames: Any
+    ) -> FramePlan:
         """Check the user's numbers and round them.
 
         Raises:
@@ -67,7 +70,8 @@ class FramePlan:
         frames = steps * num_envs
         if frames != requested:
             warn(
-                f"frames_per_batch={requested} isn't a multiple of the {num_envs} environments; batches have {frames}"
+                f"frames_per_batch={requested} isn't a multiple of the {num_envs} environments; "
+                f"batches have {frames}"
             )
         total = -1 if total_frames is None else integer("total_frames", total_frames)
         if total == 0:
@@ -76,12 +80,20 @@ class FramePlan:
             rounded = -(-total // num_envs) * num_envs
             last = rounded % frames
             tail = f"; the last batch has {last} of {frames} frames" if last else ""
-            warn(f"total_frames={total} isn't a multiple of the {frames} frames of a batch: {rounded} are collected{tail}")
+            warn(
+                f"total_frames={total} isn't a multiple of the {frames} frames of a batch: "
+                f"{rounded} are collected{tail}"
+            )
             total = rounded
-        random = 0 if init_random_frames is None else max(0, integer("init_random_frames", init_random_frames))
+        random = (
+            0 if init_random_frames is None else max(0, integer("init_random_frames", init_random_frames))
+        )
         if random % frames:
             rounded = -(-random // frames) * frames
-            warn(f"init_random_frames={random} isn't a multiple of the {frames} frames of a batch: {rounded} are random")
+            warn(
+                f"init_random_frames={random} isn't a multiple of the {frames} frames of a batch: "
+                f"{rounded} are random"
+            )
             random = rounded
         return cls(num_envs, requested, steps, total if total > 0 else None, random)
 

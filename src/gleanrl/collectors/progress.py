@@ -8,7 +8,9 @@ from gleanrl.collectors.ledger import CollectorStats
 
 
 class CollectorProgress:
-    """Shows a collector's counters on the terminal; drawn at each hand-over of a batch, a few times a second at most.
+    """Shows a collector's counters on the terminal.
+
+    It is drawn when a batch is handed over, a few times a second at most.
 
     Args:
         total_frames: the collector's budget; None for endless (then there is no bar and no time to go).

@@ -60,7 +60,8 @@ class PolicyWeights:
         own, given = flatten(TensorDict.from_module(self.policy)), flatten(weights)
         if set(own) != set(given):
             raise SchemaError(
-                f"update_policy_weights_: missing {sorted(set(own) - set(given))}, unexpected {sorted(set(given) - set(own))}"
+                f"update_policy_weights_: missing {sorted(set(own) - set(given))}, "
+                f"unexpected {sorted(set(given) - set(own))}"
             )
         for path, target in own.items():
             if target.shape != given[path].shape:

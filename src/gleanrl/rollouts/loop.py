@@ -1,7 +1,7 @@
 """The loop: alternate an actor and a stepper over the rows of a block.
 
-Everything that isn't needed at every step lives elsewhere: ids, counters and checks are filled in once a batch, from
-whole columns, by whoever owns the rollout (a collector, `env.rollout`, a worker).
+Everything that isn't needed at every step lives elsewhere: ids, counters and checks are filled in once a
+batch, from whole columns, by whoever owns the rollout (a collector, `env.rollout`, a worker).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from gleanrl.block import Block, Schema
 class Stepper(Protocol):
     """An environment, or a batch of them, that writes its outcome into the rows of a block.
 
-    A stepper owns the root observations and flags and everything under ``"next"``. It keeps the *carry*, the root of the
-    step to come, from one block to the next. Not thread-safe: one caller at a time.
+    A stepper owns the root observations and flags and everything under ``"next"``. It keeps the *carry*, the
+    root of the step to come, from one block to the next. Not thread-safe: one caller at a time.
     """
 
     batch_size: torch.Size
@@ -29,20 +29,23 @@ class Stepper(Protocol):
     """Where the block's columns must live; None for the CPU."""
 
     reset_when_done: bool
-    """Whether an episode's end resets its environment (the default); if not, the root of the following row is the last
-    observation with its flags, and whoever owns the rollout stops there."""
+    """Whether an episode's end resets its environment (the default); if not, the root of the following row is
+    the last observation with its flags, and whoever owns the rollout stops there."""
 
     def schema(self) -> Schema:
-        """Return the columns that the stepper writes, root and ``next``; resets the environment if it never was."""
+        """Return the columns that the stepper writes, root and ``next``; resets if there was no reset yet."""
 
     def reset(self, mask: torch.Tensor | None = None) -> None:
         """Reset every environment, or those where `mask` (bool, ``batch_size``) is True, into the carry."""
 
     def root(self) -> dict[tuple[str, ...], torch.Tensor]:
-        """Return the carry's leaves: root paths only, ``[*batch, *leaf]``. Views: valid until the next step or reset."""
+        """Return the carry's leaves: root paths only, ``[*batch, *leaf]``.
+
+        They may be views: valid until the next step or reset.
+        """
 
     def load(self, root: TensorDictBase) -> None:
-        """Take the leaves of `root` as the carry instead of resetting; the environments go on from their own state."""
+        """Take the leaves of `root` as the carry, without a reset: environments go on from their own state."""
 
     def limit(self, max_steps: int) -> None:
         """Truncate every episode at `max_steps` steps; called once, before the first block."""
@@ -56,9 +59,12 @@ class Stepper(Protocol):
         """
 
     def step(self, t: int) -> None:
-        """Take the action of row `t`, write ``next`` of row `t` and the root of row ``t + 1`` (the carry after the last row).
+        """Take the action of row `t`, write its ``next`` and the root of row ``t + 1``.
 
-        Where an episode ends, ``next`` holds the observation that ended it and the following root the one after the reset.
+        After the last row that root becomes the carry.
+
+        Where an episode ends, ``next`` holds the observation that ended it and the following root the one
+        after the reset.
 
         Raises:
             StepFault: if the environment raised or broke its declaration.
@@ -93,9 +99,7 @@ class StepFault(Exception):
         self.t, self.env, self.during, self.cause = t, env, during, cause
 
 
-def collect(
-    actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], bool] | None = None
-) -> int:
+def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], bool] | None = None) -> int:
     """Fill `block` and return the number of steps written: T, or fewer if `stop` ended the rollout.
 
     Args:

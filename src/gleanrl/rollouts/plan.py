@@ -19,7 +19,7 @@ from gleanrl.errors import (
     failure_from,
 )
 from gleanrl.rollouts.actors import PrimedActor, RandomActor, make_actor, probe, spare
-from gleanrl.rollouts.loop import Actor, Stepper, StepFault
+from gleanrl.rollouts.loop import Actor, StepFault, Stepper
 from gleanrl.rollouts.modules import Values
 from gleanrl.rollouts.policies import RandomPolicy, wrap_policy
 from gleanrl.rollouts.steppers import BATCH, make_stepper
@@ -67,8 +67,9 @@ def plan_rollout(
         policy: as in the collectors (see `wrap_policy`).
         policy_device: where the policy runs; None for where it is.
         root: where to start from instead of a reset.
-        act_now: whether the rollout follows at once. A policy whose outputs can't be known without calling it is then
-            called on the first root for real, and that call's output is its first; otherwise a copy of it is tried.
+        act_now: whether the rollout follows at once. A policy whose outputs can't be known without calling it
+            is then called on the first root for real, and that call's output is its first; otherwise a copy
+            of it is tried.
 
     Raises:
         PolicyError: if the policy's output doesn't fit the environment.
@@ -83,7 +84,7 @@ def plan_rollout(
         raise explain(fault, env) from fault.cause
     dims = len(env.batch_size)
     actions = action_fields(env, dims)
-    keys = [key for key in env.observation_spec.keys(True, True)]
+    keys = list(env.observation_spec.keys(True, True))
     wrapped = wrap_policy(policy, env, keys)
     columns_device = stepper.device or torch.device("cpu")
     moved = policy_device if policy_device is not None and policy_device != columns_device else None
@@ -96,12 +97,14 @@ def plan_rollout(
     for path, field in overlap.items():
         if field != env_schema[path]:
             raise PolicyError(
-                f"policy: it overwrites {as_key(path)!r} with {field}, the environment writes {env_schema[path]}"
+                f"policy: it overwrites {as_key(path)!r} with {field}, "
+                f"the environment writes {env_schema[path]}"
             )
     device = env.device
     chosen = make_actor(wrapped, written, env_schema, stepper.batch_size, device, moved)
-    primed = trial.first is not None and not isinstance(chosen, RandomActor)
-    actor: Actor = PrimedActor(chosen, trial.first) if primed else chosen
+    actor: Actor = chosen
+    if trial.first is not None and not isinstance(chosen, RandomActor):
+        actor = PrimedActor(chosen, trial.first)
     random_actor = RandomActor(RandomPolicy(env.full_action_spec), written)
     done_paths = tuple(p for p in env_schema.paths if p[0] == "next" and p[-1] == "done")
     return RolloutPlan(
@@ -120,7 +123,9 @@ def plan_rollout(
 def action_fields(env: Any, dims: int) -> dict[Path, Field]:
     """Return the action columns that `env` declares; `dims` batch dimensions are left out of each shape."""
     spec = env.full_action_spec
-    return {as_path(key): Field(torch.Size(spec[key].shape[dims:]), spec[key].dtype) for key in env.action_keys}
+    return {
+        as_path(key): Field(torch.Size(spec[key].shape[dims:]), spec[key].dtype) for key in env.action_keys
+    }
 
 
 class _Trial:
@@ -148,13 +153,15 @@ class _Trial:
 def _outputs(
     wrapped: Any, given: Any, trial: _Trial, actions: dict[Path, Field]
 ) -> tuple[Any, dict[Path, Field]]:
-    """Return the policy and the columns that it writes; it is called only if they can't be known otherwise."""
+    """Return the policy and the columns that it writes; it's called only if they can't be known otherwise."""
     if isinstance(wrapped, RandomPolicy):
         return wrapped, actions
     if isinstance(wrapped, TensorDictModuleBase):
         promised = {as_path(key) for key in wrapped.out_keys}
         if any(path[0] == "next" for path in promised):
-            raise PolicyError(f"policy: out_keys {wrapped.out_keys} contain 'next': a policy writes actions only")
+            raise PolicyError(
+                f"policy: out_keys {wrapped.out_keys} contain 'next': a policy writes actions only"
+            )
         missing = [as_key(path) for path in actions if path not in promised]
         if missing:
             raise PolicyError(
