@@ -11,6 +11,7 @@ import operator
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -252,10 +253,10 @@ class CategoricalCodec(Codec):
 class OneHotCodec(CategoricalCodec):
     """One of n integers from `start`, as a vector with a single one; arguments as in `CategoricalCodec`."""
 
-    def __init__(self, key: Path, spec: TensorSpec, n: int, start: int, dtype: np.dtype[Any]) -> None:
-        super().__init__(key, spec, n, start, dtype)
+    @cached_property
+    def _choices(self) -> list[Any]:
         # NumPy scalars: gymnasium checks them faster than Python integers, and its spaces sample them.
-        self._choices = list(np.arange(start, start + n).astype(dtype))
+        return list(np.arange(self.start, self.start + self.n).astype(self.action_dtype))
 
     def encode(self, value: Any) -> Array:
         """Return the choice as a one-hot vector."""

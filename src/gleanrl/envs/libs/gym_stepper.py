@@ -88,6 +88,7 @@ class GymStepper:
     # ----------------------------------------------------------------- carry
     def reset(self, mask: torch.Tensor | None = None) -> None:
         """Start a new episode, unless `mask` is False."""
+        self._simulator.require_open()
         if mask is None or bool(mask.all()) or self._carry is None:
             self._carry = self._fresh(0)
             self._begin(self._t + 1)
@@ -158,10 +159,12 @@ class GymStepper:
             codec.check_action(column.shape[1:], column.dtype)
             columns.append(numpy_view(column))
         self._action_columns = list(zip(self._action_leaves, columns, strict=True))
+        self._action_column = columns[0]
+        tree = self._codecs.action
+        self._decode = tree.decode if isinstance(tree, Codec) else None
         self._actions: Sequence[Any] | None = None
         if actions_ready:
             decoded = [codec.decode_all(column) for codec, column in self._action_columns]
-            tree = self._codecs.action
             single = isinstance(tree, Codec)
             self._actions = (
                 decoded[0] if single else [assemble(tree, list(v)) for v in zip(*decoded, strict=True)]
@@ -169,7 +172,9 @@ class GymStepper:
 
     def _action(self, t: int) -> Any:
         """Return the action of row `t`."""
-        values = [codec.decode(column[t, ...]) for codec, column in self._action_columns]
+        if self._decode is not None:
+            return self._decode(self._action_column[t])
+        values = [codec.decode(column[t]) for codec, column in self._action_columns]
         return assemble(self._codecs.action, values)
 
     # ------------------------------------------------------------------ loop
