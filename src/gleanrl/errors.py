@@ -6,6 +6,8 @@ Every class derives from `GleanError` and from the usual Python class for its ki
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class GleanError(Exception):
     """Base class of every error that gleanrl raises on purpose."""
@@ -13,6 +15,10 @@ class GleanError(Exception):
 
 class InvalidArgumentError(GleanError, ValueError):
     """An argument has a value that the call can't accept; the message names the argument and the value."""
+
+
+class MissingArgumentError(GleanError, RuntimeError, ValueError):
+    """A call lacks an argument that it needs here."""
 
 
 class InvalidTypeError(GleanError, TypeError):
@@ -78,12 +84,13 @@ class EnvironmentFailure(GleanError, RuntimeError):
 def failure_from(cause: BaseException, message: str) -> EnvironmentFailure:
     """Return an `EnvironmentFailure` that can also be caught as the type of `cause`.
 
-    Types whose instances can't be laid out together with `EnvironmentFailure` (or that refuse to be subclassed)
-    give a plain `EnvironmentFailure`; the cause is then reached through `__cause__` only.
+    Types whose instances can't be laid out together with `EnvironmentFailure` (or that refuse to be
+    subclassed) give a plain `EnvironmentFailure`; the cause is then reached through `__cause__` only.
     """
     try:
-        kind = type(type(cause).__name__, (EnvironmentFailure, type(cause)), {"__str__": lambda self: message})
-        failure = kind.__new__(kind, message)
+        members = {"__str__": lambda self: message}
+        kind: Any = type(type(cause).__name__, (EnvironmentFailure, type(cause)), members)
+        failure: EnvironmentFailure = kind.__new__(kind, message)
         Exception.__init__(failure, message)
     except TypeError:
         failure = EnvironmentFailure(message)

@@ -49,7 +49,11 @@ class DataCollectorBase(IterableDataset, ABC):  # type: ignore[type-arg]
         """Return the next batch, without a device of its own, or None when the budget is spent."""
         if self._own_iterator is None:
             self._own_iterator = self.iterator()
-        batch = next(self._own_iterator, None)
+        try:
+            batch = next(self._own_iterator, None)
+        except BaseException:
+            self._own_iterator = None  # a generator that raised is spent; the collector isn't
+            raise
         return None if batch is None else batch.clear_device_()
 
     def __class_getitem__(cls, item: Any) -> Any:

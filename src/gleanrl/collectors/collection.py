@@ -6,8 +6,8 @@ The public collectors and the workers of the multi-process ones are made of this
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,7 @@ class Collection:
         self.episodes = EpisodeTracker(self.num_envs)
         self.ledger = FrameLedger()
         self.seconds = 0.0
+        self._pending = (0, 0)  # frames collected but not handed out yet, and how many of them are flagged
         self._reset_first = False
         self._block: Block | None = None
         self._batch: TensorDict | None = None
@@ -157,6 +158,17 @@ class Collection:
             self.seconds += clock.monotonic() - begin
         return self._wrap(block, count, device)
 
+    @contextmanager
+    def handing_out(self) -> Iterator[None]:
+        """Account for the batch just collected: as delivered, or as discarded if the work inside raises."""
+        frames, flagged = self._pending
+        try:
+            yield
+        except BaseException:
+            self._discard(frames, "postproc")
+            raise
+        self.ledger.deliver(frames, flagged)
+
     def _run(self, block: Block, random: bool) -> int:
         actor = self.plan.random_actor if random else self.plan.actor
         stop = self.options.stop
@@ -209,7 +221,7 @@ class Collection:
             mark.copy_(nonfinite_rows(env_columns, mark))
             flagged = int(mark.sum())
         self._number(block, count)
-        self.ledger.deliver(count * self.num_envs, flagged)
+        self._pending = (count * self.num_envs, flagged)
 
     def _number(self, block: Block, count: int) -> None:
         done = self._done(block, count).cpu().numpy()
@@ -233,7 +245,11 @@ class Collection:
             self._rows(block, _NEXT_COUNT, count).copy_(self._rows(block, _COUNT, count)).add_(1)
 
     def _abandon(self, block: Block, reason: str) -> None:
-        self.ledger.discard(block.num_whole * self.num_envs, reason)
+        self._discard(block.num_whole * self.num_envs, reason)
+
+    def _discard(self, frames: int, reason: str) -> None:
+        """Lose frames: what follows belongs to new trajectories, so that none has a hole."""
+        self.ledger.discard(frames, reason)
         self.episodes.abandon()
         self._reset_first = True
 

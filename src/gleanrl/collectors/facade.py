@@ -135,7 +135,6 @@ class SyncDataCollector(DataCollectorBase):
             stop=None if interruptor is None else interruptor.collection_stopped,
         )
         self.env = _make_env(create_env_fn, create_env_kwargs)
-        self._ready = True
         num_envs = max(1, torch.Size(self.env.batch_size).numel())
         self._budget = FramePlan.of(num_envs, frames_per_batch, total_frames, init_random_frames)
         self.devices = DevicePlan.of(device, env_device, policy_device, storing_device, self.env.device)
@@ -209,10 +208,9 @@ class SyncDataCollector(DataCollectorBase):
         while (num_steps := self._budget.steps_after(self._frames)) > 0:
             self._check_open()
             random = self._frames < self._budget.random_frames
-            batch = self._collect(num_steps, random)
-            self._frames += batch.numel()
+            batch, frames = self._next_batch(num_steps, random)
+            self._frames += frames
             self._iter += 1
-            batch = self._process(batch)
             if self._progress is not None:
                 self._progress.update(self._frames, self.stats())
             yield batch
@@ -221,13 +219,24 @@ class SyncDataCollector(DataCollectorBase):
     def rollout(self) -> TensorDictBase:
         """Return one full batch outside the budget: it counts against neither total nor random frames."""
         self._check_open()
-        return self._collect(self._budget.steps_per_batch, random=False)
+        return self._next_batch(self._budget.steps_per_batch, random=False)[0]
 
-    def _collect(self, num_steps: int, random: bool) -> TensorDictBase:
+    def _next_batch(self, num_steps: int, random: bool) -> tuple[TensorDictBase, int]:
+        """Return the next batch as it is handed out, and the frames that went into it."""
         if self.reset_at_each_iter:
             self._collection.reset()
+        collected = self._collection.collect(num_steps, random, self._batch_device())
+        with self._collection.handing_out():
+            batch = self._moved(collected)
+            if self.split_trajs:
+                batch = split_trajectories(batch, prefix="collector")
+            if self.postproc is not None:
+                batch = self.postproc(batch)
+        return batch, collected.numel()
+
+    def _moved(self, batch: TensorDictBase) -> TensorDictBase:
+        """Return `batch` where it is to be delivered, its last step marked if that is wanted."""
         storing = self.devices.storing
-        batch: TensorDictBase = self._collection.collect(num_steps, random, self._batch_device())
         if self.set_truncated:
             mark_truncated(batch, self.env.done_keys)
         if storing is None or storing == (self.plan.stepper.device or torch.device("cpu")):
@@ -243,11 +252,6 @@ class SyncDataCollector(DataCollectorBase):
     def _batch_device(self) -> torch.device | None:
         on_columns = self.plan.stepper.device or torch.device("cpu")
         return on_columns if self.devices.storing == on_columns else self.env.device
-
-    def _process(self, batch: TensorDictBase) -> TensorDictBase:
-        if self.split_trajs:
-            batch = split_trajectories(batch, prefix="collector")
-        return batch if self.postproc is None else self.postproc(batch)
 
     # --------------------------------------------------------------- control
     def reset(self, index: Any = None, **kwargs: Any) -> None:
@@ -370,8 +374,8 @@ class SyncDataCollector(DataCollectorBase):
 
 
 def _make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Any:
-    is_env = all(hasattr(create_env_fn, name) for name in ("step", "reset", "batch_size"))
-    if is_env and not isinstance(create_env_fn, type):
+    """Return the environment that the user passed, or the one that the user's callable makes."""
+    if _is_env(create_env_fn):
         if not kwargs:
             return create_env_fn
         if not hasattr(create_env_fn, "update_kwargs"):
@@ -380,11 +384,18 @@ def _make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Any:
             )
         create_env_fn.update_kwargs(kwargs)
         return create_env_fn
-    if not callable(create_env_fn):
+    made = create_env_fn(**(kwargs or {})) if callable(create_env_fn) else create_env_fn
+    if not _is_env(made):
         raise InvalidTypeError(
-            f"create_env_fn: expected an environment or a callable, got {type(create_env_fn).__name__}"
+            f"create_env_fn: expected an environment or a callable that makes one, got {type(made).__name__}; "
+            "wrap a gymnasium environment in GymWrapper"
         )
-    return create_env_fn(**(kwargs or {}))
+    return made
+
+
+def _is_env(candidate: Any) -> bool:
+    names = ("step", "reset", "batch_size", "full_action_spec")
+    return not isinstance(candidate, type) and all(hasattr(candidate, name) for name in names)
 
 
 def _has_truncated(env: Any) -> bool:

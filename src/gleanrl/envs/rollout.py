@@ -10,7 +10,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from gleanrl.block import Block
-from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, MissingArgumentError, UnsupportedError
 from gleanrl.rollouts.loop import StepFault, collect
 from gleanrl.rollouts.plan import RolloutPlan, explain, plan_rollout
 from gleanrl.tree import NestedKey, as_key, as_path
@@ -43,7 +43,7 @@ def run_rollout(
     if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
         raise InvalidArgumentError(f"max_steps: expected a positive integer, got {max_steps!r}")
     if not options.auto_reset and root is None:
-        raise InvalidArgumentError("rollout: auto_reset=False needs the tensordict to start from")
+        raise MissingArgumentError("rollout: auto_reset=False needs the tensordict to start from")
     policy_device = _policy_device(policy) if options.auto_cast_to_device else None
     start = env.reset(root) if options.auto_reset and root is not None else root
     with torch.no_grad():
@@ -80,7 +80,7 @@ def _run(env: Any, plan: RolloutPlan, max_steps: int, options: RolloutOptions) -
 def _stopper(
     env: Any, plan: RolloutPlan, block: Block, options: RolloutOptions
 ) -> Callable[[int], bool] | None:
-    """Return what is called after every step: the user's callback and the test for an end; None for neither."""
+    """Return what is called after every step: the user's callback and the test for an end; None if none."""
     callback = options.callback
     if callback is None and not options.break_when_any_done:
         return None
@@ -103,7 +103,9 @@ def ended(plan: RolloutPlan, block: Block, t: int) -> bool:
     return any(bool(rows[t].any()) for rows in _done_rows(plan, block))
 
 
-def _joined(plan: RolloutPlan, blocks: list[tuple[Block, int]], device: torch.device | None) -> TensorDictBase:
+def _joined(
+    plan: RolloutPlan, blocks: list[tuple[Block, int]], device: torch.device | None
+) -> TensorDictBase:
     if len(blocks) == 1 and blocks[0][1] == blocks[0][0].num_steps:
         return blocks[0][0].batch(device=device)
     dim = len(plan.batch_size)

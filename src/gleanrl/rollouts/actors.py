@@ -1,7 +1,7 @@
 """How a policy acts on a block row.
 
-An actor reads the root columns of row t and writes its own columns, the action's and whatever else the policy puts out. The
-choice among the three is made once, when the rollout is planned (`make_actor`).
+An actor reads the root columns of row t and writes its own columns, the action's and whatever else the
+policy puts out. The choice among the three is made once, when the rollout is planned (`make_actor`).
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class ModuleActor:
         unknown = [as_key(path) for path in self._inputs if path not in block.schema]
         if unknown:
             offered = [as_key(p) for p in block.schema.paths if p[0] not in ("next", "collector")]
-            raise PolicyError(f"policy: in_keys {unknown} aren't offered by the environment, which has {offered}")
+            raise PolicyError(
+                f"policy: in_keys {unknown} aren't offered by the environment, which has {offered}"
+            )
         self._rows = [(path, block.rows(path)) for path in self._inputs]
         self.write = _RowWriter(block, self._fields).write
         return False
@@ -120,6 +122,7 @@ class TensorDictActor:
         self._layout = Layout(roots)
         self._device = device
         self._policy_device = policy_device
+        self._num_keys = -1
 
     def bind(self, block: Block) -> bool:
         """Read from and write into `block` from now on."""
@@ -138,10 +141,23 @@ class TensorDictActor:
             root = root.to(self._policy_device)
         out = self._policy(root)
         try:
+            if len(out.keys()) != self._num_keys:
+                self._check_keys(out)
             values: Values = {path: out.get(key) for path, key in self._keys}
         except (AttributeError, KeyError) as cause:
             raise _missing_output(out, self._fields) from cause
         self.write(t, values)
+
+    def _check_keys(self, out: TensorDictBase) -> None:
+        """Raise if `out` holds what no column was made for; else remember that so many keys are fine."""
+        known = {*self._fields, *self._layout.paths}
+        unknown = [as_key(path) for path in flatten(out) if path not in known and not is_private(path)]
+        if unknown:
+            raise PolicyError(
+                f"policy: it put out {unknown}, which it didn't when it was first called; "
+                "the columns of a batch are fixed then"
+            )
+        self._num_keys = len(out.keys())
 
 
 class _RowWriter:
@@ -167,7 +183,8 @@ class _RowWriter:
             value = values.get(path)
             if value is None or not isinstance(value, torch.Tensor):
                 raise PolicyError(
-                    f"policy: no tensor under {as_key(path)!r} among its outputs {[as_key(p) for p in values]}"
+                    f"policy: no tensor under {as_key(path)!r} among its outputs "
+                    f"{[as_key(p) for p in values]}"
                 )
             if value.shape != shape or value.dtype is not dtype:
                 _check(path, value, shape, dtype)
@@ -180,8 +197,8 @@ class _RowWriter:
 def _check(path: Path, value: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
     if value.shape != shape or value.dtype is not dtype:
         raise PolicyError(
-            f"policy: {as_key(path)!r} expected shape {tuple(shape)} {dtype}, got {tuple(value.shape)} {value.dtype}; "
-            "nothing is cast or broadcast: make the policy's output match the action spec"
+            f"policy: {as_key(path)!r} expected shape {tuple(shape)} {dtype}, got {tuple(value.shape)} "
+            f"{value.dtype}; nothing is cast or broadcast: make the policy's output match the action spec"
         )
 
 
@@ -239,7 +256,9 @@ def probe(
     missing = [as_key(path) for path in actions if path not in after]
     if missing:
         made = [as_key(path) for path in after if path not in before]
-        raise PolicyError(f"policy: no {missing} among its outputs {made}; the environment needs them as actions")
+        raise PolicyError(
+            f"policy: no {missing} among its outputs {made}; the environment needs them as actions"
+        )
     dims = len(root.batch_size)
     found: dict[Path, Field] = dict(actions)
     for path, leaf in after.items():
