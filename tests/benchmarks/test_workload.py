@@ -35,6 +35,7 @@ def test_the_recording_loop_records_correctly(name: str, num_envs: int) -> None:
     assert done.any()
     assert np.array_equal(batch["observation"][:, 1:][same], batch["next.observation"][:, :-1][same])
     assert np.array_equal(ids[:, 1:] == ids[:, :-1], same)
+    assert sum(len(np.unique(row)) for row in ids) == len(np.unique(ids))  # no id in two environments
     action = torch.from_numpy(batch["action"])
     with torch.no_grad():
         torch.testing.assert_close(make_policy(name)(torch.from_numpy(batch["observation"])), action)
@@ -63,6 +64,13 @@ def test_rows_have_eleven_leaves_and_the_same_values_each_time(kind: str) -> Non
     assert len(list(data.keys(True, True))) == 11
     again = rows(kind, 10)
     assert all(np.array_equal(columns[path], again[path]) for path in columns)
+
+
+def test_cartpole_rows_are_laid_out_as_a_batch() -> None:
+    (batch,) = list(SyncDataCollector(GymEnv("CartPole-v1"), None, frames_per_batch=20, total_frames=20))
+    data = as_tensordict(rows("cartpole", 20))
+    layout = [{path: (leaf.shape, leaf.dtype) for path, leaf in td.items(True, True)} for td in (batch, data)]
+    assert layout[0] == layout[1]
 
 
 @pytest.mark.parametrize("kind", ["cartpole", "image"])
