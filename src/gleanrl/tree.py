@@ -1,8 +1,9 @@
 """Nested batches and flat leaves: the only module that knows TensorDict's internals.
 
-A *path* is a tuple of strings, ``("next", "reward")``. A `Layout` is the fixed set of paths of one kind of batch; it reads the
-leaves of a TensorDict in a fixed order and builds a TensorDict around a list of leaves, both without the container's
-per-key checks. Everything that it hands out was checked against a schema before.
+A *path* is a tuple of strings, ``("next", "reward")``. A `Layout` is the fixed set of paths of one kind of
+batch; it reads the leaves of a TensorDict in a fixed order and builds a TensorDict around a list of leaves,
+both without the container's per-key checks. Everything that it hands out was checked against a schema
+before.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ class Layout:
         """Return the leaves of `batch` in the order of `paths`.
 
         Args:
-            batch: a TensorDict (read through its internals) or any other tensor collection (read through its public interface).
+            batch: a TensorDict (read through its internals) or any other tensor collection (read through
+                its public interface).
             where: what the error message calls the place.
 
         Raises:
@@ -110,7 +112,7 @@ class Layout:
         device: torch.device | None = None,
         names: Sequence[str | None] | None = None,
     ) -> TensorDict:
-        """Return a TensorDict around `leaves` (no copy, no check), its nested ones with the same batch size, device and names."""
+        """Return a TensorDict around `leaves` (no copy, no check); nested ones get its size and names."""
         return _build(self._root, leaves, batch_size, device, names)
 
     def _raise_difference(self, batch: TensorDictBase, where: str) -> None:
@@ -153,13 +155,15 @@ def _node(paths: Sequence[Path]) -> _Node:
         node.size = len(node.leaves) + len(node.children)
         keys = {key for key, _ in node.leaves} | {key for key, _ in node.children}
         if len(keys) != node.size:
-            raise SchemaError(f"a key stands twice, or both as a leaf and as a group: {[as_key(p) for p in paths]}")
+            raise SchemaError(
+                f"a key stands twice, or both as a leaf and as a group: {[as_key(p) for p in paths]}"
+            )
         pending.extend(child for _, child in node.children)
     return root
 
 
 def _entries(batch: Any) -> Mapping[str, Any]:
-    """Return the entries of one level: TensorDict's own dictionary, or one made through the public interface."""
+    """Return the entries of one level: TensorDict's own dictionary, or one made by the public interface."""
     if type(batch) is TensorDict:
         return batch._tensordict
     return {key: batch.get(key) for key in batch.keys()}
@@ -199,12 +203,16 @@ def _build(
         entries[key] = _build(child, leaves, batch_size, device, names)
     # Names are a list of the container's own: each level gets a copy.
     return _new_unsafe(
-        entries, batch_size=batch_size, device=device, names=None if names is None else list(names), nested=False
+        entries,
+        batch_size=batch_size,
+        device=device,
+        names=None if names is None else list(names),
+        nested=False,
     )
 
 
 def dict_batch(
     entries: Mapping[str, Any], batch_size: torch.Size, device: torch.device | None = None
 ) -> TensorDict:
-    """Return a one-level TensorDict around `entries` (tensors or TensorDicts of that batch size); nothing is checked or copied."""
+    """Return a TensorDict around `entries`, tensors or TensorDicts of that size; no check, no copy."""
     return _new_unsafe(dict(entries), batch_size=batch_size, device=device, nested=False)

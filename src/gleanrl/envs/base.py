@@ -22,20 +22,22 @@ from gleanrl.errors import (
 )
 from gleanrl.rollouts.loop import Stepper
 from gleanrl.rollouts.policies import RandomPolicy
-from gleanrl.rollouts.stepping import advance
 from gleanrl.rollouts.steppers import TensorDictStepper
+from gleanrl.rollouts.stepping import advance
 from gleanrl.tree import Path, as_key, as_path
 
 
 class EnvBase(SpecProperties, nn.Module):
     """Abstract environment: TensorDict in, TensorDict out.
 
-    A subclass sets its specs (`observation_spec`, `action_spec`, and where the defaults don't fit `reward_spec`, `done_spec`,
-    `state_spec`) in its constructor and writes three methods:
+    A subclass sets its specs (`observation_spec`, `action_spec`, and where the defaults don't fit
+    `reward_spec`, `done_spec`, `state_spec`) in its constructor and writes three methods:
 
-    - ``_reset(tensordict=None, **kwargs)`` returns a new TensorDict with the first observations. With a ``"_reset"`` mask in
-      `tensordict` only the environments where it is True need to be reset: the other rows of the result are ignored.
-    - ``_step(tensordict)`` returns a new TensorDict with the next observations, the reward and the flags, not nested.
+    - ``_reset(tensordict=None, **kwargs)`` returns a new TensorDict with the first observations. With a
+      ``"_reset"`` mask in `tensordict` only the environments where it is True need to be reset: the other
+      rows of the result are ignored.
+    - ``_step(tensordict)`` returns a new TensorDict with the next observations, the reward and the flags,
+      not nested.
     - ``_set_seed(seed)`` seeds the simulator.
 
     Missing flags are completed: only done gives ``terminated := done``, only terminated gives
@@ -78,7 +80,7 @@ class EnvBase(SpecProperties, nn.Module):
         raise UnsupportedError(f"{type(self).__name__} doesn't define _set_seed")
 
     def make_stepper(self) -> Stepper:
-        """Return the part that steps this environment into the rows of a block (a hook for fast environments)."""
+        """Return what steps this environment into the rows of a block (a hook for fast environments)."""
         return TensorDictStepper(self)
 
     # ------------------------------------------------------------ properties
@@ -167,8 +169,9 @@ class EnvBase(SpecProperties, nn.Module):
         """Return the first observations of new episodes.
 
         Args:
-            tensordict: with a ``"_reset"`` mask (bool, shape of the group's done), only those environments are reset and
-                the other rows keep the values of `tensordict`. The mask itself isn't changed or returned.
+            tensordict: with a ``"_reset"`` mask (bool, shape of the group's done), only those environments
+                are reset and the other rows keep the values of `tensordict`. The mask itself isn't changed
+                or returned.
             **kwargs: passed to ``_reset``.
 
         Raises:
@@ -205,8 +208,8 @@ class EnvBase(SpecProperties, nn.Module):
         """Step, then reset what is done.
 
         Returns:
-            ``(stepped, root)``: `tensordict` with its ``"next"``, whose observation is the true last one of an episode
-            that ended, and the root of the following step.
+            ``(stepped, root)``: `tensordict` with its ``"next"``, whose observation is the true last one of
+            an episode that ended, and the root of the following step.
         """
         stepped = self.step(tensordict)
         return stepped, self.maybe_reset(advance(stepped, self))
@@ -242,7 +245,8 @@ class EnvBase(SpecProperties, nn.Module):
             callback: called as ``callback(env, step)`` after every step with that step's TensorDict.
             auto_reset: whether to reset first; if not, the rollout starts from `tensordict`.
             auto_cast_to_device: whether to move what the policy reads to the policy's device.
-            break_when_any_done: whether to stop at the first end of any episode; if not, ended ones are reset.
+            break_when_any_done: whether to stop at the first end of any episode; if not, ended ones are
+                reset.
             return_contiguous: whether the result is one TensorDict; if not, a lazy stack of steps.
             tensordict: where to start from; with `auto_reset`, passed to `reset`.
             set_truncated: whether the last step is marked as truncated.
@@ -252,7 +256,8 @@ class EnvBase(SpecProperties, nn.Module):
             The steps; the last dimension is called ``"time"``.
 
         Raises:
-            EnvironmentFailure: if the environment raised; it carries the cause, and can be caught as its type too.
+            EnvironmentFailure: if the environment raised; it carries the cause, and can be caught as its
+                type too.
         """
         self._check_open()
         options = RolloutOptions(
@@ -313,7 +318,9 @@ class EnvBase(SpecProperties, nn.Module):
             for key in self.reward_keys:
                 value = batch.get(key, None)
                 if value is None:
-                    raise EnvironmentContractError(f"_step returned no {key!r}; got {sorted(map(str, batch.keys(True)))}")
+                    raise EnvironmentContractError(
+                        f"_step returned no {key!r}; got {sorted(map(str, batch.keys(True)))}"
+                    )
                 spec = self._specs.full("reward")[key]
                 batch.set(key, _with_last_dim(value, spec.shape).to(spec.dtype))
         return batch
@@ -332,7 +339,8 @@ class EnvBase(SpecProperties, nn.Module):
                 done = done & mask.reshape(*mask.shape, *[1] * (done.ndim - mask.ndim))
             if bool(done.any()):
                 raise EnvironmentContractError(
-                    f"reset of {type(self).__name__} returned done; pass allow_done_after_reset=True if that is meant"
+                    f"reset of {type(self).__name__} returned done; "
+                    "pass allow_done_after_reset=True if that is meant"
                 )
 
 

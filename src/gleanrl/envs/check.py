@@ -24,7 +24,8 @@ def check_env_specs(
         seed: seeds the environment and, for the check alone, torch.
 
     Raises:
-        SpecError: at the first difference (also an AssertionError), naming the key, what was expected and what came.
+        SpecError: at the first difference (also an AssertionError), naming the key, what was expected and
+            what came.
     """
     with torch.random.fork_rng(devices=[]):
         if seed is not None:
@@ -46,7 +47,9 @@ def check_env_specs(
         leaf = came[path]
         shape = (*expected.shape[:dims], real.shape[-1], *expected.shape[dims:])
         if tuple(leaf.shape) != shape:
-            raise SpecError(f"check_env_specs: {as_key(path)!r} expected shape {shape}, got {tuple(leaf.shape)}")
+            raise SpecError(
+                f"check_env_specs: {as_key(path)!r} expected shape {shape}, got {tuple(leaf.shape)}"
+            )
         if check_dtype and leaf.dtype != expected.dtype:
             raise SpecError(f"check_env_specs: {as_key(path)!r} expected {expected.dtype}, got {leaf.dtype}")
     _check_domains(env, real)

@@ -16,8 +16,8 @@ ROLES = ("observation", "action", "reward", "done", "state")
 class EnvSpecs:
     """The five composite specs of an environment, by role.
 
-    A leaf given for action, reward or done stands under the key of that name. Whatever the environment declares of
-    done, terminated and truncated, each group of flags gets both ``done`` and ``terminated``.
+    A leaf given for action, reward or done stands under the key of that name. Whatever the environment
+    declares of done, terminated and truncated, each group of flags gets both ``done`` and ``terminated``.
 
     Args:
         batch_size: leading dimensions that every leaf must have.
@@ -50,14 +50,16 @@ class EnvSpecs:
             raise InvalidTypeError(f"{role}_spec: expected a spec, got {type(spec).__name__}")
         if not isinstance(spec, Composite):
             if role in ("observation", "state"):
-                raise InvalidTypeError(f"{role}_spec: expected a Composite, which names its keys, got {spec!r}")
+                raise InvalidTypeError(
+                    f"{role}_spec: expected a Composite, which names its keys, got {spec!r}"
+                )
             spec = Composite({role: spec}, shape=self.batch_size, device=self.device)
         for key in spec.keys(True, True):
             leaf = spec[key]
             if leaf is not None and tuple(leaf.shape[: len(self.batch_size)]) != tuple(self.batch_size):
                 raise EnvironmentContractError(
-                    f"{role}_spec: {key!r} has shape {tuple(leaf.shape)}, which doesn't begin with the environment's "
-                    f"batch size {tuple(self.batch_size)}"
+                    f"{role}_spec: {key!r} has shape {tuple(leaf.shape)}, which doesn't begin with the "
+                    f"environment's batch size {tuple(self.batch_size)}"
                 )
         if self.device is not None:
             spec = spec.to(self.device)
@@ -88,7 +90,9 @@ class EnvSpecs:
         if role == "done":
             keys = [key for key in keys if as_path(key)[-1] == "done"]
         if len(keys) != 1:
-            raise MissingKeyError(f"{role}_key: expected exactly one, the environment has {keys}; use {role}_keys")
+            raise MissingKeyError(
+                f"{role}_key: expected exactly one, the environment has {keys}; use {role}_keys"
+            )
         return keys[0]
 
     def groups(self) -> list[Path]:
@@ -118,9 +122,14 @@ class EnvSpecs:
         spec = spec.clone()
         found = {as_path(key) for key in spec.keys(True, True)}
         for group in {path[:-1] for path in found}:
-            known = next((group + (flag,) for flag in ("done", "terminated", "truncated") if (*group, flag) in found), None)
+            known = next(
+                (group + (flag,) for flag in ("done", "terminated", "truncated") if (*group, flag) in found),
+                None,
+            )
             if known is None:
-                raise EnvironmentContractError(f"done_spec: {sorted(found)} are none of done, terminated, truncated")
+                raise EnvironmentContractError(
+                    f"done_spec: {sorted(found)} are none of done, terminated, truncated"
+                )
             for flag in ("done", "terminated"):
                 if (*group, flag) not in found:
                     spec[as_key((*group, flag))] = spec[as_key(known)].clone()
@@ -130,8 +139,8 @@ class EnvSpecs:
 def complete_flags(flags: dict[str, Any], zeros: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return all flags of one group, the missing ones derived from those that the environment gave.
 
-    Only ``done`` gives ``terminated := done``; only ``terminated`` gives ``done := terminated | truncated``; none at all
-    gives zeros.
+    Only ``done`` gives ``terminated := done``; only ``terminated`` gives ``done := terminated |
+    truncated``; none at all gives zeros.
 
     Args:
         flags: the flags that came, by name.

@@ -9,6 +9,15 @@ from tensordict.nn.probabilistic import interaction_type as exploration_type
 
 from gleanrl.errors import InvalidArgumentError
 
+__all__ = [
+    "ExplorationType",
+    "exploration_from_string",
+    "exploration_mode",
+    "exploration_type",
+    "set_exploration_mode",
+    "set_exploration_type",
+]
+
 ExplorationType = InteractionType
 set_exploration_type = set_interaction_type
 set_exploration_mode = set_interaction_type  # the older spelling; takes the type's name as a string too

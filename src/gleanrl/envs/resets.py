@@ -52,7 +52,7 @@ def merge_reset(
 
 
 def _aligned(mask: torch.Tensor, value: torch.Tensor, batch_size: torch.Size) -> torch.Tensor:
-    """Return `mask` with the number of dimensions of `value`: its trailing 1s dropped or added, else reduced to rows."""
+    """Return `mask` with as many dimensions as `value`: trailing 1s dropped or added, else rows only."""
     while mask.ndim > len(batch_size) and (mask.ndim > value.ndim or mask.shape[-1] == 1):
         mask = mask.squeeze(-1) if mask.shape[-1] == 1 else mask.any(-1)
     if mask.shape != value.shape[: mask.ndim]:

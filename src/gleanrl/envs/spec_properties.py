@@ -8,7 +8,6 @@ from gleanrl.data.specs import Composite, TensorSpec
 from gleanrl.envs.env_specs import EnvSpecs
 from gleanrl.tree import NestedKey, as_key, as_path
 
-
 _Env = TypeVar("_Env", bound="SpecProperties")
 
 

@@ -45,7 +45,7 @@ class Stepper(Protocol):
         """
 
     def load(self, root: TensorDictBase) -> None:
-        """Take the leaves of `root` as the carry, without a reset: environments go on from their own state."""
+        """Take the leaves of `root` as the carry, without a reset: environments keep their own state."""
 
     def limit(self, max_steps: int) -> None:
         """Truncate every episode at `max_steps` steps; called once, before the first block."""

@@ -1,7 +1,7 @@
 """Taking TensorDict modules apart, so that a rollout can call what they wrap on plain tensors.
 
-Only modules whose whole behaviour is "read in_keys, call, write out_keys" are taken apart; everything else (subclasses,
-hooks, selected outputs, keyword extras) is left to the module itself.
+Only modules whose whole behaviour is "read in_keys, call, write out_keys" are taken apart; everything else
+(subclasses, hooks, selected outputs, keyword extras) is left to the module itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Policies: the random one, and the rules by which any callable becomes one that reads and writes TensorDicts."""
+"""Policies: the random one, and the rules by which any callable becomes one on TensorDicts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RandomPolicy:
         return td
 
     def draw(self, shape: Sequence[int]) -> dict[Path, torch.Tensor]:
-        """Return actions for each action path, with the leading dimensions `shape` before those of the spec."""
+        """Return actions for each action path, with the dimensions `shape` before those of the spec."""
         drawn = self.action_spec.rand(tuple(shape))
         if isinstance(drawn, TensorDictBase):
             return {as_path(key): value for key, value in drawn.items(True, True)}
@@ -52,9 +52,10 @@ class RandomPolicy:
 def wrap_policy(policy: Any, env: Any, observation_keys: Sequence[NestedKey]) -> Any:
     """Return `policy` as a callable on TensorDicts, by the rules that the collectors document.
 
-    None, `env.rand_step` and `env.rand_action` give a `RandomPolicy`; TensorDict modules and callables of one TensorDict are
-    returned as they are; any other callable is wrapped in a TensorDictModule whose inputs are the parameters named
-    like observations, or, failing that, its one required parameter for the one observation.
+    None, `env.rand_step` and `env.rand_action` give a `RandomPolicy`; TensorDict modules and callables of
+    one TensorDict are returned as they are; any other callable is wrapped in a TensorDictModule whose
+    inputs are the parameters named like observations, or, failing that, its one required parameter for the
+    one observation.
 
     Args:
         policy: what the user gave.
@@ -63,14 +64,17 @@ def wrap_policy(policy: Any, env: Any, observation_keys: Sequence[NestedKey]) ->
 
     Raises:
         InvalidTypeError: if the parameters can't be matched with observations (also a TypeError).
-        PolicyError: if the object has in_keys and out_keys but isn't a TensorDict module (also a RuntimeError).
+        PolicyError: if the object has in_keys and out_keys but isn't a TensorDict module (also a
+            RuntimeError).
     """
     if policy is None:
         return RandomPolicy(env.full_action_spec)
     if isinstance(policy, (RandomPolicy, TensorDictModuleBase)):
         return policy
     owner = getattr(policy, "__self__", None)
-    if getattr(policy, "__name__", None) in ("rand_step", "rand_action") and hasattr(owner, "full_action_spec"):
+    if getattr(policy, "__name__", None) in ("rand_step", "rand_action") and hasattr(
+        owner, "full_action_spec"
+    ):
         return RandomPolicy(env.full_action_spec)
     if not callable(policy):
         raise InvalidTypeError(f"policy: expected a callable, got {type(policy).__name__}")
@@ -147,8 +151,8 @@ def _wrap(
     one = len(required) == 1 or (not required and any(p.kind is p.VAR_POSITIONAL for p in parameters))
     if one and not matched and len(observation_keys) == 1:
         return TensorDictModule(policy, in_keys=list(observation_keys), out_keys=out_keys)
-    names = [p.name for p in parameters]
+    name, names = getattr(policy, "__name__", type(policy).__name__), [p.name for p in parameters]
     raise InvalidTypeError(
-        f"policy: can't match the parameters {names} of {getattr(policy, '__name__', type(policy).__name__)} with the "
-        f"observations {list(observation_keys)}; name the parameters like the observations, or pass a TensorDictModule"
+        f"policy: can't match the parameters {names} of {name} with the observations "
+        f"{list(observation_keys)}; name the parameters like the observations, or pass a TensorDictModule"
     )

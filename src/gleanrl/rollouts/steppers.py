@@ -1,8 +1,8 @@
 """How an environment steps into a block row through the public TensorDict protocol.
 
 `TensorDictStepper` serves every environment that keeps the protocol (`reset`, `step`, `maybe_reset`,
-`step_and_maybe_reset`, specs), torchrl's included. Environments that can write rows without a TensorDict bring
-their own stepper (`make_stepper`).
+`step_and_maybe_reset`, specs), torchrl's included. Environments that can write rows without a TensorDict
+bring their own stepper (`make_stepper`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 
 from gleanrl.block import Block, Field, Schema
 from gleanrl.errors import EnvironmentContractError
-from gleanrl.rollouts.loop import Stepper, StepFault
+from gleanrl.rollouts.loop import StepFault, Stepper
 from gleanrl.rollouts.stepping import advance
 from gleanrl.tree import Path, as_key, as_path, is_private, iter_leaves
 
@@ -33,8 +33,8 @@ def make_stepper(env: Any) -> Stepper:
 class TensorDictStepper:
     """Steps any environment that keeps EnvBase's public protocol; see `Stepper` for the contract.
 
-    The environment gets back the tensors that it returned, never views of the block: what it does to them can't change
-    what was recorded.
+    The environment gets back the tensors that it returned, never views of the block: what it does to them
+    can't change what was recorded.
 
     Args:
         env: the environment; it is neither copied nor closed here.
@@ -108,10 +108,11 @@ class TensorDictStepper:
         missing = [as_key(p) for p in declared if p not in fields and p not in rewards]
         if missing:
             raise EnvironmentContractError(
-                f"reset of {_name(self.env)} returned no {missing}, which its specs declare; got {sorted(map(str, fields))}"
+                f"reset of {_name(self.env)} returned no {missing}, which its specs declare; "
+                f"got {[as_key(p) for p in fields]}"
             )
         for path, field in declared.items():
-            fields["next", *path] = field
+            fields[("next", *path)] = field
         self._schema = Schema(fields)
         return self._schema
 
@@ -124,8 +125,8 @@ class TensorDictStepper:
             )
         if came.dtype is not declared.dtype:
             warnings.warn(
-                f"{_name(self.env)}: key {as_key(path)!r} is declared as {declared.dtype} but comes as {came.dtype}; "
-                "it is cast to the declared dtype",
+                f"{_name(self.env)}: key {as_key(path)!r} is declared as {declared.dtype} but comes as "
+                f"{came.dtype}; it is cast to the declared dtype",
                 stacklevel=2,
             )
             self._accepted[path] = came.dtype
@@ -197,7 +198,9 @@ class TensorDictStepper:
                 f"key {as_key(path)!r} expected shape {tuple(row.shape)} {accepted}, got {got}"
             )
         if value.dtype is not accepted and not (reward and value.dtype.is_floating_point):
-            raise EnvironmentContractError(f"key {as_key(path)!r} expected dtype {accepted}, got {value.dtype}")
+            raise EnvironmentContractError(
+                f"key {as_key(path)!r} expected dtype {accepted}, got {value.dtype}"
+            )
         row.copy_(value)
 
     # --------------------------------------------------------------- episodes
@@ -244,15 +247,16 @@ def _declared_fields(env: Any, batch_size: torch.Size) -> dict[Path, Field]:
                 continue
             if -1 in leaf.shape:
                 raise EnvironmentContractError(
-                    f"{_name(env)}: key {key!r} has the dynamic shape {tuple(leaf.shape)}; columns need a fixed one"
+                    f"{_name(env)}: key {key!r} has the dynamic shape {tuple(leaf.shape)}; "
+                    "columns need a fixed one"
                 )
             if not isinstance(leaf.dtype, torch.dtype):
-                raise EnvironmentContractError(f"{_name(env)}: key {key!r} isn't a tensor; columns can't hold it")
+                raise EnvironmentContractError(
+                    f"{_name(env)}: key {key!r} isn't a tensor; columns can't hold it"
+                )
             found[as_path(key)] = Field(torch.Size(leaf.shape[dims:]), leaf.dtype)
     return found
 
 
 def _name(env: Any) -> str:
     return type(env).__name__
-
-

@@ -46,8 +46,8 @@ def step_mdp(
 
     Examples:
         >>> import torch
-        >>> td = TensorDict({"obs": torch.zeros(1), "action": torch.ones(1), "next": TensorDict({
-        ...     "obs": torch.ones(1), "reward": torch.ones(1), "done": torch.zeros(1, dtype=torch.bool)}, [])}, [])
+        >>> after = TensorDict({"obs": torch.ones(1), "reward": torch.ones(1), "done": torch.zeros(1)}, [])
+        >>> td = TensorDict({"obs": torch.zeros(1), "action": torch.ones(1), "next": after}, [])
         >>> sorted(step_mdp(td).keys())
         ['done', 'obs']
     """
@@ -96,7 +96,7 @@ def _advance(
 
 
 def _filtered(batch: TensorDictBase, excluded: set[Path], prefix: Path = ()) -> TensorDictBase:
-    """Return a shallow copy of `batch` without the `excluded` paths; groups that only held those are dropped."""
+    """Return a shallow copy of `batch` without the `excluded` paths, nor groups that only held those."""
     out = TensorDict({}, batch.batch_size, device=batch.device)
     for key in batch.keys():
         path = (*prefix, key)
