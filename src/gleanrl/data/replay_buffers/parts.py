@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from gleanrl.data.replay_buffers.pipeline import Pipeline
 from gleanrl.data.replay_buffers.samplers.base import Sampler
@@ -15,8 +15,7 @@ from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.data.replay_buffers.writers.round_robin import RoundRobinWriter
 from gleanrl.errors import InvalidArgumentError, SchemaError
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+_Self = TypeVar("_Self", bound="Parts")
 
 
 class Parts:
@@ -87,11 +86,11 @@ class Parts:
         with self._lock:
             self._sampler.set_seed(seed)
 
-    def append_transform(self, transform: Any, *, invert: bool = False) -> Self:
+    def append_transform(self: _Self, transform: Any, *, invert: bool = False) -> _Self:
         """Add a transform after the others, and return the buffer; see `insert_transform`."""
         return self.insert_transform(len(self._transforms), transform, invert=invert)
 
-    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> Self:
+    def insert_transform(self: _Self, index: int, transform: Any, *, invert: bool = False) -> _Self:
         """Add a transform before the one at `index`, in evaluation mode, and return the buffer.
 
         Args:

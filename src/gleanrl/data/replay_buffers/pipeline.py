@@ -120,7 +120,7 @@ class Pipeline:
         self._written = True
 
     def write(self, data: Any, slot_dims: int) -> Any:
-        """Return `data` as it is to be stored, None if a transform holds it back; `data` itself isn't changed.
+        """Return `data` as it is to be stored, None if a transform holds it back; `data` stays as it is.
 
         Args:
             data: what is written.

@@ -1,0 +1,108 @@
+"""Epochs: each slot once, whatever grows or is overwritten meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
+from gleanrl.errors import InvalidArgumentError, SchemaError
+
+
+def filled(count: int, capacity: int = 100) -> LazyTensorStorage:
+    storage = LazyTensorStorage(capacity)
+    storage.set(0, torch.arange(count))
+    return storage
+
+
+@given(size=st.integers(1, 40), sizes=st.lists(st.integers(1, 15), min_size=1, max_size=20), shuffle=st.booleans())
+def test_an_epoch_serves_each_slot_once(size, sizes, shuffle):
+    storage, sampler = filled(size), SamplerWithoutReplacement(shuffle=shuffle, seed=0)
+    served: list[int] = []
+    for batch_size in sizes:
+        slots = sampler.draw(storage, batch_size).slots.tolist()
+        sampler.check_valid()
+        assert len(slots) == min(batch_size, size - len(served))
+        served += slots
+        assert len(set(served)) == len(served)
+        assert sampler.ran_out == (len(served) == size)
+        if not shuffle:
+            assert served == list(range(len(served)))
+        if sampler.ran_out:
+            served = []
+
+
+def test_rows_that_come_during_an_epoch_join_the_next():
+    storage, sampler = filled(10), SamplerWithoutReplacement(seed=0)
+    first = sampler.draw(storage, 4).slots.tolist()
+    storage.set(10, torch.arange(10, 15))
+    rest = sampler.draw(storage, 100).slots.tolist()
+    assert sorted(first + rest) == list(range(10))
+    assert sampler.ran_out
+    assert sorted(sampler.draw(storage, 100).slots.tolist()) == list(range(15))
+
+
+def test_rows_overwritten_during_an_epoch_are_served_once_with_their_new_content():
+    buffer = ReplayBuffer(
+        storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(seed=0), batch_size=5
+    )
+    buffer.extend(torch.arange(10))
+    first = buffer.sample()
+    buffer.extend(torch.arange(100, 110))
+    second = buffer.sample()
+    assert bool((first < 10).all())
+    assert sorted((second - 100).tolist() + first.tolist()) == list(range(10))
+
+
+@pytest.mark.parametrize("batch_size, batches", [(3, 3), (5, 2), (10, 1)])
+def test_drop_last_leaves_out_the_rest(batch_size, batches):
+    storage, sampler = filled(10), SamplerWithoutReplacement(drop_last=True, seed=0)
+    for _ in range(3):
+        for number in range(batches):
+            assert len(sampler.draw(storage, batch_size).slots) == batch_size
+            assert sampler.ran_out == (number == batches - 1)
+
+
+def test_drop_last_needs_a_full_batch():
+    sampler = SamplerWithoutReplacement(drop_last=True)
+    with pytest.raises(InvalidArgumentError, match="only 10 transitions are stored"):
+        sampler.draw(filled(10), 11)
+
+
+def test_clearing_ends_the_epoch():
+    storage, sampler = filled(10), SamplerWithoutReplacement(seed=0)
+    sampler.draw(storage, 9)
+    sampler.clear()
+    assert sorted(sampler.draw(storage, 100).slots.tolist()) == list(range(10))
+
+
+def test_orders_differ_between_epochs():
+    storage, sampler = filled(50), SamplerWithoutReplacement(seed=0)
+    assert sampler.draw(storage, 50).slots.tolist() != sampler.draw(storage, 50).slots.tolist()
+
+
+def test_a_redraw_keeps_the_slots():
+    storage, sampler = filled(10), SamplerWithoutReplacement(seed=0)
+    drawn = sampler.draw(storage, 4)
+    again = sampler.redraw(storage, drawn, torch.ones(4, dtype=torch.bool))
+    assert torch.equal(again.slots, drawn.slots)
+
+
+def test_drawn_slots_dont_alias_the_order():
+    storage, sampler = filled(10), SamplerWithoutReplacement(seed=0)
+    sampler.draw(storage, 4).slots.fill_(3)
+    sampler.check_valid()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"position": 11}, {"position": -1}, {"order": torch.arange(3)}, {"size": None}, {"order": [1]}],
+)
+def test_a_broken_state_changes_nothing(change):
+    storage, sampler = filled(10), SamplerWithoutReplacement(seed=0)
+    first = sampler.draw(storage, 4).slots.tolist()
+    with pytest.raises(SchemaError, match="load_state_dict"):
+        sampler.load_state_dict({**sampler.state_dict(), **change})
+    assert sorted(first + sampler.draw(storage, 100).slots.tolist()) == list(range(10))

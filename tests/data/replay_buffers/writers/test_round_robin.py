@@ -1,0 +1,76 @@
+"""The ring writer against rows that are written one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gleanrl.data.replay_buffers import LazyTensorStorage, RoundRobinWriter
+from gleanrl.errors import SchemaError
+
+
+def pair(capacity: int) -> tuple[RoundRobinWriter, LazyTensorStorage]:
+    writer, storage = RoundRobinWriter(), LazyTensorStorage(capacity)
+    writer.register_storage(storage)
+    return writer, storage
+
+
+def write(writer: RoundRobinWriter, storage: LazyTensorStorage, values: torch.Tensor) -> None:
+    prepared = storage.prepare(values, single=False, dim_extend=0, where="test")
+    placement = writer.place(prepared.num_steps)
+    storage.write(prepared, placement)
+    writer.publish(placement)
+
+
+@given(capacity=st.integers(1, 9), counts=st.lists(st.integers(1, 25), max_size=8))
+def test_long_writes_end_as_single_writes_would(capacity, counts):
+    writer, storage = pair(capacity)
+    cursor, slots, clock = 0, [None] * capacity, 0
+    for count in counts:
+        before = len(storage)
+        placement = writer.place(count)
+        assert placement.skipped == max(count - capacity, 0)
+        assert placement.evicted == before + placement.num_steps - placement.length
+        write(writer, storage, torch.arange(clock, clock + count))
+        for _ in range(count):
+            slots[cursor] = clock
+            cursor, clock = (cursor + 1) % capacity, clock + 1
+        stored = [slot for slot in slots if slot is not None]
+        assert storage.get(slice(None)).tolist() == stored
+        assert writer.cursor == cursor
+        writer.check_valid()
+        storage.check_valid()
+
+
+def test_place_decides_and_changes_nothing():
+    writer, _ = pair(10)
+    assert writer.place(4) == writer.place(4)
+    assert writer.cursor == 0
+
+
+def test_state_goes_on_at_the_cursor():
+    writer, storage = pair(10)
+    write(writer, storage, torch.arange(13))
+    other, _ = pair(10)
+    other.load_state_dict(writer.state_dict())
+    assert other.cursor == 3
+
+
+@pytest.mark.parametrize("cursor", [-1, 10, None, 1.5])
+def test_a_cursor_outside_the_ring_is_refused(cursor):
+    writer, _ = pair(10)
+    with pytest.raises(SchemaError, match=r"cursor in \[0, 10\)"):
+        writer.load_state_dict({"cursor": cursor})
+    assert writer.cursor == 0
+
+
+def test_a_filled_storage_is_continued():
+    storage = LazyTensorStorage(10)
+    storage.set(0, torch.arange(4))
+    writer = RoundRobinWriter()
+    writer.register_storage(storage)
+    assert writer.cursor == 4
+    writer.clear()
+    assert writer.cursor == 0

@@ -1,0 +1,86 @@
+"""Generators that parts own."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+from gleanrl.errors import InvalidArgumentError, SchemaError
+from gleanrl.seeding import OwnedGenerator, fresh_seed
+
+
+def numbers(owned: OwnedGenerator) -> list[int]:
+    return torch.randint(1_000_000, (5,), generator=owned.get()).tolist()
+
+
+def test_a_seed_fixes_the_sequence():
+    assert numbers(OwnedGenerator(3)) == numbers(OwnedGenerator(3))
+    assert numbers(OwnedGenerator(3)) != numbers(OwnedGenerator(4))
+
+
+def test_without_a_seed_the_global_generator_gives_one_at_first_use():
+    torch.manual_seed(1)
+    first = OwnedGenerator()
+    expected = numbers(first)
+    torch.manual_seed(1)
+    second = OwnedGenerator()
+    assert numbers(second) == expected
+    before = torch.get_rng_state()
+    numbers(second)
+    assert torch.equal(torch.get_rng_state(), before), "only the first use touches the global generator"
+
+
+def test_fresh_seeds_come_from_the_global_generator():
+    torch.manual_seed(5)
+    one, two = fresh_seed(), fresh_seed()
+    torch.manual_seed(5)
+    assert (fresh_seed(), fresh_seed()) == (one, two)
+    assert one != two
+    assert 0 <= one < 2**63
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3])
+def test_a_restored_generator_goes_on(cut):
+    owned = OwnedGenerator(7)
+    for _ in range(cut):
+        numbers(owned)
+    state = owned.state_dict()
+    expected = numbers(owned)
+    other = OwnedGenerator()
+    other.load_state_dict(state)
+    assert numbers(other) == expected
+    owned.load_state_dict(state)
+    assert numbers(owned) == expected, "the state is a copy"
+
+
+def test_the_state_passes_a_safe_load(tmp_path):
+    owned = OwnedGenerator(7)
+    torch.save(owned.state_dict(), tmp_path / "state.pt")
+    other = OwnedGenerator()
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert numbers(other) == numbers(owned)
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_go_on_by_themselves(clone):
+    owned = OwnedGenerator(7)
+    other = clone(owned)
+    expected = numbers(owned)
+    assert numbers(other) == expected
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.5, True, "1"])
+def test_bad_seeds_are_refused(seed):
+    with pytest.raises(InvalidArgumentError, match="seed: expected an integer"):
+        OwnedGenerator(seed)
+
+
+@pytest.mark.parametrize("state", [{}, {"generator": 3}, {"generator": torch.zeros(3, dtype=torch.uint8)}])
+def test_a_bad_state_changes_nothing(state):
+    owned = OwnedGenerator(7)
+    with pytest.raises(SchemaError, match="generator state"):
+        owned.load_state_dict(state)
+    assert numbers(owned) == numbers(OwnedGenerator(7))
