@@ -158,6 +158,7 @@ class SyncDataCollector(DataCollectorBase):
             postproc.to(self.devices.storing)
         if progress:
             self._progress = CollectorProgress(self._budget.total_frames)
+        self._ready = True  # from here on the last reference's end closes the environment
 
     # --------------------------------------------------------------- numbers
     @property
