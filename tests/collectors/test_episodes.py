@@ -1,0 +1,207 @@
+"""EpisodeTracker against a plain oracle that goes one step of one environment at a time."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gleanrl.collectors.episodes import EpisodeTracker
+
+BOOL = np.bool_
+
+
+class SlowTracker:
+    """The oracle."""
+
+    def __init__(self, num_envs: int, worker: int, num_workers: int) -> None:
+        self.worker, self.num_workers = worker, num_workers
+        self.ids = list(range(num_envs))
+        self.next_id = num_envs
+        self.steps = [0] * num_envs
+        self.returns = [0.0] * num_envs
+        self.ended: list[tuple[float, int]] = []
+
+    def name(self, env: int) -> int:
+        return self.ids[env] * self.num_workers + self.worker
+
+    def renew(self, env: int) -> None:
+        self.ids[env], self.steps[env], self.returns[env] = self.next_id, 0, 0.0
+        self.next_id += 1
+
+    def step(self, done: list[bool], reward: list[float]) -> tuple[list[int], list[int]]:
+        """Return the step's ids and counts."""
+        ids, counts = [self.name(p) for p in range(len(self.ids))], list(self.steps)
+        for env, ends in enumerate(done):
+            self.steps[env] += 1
+            self.returns[env] += reward[env]
+            if ends:
+                self.ended.append((self.returns[env], self.steps[env]))
+                self.renew(env)
+        return ids, counts
+
+    def abandon(self, mask: list[bool]) -> None:
+        for env, chosen in enumerate(mask):
+            if chosen and self.steps[env]:
+                self.renew(env)
+
+    def restart(self) -> None:
+        for env in range(len(self.ids)):
+            self.renew(env)
+
+
+def columns(num_envs: int, num_steps: int) -> tuple[Any, Any]:
+    """Return unwritten columns for ids and counts."""
+    return np.full((num_envs, num_steps), -7, np.int64), np.full((num_envs, num_steps), -7, np.int64)
+
+
+def record(tracker: EpisodeTracker, done: Any, reward: Any = None) -> tuple[Any, Any]:
+    """Record a batch and return its ids and counts."""
+    ids, counts = columns(*done.shape)
+    tracker.record(done, reward, ids, counts)
+    return ids, counts
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[int, int, int, list[tuple[str, Any]]]:
+    """Draw P, worker, workers, and what happens."""
+    num_envs, num_workers = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    rows = st.lists(st.booleans(), min_size=num_envs, max_size=num_envs)
+    numbers = st.lists(st.integers(-64, 64), min_size=num_envs, max_size=num_envs)
+    batch = st.lists(st.tuples(rows, numbers), max_size=6)
+    event = st.one_of(
+        st.tuples(st.just("record"), batch),
+        st.tuples(st.just("record"), batch),
+        st.tuples(st.just("abandon"), st.none() | rows),
+        st.tuples(st.just("restore"), st.none()),
+    )
+    return num_envs, draw(st.integers(0, num_workers - 1)), num_workers, draw(st.lists(event, max_size=8))
+
+
+@settings(max_examples=150)
+@given(histories())
+def test_ids_counts_returns_and_lengths_are_those_of_the_oracle(history: Any) -> None:
+    num_envs, worker, num_workers, events = history
+    tracker, oracle = EpisodeTracker(num_envs, worker, num_workers), SlowTracker(num_envs, worker, num_workers)
+    for kind, what in events:
+        if kind == "abandon":
+            tracker.abandon(None if what is None else np.array(what, BOOL))
+            oracle.abandon([True] * num_envs if what is None else what)
+        elif kind == "restore":
+            state = tracker.state_dict()
+            tracker = EpisodeTracker(num_envs, worker, num_workers)
+            tracker.load_state_dict(state)
+            oracle.restart()
+        else:
+            done = np.array([row for row, _ in what], BOOL).reshape(-1, num_envs).T
+            reward = np.array([row for _, row in what], np.float64).reshape(-1, num_envs).T / 16
+            slow = copy.deepcopy(oracle)
+            for t in range(done.shape[1] + 1):
+                for env in range(num_envs):
+                    assert tracker.where(done[:, :t], env) == (slow.name(env), slow.steps[env])
+                if t < done.shape[1]:
+                    slow.step(done[:, t].tolist(), reward[:, t].tolist())
+            ids, counts = record(tracker, done, reward)
+            for t in range(done.shape[1]):
+                expected = oracle.step(done[:, t].tolist(), reward[:, t].tolist())
+                assert (ids[:, t].tolist(), counts[:, t].tolist()) == expected
+        assert tracker.num_ended == len(oracle.ended)
+        assert list(tracker.recent_returns) == [total for total, _ in oracle.ended][-100:]
+        assert list(tracker.recent_lengths) == [length for _, length in oracle.ended][-100:]
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=30), st.data())
+def test_the_cut_into_batches_changes_nothing(rows: list[list[bool]], data: st.DataObject) -> None:
+    done = np.array(rows, BOOL).T
+    reward = np.arange(done.size, dtype=np.float64).reshape(done.shape) / 8
+    whole, pieces = EpisodeTracker(3), EpisodeTracker(3)
+    expected = record(whole, done, reward)
+    cuts = sorted(data.draw(st.lists(st.integers(0, done.shape[1]), max_size=4)))
+    parts = [
+        record(pieces, done[:, a:b], reward[:, a:b])
+        for a, b in zip([0, *cuts], [*cuts, done.shape[1]], strict=True)
+    ]
+    for k in range(2):
+        assert np.array_equal(np.concatenate([part[k] for part in parts], 1), expected[k])
+    assert pieces.state_dict() == whole.state_dict()
+
+
+def test_no_id_names_two_episodes_whatever_the_worker_or_the_batch() -> None:
+    rng = np.random.default_rng(3)
+    owners: dict[int, tuple[int, int, int]] = {}
+    for worker in range(3):
+        tracker, episode = EpisodeTracker(2, worker, 3), [0, 0]
+        for _ in range(20):
+            done = rng.random((2, 5)) < 0.3
+            ids, _ = record(tracker, done)
+            for t in range(5):
+                for env in range(2):
+                    me = (worker, env, episode[env])
+                    assert owners.setdefault(int(ids[env, t]), me) == me
+                    episode[env] += int(done[env, t])
+            if rng.random() < 0.3:
+                mask = rng.random(2) < 0.5
+                tracker.abandon(mask)
+                episode = [n + int(m) for n, m in zip(episode, mask, strict=True)]
+    assert len(set(owners.values())) >= len(owners)
+
+
+def test_an_unused_id_survives_a_reset() -> None:
+    tracker = EpisodeTracker(2)
+    tracker.abandon()
+    done = np.zeros((2, 3), BOOL)
+    done[0, 2] = True
+    assert record(tracker, done)[0].tolist() == [[0] * 3, [1] * 3]
+    tracker.abandon()  # the first environment's new episode has no frame; the second one's has
+    assert record(tracker, np.zeros((2, 1), BOOL))[0].tolist() == [[2], [3]]
+
+
+def test_abandoned_episodes_count_neither_as_ended_nor_in_the_next_return() -> None:
+    tracker = EpisodeTracker(1)
+    record(tracker, np.zeros((1, 4), BOOL), np.ones((1, 4)))
+    tracker.abandon()
+    record(tracker, np.array([[False, True]]), np.ones((1, 2)))
+    assert (tracker.num_ended, list(tracker.recent_returns), list(tracker.recent_lengths)) == (1, [2.0], [2])
+
+
+def test_without_rewards_lengths_are_followed_and_returns_are_not() -> None:
+    tracker = EpisodeTracker(1)
+    record(tracker, np.array([[False, True, True]]))
+    assert (list(tracker.recent_lengths), list(tracker.recent_returns)) == ([2, 1], [])
+
+
+def test_float32_rewards_are_summed_in_float64() -> None:
+    tracker = EpisodeTracker(1)
+    reward = np.full((1, 5000), 0.1, np.float32)
+    done = np.zeros((1, 5000), BOOL)
+    done[0, -1] = True
+    record(tracker, done, reward)
+    assert tracker.recent_returns[0] == pytest.approx(5000 * float(np.float32(0.1)), rel=1e-12)
+
+
+def test_only_the_recent_episodes_are_remembered() -> None:
+    tracker = EpisodeTracker(1, recent=3)
+    record(tracker, np.ones((1, 5), BOOL), np.arange(5.0)[None])
+    assert (list(tracker.recent_returns), tracker.num_ended) == ([2.0, 3.0, 4.0], 5)
+    other = EpisodeTracker(1, recent=2)
+    other.load_state_dict(tracker.state_dict())
+    assert list(other.recent_returns) == [3.0, 4.0]
+
+
+def test_ids_go_beyond_32_bits() -> None:
+    tracker = EpisodeTracker(1, 1, 2)
+    tracker.load_state_dict({**tracker.state_dict(), "next_id": 2**31 - 1})
+    ids, _ = record(tracker, np.ones((1, 3), BOOL))
+    assert ids.tolist() == [[2 * (2**31 - 1 + k) + 1 for k in range(3)]]
+
+
+def test_a_saved_state_is_a_copy() -> None:
+    tracker = EpisodeTracker(1)
+    state = tracker.state_dict()
+    record(tracker, np.ones((1, 3), BOOL), np.ones((1, 3)))
+    assert state == EpisodeTracker(1).state_dict()
