@@ -207,9 +207,11 @@ def _multi_discrete(space: spaces.MultiDiscrete[Any], key: Path, categorical: bo
 
 
 def _tuple(space: spaces.Tuple[Any], key: Path, categorical: bool) -> Codec:
-    parts = [make_codec(element, key, categorical) for element in space.spaces]
-    if not parts:
+    if not space.spaces:
         raise SpaceError(f"{_where(key)}: {space} is empty; there is nothing to store")
+    if any(isinstance(element, spaces.Dict) for element in space.spaces):
+        raise _unlike(space, key)
+    parts = [make_codec(element, key, categorical) for element in space.spaces]
     return StackCodec(key, _stacked(space, [part.spec for part in parts], key), parts)
 
 
@@ -218,11 +220,15 @@ def _stacked(space: spaces.Tuple[Any], specs: list[TensorSpec], key: Path) -> Te
     if all(spec == first for spec in specs):
         return first.expand(shape)
     boxes = [spec for spec in specs if isinstance(spec, (Bounded, Unbounded))]
-    if len(boxes) == len(specs) and all((s.shape, s.dtype) == (first.shape, first.dtype) for s in specs):
-        assert first.dtype is not None
-        low, high = (torch.stack([getattr(box.space, end) for box in boxes]) for end in ("low", "high"))
-        return Bounded(low, high, shape=shape, dtype=first.dtype)
-    raise SpaceError(
+    if len(boxes) < len(specs) or any((b.shape, b.dtype) != (first.shape, first.dtype) for b in boxes):
+        raise _unlike(space, key)
+    low = torch.stack([box.space.low for box in boxes])
+    high = torch.stack([box.space.high for box in boxes])
+    return Bounded(low, high, shape=shape, dtype=first.dtype)
+
+
+def _unlike(space: spaces.Tuple[Any], key: Path) -> SpaceError:
+    return SpaceError(
         f"{_where(key)}: the elements of {space} differ in kind, shape or dtype and can't be stacked; "
         "use a Dict space, whose entries may differ"
     )

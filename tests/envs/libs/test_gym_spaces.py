@@ -1,0 +1,170 @@
+"""Spaces become specs, and what a space samples goes through its codec and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gleanrl.data.specs import Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, Unbounded
+from gleanrl.envs.libs.gym_codecs import Codec
+from gleanrl.envs.libs.gym_spaces import Group, assemble, encode, leaves, make_tree, tree_spec
+from gleanrl.errors import EnvironmentContractError, SpaceError
+from gymnasium import spaces
+
+INF, F32MAX = float("inf"), float(np.finfo(np.float32).max)
+SPACES = [
+    spaces.Box(-1, 1, (2, 3), np.float32),
+    spaces.Box(-1, 1, (), np.float64),
+    spaces.Box(-INF, INF, (2,), np.float16),
+    spaces.Box(0, 255, (4, 4, 3), np.uint8),
+    spaces.Box(-5, 5, (2,), np.int16),
+    spaces.Box(0, 1, (3,), np.bool_),
+    spaces.Discrete(5),
+    spaces.Discrete(3, start=-1),
+    spaces.Discrete(4, start=2, dtype=np.int32),
+    spaces.MultiDiscrete([3, 4, 1]),
+    spaces.MultiDiscrete([3, 3], start=[1, -1]),
+    spaces.MultiDiscrete([3, 4], dtype=np.int32),
+    spaces.MultiDiscrete([[3, 4], [2, 2]], start=[[1, 0], [0, 0]]),
+    spaces.MultiBinary(4),
+    spaces.MultiBinary([2, 3]),
+    spaces.Tuple((spaces.Discrete(3), spaces.Discrete(3))),
+    spaces.Tuple((spaces.Box(-1, 1, (2,)), spaces.Box(-2, 3, (2,)))),
+    spaces.Tuple((spaces.Tuple((spaces.Discrete(2),)), spaces.Tuple((spaces.Discrete(2),)))),
+    spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Dict({"c": spaces.Discrete(3, start=5)})}),
+]
+
+
+def decode(tree: Any, arrays: list[np.ndarray]) -> Any:
+    return assemble(tree, [leaf.decode(array) for leaf, array in zip(leaves(tree), arrays, strict=True)])
+
+
+def equal(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
+    return np.asarray(a).dtype == np.asarray(b).dtype and np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("as_integers", [False, True])
+@pytest.mark.parametrize("space", SPACES, ids=str)
+class TestEverySpace:
+    def test_samples_survive_encoding_and_decoding(self, space: spaces.Space[Any], as_integers: bool) -> None:
+        space.seed(0)
+        tree = make_tree(space, ("action",), as_integers)
+        samples = [space.sample() for _ in range(12)]
+        encoded = [encode(tree, sample) for sample in samples]
+        columns = [np.stack(arrays) for arrays in zip(*encoded, strict=True)]
+        per_leaf = [leaf.decode_all(column) for leaf, column in zip(leaves(tree), columns, strict=True)]
+        for t, (sample, arrays) in enumerate(zip(samples, encoded, strict=True)):
+            assert equal(decode(tree, arrays), sample)
+            decoded = assemble(tree, [values[t] for values in per_leaf])
+            assert equal(decoded, sample) and space.contains(decoded)
+
+    def test_encoded_samples_are_in_the_spec(self, space: spaces.Space[Any], as_integers: bool) -> None:
+        space.seed(0)
+        tree = make_tree(space, ("action",), as_integers)
+        for _ in range(12):
+            for leaf, array in zip(leaves(tree), encode(tree, space.sample()), strict=True):
+                leaf.spec.assert_is_in(torch.from_numpy(np.array(array)))
+
+    def test_drawn_values_are_in_the_space(self, space: spaces.Space[Any], as_integers: bool) -> None:
+        tree = make_tree(space, ("action",), as_integers)
+        for _ in range(12):
+            assert space.contains(decode(tree, [leaf.spec.rand().numpy() for leaf in leaves(tree)]))
+
+
+@pytest.mark.parametrize(
+    ("space", "as_integers", "spec"),
+    [
+        (spaces.Discrete(3, start=4), False, OneHot(3, dtype=torch.int64)),
+        (spaces.Discrete(3, start=4), True, Categorical(3)),
+        (spaces.MultiDiscrete([2, 3]), False, MultiOneHot([2, 3], dtype=torch.int64)),
+        (spaces.MultiDiscrete([2, 3]), True, MultiCategorical([2, 3])),
+        (spaces.MultiBinary(4), False, Binary(4, dtype=torch.int8)),
+        (spaces.Box(-1, 2, (2,)), False, Bounded(-1, 2, (2,))),
+        (spaces.Box(0, 255, (2,), np.uint8), False, Bounded(0, 255, (2,), dtype=torch.uint8)),
+        (spaces.Box(-INF, INF, (2,)), False, Unbounded((2,))),
+        (spaces.Box(-F32MAX, F32MAX, (2,)), False, Unbounded((2,))),
+        (
+            spaces.Box(np.float32([-1, -INF]), np.float32([INF, 1])),
+            False,
+            Bounded(torch.tensor([-1, -INF]), torch.tensor([INF, 1])),
+        ),
+        (
+            spaces.Tuple((spaces.Box(-1, 1, (2,)), spaces.Box(-INF, 3, (2,)))),
+            False,
+            Bounded(torch.tensor([[-1.0] * 2, [-INF] * 2]), torch.tensor([[1.0] * 2, [3.0] * 2])),
+        ),
+    ],
+    ids=str,
+)
+def test_the_spec_of_a_space(space: spaces.Space[Any], as_integers: bool, spec: Any) -> None:
+    tree = make_tree(space, ("x",), as_integers)
+    assert isinstance(tree, Codec) and tree.spec == spec and tree.key == ("x",)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Text(5),
+        spaces.Graph(spaces.Box(0, 1), None),
+        spaces.Sequence(spaces.Box(0, 1, (2,))),
+        spaces.Sequence(spaces.Box(0, 1, (2,)), stack=True),
+        spaces.OneOf([spaces.Discrete(2), spaces.Discrete(3)]),
+        spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3))),
+        spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 1, (2,)))),
+        spaces.Tuple((spaces.Box(0, 1, (2,)), spaces.Box(0, 1, (3,)))),
+        spaces.Tuple((spaces.Box(0, 1, (2,), np.float32), spaces.Box(0, 1, (2,), np.float64))),
+        spaces.Tuple((spaces.Dict({"a": spaces.Discrete(2)}),)),
+        spaces.Tuple(()),
+        spaces.Dict({}),
+        spaces.Dict({"a": spaces.Dict({"b": spaces.Text(3)})}),
+        spaces.Dict({"_a": spaces.Discrete(2)}),
+        spaces.Box(0, 1, (2,), np.uint64),
+        spaces.Box(0, 1, (2,), np.longdouble),
+    ],
+    ids=str,
+)
+def test_other_spaces_are_refused_by_name(space: spaces.Space[Any]) -> None:
+    for as_integers in (False, True):
+        with pytest.raises(SpaceError) as caught:
+            make_tree(space, ("camera",), as_integers)
+        assert isinstance(caught.value, (NotImplementedError, ValueError)) and "camera" in str(caught.value)
+        inner = space.spaces["a"]["b"] if isinstance(space, spaces.Dict) and "a" in space.spaces else space
+        assert str(inner) in str(caught.value)
+
+
+class TestDicts:
+    SPACE = spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Dict({"c": spaces.Discrete(3)})})
+
+    def tree(self) -> Group:
+        tree = make_tree(self.SPACE, (), False)
+        assert isinstance(tree, Group)
+        return tree
+
+    def test_keys_are_nested_like_the_space(self) -> None:
+        spec = tree_spec(self.tree())
+        assert spec["a"].shape == (2,) and spec["b", "c"].shape == (3,)
+        assert [leaf.key for leaf in leaves(self.tree())] == [("a",), ("b", "c")]
+
+    def test_the_order_of_the_dictionary_does_not_matter(self) -> None:
+        a, c = encode(self.tree(), {"b": {"c": 2}, "a": np.float32([1, 2])})
+        assert a.tolist() == [1, 2] and c.tolist() == [0, 0, 1]
+
+    @pytest.mark.parametrize(
+        ("value", "named"),
+        [
+            ({"a": np.zeros(2, np.float32)}, "missing \\['b'\\]"),
+            ({"a": np.zeros(2, np.float32), "b": {"c": 0}, "d": 1}, "unexpected \\['d'\\]"),
+            ({"a": np.zeros(2, np.float32), "b": {}}, "'b'.*missing \\['c'\\]"),
+            ({"a": np.zeros(2, np.float32), "b": 3}, "'b'.*int 3"),
+            (np.zeros(2), "a dict with"),
+        ],
+    )
+    def test_other_keys_raise(self, value: Any, named: str) -> None:
+        with pytest.raises(EnvironmentContractError, match=named):
+            encode(self.tree(), value)
