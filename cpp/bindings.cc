@@ -23,7 +23,6 @@
 
 #include "columns.h"
 #include "finite.h"
-#include "parallel.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -163,6 +162,4 @@ NB_MODULE(_core, m) {
         bump_at(counters_at("bump_at", counters, num_rows), rows.data(), n, num_rows);
       },
       "counters"_a, "index"_a, "n"_a, "num_rows"_a, "Add 1 to the int64 counters index[0:n].");
-  m.def("set_helper", &set_helper, "on"_a,
-        "Let long copies share their rows with the helper thread, or not; returns the old setting.");
 }

@@ -8,17 +8,11 @@
 #include <string>
 #include <utility>
 
-#include "parallel.h"
-
 namespace gleanrl {
 namespace {
 
 using std::int64_t;
 using std::size_t;
-
-// A chunk is what one thread takes at a time when a call is shared: long against the cost of taking it (well under
-// a microsecond), short against the call.
-constexpr int64_t kChunkBytes = 128 * 1024;
 
 // Rows up to this size have kernels of their own. 16 floats cover the observations of the classic environments.
 constexpr size_t kFixedBytes = 64;
@@ -108,10 +102,6 @@ void check_not_null(const char* call, Pointer array, int64_t row_bytes, size_t p
   }
 }
 
-int64_t rows_per_chunk(int64_t bytes_per_row) {
-  return std::max<int64_t>(1, kChunkBytes / std::max<int64_t>(1, bytes_per_row));
-}
-
 }  // namespace
 
 Columns::Columns(std::vector<std::byte*> bases, std::vector<int64_t> row_bytes, int64_t num_rows)
@@ -160,19 +150,16 @@ void Columns::gather(std::span<const int64_t> index, std::span<std::byte* const>
                                 std::to_string(num_rows_));
   }
   check_arrays<std::byte*>("gather", out, wanted.size());
-  const int64_t row_bytes = bytes_per_row(wanted);
-  if (index.empty()) return;
-  for (size_t p = 0; p < out.size(); ++p) check_not_null("gather", out[p], column(wanted[p]).row_bytes, p);
-  check_rows("gather", index, limit);
-
-  const auto rows = [&](int64_t begin, int64_t end) {
-    for (size_t p = 0; p < out.size(); ++p) {
-      const Column& c = columns_[static_cast<size_t>(wanted[p])];
-      c.take(out[p] + begin * c.row_bytes, c.base, index.data() + begin, end - begin, static_cast<size_t>(c.row_bytes));
-    }
-  };
   const auto n = static_cast<int64_t>(index.size());
-  run_parallel(n, rows_per_chunk(row_bytes), row_bytes, rows);
+  for (size_t p = 0; p < out.size(); ++p) {
+    const Column& c = column(wanted[p]);
+    if (n > 0) check_not_null("gather", out[p], c.row_bytes, p);
+  }
+  check_rows("gather", index, limit);
+  for (size_t p = 0; p < out.size(); ++p) {
+    const Column& c = column(wanted[p]);
+    c.take(out[p], c.base, index.data(), n, static_cast<size_t>(c.row_bytes));
+  }
 }
 
 void Columns::write(int64_t start, int64_t n, std::span<const std::byte* const> src) const {
@@ -188,19 +175,13 @@ void Columns::write(int64_t start, int64_t n, std::span<const std::byte* const> 
   }
   for (size_t j = 0; j < src.size(); ++j) check_not_null("write", src[j], columns_[j].row_bytes, j);
 
-  const auto span = [&](int64_t first_row, int64_t first_src, int64_t rows) {
-    run_parallel(rows, rows_per_chunk(bytes_per_row_), bytes_per_row_, [&](int64_t begin, int64_t end) {
-      for (size_t j = 0; j < src.size(); ++j) {
-        const Column& c = columns_[j];
-        if (c.row_bytes == 0) continue;
-        std::memcpy(c.base + (first_row + begin) * c.row_bytes, src[j] + (first_src + begin) * c.row_bytes,
-                    static_cast<size_t>((end - begin) * c.row_bytes));
-      }
-    });
-  };
   const int64_t head = std::min(n, num_rows_ - start);
-  span(start, 0, head);
-  if (head < n) span(0, head, n - head);
+  for (size_t j = 0; j < src.size(); ++j) {
+    const Column& c = columns_[j];
+    if (c.row_bytes == 0) continue;
+    std::memcpy(c.base + start * c.row_bytes, src[j], static_cast<size_t>(head * c.row_bytes));
+    std::memcpy(c.base, src[j] + head * c.row_bytes, static_cast<size_t>((n - head) * c.row_bytes));
+  }
 }
 
 void Columns::put(std::span<const int64_t> index, std::span<const std::byte* const> src) const {
@@ -208,7 +189,6 @@ void Columns::put(std::span<const int64_t> index, std::span<const std::byte* con
   if (index.empty()) return;
   for (size_t j = 0; j < src.size(); ++j) check_not_null("put", src[j], columns_[j].row_bytes, j);
   check_rows("put", index, num_rows_);
-  // Never shared between threads: two rows with one number must land in the order of the index.
   for (size_t j = 0; j < src.size(); ++j) {
     const Column& c = columns_[j];
     c.place(c.base, src[j], index.data(), static_cast<int64_t>(index.size()), static_cast<size_t>(c.row_bytes));

@@ -49,6 +49,3 @@ def bump(counters: int, start: int, n: int, num_rows: int) -> None:
 
 def bump_at(counters: int, index: int, n: int, num_rows: int) -> None:
     """Add 1 to int64 counters `index[0:n]`, each in `[0, num_rows)`; a repeated number counts each time."""
-
-def set_helper(on: bool) -> bool:
-    """Let long copies share their rows with the helper thread, or not; returns the old setting."""

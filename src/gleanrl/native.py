@@ -9,7 +9,6 @@ try:
         bump_at,
         first_nonfinite_f32,
         first_nonfinite_f64,
-        set_helper,
     )
 except ImportError as cause:
     raise ImportError(
@@ -17,4 +16,4 @@ except ImportError as cause:
         "or install the wheel for this Python version with `pip install --force-reinstall gleanrl`."
     ) from cause
 
-__all__ = ["Columns", "bump", "bump_at", "first_nonfinite_f32", "first_nonfinite_f64", "set_helper"]
+__all__ = ["Columns", "bump", "bump_at", "first_nonfinite_f32", "first_nonfinite_f64"]

@@ -1,0 +1,44 @@
+"""The commands of the Makefile on a machine where something is missing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    for name in ("Makefile", "constraints.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    return subprocess.run(["make", *arguments], cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "bench", "docs"])
+def test_a_missing_python_is_one_sentence(tmp_path, target):
+    done = make(tmp_path, target, "PYTHON=no-such-python")
+    assert done.returncode != 0
+    assert done.stdout == "No no-such-python here: install Python 3.11, or name another one with PYTHON=...\n"
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_an_old_python_is_one_sentence(tmp_path):
+    old = tmp_path / "old-python"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    done = make(tmp_path, "build", f"PYTHON={old}")
+    assert done.returncode != 0
+    assert done.stdout == f"{old} is older than 3.10: name a newer one with PYTHON=...\n"
+
+
+def test_a_missing_compiler_is_one_sentence(tmp_path):
+    done = make(tmp_path, "compiler", "CXX=no-such-compiler")
+    assert done.returncode != 0
+    assert done.stdout.startswith(
+        "No C++ compiler (no-such-compiler) here: install g++ 11 or clang 14 or newer"
+    )
+    assert done.stdout.count("\n") == 1
+    assert make(tmp_path, "compiler").returncode == 0
