@@ -37,8 +37,8 @@ class Bounded(LeafSpec):
         low: number or tensor; must expand to `shape`. Infinite bounds are for floating-point dtypes.
         high: number or tensor; must expand to `shape`; nowhere below `low`.
         shape: of one value; None: the shape of the bounds.
-        device: where values are drawn; None: that of the bounds if they are on an accelerator, otherwise torch's
-            default device.
+        device: where values are drawn; None: that of the bounds if they are on an accelerator, otherwise
+            torch's default device.
         dtype: of the values; None: torch's default dtype (float32), whatever the bounds are made of.
 
     Raises:

@@ -157,7 +157,9 @@ class Categorical(_Choice):
 
     def to_one_hot(self, value: Tensor, safe: bool | None = None) -> Tensor:
         """Return the choices as boolean one-hot vectors, `(*lead, *shape, n)`."""
-        return one_hot(self.to_categorical(value, safe), self.n)
+        if safe is not False:
+            self._require("to_one_hot", value)
+        return one_hot(value, self.n)
 
     def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
         return self.space.draw(shape, generator, self.dtype, self.device)

@@ -157,7 +157,7 @@ class Composite(SpecMapping):
     def encode(self, value: Mapping[str, Any] | TensorDictBase) -> TensorDict:
         """Return what an environment gave as a TensorDict; each entry is encoded by its spec.
 
-        Values under a key whose spec is None are taken as they are.
+        Values under a key whose spec is None may be missing, and are taken as they are.
 
         Raises:
             MissingKeyError: if a key of the spec is missing.
@@ -173,6 +173,8 @@ class Composite(SpecMapping):
         lead: torch.Size | None = None
         for name, spec in self._specs.items():
             if name not in value.keys():
+                if spec is None:
+                    continue
                 raise MissingKeyError(f"encode: no key {name!r}; got {list(value.keys())}")
             encoded[name] = value[name] if spec is None else spec.encode(value[name])
             if spec is not None:

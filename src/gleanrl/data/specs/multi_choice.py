@@ -185,7 +185,9 @@ class MultiCategorical(_MultiChoice):
 
     def to_one_hot(self, value: Tensor, safe: bool | None = None) -> Tensor:
         """Return the choices as boolean one-hot vectors in a row, `(*lead, *batch_shape, sum(nvec))`."""
-        return self._in_a_row(self.to_categorical(value, safe), torch.bool)
+        if safe is not False:
+            self._require("to_one_hot", value)
+        return self._in_a_row(value, torch.bool)
 
     def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
         return self.space.draw(shape, generator).to(self.dtype)

@@ -1,0 +1,63 @@
+"""The contract's own parts: devices, dispatch, the shape argument."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gleanrl.data import tensor_specs
+from gleanrl.data.specs import Categorical, Composite, TensorSpec, Unbounded
+from gleanrl.data.specs.base import as_lead, make_device, stack
+from gleanrl.errors import InvalidTypeError
+from tests.data.specs.cases import COMPOSITES, LEAVES
+
+
+@pytest.mark.parametrize("name", [*LEAVES, *COMPOSITES])
+def test_a_wrong_shape_argument_is_named(name):
+    spec = {**LEAVES, **COMPOSITES}[name]()
+    for make in (spec.rand, spec.sample, spec.zero, spec.one):
+        with pytest.raises(InvalidTypeError, match="shape: expected a sequence"):
+            make(5)
+    with pytest.raises(InvalidTypeError, match="shape"):
+        spec.rand((1.5,))
+    assert isinstance(spec, TensorSpec) and bool(spec)
+
+
+def test_devices():
+    assert make_device(None) is None
+    assert make_device("cpu") == make_device(torch.device("cpu")) == torch.device("cpu")
+    assert Unbounded((2,), device="cpu").device == torch.device("cpu")
+
+
+def test_leading_dimensions():
+    assert as_lead([2, 3]) == (2, 3) and as_lead(torch.Size(())) == ()
+
+
+def test_torch_functions_without_a_meaning_are_refused():
+    with pytest.raises(TypeError, match=r"torch\.cat"):
+        torch.cat([Categorical(2), Categorical(2)])
+
+
+def test_stack_is_that_of_torch():
+    specs = [Unbounded((2,)), Unbounded((2,))]
+    assert stack(specs, 0) == torch.stack(specs, 0) == Unbounded((2, 2))
+
+
+def test_the_other_import_path_and_the_old_names():
+    assert tensor_specs.Composite is Composite is tensor_specs.CompositeSpec
+    old = {
+        "BinaryDiscreteTensorSpec": "Binary",
+        "BoundedTensorSpec": "Bounded",
+        "DiscreteTensorSpec": "Categorical",
+        "LazyStackedCompositeSpec": "StackedComposite",
+        "LazyStackedTensorSpec": "Stacked",
+        "MultiDiscreteTensorSpec": "MultiCategorical",
+        "MultiOneHotDiscreteTensorSpec": "MultiOneHot",
+        "NonTensorSpec": "NonTensor",
+        "OneHotDiscreteTensorSpec": "OneHot",
+        "UnboundedContinuousTensorSpec": "UnboundedContinuous",
+        "UnboundedDiscreteTensorSpec": "UnboundedDiscrete",
+    }
+    for before, now in old.items():
+        assert getattr(tensor_specs, before) is getattr(tensor_specs, now)
+    assert all(hasattr(tensor_specs, name) for name in tensor_specs.__all__)

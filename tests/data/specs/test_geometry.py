@@ -1,0 +1,179 @@
+"""Shape operations: what they do to a spec is what torch does to its values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gleanrl.data.specs import Binary, Bounded, Categorical, MultiOneHot, OneHot, Unbounded
+from gleanrl.data.specs.geometry import as_size, blank
+from gleanrl.errors import IndexRangeError, InvalidArgumentError, InvalidTypeError
+from tests.data.specs.cases import COMPOSITES, LEAVES, bools
+
+
+@pytest.fixture(params=[*LEAVES, *COMPOSITES])
+def spec(request):
+    torch.manual_seed(0)
+    return {**LEAVES, **COMPOSITES}[request.param]()
+
+
+OPERATIONS = {
+    "expand": lambda x, tail: x.expand(2, 4, 3, *tail),
+    "reshape": lambda x, tail: x.reshape(2, 6, *tail),
+    "reshape -1": lambda x, tail: x.reshape(-1, *tail),
+    "view": lambda x, tail: x.view(3, 4, *tail),
+    "flatten": lambda x, tail: x.flatten(0, 1),
+    "unflatten": lambda x, tail: x.unflatten(0, (2, 2)),
+    "unsqueeze": lambda x, tail: x.unsqueeze(1),
+    "unsqueeze first": lambda x, tail: x.unsqueeze(0),
+    "squeeze nothing": lambda x, tail: x.squeeze(0),
+    "int": lambda x, tail: x[1],
+    "two ints": lambda x, tail: x[1, -1],
+    "slice": lambda x, tail: x[1:3],
+    "step": lambda x, tail: x[:, ::2],
+    "none": lambda x, tail: x[None, 1],
+    "ellipsis": lambda x, tail: x[2, ...],
+    "list": lambda x, tail: x[[0, 0, 3]],
+    "tensor": lambda x, tail: x[torch.tensor([[1, 2], [0, 3]])],
+    "array": lambda x, tail: x[np.array([2, 1])],
+    "mask": lambda x, tail: x[torch.tensor([True, False, True, True])],
+    "two-dimensional mask": lambda x, tail: x[torch.eye(4, 3, dtype=torch.bool)],
+    "tensors apart": lambda x, tail: x[torch.tensor([0, 1]), :, None][:, 0],
+}
+
+
+def test_the_spec_follows_its_values(spec):
+    wide = spec.expand(4, 3, *spec.shape)
+    value = wide.rand((2,))
+    for name, operation in OPERATIONS.items():
+        changed = operation(wide, spec.shape)
+        model = operation(torch.zeros(4, 3, 5), (5,))
+        assert changed.shape == (*model.shape[:-1], *spec.shape), name
+        assert changed.is_in(changed.rand((2,))), name
+        if isinstance(value, torch.Tensor):
+            assert all(changed.is_in(operation(one, spec.shape)) for one in value), name
+
+
+def test_expanding_and_taking_out_again(spec):
+    wide = spec.expand(4, 3, *spec.shape)
+    assert wide.ndim == wide.ndimension() == spec.ndim + 2
+    assert wide[2, 1] == spec and wide.flatten(0, 1)[7] == spec
+    assert wide.expand(4, 3, *spec.shape) == wide == wide.reshape(wide.shape) == wide[...]
+    assert wide.unsqueeze(1).squeeze(1) == wide and wide.unsqueeze(0)[0] == wide
+    assert spec.unsqueeze(0).squeeze(0) == spec and spec[None][0] == spec
+
+
+def test_stacking_and_unbinding(spec):
+    wide = spec.expand(4, 3, *spec.shape)
+    for parts in (wide.unbind(0), wide.unbind(1)):
+        assert all(part == parts[0] for part in parts)
+    twins = [spec, spec.clone(), spec]
+    stacked = torch.stack(twins)
+    assert stacked == spec.expand(3, *spec.shape)
+    assert list(stacked.unbind()) == twins
+    for dim in range(spec.batch_ndim + 1):
+        assert list(torch.stack(twins, dim).unbind(dim)) == twins
+
+
+def test_the_new_spec_shares_no_state(spec):
+    wide, first = spec.expand(2, *spec.shape), spec.clone()
+    if hasattr(wide, "update_mask"):
+        wide.update_mask(torch.ones_like(wide.mask) if wide.mask is not None else None)
+        assert spec == first
+
+
+def test_bounds_and_masks_go_where_their_elements_go():
+    low = torch.arange(6.0).reshape(2, 3)
+    spec = Bounded(low, low + 1)
+    assert torch.equal(spec[1].low, low[1]) and torch.equal(spec.flatten().high, low.flatten() + 1)
+    assert torch.equal(spec[:, 2].low, low[:, 2]) and torch.equal(spec.unbind(1)[1].low, low[:, 1])
+    assert torch.equal(spec.expand(2, 2, 3).low, low.expand(2, 2, 3))
+    masked = OneHot(3, (2, 3), mask=bools("100 011"))
+    assert masked[0].mask.tolist() == [True, False, False]
+    assert masked[[1, 0]].mask.tolist() == bools("011 100").tolist()
+    assert Categorical(3, (2,), mask=bools("100 011"))[1].mask.tolist() == [False, True, True]
+
+
+def test_squeeze_keeps_what_encodes_a_value():
+    assert OneHot(1, (1, 2, 1, 1)).squeeze().shape == (2, 1)
+    assert Bounded(0, 1, (1, 2, 1)).squeeze().shape == (2,)
+    assert Bounded(0, 1, (1, 2, 1)).squeeze(-1).shape == (1, 2)
+
+
+def test_minus_one_keeps_a_dimension():
+    assert OneHot(3, (1, 3)).expand(5, -1).shape == (5, 3)
+    assert Unbounded((1, 2)).expand(4, -1, 2).shape == (4, 1, 2)
+    assert OneHot(3, (4, 3)).reshape(2, -1, 3).shape == (2, 2, 3)
+    assert Unbounded((0, 3)).reshape(3, 0).shape == (3, 0)
+
+
+def test_a_single_value_has_its_size():
+    assert Unbounded((2, 3)).numel() == 6 and Unbounded(()).numel() == 1
+    assert len(Unbounded((2, 3))) == 2 and [s.shape for s in Unbounded((2, 3))] == [(3,), (3,)]
+    assert bool(Unbounded(())) and bool(Unbounded((0,)))
+    with pytest.raises(InvalidTypeError, match="no dimensions"):
+        len(Unbounded(()))
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda s: s.expand(2, 3, 5),
+        lambda s: s.expand(3, 4),
+        lambda s: s.expand(4),
+        lambda s: s.reshape(8),
+        lambda s: s.reshape(3, 4),
+        lambda s: s.flatten(),
+        lambda s: s.flatten(1, 0),
+        lambda s: s.unflatten(0, (3, 3)),
+        lambda s: s.unflatten(-1, (2, 2)),
+        lambda s: s.unsqueeze(-1),
+        lambda s: s.unbind(-1),
+        lambda s: s.squeeze(1),
+        lambda s: s[..., 0],
+        lambda s: s[0, 1],
+        lambda s: s[0, :2],
+        lambda s: s[..., None],
+    ],
+)
+def test_one_value_is_not_torn_apart(operation):
+    with pytest.raises(InvalidArgumentError, match="expand|reshape|flatten|unsqueeze|unbind|squeeze|index"):
+        operation(OneHot(4, (2, 4)))
+
+
+def test_full_slices_reach_over_a_value():
+    spec = MultiOneHot([2, 2], (3, 4))
+    assert (
+        spec[:, :] == spec == spec[..., :] and spec[1, :] == spec[1] and spec[None, :, :].shape == (1, 3, 4)
+    )
+
+
+@pytest.mark.parametrize(
+    ("operation", "error"),
+    [
+        (lambda s: s[2], IndexRangeError),
+        (lambda s: s[-3], IndexRangeError),
+        (lambda s: s[torch.tensor([0, 2])], IndexRangeError),
+        (lambda s: s[torch.ones(3, dtype=torch.bool)], IndexRangeError),
+        (lambda s: s[0, 0, 0], IndexRangeError),
+        (lambda s: s[..., ...], IndexRangeError),
+        (lambda s: s.unsqueeze(4), IndexRangeError),
+        (lambda s: s.unbind(2), IndexRangeError),
+        (lambda s: s["a"], InvalidTypeError),
+        (lambda s: s[1.5], InvalidTypeError),
+        (lambda s: s[True], InvalidTypeError),
+        (lambda s: s.expand("ab"), InvalidTypeError),
+        (lambda s: s.expand(1.5, 2, 3), InvalidTypeError),
+        (lambda s: s.expand(5, 3), InvalidArgumentError),
+    ],
+)
+def test_bad_indices_and_shapes(operation, error):
+    with pytest.raises(error):
+        operation(Binary(shape=(2, 3)))
+
+
+def test_helpers():
+    assert as_size((2, 3)) == as_size(((2, 3),)) == as_size((torch.Size((2, 3)),)) == (2, 3)
+    assert as_size((np.int64(2),)) == (2,) and as_size(((),)) == ()
+    assert blank((4, 5)).shape == (4, 5) and blank(()).shape == ()

@@ -1,0 +1,163 @@
+"""The mapping side of composites: keys, setting, locks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gleanrl.data.specs import Bounded, Categorical, Composite, StackedComposite, Unbounded
+from gleanrl.data.specs.mapping import as_path, is_key
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, UnsupportedError
+
+
+def plain():
+    return Composite({"x": Unbounded((2, 3)), "y": None}, a={"b": Categorical(3, (2,)), "c": {}}, shape=(2,))
+
+
+def stacked():
+    return StackedComposite(
+        Composite({"x": Unbounded((3,)), "y": None}, a={"b": Categorical(3), "c": {}}, only=Unbounded()),
+        Composite({"x": Bounded(0, 1, (3,)), "y": None}, a={"b": Categorical(4), "c": {}}),
+    )
+
+
+@pytest.fixture(params=[plain, stacked])
+def spec(request):
+    return request.param()
+
+
+def test_keys_items_and_values(spec):
+    assert list(spec.keys()) == list(spec) == ["x", "y", "a"] and len(spec) == 3
+    assert list(spec.keys(True)) == ["x", "y", "a", ("a", "b"), ("a", "c")]
+    assert list(spec.keys(True, True)) == ["x", "y", ("a", "b")] and list(spec.keys(False, True)) == [
+        "x",
+        "y",
+    ]
+    assert [k for k, _ in spec.items(True, True)] == list(spec.keys(True, True))
+    assert [v is None for v in spec.values(True, True)] == [False, True, False]
+    assert spec.keys() - {"x"} == {"y", "a"}
+
+
+def test_getting(spec):
+    assert spec["x"].shape == spec.get("x").shape == (2, 3) and spec["y"] is None
+    assert spec["a", "b"] == spec.get(("a", "b")) == spec["a"]["b"] == spec[("a",), "b"] and spec[
+        "a", "b"
+    ].shape == (2,)
+    assert ("a", "b") in spec and "y" in spec and "z" not in spec and ("x", "b") not in spec and 0 not in spec
+    assert spec.get("z", None) is None and spec.get(("a", "z"), 5) == 5 and spec.get("y", 5) is None
+    for key in ("z", ("a", "z"), ("x", "b"), ("y", "b")):
+        with pytest.raises(MissingKeyError, match="no key .*the keys are"):
+            spec[key]
+    with pytest.raises(KeyError):
+        spec["z"]
+
+
+def test_setting(spec):
+    assert spec.set("z", Bounded(0, 1, (2, 5))) is spec and spec["z"].shape == (2, 5)
+    spec["new", "deep", "leaf"] = Unbounded((2, 1))
+    assert spec["new", "deep"].shape == (2,) and spec["new", "deep", "leaf"] == Unbounded((2, 1))
+    spec["a", "b"] = None
+    assert spec["a", "b"] is None and ("a", "c") in spec
+    spec["x"] = {"inner": {"leaf": Categorical(2, (2,))}}
+    assert spec["x", "inner", "leaf"] == Categorical(2, (2,)) and spec["x", "inner"].shape == (2,)
+    assert spec.is_in(spec.rand())
+
+
+def test_removing(spec):
+    del spec["x"], spec["a", "b"]
+    assert list(spec.keys(True)) == ["y", "a", ("a", "c")]
+    assert spec.pop("y") is None and spec.pop("y", 3) == 3 and "y" not in spec
+    for key in ("x", ("a", "b"), ("nothing", "at all")):
+        with pytest.raises(MissingKeyError):
+            del spec[key]
+        with pytest.raises(MissingKeyError):
+            spec.pop(key)
+
+
+def test_updating_merges_mappings(spec):
+    assert spec.update({"a": {"d": Unbounded((2, 7))}, "x": None, ("n", "m"): Categorical(2, (2,))}) is spec
+    assert spec["a", "d"].shape == (2, 7) and ("a", "b") in spec and spec["x"] is None and ("n", "m") in spec
+    spec.update(Composite(a=Composite(b=Categorical(9, (2,)), shape=(2,)), shape=(2,)))
+    assert spec["a", "b"] == Categorical(9, (2,)) and ("a", "d") in spec
+
+
+def test_empty_select_and_exclude(spec):
+    assert (
+        spec.empty().shape == spec.shape
+        and spec.empty().is_empty()
+        and not spec.is_empty()
+        and type(spec) is type(spec.empty())
+    )
+    assert spec.select(("a", "c")).is_empty()
+    chosen = spec.select("x", ("a", "b"))
+    assert list(chosen.keys(True, True)) == ["x", ("a", "b")] and chosen["a", "b"] == spec["a", "b"]
+    with pytest.raises(MissingKeyError):
+        spec.select("z")
+    assert spec.select("z", "x", strict=False).keys() == {"x"}
+    rest = spec.exclude("x", ("a", "b"), "z", ("x", "deeper"))
+    assert list(rest.keys(True)) == ["y", "a", ("a", "c")] and rest.shape == spec.shape
+    rest["a", "new"] = Unbounded((2,))
+    chosen["a", "new"] = Unbounded((2,))
+    spec.select("a")["a", "new"] = Unbounded((2,))
+    assert ("a", "new") not in spec
+
+
+def test_locking(spec):
+    assert not spec.is_locked and spec.lock_() is spec and spec.is_locked and spec["a"].is_locked
+    for change in (
+        lambda: spec.set("z", None),
+        lambda: spec.set(("a", "z"), None),
+        lambda: spec.set(("new", "z"), None),
+        lambda: spec.pop("x"),
+        lambda: spec.update({"a": {"z": None}}),
+        lambda: spec["a"].set("z", None),
+        lambda: spec.__delitem__(("a", "b")),
+    ):
+        with pytest.raises(UnsupportedError, match="locked"):
+            change()
+    assert list(spec.keys(True)) == ["x", "y", "a", ("a", "b"), ("a", "c")]
+    copy = spec.clone()
+    assert copy == spec and not copy.is_locked
+    assert spec.unlock_() is spec and not spec.is_locked
+    spec["a", "z"] = None
+    assert ("a", "z") in spec
+
+
+def test_a_part_is_not_unlocked_alone():
+    spec = plain().lock_()
+    with pytest.raises(UnsupportedError, match="unlock that one"):
+        spec["a"].unlock_()
+    spec.unlock_()["a"].lock_().unlock_()
+    assert not spec["a"].is_locked
+
+
+def test_a_failed_set_changes_nothing(spec):
+    before = spec.clone()
+    for key, value, error, message in (
+        ("z", Unbounded((3, 1)), InvalidArgumentError, r"'z'.*starts with \(2,\)"),
+        ("z", Unbounded(()), InvalidArgumentError, "starts with"),
+        (("a", "z"), Unbounded((3,)), InvalidArgumentError, "starts with"),
+        (("new", "z"), Unbounded((3,)), InvalidArgumentError, "starts with"),
+        ("z", 5, InvalidTypeError, "expected a spec, a mapping or None, got 5"),
+        ("z", {"w": 5}, InvalidTypeError, "'w'"),
+        (("x", "z"), Unbounded((2,)), InvalidTypeError, "'x' is a leaf"),
+        (5, Unbounded((2,)), InvalidTypeError, "key: expected"),
+        ((), Unbounded((2,)), InvalidTypeError, "key: expected"),
+    ):
+        with pytest.raises(error, match=message):
+            spec.set(key, value)
+        assert spec == before
+
+
+def test_the_dimensions_of_one_value_are_no_batch():
+    with pytest.raises(InvalidArgumentError, match="starts with"):
+        Composite(a=torch.stack([Categorical(2).to_one_hot_spec()] * 3)[0], shape=(2,))
+
+
+def test_key_helpers():
+    assert as_path("a") == ("a",) and as_path(("a", ("b", "c"))) == ("a", "b", "c") == as_path(
+        (("a", "b"), "c")
+    )
+    assert (
+        is_key("a") and is_key(("a", "b")) and not any(map(is_key, (0, (), ("a", 0), None, ..., slice(None))))
+    )

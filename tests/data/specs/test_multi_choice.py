@@ -1,0 +1,151 @@
+"""Several choices side by side."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gleanrl.data.specs import MultiCategorical, MultiOneHot
+from gleanrl.data.specs.multi_choice import checked_counts
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, SpecError, UnsupportedError
+from tests.data.specs.cases import bools
+from tests.data.specs.statistics import frequencies, uniform
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("spec", [MultiCategorical([3, 5]), MultiOneHot([3, 5])], ids=repr)
+def test_each_choice_is_as_likely_and_independent(spec):
+    first, second = spec.to_categorical(spec.rand((20000,))).unbind(-1)
+    assert uniform(frequencies(first * 5 + second, 15))
+
+
+@pytest.mark.parametrize("kind", [MultiCategorical, MultiOneHot])
+def test_masked_draws_are_uniform_over_what_is_allowed(kind):
+    spec = kind([3, 5], mask=bools("10111010"))
+    for column, allowed in zip(
+        spec.to_categorical(spec.rand((20000,))).unbind(-1), (bools("101"), bools("11010")), strict=True
+    ):
+        counts = frequencies(column, len(allowed))
+        assert bool((counts[~allowed] == 0).all()) and uniform(counts[allowed])
+
+
+def test_counts_may_differ_within_a_batch():
+    spec = MultiCategorical([[3, 2], [1, 5]])
+    assert spec.shape == (2, 2) and spec.cardinality() == 30 and "varying" in repr(spec)
+    assert spec.is_in(torch.tensor([[2, 1], [0, 4]])) and not spec.is_in(torch.tensor([[2, 2], [0, 4]]))
+    assert spec[0] == MultiCategorical([3, 2]) and spec.nvec.tolist() == [[3, 2], [1, 5]]
+    assert spec.project(torch.full((2, 2), 9)).tolist() == [[2, 1], [0, 4]]
+    for call in (
+        spec.to_one_hot_spec,
+        lambda: spec.to_one_hot(spec.rand()),
+        lambda: spec.update_mask(torch.ones(5, dtype=torch.bool)),
+    ):
+        with pytest.raises(UnsupportedError, match="differ within the batch"):
+            call()
+
+
+def test_encoding_takes_and_gives_integers():
+    spec = MultiOneHot([3, 2])
+    assert spec.encode([2, 0]).tolist() == [False, False, True, True, False]
+    assert spec.encode(np.array([[0, 1], [1, 1]])).shape == (2, 5)
+    assert spec.to_numpy(spec.encode([2, 0])).tolist() == [2, 0]
+    assert MultiCategorical([3, 2]).encode((2, 1)).tolist() == [2, 1]
+    for kind in (MultiOneHot, MultiCategorical):
+        with pytest.raises(SpecError, match="encode"):
+            kind([3, 2]).encode([0, 2])
+        with pytest.raises(SchemaError, match="expected shape"):
+            kind([3, 2]).encode([0, 0, 0])
+
+
+@pytest.mark.parametrize("row", ["00010", "11010", "10011", "10000"])
+def test_what_is_not_one_hot_in_each_part(row):
+    assert not MultiOneHot([3, 2]).is_in(bools(row))
+    assert MultiOneHot([3, 2]).is_in(MultiOneHot([3, 2]).project(bools(row)))
+
+
+def test_numbers_other_than_one_are_outside():
+    spec = MultiOneHot([2, 2], dtype=torch.float32)
+    assert spec.is_in(torch.tensor([1.0, 0, 0, 1])) and not spec.is_in(torch.tensor([2.0, 0, 0, 1]))
+    assert not spec.is_in(torch.tensor([float("nan"), 0, 0, 1]))
+
+
+def test_projecting_picks_the_largest_allowed_of_each_part():
+    spec = MultiOneHot([3, 2], dtype=torch.float32, mask=bools("10110"))
+    assert spec.project(torch.tensor([0.1, 0.9, 0.3, -5.0, 2.0])).tolist() == [0, 0, 1, 1, 0]
+    assert spec.project(torch.full((5,), float("-inf"))).tolist() == [1, 0, 0, 1, 0]
+
+
+def test_projecting_integers_takes_the_nearest_allowed():
+    spec = MultiCategorical([4, 2], mask=bools("100101"))
+    assert spec.project(torch.tensor([[1, 0], [2, 9], [-1, 1]])).tolist() == [[0, 1], [3, 1], [0, 1]]
+
+
+def test_a_mask_is_obeyed_replaced_and_removed():
+    spec = MultiCategorical([3, 2], (2, 2), mask=bools("10110"))
+    assert spec.mask.shape == (2, 5) and spec.cardinality() == 4
+    assert spec.is_in(torch.tensor([[0, 0], [2, 0]])) and not spec.is_in(torch.tensor([[1, 0], [2, 0]]))
+    spec.update_mask(bools("01001 11111"))
+    assert not spec.is_in(torch.tensor([[0, 0], [2, 0]])) and spec[0].cardinality() == 1
+    assert spec[1].is_in(torch.tensor([0, 0]))
+    before = spec.clone()
+    for mask, error in (
+        (bools("11100"), InvalidArgumentError),
+        (bools("111"), InvalidArgumentError),
+        (torch.ones(5), InvalidTypeError),
+    ):
+        with pytest.raises(error, match="mask"):
+            spec.update_mask(mask)
+        assert spec == before
+    spec.update_mask(None)
+    assert spec.mask is None and spec.cardinality() == 36
+
+
+def test_the_two_encodings_correspond():
+    for mask in (None, bools("10110 01111")):
+        codes = MultiCategorical([3, 2], (2, 2), mask=mask)
+        rows = codes.to_one_hot_spec()
+        assert rows == MultiOneHot([3, 2], (2, 5), mask=mask) and rows.to_categorical_spec() == codes
+        assert codes.to_categorical_spec() is codes and rows.to_one_hot_spec() is rows
+        value = codes.rand((4,))
+        assert rows.is_in(codes.to_one_hot(value)) and torch.equal(
+            rows.to_categorical(codes.to_one_hot(value)), value
+        )
+    with pytest.raises(SpecError, match="to_one_hot"):
+        MultiCategorical([2]).to_one_hot(torch.tensor([2]))
+    with pytest.raises(SpecError, match="to_categorical"):
+        MultiOneHot([2]).to_categorical(bools("11"))
+    assert MultiOneHot([2]).to_categorical(bools("11"), safe=False).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: MultiCategorical(5), InvalidArgumentError, "sequence of counts"),
+        (lambda: MultiCategorical([]), InvalidArgumentError, "sequence of counts"),
+        (lambda: MultiCategorical([2, 0]), InvalidArgumentError, "at least 1"),
+        (lambda: MultiCategorical([1.5]), InvalidTypeError, "expected integers"),
+        (lambda: MultiCategorical([[1, 2], [3]]), InvalidTypeError, "expected integers"),
+        (lambda: MultiCategorical("ab"), InvalidTypeError, "expected integers"),
+        (lambda: MultiCategorical([2, 300], dtype=torch.uint8), InvalidArgumentError, "300 choices"),
+        (lambda: MultiCategorical([2, 3], (3,)), InvalidArgumentError, "ends with 2"),
+        (lambda: MultiCategorical([[2], [3]], (3, 1)), InvalidArgumentError, "counts that expand"),
+        (lambda: MultiOneHot([[2], [3]]), InvalidArgumentError, "one dimension"),
+        (lambda: MultiOneHot([2, 3], (4,)), InvalidArgumentError, "ends with 5"),
+        (lambda: MultiOneHot([2, 3], dtype=torch.complex64), InvalidArgumentError, "complex64"),
+    ],
+)
+def test_bad_arguments(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_counts_do_not_alias_their_source():
+    counts = torch.tensor([2, 3])
+    spec = MultiCategorical(counts)
+    counts += 9
+    assert spec.nvec.tolist() == [2, 3] and checked_counts(np.array([4], dtype=np.uint8)).dtype == torch.int64

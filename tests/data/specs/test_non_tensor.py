@@ -1,0 +1,72 @@
+"""Values that aren't tensors."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict
+
+from gleanrl.data.specs import Composite, NonTensor, Unbounded
+from gleanrl.errors import InvalidTypeError, SpecError
+
+
+def test_the_example_stands_for_all_values():
+    spec = NonTensor((2,), example_data="text")
+    for make in (spec.rand, spec.sample, spec.zero, spec.one, spec.zeros, spec.ones):
+        value = make((3,))
+        assert value.batch_size == (3, 2) and value.data == "text" and spec.is_in(value)
+
+
+def test_the_domain():
+    spec = NonTensor((2,))
+    assert spec.is_in(NonTensorData("x", batch_size=(5, 2))) and not spec.is_in(NonTensorData("x"))
+    assert not spec.is_in("x") and not spec.is_in(torch.zeros(2))
+    stack = torch.stack([NonTensorData("a"), NonTensorData("b")])
+    assert spec.is_in(stack) and spec.to_numpy(stack) == ["a", "b"] and spec.project(stack) is stack
+    with pytest.raises(SpecError, match=r"NonTensor\(shape=\(2,\)\), got batch size \(\)"):
+        spec.assert_is_in(NonTensorData("x"))
+    with pytest.raises(SpecError, match="got str"):
+        spec.project("x")
+
+
+def test_there_and_back():
+    spec = NonTensor(())
+    for value in ("text", {"a": 1}, None, object()):
+        assert spec.to_numpy(spec.encode(value)) == value or value is None
+    wrapped = NonTensorData("x")
+    assert spec.encode(wrapped) is wrapped and spec.to_numpy(wrapped, safe=False) == "x"
+
+
+def test_geometry():
+    spec = NonTensor((2, 3), example_data=1)
+    assert spec[0].shape == (3,) and spec.expand(4, 2, 3).shape == (4, 2, 3) and len(spec.unbind(1)) == 3
+    assert torch.stack([spec, spec]).shape == (2, 2, 3) and [s.shape for s in spec] == [(3,), (3,)]
+    assert spec[0].rand().data == 1
+
+
+def test_copies_devices_and_types():
+    spec = NonTensor((2,), example_data="x")
+    assert spec == spec.clone() == copy.deepcopy(spec) == NonTensor((2,), example_data="y") != NonTensor((3,))
+    assert spec != Unbounded((2,)) and NonTensor(2) == spec and spec.dtype is None
+    moved = spec.to("cpu")
+    assert (
+        moved != spec
+        and moved.to("cpu") is moved
+        and "cpu" in repr(moved)
+        and moved.zero().device.type == "cpu"
+    )
+    assert spec.cardinality() == float("inf") and spec.type_check(spec.rand()) is None
+    with pytest.raises(InvalidTypeError, match="no dtype"):
+        spec.to(torch.float32)
+    with pytest.raises(InvalidTypeError, match="'k'.*got Tensor"):
+        spec.type_check(torch.zeros(2), "k")
+
+
+def test_inside_a_composite():
+    spec = Composite(text=NonTensor((2,), example_data="x"), obs=Unbounded((2, 3)), shape=(2,))
+    value = spec.rand((4,))
+    assert spec.is_in(value) and value["text"] == "x"
+    assert not spec.is_in(TensorDict({"text": torch.zeros(2), "obs": torch.zeros(2, 3)}, [2]))
+    assert spec.to_numpy(spec.rand())["text"] == "x"
