@@ -270,3 +270,22 @@ class GreedyEnv(CountingEnv):
         if tensordict is not None and "_reset" in tensordict.keys():
             tensordict["_reset"].fill_(True)
         return out
+
+
+class PayingEnv(CountingEnv):
+    """Its reward stands under `key` and is returned as `dtype`; the spec says float32."""
+
+    def __init__(self, key: str = "reward", dtype: torch.dtype = torch.float32, **kwargs: Any) -> None:
+        self.__dict__.update(pay_key=key, pay_dtype=dtype)
+        super().__init__(**kwargs)
+
+    def _declare(self) -> None:
+        super()._declare()
+        shape = (*self.batch_size, 1)
+        self.reward_spec = Composite({self.pay_key: Unbounded(shape=shape)}, shape=self.batch_size)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        out = super()._step(tensordict)
+        del out["reward"]
+        clock = self._clock.reshape(*self.batch_size, 1)
+        return out.set(self.pay_key, clock.to(self.pay_dtype))
