@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--frames-per-batch", type=int, default=50)
     parser.add_argument("--updates-per-batch", type=int, default=25)
     parser.add_argument("--exploration-frames", type=int, default=8_000, help="epsilon falls over so many frames")
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--no-stop", action="store_true", help="go on after the task is solved")
     parser.add_argument("--out", type=Path, default=Path("out/dqn_cartpole.png"))
     args = parser.parse_args()

@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import InteractionType, set_interaction_type
 
-from gleanrl.block import Block, Field, numpy_view
+from gleanrl.block import Block, Field, Schema, numpy_view
 from gleanrl.collectors.checks import check_actions, check_finite, nonfinite_rows
 from gleanrl.collectors.episodes import EpisodeTracker
 from gleanrl.collectors.ledger import FrameLedger
@@ -80,7 +80,7 @@ class Collection:
         self._reset_first = False
         self._block: Block | None = None
         self._batch: TensorDict | None = None
-        self._extra = self._extra_fields()
+        self._schema = Schema({**plan.schema.items(), **self._extra_fields()})
         if options.max_steps is not None:
             plan.stepper.limit(options.max_steps)
         rewards = {("next", *as_path(key)) for key in env.reward_keys}
@@ -181,9 +181,9 @@ class Collection:
 
     def _fresh_block(self, num_steps: int) -> Block:
         if not self.options.reuse_block:
-            return self.plan.block(num_steps, self._extra)
+            return self.plan.block(num_steps, self._schema)
         if self._block is None or self._block.num_steps != num_steps:
-            self._block, self._batch = self.plan.block(num_steps, self._extra), None
+            self._block, self._batch = self.plan.block(num_steps, self._schema), None
         return self._block
 
     def _wrap(self, block: Block, count: int, device: torch.device | None) -> TensorDict:

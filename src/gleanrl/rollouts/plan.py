@@ -45,10 +45,9 @@ class RolloutPlan:
     done_paths: tuple[Path, ...]
     """The done flag under ``next`` of every group of flags."""
 
-    def block(self, num_steps: int, extra: Mapping[Path, Field] | None = None) -> Block:
-        """Return fresh columns for `num_steps` steps, with those of `extra` beside."""
-        schema = Schema({**self.schema.items(), **extra}) if extra else self.schema
-        return Block(schema, self.batch_size, num_steps, self.stepper.device)
+    def block(self, num_steps: int, schema: Schema | None = None) -> Block:
+        """Return fresh columns for `num_steps` steps: those of `schema`, which holds this plan's and the owner's own."""
+        return Block(schema or self.schema, self.batch_size, num_steps, self.stepper.device)
 
 
 def plan_rollout(
