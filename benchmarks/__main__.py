@@ -11,9 +11,10 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import collection, memory, replay, report
-from benchmarks.harness import Case, Gauge, run_case, run_gauge
+from benchmarks.harness import Case, Gauge, GaugeResult, run_case, run_gauge
 
 ROUNDS, QUICK = 15, 3
+BUSY = 0.5  # load average a core from which on a warning is due
 
 
 def chosen(everything: Sequence[Case | Gauge], patterns: Sequence[str]) -> list[Case | Gauge]:
@@ -60,19 +61,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(f"{item.name}: {item.title}", highlight=False)
         return 0
     rounds = QUICK if options.quick else options.rounds
+    facts = {**report.machine(), "rounds": rounds, "peers": options.peers or "none"}
+    if facts["load"] > BUSY * facts["cores"]:
+        console.print(f"load {facts['load']} on {facts['cores']} cores: expect wide spreads")
     results: list[report.Result] = []
     for item in selected:
         console.print(f"{item.name} ...", highlight=False)
         results.append(run_gauge(item) if isinstance(item, Gauge) else run_case(item, rounds, options.peers))
-    settings = {"rounds": rounds, "peers": options.peers or "none"}
     report.show(console, results)
-    report.write(options.out, results, settings)
+    report.write(options.out, results, facts)
     console.print(f"written to {options.out}/benchmarks.json and benchmarks.md", highlight=False)
     return int(any(_broken(result) for result in results))
 
 
 def _broken(result: report.Result) -> bool:
-    if isinstance(result, report.GaugeResult):
+    if isinstance(result, GaugeResult):
         return result.failure is not None
     return any(side in result.case.sides for side in result.failures)
 

@@ -85,12 +85,13 @@ def sampled_by_hand() -> Callable[[Tensor], Tensor]:
 
 def sampled_by_module() -> nn.Module:
     """Builds the same as tensordict's sequence of a network and a distribution."""
-    return ProbabilisticTensorDictSequential(
+    module: nn.Module = ProbabilisticTensorDictSequential(
         TensorDictModule(mlp(4, 2), in_keys=["observation"], out_keys=["logits"]),
         ProbabilisticTensorDictModule(
             in_keys=["logits"], out_keys=["action"], distribution_class=OneHotCategorical
         ),
     )
+    return module
 
 
 def _case(

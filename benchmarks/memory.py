@@ -91,7 +91,7 @@ GAUGES = (
     ),
     Gauge(
         "memory/collecting",
-        "slope of the resident memory over 800,000 collected frames; 0.1 would be 36 MB in an hour of 100,000/s",
+        "slope of the resident memory over 800,000 collected frames (0.1: 36 MB in an hour of 100,000/s)",
         "bytes/frame",
         lambda: in_fresh_process("collecting"),
         0.1,

@@ -24,7 +24,7 @@ HEADINGS = ("case", "side", "median", "speed / reference [quartiles]", "target",
 
 
 def machine() -> dict[str, Any]:
-    """Describes the processor, the memory, the versions and the commit of this run."""
+    """Describes the processor, the memory, the versions, the commit and the load of this moment."""
     return {
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -119,8 +119,8 @@ def table_rows(result: Result) -> list[tuple[str, ...]]:
     return [(case.name if number == 0 else "", *row) for number, row in enumerate(out)]
 
 
-def as_json(results: Sequence[Result], settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns a run as JSON-ready values, every round's figure included."""
+def as_json(results: Sequence[Result], facts: dict[str, Any]) -> dict[str, Any]:
+    """Returns a run as JSON-ready values, every round included; `facts` tell where and how it ran."""
     cases = []
     for result in results:
         if isinstance(result, GaugeResult):
@@ -135,7 +135,7 @@ def as_json(results: Sequence[Result], settings: dict[str, Any]) -> dict[str, An
         else:
             entry = _case_json(result)
         cases.append(entry)
-    return {"machine": machine(), "settings": settings, "cases": cases}
+    return {"run": facts, "cases": cases}
 
 
 def _case_json(result: CaseResult) -> dict[str, Any]:
@@ -159,9 +159,8 @@ def _case_json(result: CaseResult) -> dict[str, Any]:
     }
 
 
-def markdown(results: Sequence[Result], settings: dict[str, Any]) -> str:
+def markdown(results: Sequence[Result], facts: dict[str, Any]) -> str:
     """Returns a run as a Markdown page."""
-    facts = {**machine(), **settings}
     lines = ["# Benchmarks", "", "; ".join(f"{name}: {value}" for name, value in facts.items()) + ".", ""]
     lines += ["| " + " | ".join(HEADINGS) + " |", "| " + " | ".join("---" for _ in HEADINGS) + " |"]
     for result in results:
@@ -176,11 +175,11 @@ def markdown(results: Sequence[Result], settings: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(folder: Path, results: Sequence[Result], settings: dict[str, Any]) -> None:
+def write(folder: Path, results: Sequence[Result], facts: dict[str, Any]) -> None:
     """Writes `benchmarks.json` and `benchmarks.md` into a folder, made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "benchmarks.json").write_text(json.dumps(as_json(results, settings), indent=1) + "\n")
-    (folder / "benchmarks.md").write_text(markdown(results, settings))
+    (folder / "benchmarks.json").write_text(json.dumps(as_json(results, facts), indent=1) + "\n")
+    (folder / "benchmarks.md").write_text(markdown(results, facts))
 
 
 def show(console: Console, results: Sequence[Result]) -> None:

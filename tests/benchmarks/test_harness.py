@@ -20,7 +20,7 @@ from benchmarks.harness import (
     turn_order,
 )
 from benchmarks.remote import RemoteSide, Turn
-from benchmarks.report import as_json, markdown, table_rows, wording
+from benchmarks.report import as_json, machine, markdown, table_rows, wording
 
 PEER = """
 import os
@@ -193,12 +193,12 @@ def test_the_report_holds_figures_targets_and_failures() -> None:
     assert rows[0][4:] == ("speed >= 0.85 x\nspeed >= 6 x peer", "met\nnot judged")
     assert rows[0][3] == "0.85 [0.825, 0.875]"
     assert rows[2][2] == "failed: RuntimeError: not installed"
-    document = as_json([run, gauge], {"rounds": 2})
+    document = as_json([run, gauge], {**machine(), "rounds": 2})
     assert document["cases"][0]["targets"][0]["met"] is True
     assert document["cases"][0]["sides"]["us"]["rounds"] == [90.0, 80.0]
     assert document["cases"][1]["met"] is False
     assert "MISSED" in markdown([gauge], {})
-    assert {"cpu", "cores", "python", "torch", "commit"} <= document["machine"].keys()
+    assert {"cpu", "cores", "python", "torch", "commit"} <= document["run"].keys()
 
 
 def test_targets_in_words() -> None:
