@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium
 import pytest
+
 from gleanrl.envs.libs.gym_backend import gym_backend, set_gym_backend
 from gleanrl.errors import UnsupportedError
 

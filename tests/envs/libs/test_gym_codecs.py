@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from gleanrl.data.specs import Bounded, Categorical, MultiOneHot, OneHot, Unbounded
 from gleanrl.envs.libs.gym_codecs import (
     ArrayCodec,

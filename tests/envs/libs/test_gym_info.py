@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
+
 from gleanrl.data.specs import Composite, Unbounded
 from gleanrl.envs.libs.gym import GymWrapper
 from gleanrl.envs.libs.gym_info import default_info_dict_reader
 from gleanrl.envs.libs.gym_stepper import GymStepper
 from gleanrl.errors import EnvironmentContractError, InvalidArgumentError, InvalidTypeError
-from tensordict import TensorDict
-
 from tests.fakes import InfoEnv, OracleEnv, Script
 
 LONG = Script(lengths=(50,))

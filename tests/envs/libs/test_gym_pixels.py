@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
+
 from gleanrl.data.specs import Bounded
 from gleanrl.envs.libs.gym import GymEnv, GymWrapper
 from gleanrl.envs.libs.gym_pixels import rendering
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
-from gymnasium import spaces
-
 from tests.fakes import ORACLE_ID, NestedDictEnv, OracleEnv, Script
 
 LONG = Script(lengths=(50,))

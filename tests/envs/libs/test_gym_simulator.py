@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from gleanrl.envs.libs.gym_simulator import Simulator, checked_step
 from gleanrl.errors import ClosedError, EnvironmentContractError
-
 from tests.fakes import MutatingEnv, OracleEnv, Script
 
 ACTION = np.zeros(2, np.float32)

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+
 from gleanrl.data.specs import Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, Unbounded
 from gleanrl.envs.libs.gym_codecs import Codec
 from gleanrl.envs.libs.gym_spaces import Group, assemble, encode, leaves, make_tree, tree_spec
 from gleanrl.errors import EnvironmentContractError, SpaceError
-from gymnasium import spaces
 
 INF, F32MAX = float("inf"), float(np.finfo(np.float32).max)
 SPACES = [

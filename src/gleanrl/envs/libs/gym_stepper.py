@@ -28,6 +28,7 @@ FLAGS = ("done", "terminated", "truncated")
 _NUMBERS = frozenset({float, int, bool, np.float64, np.float32, np.float16, np.int64, np.int32, np.bool_})
 _REAL = (torch.float32, torch.float64)
 _NEVER = -1
+_NO_RESULT = object()
 _Array = np.ndarray
 
 
@@ -182,7 +183,7 @@ class GymStepper:
         """Step with the action of row `t`, and reset where the episode ends."""
         actions = self._actions
         action = self._action(t) if actions is None else actions[t]
-        result = None
+        result: Any = _NO_RESULT
         try:
             result = self._env_step(action)
             obs, reward, terminated, truncated, info = result
@@ -243,7 +244,7 @@ class GymStepper:
         self._carry = None
         if not isinstance(cause, Exception) or isinstance(cause, StepFault):
             raise cause
-        if result is not None:
+        if result is not _NO_RESULT:
             try:
                 checked_step(result)
             except Exception as better:

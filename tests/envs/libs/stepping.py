@@ -1,0 +1,62 @@
+"""Running a stepper block by block, as a rollout's owner does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gleanrl.block import Block, Field, Schema
+from gleanrl.envs.libs.gym import GymWrapper
+from gleanrl.envs.libs.gym_stepper import GymStepper
+from gleanrl.rollouts.loop import Stepper
+from gleanrl.tree import as_path, flatten
+
+
+def full_schema(stepper: Stepper, env: GymWrapper) -> Schema:
+    """The stepper's columns and those of the actions."""
+    spec = env.full_action_spec
+    actions = {as_path(k): Field(spec[k].shape, spec[k].dtype) for k in spec.keys(True, True)}
+    return Schema({**stepper.schema().items(), **actions})
+
+
+def run(
+    stepper: Stepper,
+    env: GymWrapper,
+    sizes: list[int],
+    *,
+    ready: bool = True,
+    seed: int = 0,
+    stop_at: int | None = None,
+) -> list[Any]:
+    """Step through blocks of those sizes with seeded random actions; each is full of ones at first."""
+    torch.manual_seed(seed)
+    schema, batches = full_schema(stepper, env), []
+    for size in sizes:
+        block = Block(schema, (), size)
+        for column in block.columns:
+            column.fill_(1)
+        for key, action in env.full_action_spec.rand((size,)).items(True, True):
+            block.column(as_path(key)).copy_(action)
+        stepper.bind(block, ready)
+        steps = size if stop_at is None else min(size, stop_at)
+        for t in range(steps):
+            stepper.step(t)
+        if steps < size:
+            stepper.stop(steps)
+        batches.append(block.batch(steps))
+    return batches
+
+
+def stepper_of(env: GymWrapper) -> GymStepper:
+    stepper = env.make_stepper()
+    assert isinstance(stepper, GymStepper)
+    return stepper
+
+
+def same(a: list[Any], b: list[Any]) -> None:
+    for left, right in zip(a, b, strict=True):
+        leaves, others = flatten(left), flatten(right)
+        assert leaves.keys() == others.keys()
+        for path, leaf in leaves.items():
+            assert leaf.dtype is others[path].dtype and torch.equal(leaf, others[path]), path

@@ -1,0 +1,89 @@
+"""The two public classes: what their arguments do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+
+import gleanrl.envs
+from gleanrl.data.specs import Categorical, OneHot
+from gleanrl.envs import check_env_specs
+from gleanrl.envs.libs.gym import GymEnv, GymWrapper, gym_backend
+from gleanrl.errors import InvalidTypeError, UnsupportedError
+from tests.fakes import ORACLE_ID, OracleEnv, Script
+
+LONG = Script(lengths=(50,))
+
+
+def test_the_public_names() -> None:
+    assert gleanrl.envs.GymEnv is GymEnv and gleanrl.envs.GymWrapper is GymWrapper
+    assert gym_backend() is gym
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: GymEnv("CartPole-v1"),
+        lambda: GymEnv("FrozenLake-v1"),
+        lambda: GymEnv("FrozenLake-v1", categorical_action_encoding=True),
+        lambda: GymEnv("Acrobot-v1", device="cpu"),
+        lambda: GymEnv("MountainCarContinuous-v0", frame_skip=4),
+        lambda: GymEnv(ORACLE_ID, from_pixels=True, pixels_only=False),
+    ],
+)
+def test_real_environments_keep_their_specs(make: Any) -> None:
+    check_env_specs(make())
+
+
+def test_categorical_is_the_wrappers_second_argument() -> None:
+    assert isinstance(GymWrapper(gym.make("CartPole-v1"), True).action_spec, Categorical)
+    assert isinstance(GymWrapper(gym.make("CartPole-v1")).action_spec, OneHot)
+
+
+def test_the_checker_is_off_unless_asked_for() -> None:
+    assert "PassiveEnvChecker" not in str(GymEnv("CartPole-v1"))
+    assert "PassiveEnvChecker" in str(GymEnv("CartPole-v1", disable_env_checker=False))
+
+
+def test_keywords_reach_make() -> None:
+    env = GymEnv("FrozenLake-v1", is_slippery=False, max_episode_steps=3)
+    assert len(env.rollout(20, policy=lambda td: td.set("action", torch.tensor([1, 0, 0, 0])))) == 3
+    assert env.env_name == "FrozenLake-v1"
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, -1])
+def test_vector_environments_are_not_there_yet(num_envs: int) -> None:
+    with pytest.raises(UnsupportedError, match="num_envs"):
+        GymEnv("CartPole-v1", num_envs=num_envs)
+    if num_envs > 0:
+        vector = gym.make_vec("CartPole-v1", num_envs=num_envs)
+        with pytest.raises(UnsupportedError, match="vector"):
+            GymWrapper(vector)
+        vector.close()
+
+
+def test_an_environment_of_ours_is_not_wrapped() -> None:
+    with pytest.raises(InvalidTypeError, match="GymWrapper"):
+        GymWrapper(GymWrapper(OracleEnv()))
+
+
+def test_seeds_return_the_last_seed_used() -> None:
+    env = GymEnv("CartPole-v1")
+    assert env.set_seed(7) == 7
+    first = env.reset()["observation"]
+    second = env.reset()["observation"]
+    assert not torch.equal(first, second)
+    bare = gym.make("CartPole-v1")
+    assert torch.equal(first, torch.from_numpy(bare.reset(seed=7)[0]))
+    assert torch.equal(second, torch.from_numpy(bare.reset()[0]))
+
+
+def test_a_seed_is_not_used_again_by_the_resets_inside_a_rollout() -> None:
+    inner = OracleEnv(script=Script(lengths=(2,), ending="terminated"))
+    env = GymWrapper(inner)
+    env.set_seed(3)
+    env.rollout(6, break_when_any_done=False)
+    assert [seed for seed, _ in inner.resets] == [3, None, None, None]
