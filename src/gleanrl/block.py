@@ -201,7 +201,7 @@ class Block:
         self.schema = schema
         self.batch_size = torch.Size((*batch_size, num_steps))
         self.num_steps = num_steps
-        self.num_whole = num_steps  # steps that were written before a rollout failed
+        self.num_whole = 0  # steps that a rollout has written, or had written when it failed
         self.time_dim = len(batch_size)
         self.columns: list[torch.Tensor] = [
             allocate((*self.batch_size, *field.shape), field.dtype, device) for field in schema.fields

@@ -109,6 +109,7 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
         stop: called with `t` after every step; True ends the rollout after that step.
     """
     act, step = actor.act, stepper.step
+    block.num_whole = 0
     actions_ready = actor.bind(block)
     stepper.bind(block, actions_ready)
     t = 0
@@ -118,6 +119,7 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
                 if not actions_ready:
                     act(t)
                 step(t)
+                block.num_whole = t + 1
                 if stop(t) and t + 1 < block.num_steps:
                     stepper.stop(t + 1)
                     return t + 1
@@ -132,6 +134,8 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
         block.num_whole = t + (fault.during == "reset")  # the step before a failed reset is whole
         raise
     except BaseException:
-        block.num_whole = t  # what the owner must account for: the steps before the one that failed
+        # What the owner must account for: the steps before the one that failed, and this one if `stop` failed.
+        block.num_whole = max(t, block.num_whole)
         raise
+    block.num_whole = block.num_steps
     return block.num_steps
