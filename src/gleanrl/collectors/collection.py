@@ -22,6 +22,7 @@ from gleanrl.collectors.ledger import FrameLedger
 from gleanrl.errors import InvalidArgumentError, NonFiniteError, PolicyError
 from gleanrl.rollouts.loop import StepFault, collect
 from gleanrl.rollouts.plan import RolloutPlan, explain
+from gleanrl.rollouts.steppers import BATCH
 from gleanrl.system import clock
 from gleanrl.tree import Path, as_path
 
@@ -75,7 +76,6 @@ class Collection:
         self.num_envs = max(1, plan.batch_size.numel())
         self.episodes = EpisodeTracker(self.num_envs)
         self.ledger = FrameLedger()
-        self.seconds = 0.0
         self._pending = (0, 0)  # frames collected but not handed out yet, and how many of them are flagged
         self._reset_first = False
         self._block: Block | None = None
@@ -88,7 +88,8 @@ class Collection:
         actions = {as_path(key) for key in env.action_keys}
         floats = [p for p in plan.schema.paths if plan.schema[p].dtype.is_floating_point]
         self._action_paths = [p for p in floats if p in actions]
-        self._env_paths = [p for p in floats if p not in plan.policy_paths]
+        outcomes_first = sorted(floats, key=lambda path: path[0] != "next")  # a bad value shows there first
+        self._env_paths = [p for p in outcomes_first if p not in plan.policy_paths]
 
     def _extra_fields(self) -> dict[Path, Field]:
         extra = {IDS: Field(torch.Size(), torch.int64)}
@@ -103,19 +104,34 @@ class Collection:
             extra[NONFINITE] = Field(torch.Size(), torch.bool)
         return extra
 
-    def reset(self, mask: torch.Tensor | None = None) -> None:
+    def reset(self, mask: torch.Tensor | None = None, **kwargs: Any) -> None:
         """Reset every environment, or those where `mask` is True; they begin new trajectories.
 
         Args:
-            mask: bool, ``[*batch]``; None for all.
+            mask: bool, ``[*batch]``; None for all. After a failure all are reset, whatever it says.
+            **kwargs: passed to the environment's `reset`, of all environments.
+
+        Raises:
+            EnvironmentFailure, EnvironmentContractError: the reset failed; the next batch begins with another one.
         """
+        if self._reset_first:
+            mask = None
+        self._reset_first = True
         try:
-            self.plan.stepper.reset(mask)
+            if kwargs:
+                self._load(kwargs)
+            else:
+                self.plan.stepper.reset(mask)
         except StepFault as fault:
-            self._reset_first = True
             raise explain(fault, self.env) from fault.cause
         self._reset_first = False
         self.episodes.abandon(None if mask is None else mask.reshape(-1).cpu().numpy())
+
+    def _load(self, kwargs: dict[str, Any]) -> None:
+        try:
+            self.plan.stepper.load(self.env.reset(**kwargs))
+        except Exception as cause:
+            raise StepFault(0, 0 if self.num_envs == 1 else BATCH, "reset", cause) from cause
 
     def reset_later(self) -> None:
         """Begin the next batch with a reset of every environment."""
@@ -151,11 +167,11 @@ class Collection:
             error = self._explain(fault, block)
             self._abandon(block, "environment")
             raise error from fault.cause
-        except BaseException:
-            self._abandon(block, "interrupted")
+        except BaseException as error:
+            self._abandon(block, "error" if isinstance(error, Exception) else "interrupted")
             raise
         finally:
-            self.seconds += clock.monotonic() - begin
+            self.ledger.seconds += clock.monotonic() - begin
         return self._wrap(block, count, device)
 
     @contextmanager
@@ -210,7 +226,6 @@ class Collection:
 
     def _complete(self, block: Block, count: int) -> None:
         """Check the columns, then fill in ids and counts and account for the frames."""
-        block.num_whole = count
         check_actions([(p, self._rows(block, p, count)) for p in self._action_paths], count)
         flagged = 0
         env_columns = [(p, self._rows(block, p, count)) for p in self._env_paths]

@@ -196,7 +196,7 @@ class SyncDataCollector(DataCollectorBase):
             episodes=episodes.num_ended,
             mean_return=fmean(recent) if recent else math.nan,
             mean_length=fmean(lengths) if lengths else math.nan,
-            frames_per_s=ledger.stepped / collection.seconds if collection.seconds else 0.0,
+            frames_per_s=ledger.stepped / ledger.seconds if ledger.seconds else 0.0,
         )
 
     # ------------------------------------------------------------- iteration
@@ -264,11 +264,7 @@ class SyncDataCollector(DataCollectorBase):
         """
         self._check_open()
         if index is None:
-            if kwargs:
-                self.plan.stepper.load(self.env.reset(**kwargs))
-                self._collection.episodes.abandon()
-            else:
-                self._collection.reset()
+            self._collection.reset(**kwargs)
             return
         if kwargs:
             raise UnsupportedError("reset: keyword arguments go to all environments; leave index out")

@@ -40,12 +40,14 @@ class CollectorStats:
 
 @dataclass
 class FrameLedger:
-    """Counts frames; one thread at a time. Python integers: no count ever wraps."""
+    """Counts frames and the time they took; one thread at a time. Python integers: no count ever wraps."""
 
     stepped: int = 0
     delivered: int = 0
     flagged: int = 0
     discards: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    """Time that collection took, the learner's not included."""
 
     def deliver(self, frames: int, flagged: int = 0) -> None:
         """Count `frames` that were stepped and handed out, `flagged` of them marked."""
@@ -74,17 +76,19 @@ class FrameLedger:
         assert self.stepped == self.delivered + self.flagged + self.discarded, self
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts."""
+        """Return the counts and the time."""
         return {
             "stepped": self.stepped,
             "delivered": self.delivered,
             "flagged": self.flagged,
             "discards": dict(self.discards),
+            "seconds": self.seconds,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over saved counts."""
+        """Take over saved counts and time."""
         self.stepped = int(state["stepped"])
         self.delivered = int(state["delivered"])
         self.flagged = int(state["flagged"])
         self.discards = Counter(state["discards"])
+        self.seconds = float(state["seconds"])
