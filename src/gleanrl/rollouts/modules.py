@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -51,14 +53,16 @@ class CallStage:
             self._write(values, out)
 
     def _write(self, values: Values, out: Any) -> None:
-        if isinstance(out, dict):
-            out = tuple(out.get(as_key(path)) for path in self.outputs)
+        if isinstance(out, (dict, TensorDictBase)):
+            named = tuple(out.get(as_key(path), None) for path in self.outputs)
+            out = (out,) if any(value is None for value in named) else named
         elif not isinstance(out, tuple):
             out = (out,)
         if len(out) != len(self.outputs):
             keys = [as_key(path) for path in self.outputs]
             raise PolicyError(f"policy: {len(out)} outputs for the {len(keys)} out_keys {keys}")
-        values.update(zip(self.outputs, out, strict=True))
+        for path, value in zip(self.outputs, out, strict=True):
+            values[path] = torch.as_tensor(value) if isinstance(value, (np.ndarray, np.generic)) else value
 
 
 class ProbabilisticStage:
@@ -92,13 +96,15 @@ def stages(policy: Any, batch_size: torch.Size) -> list[Stage] | None:
         return [CallStage(policy)] if _is_plain(policy) else None
     if type(policy) is ProbabilisticTensorDictModule:
         flat = all(isinstance(key, str) for key in policy.in_keys)
-        return [ProbabilisticStage(policy, batch_size)] if flat and not _hooked(policy) else None
+        plain = flat and policy._generator_key is None and policy.num_samples is None and not _hooked(policy)
+        return [ProbabilisticStage(policy, batch_size)] if plain else None
     if type(policy) in (TensorDictSequential, ProbabilisticTensorDictSequential):
         plain = (
-            policy.inplace is True
+            policy.inplace in (None, True)  # both write into the input
             and not policy.partial_tolerant
             and not policy._select_before_return
             and not getattr(policy, "return_composite", False)
+            and getattr(policy, "_requires_sample", True)
             and not _hooked(policy)
         )
         if not plain:
@@ -126,4 +132,4 @@ def _is_plain(module: TensorDictModule) -> bool:
 
 
 def _hooked(module: torch.nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
