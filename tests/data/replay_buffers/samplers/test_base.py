@@ -29,7 +29,7 @@ def test_slots_lie_in_the_stored_part(make):
     storage = filled()
     drawn = make(seed=0).draw(storage, 20, generations=True)
     assert drawn.slots.dtype == torch.int64
-    assert 0 <= int(drawn.slots.min()) and int(drawn.slots.max()) < 20
+    assert int(drawn.slots.min()) >= 0 and int(drawn.slots.max()) < 20
     assert drawn.generation.tolist() == [1] * 20
     assert make(seed=0).draw(storage, 20).generation is None
 

@@ -17,7 +17,11 @@ def filled(count: int, capacity: int = 100) -> LazyTensorStorage:
     return storage
 
 
-@given(size=st.integers(1, 40), sizes=st.lists(st.integers(1, 15), min_size=1, max_size=20), shuffle=st.booleans())
+@given(
+    size=st.integers(1, 40),
+    sizes=st.lists(st.integers(1, 15), min_size=1, max_size=20),
+    shuffle=st.booleans(),
+)
 def test_an_epoch_serves_each_slot_once(size, sizes, shuffle):
     storage, sampler = filled(size), SamplerWithoutReplacement(shuffle=shuffle, seed=0)
     served: list[int] = []

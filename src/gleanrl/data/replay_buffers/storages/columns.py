@@ -149,7 +149,7 @@ class DeviceColumns(ColumnStore):
         where = torch.tensor(list(last), dtype=torch.int64, device=self.device)
         which = torch.tensor(list(last.values()), dtype=torch.int64, device=self.device)
         for column, leaf, field in zip(self.columns, leaves, self.fields, strict=True):
-            column.index_copy_(0, where, leaf.reshape(slots.shape[0], *field.shape).index_select(0, which))
+            column[where] = leaf.reshape(slots.shape[0], *field.shape)[which]
 
     def gather(self, slots: torch.Tensor) -> list[torch.Tensor]:
         """Fetch with one `index_select` per column on the device."""

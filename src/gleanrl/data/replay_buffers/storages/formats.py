@@ -138,12 +138,13 @@ class TreeFormat(RecordFormat):
         return _pytree.tree_unflatten(list(leaves), self.spec)
 
     def state(self) -> dict[str, Any]:
-        """Return the format as plain values; the tree's structure as torch's JSON text."""
-        return {**_state("tree", self), "spec": _pytree.treespec_dumps(self.spec)}
+        """Return the format as plain values; the structure as a tree with the leaves' numbers in it."""
+        numbered = _pytree.tree_unflatten(range(self.spec.num_leaves), self.spec)
+        return {**_state("tree", self), "tree": numbered}
 
 
 def find_format(data: Any, dims: int, where: str) -> RecordFormat:
-    """Return the format of `data`, whose first `dims` batch dimensions are slots, not part of a record.
+    """Return the format of `data`; its first `dims` batch dimensions are slots, not part of a record.
 
     Raises:
         InvalidTypeError: neither a TensorDict nor a tree of tensors.
@@ -181,7 +182,7 @@ def format_from_state(state: dict[str, Any]) -> RecordFormat:
         for path, shape, dtype in zip(state["paths"], state["shapes"], state["dtypes"], strict=True)
     }
     if state["kind"] == "tree":
-        return TreeFormat(Schema(fields), _pytree.treespec_loads(state["spec"]))
+        return TreeFormat(Schema(fields), _pytree.tree_flatten(state["tree"])[1])
     return TensorDictFormat(Schema(fields), torch.Size(state["item_shape"]))
 
 

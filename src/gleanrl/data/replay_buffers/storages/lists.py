@@ -61,10 +61,10 @@ class ListStorage(Storage):
             self._place(slot, item)
 
     def _place(self, slot: int, item: Any) -> None:
-        if slot < len(self._items):
-            self._items[slot] = item
-        else:
-            self._items.append(item)
+        if slot >= len(self._items):
+            # A first write longer than the storage starts in the middle and fills every slot before it ends.
+            self._items += [None] * (slot + 1 - len(self._items))
+        self._items[slot] = item
 
     def clear(self) -> None:
         """Forget every object."""

@@ -1,0 +1,99 @@
+"""User indices against torch's own indexing of a grid of slot numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
+from gleanrl.errors import IndexRangeError, InvalidTypeError
+
+ONE = torch.Size([6])
+TWO = torch.Size([4, 3])
+INDICES_1 = [
+    0,
+    -1,
+    np.int64(3),
+    slice(None),
+    slice(1, 5, 2),
+    slice(-2, None),
+    slice(4, 1, -1),
+    [0, 5, 5, -1],
+    [],
+    range(2, 5),
+    np.array([1, 2]),
+    torch.tensor([[0, 1], [5, -6]]),
+    torch.tensor(2),
+    torch.tensor([1, 3], dtype=torch.int32),
+    torch.tensor([True, False, True, False, False, True]),
+    [True, False, True, False, False, True],
+    (slice(1, 3),),
+    ...,
+]
+INDICES_2 = [
+    2,
+    (1, 2),
+    (slice(None), 1),
+    (..., -1),
+    (slice(1, 3), [0, 2]),
+    (torch.tensor([0, 3]), torch.tensor([2, 0])),
+    torch.tensor([3, 0, 3]),
+    torch.arange(12).view(4, 3) % 2 == 0,
+    [1, 1],
+]
+
+
+@pytest.mark.parametrize("index", INDICES_1, ids=repr)
+def test_one_dimension(index):
+    check(index, ONE)
+
+
+@pytest.mark.parametrize("index", INDICES_2, ids=repr)
+def test_two_dimensions(index):
+    check(index, TWO)
+
+
+def check(index: object, shape: torch.Size) -> None:
+    grid = np.arange(shape.numel()).reshape(shape)
+    if isinstance(index, tuple):
+        plain = tuple(part.numpy() if isinstance(part, torch.Tensor) else part for part in index)
+    else:
+        plain = index.numpy() if isinstance(index, torch.Tensor) else index
+        plain = np.array(plain, dtype=int) if isinstance(plain, list) and not plain else plain
+    expected = np.asarray(grid[plain])
+    slots, selected = slots_at(index, shape)
+    assert slots.dtype == torch.int64 and slots.is_contiguous() and slots.ndim == 1
+    assert slots.tolist() == expected.reshape(-1).tolist()
+    assert tuple(selected) == expected.shape
+
+
+def test_coordinates_as_extend_returns_them():
+    slots, shape = slots_at(torch.tensor([[3, 0], [0, 2], [1, 1]]), TWO)
+    assert slots.tolist() == [9, 2, 4]
+    assert shape == (3,)
+
+
+@pytest.mark.parametrize("index", [6, -7, [0, 6], torch.tensor([-7]), (0, 0), [10**12]], ids=repr)
+def test_outside_the_stored_part(index):
+    with pytest.raises(IndexRangeError):
+        slots_at(index, ONE)
+
+
+@pytest.mark.parametrize("index", [(0, 3), (4, 0), torch.tensor([[0, 3]]), (0, 0, 0)], ids=repr)
+def test_outside_in_two_dimensions(index):
+    with pytest.raises(IndexRangeError):
+        slots_at(index, TWO)
+
+
+@pytest.mark.parametrize("index", [1.5, torch.tensor([0.5]), None, "x", {0}, [0.5]], ids=repr)
+def test_what_is_no_index(index):
+    with pytest.raises(InvalidTypeError, match="an index is an int, a slice"):
+        slots_at(index, ONE)
+
+
+def test_basic_indices_are_told_from_the_others():
+    assert basic_index(2, ONE) == (2,)
+    assert basic_index((slice(1, 2), -1), TWO) == (slice(1, 2), -1)
+    assert basic_index([2], ONE) is None
+    assert basic_index((0, torch.tensor([1])), TWO) is None

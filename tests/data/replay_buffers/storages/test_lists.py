@@ -1,0 +1,117 @@
+"""List storages: any object, kept as it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gleanrl.data.replay_buffers import ListStorage, ReplayBuffer
+from gleanrl.data.replay_buffers.storages.lists import collate, split
+from gleanrl.errors import EmptyBufferError, IndexRangeError, InvalidTypeError, SchemaError, UnsupportedError
+from tests.data.replay_buffers.oracle import clock, ted
+
+
+def test_the_default_buffer_keeps_any_object():
+    buffer = ReplayBuffer(batch_size=2)
+    marker = object()
+    assert buffer.extend(["a", marker]).tolist() == [0, 1]
+    assert buffer.add({"a": 1}) == 2
+    assert buffer[1] is marker and buffer[0] == "a" and buffer[-1] == {"a": 1}
+    assert buffer._storage.max_size == 1000
+    with pytest.raises(IndexRangeError):
+        buffer[3]
+
+
+def test_batches_are_split_into_copies():
+    data = ted(4)
+    storage = ListStorage(10)
+    storage.set(0, data)
+    data["observation"].zero_()
+    assert clock(torch.stack(storage.get([0, 3]))).tolist() == [0, 3]
+
+
+@pytest.mark.parametrize(
+    "data, rows",
+    [
+        ([1, "x"], [1, "x"]),
+        (torch.arange(2), [0, 1]),
+        ({"a": torch.arange(2), "b": (torch.ones(2),)}, [{"a": 0, "b": (1,)}, {"a": 1, "b": (1,)}]),
+        ((torch.arange(2), torch.ones(2)), [(0, 1), (1, 1)]),
+        (range(2), [0, 1]),
+    ],
+)
+def test_what_is_many_objects(data, rows):
+    assert split(data, "extend") == rows
+
+
+@pytest.mark.parametrize(
+    "data, error",
+    [
+        (torch.tensor(1.0), SchemaError),
+        ((), InvalidTypeError),
+        ({"a": "x"}, InvalidTypeError),
+        ({"a": torch.ones(2), "b": torch.ones(3)}, SchemaError),
+        ("text", InvalidTypeError),
+        (3, InvalidTypeError),
+    ],
+)
+def test_what_is_not(data, error):
+    with pytest.raises(error, match="extend"):
+        split(data, "extend")
+
+
+def test_batches_are_stacked():
+    rows = [TensorDict({"x": torch.full((2,), float(i))}, []) for i in range(3)]
+    assert collate(rows)["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert collate([torch.ones(2), torch.zeros(2)]).shape == (2, 2)
+    assert collate([1, 2]).tolist() == [1, 2]
+    assert collate([np.ones(2), np.zeros(2)]).shape == (2, 2)
+    assert collate([{"a": 1.5}, {"a": 2.5}])["a"].tolist() == [1.5, 2.5]
+
+
+def test_a_sample_doesnt_alias_the_objects():
+    buffer = ReplayBuffer(batch_size=4)
+    buffer.extend([torch.ones(2), torch.ones(2)])
+    buffer.sample().zero_()
+    assert buffer[0].tolist() == [1, 1]
+
+
+def test_replacing_by_index():
+    buffer = ReplayBuffer()
+    buffer.extend([1, 2, 3])
+    buffer[1] = 20
+    buffer[[0, 2]] = [10, 30]
+    assert buffer._storage._storage == [10, 20, 30]
+    with pytest.raises(SchemaError, match="selects 2 records, got 1"):
+        buffer[[0, 2]] = [5]
+    with pytest.raises(UnsupportedError, match="needs a buffer of TensorDicts"):
+        buffer["key"] = 3
+
+
+def test_no_rows_and_no_dimensions():
+    buffer = ReplayBuffer(dim_extend=1)
+    with pytest.raises(UnsupportedError, match="dim_extend"):
+        buffer.extend([1])
+    with pytest.raises(SchemaError, match="no record"):
+        ReplayBuffer().extend([])
+    with pytest.raises(EmptyBufferError):
+        ReplayBuffer()[0]
+
+
+def test_state_is_deep():
+    storage = ListStorage(5)
+    storage.set(0, [[1], torch.ones(2)])
+    state = storage.state_dict()
+    storage.get(0).append(2)
+    assert state["items"][0] == [1]
+    other = ListStorage(5)
+    other.load_state_dict(state)
+    other.get(1).zero_()
+    assert state["items"][1].tolist() == [1, 1]
+    other.check_valid()
+    for bad in ({**state, "num_steps": 3}, {**state, "max_size": 6}, {}):
+        with pytest.raises(SchemaError, match="load_state_dict"):
+            other.load_state_dict(bad)
+    assert len(other) == 2

@@ -1,0 +1,63 @@
+"""Memory-mapped storages: their files, and what is left of them."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import pytest
+import torch
+
+from gleanrl.data.replay_buffers import LazyMemmapStorage, ReplayBuffer
+from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from tests.data.replay_buffers.oracle import clock, ted
+
+
+def mapped(directory: object) -> int:
+    with open("/proc/self/maps") as maps:
+        return sum(str(directory) in line for line in maps)
+
+
+def test_files_hold_what_was_written(tmp_path):
+    storage = LazyMemmapStorage(100, scratch_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    storage.set(0, ted(30))
+    rewards = torch.from_file(str(tmp_path / "next" / "reward.memmap"), size=100)
+    assert rewards[:30].tolist() == list(range(30))
+    assert len(list(tmp_path.rglob("*.memmap"))) == 11
+
+
+def test_a_second_storage_in_the_same_place_is_refused(tmp_path):
+    LazyMemmapStorage(100, scratch_dir=str(tmp_path)).set(0, ted(3))
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(100, scratch_dir=tmp_path))
+    with pytest.raises(UnsupportedError, match="exists already and isn't overwritten"):
+        buffer.extend(ted(3))
+    assert len(buffer) == 0
+
+
+def test_maps_and_nameless_files_go_with_the_storage(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    storage = LazyMemmapStorage(10_000)
+    storage.set(0, ted(50))
+    assert mapped(tmp_path) == 11
+    assert list(tmp_path.iterdir()) == [], "even a killed process leaves nothing"
+    rows = storage.get(slice(None))
+    del storage
+    gc.collect()
+    assert clock(rows).tolist() == list(range(50)), "a view keeps its map alive"
+    del rows
+    gc.collect()
+    assert mapped(tmp_path) == 0
+
+
+def test_the_space_is_reserved_at_the_first_write(tmp_path):
+    storage = LazyMemmapStorage(100_000, scratch_dir=tmp_path)
+    storage.set(0, torch.zeros(1, 4))
+    found = os.stat(tmp_path / "tensor.memmap")
+    assert found.st_size == 1_600_000 and found.st_blocks * 512 >= 1_600_000
+
+
+@pytest.mark.parametrize("device", ["cuda", "meta"])
+def test_files_live_on_the_cpu(device):
+    with pytest.raises(InvalidArgumentError, match="live on the CPU"):
+        LazyMemmapStorage(10, device=device)

@@ -1,0 +1,88 @@
+"""Where columns come from: room is asked for first, and a failure leaves nothing."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+
+from gleanrl.block import Field
+from gleanrl.data.replay_buffers.storages.memory import FileAllocator, HeapAllocator, file_of
+from gleanrl.errors import CapacityError, UnsupportedError
+from gleanrl.system import faults
+from gleanrl.system.faults import At
+
+PATHS = [("a",), ("next", "a"), ("next", "b")]
+FIELDS = [
+    Field(torch.Size([3]), torch.float32),
+    Field(torch.Size([]), torch.bfloat16),
+    Field(torch.Size([0]), torch.float32),
+]
+
+
+def check(columns: list[torch.Tensor]) -> None:
+    for column, field in zip(columns, FIELDS, strict=True):
+        assert column.shape == (7, *field.shape) and column.dtype == field.dtype
+        assert not bool(column.any())
+        column.fill_(1)
+
+
+def test_heap_columns_are_zero():
+    check(HeapAllocator(torch.device("cpu"))(PATHS, FIELDS, 7))
+
+
+def test_file_columns_are_zero_and_written_through(tmp_path):
+    columns = FileAllocator(tmp_path / "new")(PATHS, FIELDS, 7)
+    check(columns)
+    assert (tmp_path / "new" / "a.memmap").stat().st_size == 84
+    assert torch.from_file(str(tmp_path / "new" / "a.memmap"), size=21).tolist() == [1.0] * 21
+    assert (tmp_path / "new" / "next" / "b.memmap").stat().st_size == 0
+
+
+def test_nameless_files_are_gone_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    columns = FileAllocator(None)(PATHS, FIELDS, 7)
+    assert list(tmp_path.iterdir()) == []
+    check(columns)
+
+
+def test_existing_files_are_refused(tmp_path):
+    (tmp_path / "next").mkdir()
+    (tmp_path / "next" / "a.memmap").write_bytes(b"mine")
+    with pytest.raises(UnsupportedError, match=r"next/a.memmap exists already"):
+        FileAllocator(tmp_path)(PATHS, FIELDS, 7)
+    assert (tmp_path / "next" / "a.memmap").read_bytes() == b"mine"
+    assert not (tmp_path / "a.memmap").exists()
+
+
+@pytest.mark.parametrize("point", ["fs.create", "fs.allocate", "fs.map"])
+@pytest.mark.parametrize("visit", [1, 2])
+def test_a_failure_leaves_no_file(tmp_path, point, visit):
+    full = At(OSError(errno.ENOSPC, "No space left on device"), visit)
+    with faults.inject({point: full}), pytest.raises(CapacityError, match="No space left"):
+        FileAllocator(tmp_path)(PATHS, FIELDS, 7)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_room_is_checked_before_anything_is_made(tmp_path):
+    with pytest.raises(CapacityError, match="lower max_size, or use LazyMemmapStorage"):
+        HeapAllocator(torch.device("cpu"))(PATHS, FIELDS, 10**13)
+    with pytest.raises(CapacityError, match=r"bytes of disk at .*choose another scratch_dir"):
+        FileAllocator(tmp_path)(PATHS, FIELDS, 10**13)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_key_leaves_the_directory_or_meets_another():
+    root = Path("/root/columns")
+    keys = [("..", "x"), ("a/b",), ("a", "b"), ("a.memmap", "b"), ("a",), (".",), ("%2E",)]
+    files = [file_of(root, key) for key in keys]
+    assert len(set(files)) == len(files)
+    assert all(file.is_relative_to(root) and ".." not in file.parts for file in files)
+    assert file_of(root, ("next", "reward")) == root / "next" / "reward.memmap"
+
+
+def test_devices_allocate_there():
+    columns = HeapAllocator(torch.device("meta"))(PATHS, FIELDS, 7)
+    assert all(column.device.type == "meta" for column in columns)

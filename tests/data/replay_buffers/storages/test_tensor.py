@@ -1,0 +1,291 @@
+"""Tensor storages: schema, shapes, views and copies, state."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict, tensorclass
+
+from gleanrl.data.replay_buffers import LazyMemmapStorage, LazyTensorStorage, Storage, TensorStorage
+from gleanrl.errors import (
+    CapacityError,
+    EmptyBufferError,
+    IndexRangeError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    SchemaError,
+    UnsupportedError,
+)
+from tests.data.replay_buffers.oracle import clock, fingerprint, ted
+
+LAZY = [LazyTensorStorage, LazyMemmapStorage]
+
+
+def plain(**changes: object) -> TensorDict:
+    entries = {"obs": torch.ones(5, 4), "act": torch.ones(5, 1, dtype=torch.int64), **changes}
+    return TensorDict({k: v for k, v in entries.items() if v is not None}, [5])
+
+
+@pytest.mark.parametrize("kind", LAZY)
+def test_rows_come_back_as_they_were_written(kind):
+    storage = kind(50)
+    data = ted(20)
+    storage.set(0, data)
+    assert (storage.get(slice(None)) == data).all()
+    picked = storage.get([3, 19, 3])
+    assert clock(picked).tolist() == [3, 19, 3]
+    assert picked.device == torch.device("cpu") and picked["next"].device == torch.device("cpu")
+    assert picked.batch_size == (3,) and picked["next"].batch_size == (3,)
+    assert picked.names == [None]
+    assert not picked.is_locked
+    storage.check_valid()
+
+
+def test_every_leaf_of_a_fetch_has_memory_of_its_own():
+    storage = LazyTensorStorage(50)
+    storage.set(0, ted(20))
+    before = fingerprint(storage.state_dict())
+    first = storage.fetch(torch.arange(20))
+    leaves = list(first.values(True, True))
+    assert len({leaf.untyped_storage().data_ptr() for leaf in leaves}) == len(leaves)
+    for leaf in leaves:
+        assert leaf.untyped_storage().nbytes() == leaf.nbytes
+        leaf.zero_()
+    assert fingerprint(storage.state_dict()) == before
+
+
+def test_ints_and_slices_are_live_views_and_lists_are_copies():
+    storage = LazyTensorStorage(10)
+    storage.set(0, torch.arange(6.0))
+    whole, one, copied = storage.get(slice(None)), storage.get(2), storage.get([2])
+    storage.set(2, torch.tensor([70.0]))
+    assert whole.tolist() == [0, 1, 70, 3, 4, 5] and float(one) == 70 and float(copied) == 2
+    storage.get(slice(0, 2)).fill_(8)
+    assert storage.get(slice(None)).tolist() == [8, 8, 70, 3, 4, 5]
+    with pytest.raises(IndexRangeError, match="backwards"):
+        storage.get(slice(None, None, -1))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"act": None}, r"missing \['act'\]"),
+        ({"more": torch.ones(5, 1)}, r"unexpected \['more'\]"),
+        ({"obs": torch.ones(5, 1)}, r"key 'obs' expected shape \(5, 4\) torch.float32, got \(5, 1\)"),
+        ({"obs": torch.ones(5, 4, 1)}, r"expected shape \(5, 4\)"),
+        ({"obs": torch.ones(5, 4, dtype=torch.float64)}, r"got \(5, 4\) torch.float64"),
+        (
+            {"act": torch.full((5, 1), 0.7)},
+            r"key 'act' expected shape \(5, 1\) torch.int64, got .* torch.float32",
+        ),
+        ({"act": TensorDict({"x": torch.ones(5, 1)}, [5])}, "missing"),
+    ],
+)
+def test_rows_that_break_the_schema_change_nothing(change, message):
+    storage = LazyTensorStorage(8)
+    storage.set(0, plain())
+    before = fingerprint(storage.state_dict())
+    with pytest.raises(SchemaError, match=message):
+        storage.set(0, plain(**change))
+    assert fingerprint(storage.state_dict()) == before
+    storage.check_valid()
+
+
+@pytest.mark.parametrize(
+    "data, error, message",
+    [
+        (
+            TensorDict({"x": torch.ones(3), "s": NonTensorData("hi", [3])}, [3]),
+            SchemaError,
+            "'s' holds NonTensor",
+        ),
+        (TensorDict({}, [3]), SchemaError, "without any tensor"),
+        (TensorDict({"x": torch.ones(0)}, [0]), SchemaError, "no record"),
+        (TensorDict({"x": torch.ones(())}, []), SchemaError, "expected at least 1 batch dimensions"),
+        ({"x": torch.ones(3), "y": "text"}, InvalidTypeError, "got str at"),
+        (3, InvalidTypeError, "got int; ListStorage keeps any object"),
+        ([], SchemaError, "without any tensor"),
+        ({"x": torch.ones(3), "y": torch.ones(2)}, SchemaError, "expected shape"),
+    ],
+)
+def test_a_first_write_that_fails_leaves_a_storage_without_schema(data, error, message):
+    storage = LazyTensorStorage(8)
+    with pytest.raises(error, match=message):
+        storage.set(0, data)
+    assert not storage.initialized and len(storage) == 0
+    storage.set(0, plain())
+
+
+def test_tensorclasses_are_refused_by_name():
+    @tensorclass
+    class Point:
+        x: torch.Tensor
+
+    with pytest.raises(InvalidTypeError, match="tensorclass Point"):
+        LazyTensorStorage(8).set(0, Point(x=torch.ones(3), batch_size=[3]))
+
+
+@pytest.mark.parametrize("kind", LAZY)
+@pytest.mark.parametrize(
+    "data",
+    [
+        torch.arange(6.0).view(6, 1),
+        {"a": torch.arange(6), "b": (torch.ones(6, 2), [torch.zeros(6, dtype=torch.bool)])},
+        (torch.arange(6), torch.ones(6, 3)),
+    ],
+    ids=["tensor", "dict", "tuple"],
+)
+def test_trees_of_tensors_come_back_as_trees(kind, data):
+    storage = kind(10)
+    storage.set(0, data)
+    got = storage.fetch(torch.tensor([4, 1]))
+    flat, spec = torch.utils._pytree.tree_flatten(got)
+    source, expected = torch.utils._pytree.tree_flatten(data)
+    assert spec == expected
+    for leaf, original in zip(flat, source, strict=True):
+        assert torch.equal(leaf, original[[4, 1]])
+    with pytest.raises((SchemaError, InvalidTypeError)):
+        storage.set(0, {"other": torch.ones(6)})
+    with pytest.raises((SchemaError, InvalidTypeError)):
+        storage.set(0, ted(3))
+    other = kind(10)
+    other.load_state_dict(storage.state_dict())
+    assert repr(other.get([0, 5])) == repr(storage.get([0, 5]))
+
+
+def test_more_than_one_batch_dimension():
+    storage = LazyTensorStorage(100, ndim=2)
+    assert (storage.max_size, storage.shape, len(storage)) == (100, (0, 0), 0)
+    storage.set(0, ted(4, streams=3).transpose(0, 1))
+    assert (storage.max_size, storage.capacity_steps, storage.shape, len(storage)) == (102, 34, (4, 3), 12)
+    assert storage.get(2).batch_size == (3,)
+    assert storage.get((slice(None), 1))["observation"][:, 0].tolist() == [1, 1, 1, 1]
+    assert storage.get((torch.tensor([3, 0]), torch.tensor([2, 1])))["observation"].tolist() == [
+        [2, 0, 3],
+        [1, 0, 0],
+    ]
+    with pytest.raises(SchemaError, match=r"expected batch dimensions \[time, 3\], got \[2, 5\]"):
+        storage.set(4, ted(2, streams=5).transpose(0, 1))
+    storage.check_valid()
+
+
+def test_three_batch_dimensions():
+    storage = LazyTensorStorage(100, ndim=3)
+    storage.set(0, torch.arange(24).view(4, 3, 2))
+    assert (storage.max_size, storage.shape) == (102, (4, 3, 2))
+    assert storage.fetch(torch.tensor([23, 6])).tolist() == [23, 6]
+
+
+def test_batch_dimensions_beyond_the_storages_belong_to_the_record():
+    storage = LazyTensorStorage(10)
+    storage.set(0, ted(6, streams=5))
+    got = storage.fetch(torch.tensor([4, 0]))
+    assert got.batch_size == (2, 6)
+    assert (got == ted(6, streams=5)[[4, 0]]).all()
+
+
+def test_a_batch_without_transitions_is_refused():
+    with pytest.raises(SchemaError, match="no transition"):
+        LazyTensorStorage(10, ndim=2).set(0, torch.ones(4, 0))
+
+
+def test_wrapping_existing_data_counts_as_full():
+    data = torch.arange(12.0).view(6, 2)
+    storage = TensorStorage(data, ndim=1)
+    assert len(storage) == storage.max_size == 6
+    assert storage.generation(torch.arange(6)).tolist() == [1] * 6
+    storage.set(5, torch.full((1, 2), 9.0))
+    assert data[5].tolist() == [9, 9], "contiguous data is used in place"
+    assert TensorStorage(ted(4, streams=3), ndim=2, device="auto").shape == (3, 4)
+    assert isinstance(storage, Storage)
+    with pytest.raises(InvalidArgumentError, match="max_size: expected 6"):
+        TensorStorage(data, 7)
+
+
+def test_nothing_can_be_read_before_the_first_write():
+    storage = LazyTensorStorage(5)
+    assert storage._storage is None
+    for read in (lambda: storage.get(slice(None)), lambda: storage.get([]), lambda: storage.format):
+        with pytest.raises(EmptyBufferError):
+            read()
+    with pytest.raises(EmptyBufferError):
+        storage.fetch(torch.empty(0, dtype=torch.int64))
+    with pytest.raises(IndexRangeError):
+        storage.get(0)
+
+
+def test_the_view_over_all_slots():
+    storage = LazyTensorStorage(10)
+    storage.set(0, ted(4))
+    assert storage._storage.batch_size == (10,)
+    assert storage._storage["next", "reward"].flatten().tolist() == [0, 1, 2, 3, 0, 0, 0, 0, 0, 0]
+
+
+def test_memory_is_asked_for_before_it_is_taken():
+    storage = LazyTensorStorage(10**12)
+    with pytest.raises(CapacityError, match="bytes of memory"):
+        storage.set(0, ted(4))
+    assert not storage.initialized
+
+
+def test_meta_devices_are_refused():
+    with pytest.raises(UnsupportedError, match="meta"):
+        LazyTensorStorage(5, device="meta")
+
+
+@pytest.mark.parametrize("kind", LAZY)
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_state_is_a_copy_of_the_part_in_use(kind, ndim, tmp_path):
+    storage = kind(1000, ndim=ndim)
+    storage.set(0, ted(6, streams=3).transpose(0, 1) if ndim == 2 else ted(18))
+    state = storage.state_dict()
+    saved = fingerprint(state)
+    assert all(column.shape[0] == 18 for column in state["columns"])
+    torch.save(state, tmp_path / "state.pt")
+    other = kind(1000, ndim=ndim)
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert fingerprint(other.state_dict()) == saved
+    other.check_valid()
+    other.get(slice(None))["observation"].zero_()
+    storage.get(slice(None))["observation"].zero_()
+    assert fingerprint(state) == saved
+    storage.load_state_dict(state)
+    assert (storage.get(slice(None)) == (ted(6, streams=3).transpose(0, 1) if ndim == 2 else ted(18))).all()
+
+
+def test_a_state_of_another_storage_is_refused_whole():
+    storage = LazyTensorStorage(10)
+    storage.set(0, ted(4))
+    before = fingerprint(storage.state_dict())
+    other = LazyTensorStorage(10)
+    other.set(0, plain())
+    good = storage.state_dict()
+    bad = [
+        other.state_dict(),
+        {**good, "max_size": 11},
+        {**good, "ndim": 2},
+        {**good, "num_steps": 5},
+        {**good, "columns": good["columns"][:-1]},
+        {key: value for key, value in good.items() if key != "generations"},
+        {**good, "format": None},
+    ]
+    for state in bad:
+        with pytest.raises(SchemaError, match="load_state_dict"):
+            storage.load_state_dict(state)
+    assert fingerprint(storage.state_dict()) == before
+
+
+def test_an_empty_state_empties():
+    storage = LazyTensorStorage(10)
+    empty = storage.state_dict()
+    storage.set(0, ted(4))
+    storage.load_state_dict(empty)
+    assert len(storage) == 0
+
+
+def test_leaves_in_another_order_load_by_name():
+    first, second = LazyTensorStorage(10), LazyTensorStorage(10)
+    first.set(0, TensorDict({"a": torch.zeros(2), "b": torch.ones(2)}, [2]))
+    second.set(0, TensorDict({"b": torch.zeros(1), "a": torch.zeros(1)}, [1]))
+    second.load_state_dict(first.state_dict())
+    assert second.get(0)["b"] == 1 and second.get(0)["a"] == 0

@@ -1,0 +1,293 @@
+"""The buffer: writing, sampling, indexing, iterating, and what each call refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gleanrl.data.replay_buffers import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    RandomSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+)
+from gleanrl.errors import (
+    EmptyBufferError,
+    IndexRangeError,
+    InvalidArgumentError,
+    SchemaError,
+    UnsupportedError,
+)
+from tests.data.replay_buffers.oracle import clock, fingerprint, ted
+
+STORAGES = [LazyTensorStorage, LazyMemmapStorage]
+SAMPLERS = [RandomSampler, SamplerWithoutReplacement]
+
+
+@pytest.mark.parametrize("chunks", [[5], [20, 20], [20, 21], [7, 100, 3], [40], [1] * 50])
+@pytest.mark.parametrize("streams", [None, 1, 3])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("storage", STORAGES)
+def test_every_row_says_where_it_came_from(storage, sampler, streams, chunks):
+    ndim = 1 if streams is None else 2
+    rb = ReplayBuffer(storage=storage(40, ndim=ndim), sampler=sampler(seed=0))
+    per_step = streams or 1
+    capacity = -(-40 // per_step)
+    start = 0
+    for chunk in chunks:
+        index = rb.extend(ted(chunk, start, streams))
+        start += chunk
+        kept = min(chunk, capacity)
+        assert index.shape == ((kept,) if ndim == 1 else (kept * per_step, 2))
+        written = rb[index]
+        newest = torch.arange(start - kept, start).repeat_interleave(per_step)
+        assert torch.equal(clock(written), newest)
+        if ndim == 2:
+            assert torch.equal(written["observation"][:, 0], torch.arange(per_step).repeat(kept).float())
+        low = max(start - capacity, 0)
+        assert len(rb) == (start - low) * per_step
+        rows, info = rb.sample(60, return_info=True)
+        times = clock(rows)
+        assert bool((times >= low).all() and (times < start).all())
+        where = info["index"] if ndim == 1 else info["index"][0]
+        assert torch.equal(where, times % capacity)
+        if ndim == 2:
+            assert torch.equal(rows["observation"][:, 0].long(), info["index"][1])
+        assert (rb[info["index"]] == rows).all()
+        assert bool((info["generation"] >= 1).all())
+        rb._storage.check_valid()
+        rb._writer.check_valid()
+
+
+def test_generations_count_writes():
+    rb = ReplayBuffer(storage=LazyTensorStorage(10))
+    rb.extend(ted(25))
+    for _ in range(3):
+        rb.add(ted(1, 99)[0])
+    rb[0] = ted(1, 98)[0]
+    generations = rb._storage.generation(torch.arange(10)).tolist()
+    assert generations == [2, 1, 1, 1, 1, 2, 2, 2, 1, 1]
+    _, info = rb.sample(200, return_info=True)
+    assert info["generation"].tolist() == [generations[slot] for slot in info["index"].tolist()]
+
+
+def test_add_one_row_at_a_time():
+    rb = ReplayBuffer(storage=LazyTensorStorage(5))
+    data = ted(8)
+    assert [rb.add(data[t]) for t in range(8)] == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert clock(rb[:]).tolist() == [5, 6, 7, 3, 4]
+    rb = ReplayBuffer(storage=LazyTensorStorage(6, ndim=2))
+    data = ted(4, streams=3)
+    assert [rb.add(data[:, t]).tolist() for t in range(3)] == [
+        [[0, 0], [0, 1], [0, 2]],
+        [[1, 0], [1, 1], [1, 2]],
+        [[0, 0], [0, 1], [0, 2]],
+    ]
+
+
+def test_time_is_moved_to_the_front():
+    data = torch.arange(24).view(2, 3, 4)
+    rb = ReplayBuffer(storage=LazyTensorStorage(24, ndim=3))
+    rb.extend(data)
+    assert rb.dim_extend == 2 and rb._storage.shape == (4, 3, 2)
+    assert torch.equal(rb[:], data.transpose(0, 2))
+    rb = ReplayBuffer(storage=LazyTensorStorage(24, ndim=2), dim_extend=0)
+    rb.extend(data)
+    assert torch.equal(rb[:], data)
+    rb = ReplayBuffer(storage=LazyTensorStorage(24), dim_extend=1)
+    rb.extend(TensorDict({"x": data}, [2, 3]))
+    assert rb._storage.shape == (3,) and torch.equal(rb[:]["x"], data.transpose(0, 1))
+    with pytest.raises(InvalidArgumentError, match="dim_extend"):
+        ReplayBuffer(dim_extend=-1)
+    with pytest.raises(AttributeError):
+        rb.dim_extend = 2
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+@pytest.mark.parametrize("call", ["extend", "add", "set"])
+def test_a_failed_write_changes_nothing(call, ndim):
+    rb = ReplayBuffer(storage=LazyTensorStorage(9, ndim=ndim), sampler=SamplerWithoutReplacement(seed=0))
+    streams = 3 if ndim == 2 else None
+    rb.extend(ted(5, 0, streams))
+    rb.sample(2)
+    before = fingerprint(rb.state_dict()), rb.stats(), rb._storage.changes
+    good = ted(2, 5, streams)
+    bad = [
+        good.exclude("action"),
+        good.clone().set("extra", torch.zeros(*good.batch_size, 1)),
+        good.clone().set("observation", good["observation"].double()),
+        good.clone().set(("next", "reward"), torch.zeros(*good.batch_size, 2)),
+        torch.zeros(2, 3),
+    ]
+    for data in bad:
+        one = data[:, 0] if ndim == 2 else data[0]
+        with pytest.raises((SchemaError, TypeError)):
+            if call == "extend":
+                rb.extend(data)
+            elif call == "add":
+                rb.add(one)
+            else:
+                rb[0] = one
+    assert (fingerprint(rb.state_dict()), rb.stats(), rb._storage.changes) == before
+
+
+def test_extend_leaves_its_input_alone_and_keeps_nothing_of_it():
+    rb = ReplayBuffer(storage=LazyTensorStorage(10))
+    data = ted(6).lock_()
+    before = fingerprint({str(k): v for k, v in data.items(True, True)})
+    rb.extend(data)
+    assert fingerprint({str(k): v for k, v in data.items(True, True)}) == before
+    data.unlock_()["observation"].zero_()
+    assert clock(rb[:]).tolist() == list(range(6))
+
+
+def test_samples_can_be_written_again():
+    rb = ReplayBuffer(storage=LazyTensorStorage(10))
+    rb.extend(ted(6))
+    rows, info = rb.sample(4, return_info=True)
+    assert set(rows.keys()) == set(ted(1).keys()), "sample adds no key"
+    rows["index"], rows["_weight"] = info["index"], torch.ones(4)
+    rows["priority_weight"], rows["_generation"] = torch.ones(4), info["generation"]
+    rb.extend(rows)
+    assert "_weight" in rows.keys()
+    assert set(rb.sample(2).keys()) == set(ted(1).keys())
+    rb.add(rows[0])
+    rb[0] = rows[0]
+
+
+def test_a_buffer_can_be_extended_from_its_own_rows():
+    rb = ReplayBuffer(storage=LazyTensorStorage(10))
+    rb.extend(ted(8))
+    rb.extend(rb[:5])
+    assert clock(rb[:]).tolist() == [2, 3, 4, 3, 4, 5, 6, 7, 0, 1]
+
+
+def test_strided_data():
+    rb = ReplayBuffer(storage=LazyTensorStorage(30))
+    rb.extend(ted(20)[::2])
+    assert clock(rb[:]).tolist() == list(range(0, 20, 2))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_an_empty_buffer_cant_be_sampled(sampler):
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler(), batch_size=2)
+    for act in (rb.sample, lambda: next(iter(rb))):
+        with pytest.raises(EmptyBufferError, match="the storage is empty"):
+            act()
+    rb.extend(ted(3))
+    rb.empty()
+    with pytest.raises(RuntimeError, match="the storage is empty"):
+        rb.sample()
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, "3", True])
+def test_bad_batch_sizes(size):
+    rb = ReplayBuffer(storage=LazyTensorStorage(10))
+    rb.extend(ted(3))
+    with pytest.raises(InvalidArgumentError, match="batch_size: expected an integer of 1 or more"):
+        rb.sample(size)
+    with pytest.raises(InvalidArgumentError, match="batch_size"):
+        ReplayBuffer(batch_size=size)
+
+
+def test_a_missing_batch_size():
+    rb = ReplayBuffer(storage=LazyTensorStorage(10))
+    rb.extend(ted(3))
+    with pytest.raises(RuntimeError, match="no batch_size was given"):
+        rb.sample()
+    with pytest.raises(RuntimeError, match="needs the batch_size argument"):
+        next(iter(rb))
+    with pytest.raises(ValueError, match="drop_last"):
+        ReplayBuffer(sampler=SamplerWithoutReplacement(drop_last=True))
+
+
+def test_another_batch_size_warns_and_wins():
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
+    rb.extend(ted(3))
+    assert rb.sample().batch_size == (4,)
+    with pytest.warns(UserWarning, match="batch_size=7 differs"):
+        assert rb.sample(7).batch_size == (7,)
+    assert rb.sample(4).batch_size == (4,)
+
+
+def test_iteration_is_one_epoch():
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(seed=0), batch_size=4)
+    rb.extend(ted(10))
+    for _ in range(3):
+        batches = [clock(batch) for batch in rb]
+        assert [len(batch) for batch in batches] == [4, 4, 2]
+        assert sorted(torch.cat(batches).tolist()) == list(range(10))
+
+
+def test_options_that_come_later_are_refused():
+    with pytest.raises(UnsupportedError, match="prefetch=3"):
+        ReplayBuffer(prefetch=3, batch_size=2)
+    with pytest.raises(UnsupportedError, match="checkpointer"):
+        ReplayBuffer(checkpointer=object())
+    if not torch.cuda.is_available():
+        with pytest.raises(UnsupportedError, match="pin_memory=True needs a CUDA device"):
+            ReplayBuffer(pin_memory=True)
+    ReplayBuffer(prefetch=0)
+
+
+def test_collate_and_keys_and_positions():
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), collate_fn=lambda rows: rows["next", "reward"].flatten())
+    rb.extend(ted(6))
+    assert rb[[4, 1]].tolist() == [4, 1]
+    rb = ReplayBuffer(storage=LazyTensorStorage(10))
+    rb.extend(ted(6))
+    assert rb["next", "reward"].flatten().tolist() == [0, 1, 2, 3, 4, 5]
+    assert rb["collector"].batch_size == (6,)
+    assert clock(rb[-1][None]).tolist() == [5]
+    with pytest.raises(IndexRangeError):
+        rb[6]
+    rb["next", "reward"] = torch.arange(6.0)[:, None] * 10
+    assert rb[2]["next", "reward"].tolist() == [20]
+    assert rb[2]["observation"].tolist() == ted(6)[2]["observation"].tolist()
+    with pytest.raises(SchemaError, match="expected shape"):
+        rb["next", "reward"] = torch.zeros(6, 2)
+    with pytest.raises(SchemaError, match="unexpected"):
+        rb["more"] = torch.zeros(6, 2)
+
+
+def test_positions_can_be_replaced():
+    rb = ReplayBuffer(storage=LazyTensorStorage(10))
+    rb.extend(ted(6))
+    rb[[0, 3, 0]] = ted(3, 100)
+    rb[4:] = ted(2, 200)
+    assert clock(rb[:]).tolist() == [102, 1, 2, 101, 200, 201]
+    assert rb._writer.cursor == 6 and len(rb) == 6
+    with pytest.raises(SchemaError, match="the index selects"):
+        rb[:2] = ted(3)
+    with pytest.raises(IndexRangeError):
+        rb[6] = ted(1)[0]
+    rb[torch.zeros(6, dtype=torch.bool)] = ted(0)
+
+
+def test_seeds():
+    def first(**options: int) -> list[int]:
+        rb = ReplayBuffer(storage=LazyTensorStorage(100), **options)
+        rb.extend(ted(100))
+        return clock(rb.sample(20)).tolist()
+
+    assert first(seed=3) == first(seed=3) != first(seed=4)
+    torch.manual_seed(0)
+    expected = first()
+    torch.manual_seed(0)
+    assert first() == expected
+    rb = ReplayBuffer(storage=LazyTensorStorage(100), seed=9)
+    rb.extend(ted(100))
+    rb.set_seed(3)
+    assert clock(rb.sample(20)).tolist() == first(seed=3)
+
+
+def test_stats_count():
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    rb.extend(ted(7))
+    rb.extend(ted(7))
+    rb[0] = ted(1)[0]
+    rb.sample()
+    assert rb.stats() == (10, 10, 15, 1, 0)
+    assert "LazyTensorStorage(10 of 10 rows" in repr(rb)

@@ -1,0 +1,210 @@
+"""Transforms: which way they act, in which order, and what is found out at the first write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer
+from gleanrl.data.replay_buffers.pipeline import Pipeline, Stage
+from gleanrl.errors import InvalidTypeError
+from tests.data.replay_buffers.oracle import clock, ted
+
+
+class Scale(nn.Module):
+    """Times `factor` on read, divided by it on write, the way torchrl's transforms are built."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, data: TensorDict) -> TensorDict:
+        assert not self.training
+        return data.set("x", data["x"] * self.factor)
+
+    def inv(self, data: TensorDict) -> TensorDict:
+        return data.set("x", data["x"] / self.factor)
+
+
+class HoldBack(Scale):
+    def inv(self, data: TensorDict) -> None:
+        return None
+
+
+def buffer(transform: Any = None, ndim: int = 1) -> ReplayBuffer:
+    return ReplayBuffer(storage=LazyTensorStorage(50, ndim=ndim), transform=transform, batch_size=4)
+
+
+def xs(count: int = 4) -> TensorDict:
+    return TensorDict({"x": torch.arange(float(count))}, [count])
+
+
+def test_an_object_with_inv_acts_both_ways():
+    rb = buffer(Scale(10.0))
+    data = xs()
+    rb.extend(data)
+    assert rb._storage.get(slice(None))["x"].tolist() == pytest.approx([0, 0.1, 0.2, 0.3])
+    assert rb[:]["x"].tolist() == pytest.approx([0, 1, 2, 3])
+    assert rb["x"].tolist() == pytest.approx([0, 1, 2, 3])
+    assert data["x"].tolist() == [0, 1, 2, 3], "extend doesn't write into its input"
+    assert set(rb.sample()["x"].round().tolist()) <= {0.0, 1.0, 2.0, 3.0}
+
+
+def test_records_pass_in_the_opposite_order():
+    seen = []
+
+    class Note(Scale):
+        def forward(self, data: TensorDict) -> TensorDict:
+            seen.append(("read", self.factor))
+            return data
+
+        def inv(self, data: TensorDict) -> TensorDict:
+            seen.append(("write", self.factor))
+            return data
+
+    rb = buffer(Note(2.0))
+    assert rb.append_transform(Note(3.0)) is rb
+    rb.insert_transform(0, Note(1.0))
+    rb.extend(xs())
+    rb.sample()
+    assert seen == [("write", 3), ("write", 2), ("write", 1), ("read", 1), ("read", 2), ("read", 3)]
+
+
+def test_invert_swaps_the_directions():
+    rb = buffer()
+    rb.append_transform(Scale(10.0), invert=True)
+    rb.extend(xs())
+    assert rb._storage.get(slice(None))["x"].tolist() == [0, 10, 20, 30]
+    assert rb[:]["x"].tolist() == pytest.approx([0, 1, 2, 3])
+
+
+def test_an_inverted_callable_acts_on_writes_only():
+    rb = buffer()
+    rb.append_transform(lambda data: data.set("x", data["x"] + 1), invert=True)
+    rb.extend(xs())
+    rb.add(xs()[0])
+    assert rb[:]["x"].tolist() == [1, 2, 3, 4, 1]
+
+
+def test_an_inverse_that_returns_none_writes_nothing():
+    for ndim, shape in [(1, (0,)), (2, (0, 2))]:
+        rb = buffer(HoldBack(2.0), ndim)
+        index = rb.extend(ted(4, streams=2))
+        assert index.shape == shape and index.dtype == torch.int64
+        assert len(rb) == 0 and not rb._storage.initialized
+
+
+def test_a_plain_callable_acts_on_samples():
+    calls = []
+
+    def note(data: TensorDict) -> TensorDict:
+        calls.append(tuple(data.batch_size))
+        return data.set("y", data["x"] + 1)
+
+    rb = buffer(note)
+    rb.extend(xs())
+    assert calls == [], "not probed: the data has no more batch dimensions than the storage"
+    assert "y" in rb.sample().keys()
+    assert "y" in rb[0].keys() and "y" in rb[:].keys()
+    assert "y" not in rb._storage.get(slice(None)).keys()
+
+
+def test_a_callable_that_changes_the_batch_shape_acts_on_the_way_in():
+    calls = []
+
+    def flatten(data: TensorDict) -> TensorDict:
+        calls.append(tuple(data.batch_size))
+        return data.reshape(-1)
+
+    rb = buffer(flatten)
+    data = ted(6, streams=3)
+    rb.extend(data)
+    assert calls == [(1, 1), (3, 6)]
+    assert len(rb) == 18 and data.batch_size == (3, 6)
+    assert clock(rb._storage.get(slice(None))).tolist() == list(range(6)) * 3
+    assert rb.sample(4).batch_size == (4,)
+    rb.extend(ted(6, start=6, streams=3))
+    assert calls == [(1, 1), (3, 6), (3, 6)], "probed once"
+    assert rb.add(ted(1)[0]) == 36, "a single record needs no flattening"
+
+
+def test_the_probe_works_on_a_clone():
+    def spoil(data: TensorDict) -> TensorDict:
+        data["observation"].zero_()
+        return data
+
+    rb = ReplayBuffer(storage=LazyTensorStorage(50), transform=spoil)
+    data = ted(6, streams=3)
+    expected = data.clone()
+    rb.extend(data)
+    assert (data == expected).all()
+
+
+def test_data_with_enough_storage_dimensions_isnt_probed():
+    rb = buffer(lambda data: data.reshape(-1), ndim=2)
+    rb.extend(ted(6, streams=3))
+    assert rb._storage.shape == (6, 3)
+    assert rb.sample(4).batch_size == (4,)
+
+
+def test_a_callable_that_fails_on_the_corner_is_for_samples():
+    rb = ReplayBuffer(
+        storage=LazyTensorStorage(50), transform=lambda data: data.reshape(2, 2, 6), batch_size=4
+    )
+    rb.extend(ted(6, streams=3))
+    assert rb.sample().batch_size == (2, 2, 6)
+
+
+def test_a_failed_first_write_settles_nothing():
+    rb = buffer(lambda data: data.reshape(-1))
+    with pytest.raises(ValueError, match="without any tensor"):
+        rb.extend(TensorDict({}, [4]))
+    rb.extend(ted(6, streams=3))
+    assert len(rb) == 18
+
+
+def test_only_the_first_write_is_probed():
+    rb = buffer()
+    rb.extend(ted(6))
+    rb.append_transform(lambda data: data.reshape(-1))
+    with pytest.raises(ValueError, match="expected shape"):
+        rb.extend(ted(6, streams=3))
+
+
+def test_of_several_callables_only_those_that_flatten_act_on_writes():
+    rb = buffer(lambda data: data.select("observation"))
+    rb.append_transform(lambda data: data.reshape(-1))
+    rb.append_transform(lambda data: data.exclude("collector"))
+    rb.extend(ted(6, streams=3))
+    assert len(rb) == 18
+    assert "action" in rb._storage.get(slice(None)).keys()
+    assert set(rb.sample().keys()) == {"observation"}
+
+
+def test_with_transforms_positions_give_copies():
+    rb = buffer(lambda data: data)
+    rb.extend(xs())
+    rb[:]["x"].zero_()
+    rb[1]["x"].zero_()
+    assert rb[:]["x"].tolist() == [0, 1, 2, 3]
+    trees = buffer(lambda tree: tree)
+    trees.extend({"x": torch.arange(4.0)})
+    trees[:]["x"].zero_()
+    assert trees[:]["x"].tolist() == [0, 1, 2, 3]
+
+
+def test_replacing_by_index_runs_the_inverse():
+    rb = buffer(Scale(10.0))
+    rb.extend(xs())
+    rb[1] = TensorDict({"x": torch.tensor(50.0)}, [])
+    assert rb[:]["x"].tolist() == pytest.approx([0, 50, 2, 3])
+
+
+def test_what_is_no_transform():
+    with pytest.raises(InvalidTypeError, match="transform: expected a callable"):
+        Stage(3)
+    assert len(Pipeline()) == 0
