@@ -56,7 +56,9 @@ def names(batches: list[TensorDict]) -> dict[tuple[int, ...], set[int]]:
     """Return the ids of each (stream, episode)."""
     found: dict[tuple[int, ...], set[int]] = {}
     for batch in batches:
-        rows = zip(batch["observation"].long().reshape(-1, 3).tolist(), batch[IDS].reshape(-1).tolist(), strict=True)
+        rows = zip(
+            batch["observation"].long().reshape(-1, 3).tolist(), batch[IDS].reshape(-1).tolist(), strict=True
+        )
         for (stream, episode, _), name in rows:
             found.setdefault((stream, episode), set()).add(name)
     return found
@@ -131,7 +133,9 @@ class TestBatches:
         frozen = first.clone()
         second = collect(made)
         assert (first == frozen).all()
-        pointers = [{leaf.untyped_storage().data_ptr() for leaf in b.values(True, True)} for b in (first, second)]
+        pointers = [
+            {leaf.untyped_storage().data_ptr() for leaf in b.values(True, True)} for b in (first, second)
+        ]
         assert not pointers[0] & pointers[1]
 
     def test_returns_and_lengths_are_those_of_the_script(self) -> None:
@@ -178,11 +182,13 @@ class TestLimit:
         ends = torch.tensor([False, False, True] * 3).expand(*batch_size, 9)
         for group in ((), ("agents",)):
             for name in ("done", "truncated", "terminated"):
-                flag = batch["next", *group, name].flatten(len(batch_size) + 1)  # (*batch, 9, agents)
+                flag = batch[("next", *group, name)].flatten(len(batch_size) + 1)  # (*batch, 9, agents)
                 expected = torch.zeros_like(ends) if name == "terminated" else ends
                 assert torch.equal(flag, expected.unsqueeze(-1).expand_as(flag)), (group, name)
         assert torch.equal(batch["step_count"].squeeze(-1), torch.arange(9).expand(*batch_size, 9) % 3)
-        assert torch.equal(batch["agents", "observation"][..., 0, 2].long(), torch.arange(9).expand(*batch_size, 9) % 3)
+        assert torch.equal(
+            batch["agents", "observation"][..., 0, 2].long(), torch.arange(9).expand(*batch_size, 9) % 3
+        )
 
     def test_a_partial_reset_begins_the_count_anew_for_its_rows_only(self) -> None:
         made = collection(CountingEnv(NEVER, (2,)), max_steps=4)
@@ -282,7 +288,9 @@ class TestFailures:
         script = Script(lengths=(2,))  # 9 steps are 4 episodes and a half
         made = collection(CrookedEnv("raise", 10, script=script))
         collect(made)
-        with pytest.raises(EnvironmentFailure, match=r"environment 0 \(CrookedEnv\), episode 4, step 1: step raised"):
+        with pytest.raises(
+            EnvironmentFailure, match=r"environment 0 \(CrookedEnv\), episode 4, step 1: step raised"
+        ):
             collect(made)
 
     @pytest.mark.parametrize("at", range(2, 8))
@@ -301,7 +309,9 @@ class TestFailures:
 
     @pytest.mark.parametrize("at", range(1, 2 * T + 1))
     def test_the_policy_raises(self, at: int) -> None:
-        self.check(CountingEnv(SCRIPT, (2,)), Calls(at, raising(ZeroDivisionError())), ZeroDivisionError, "error")
+        self.check(
+            CountingEnv(SCRIPT, (2,)), Calls(at, raising(ZeroDivisionError())), ZeroDivisionError, "error"
+        )
 
     @pytest.mark.parametrize("at", [1, 3, T, T + 2])
     def test_the_policy_is_interrupted(self, at: int) -> None:
@@ -386,12 +396,16 @@ class TestNonFinite:
             collect(made)
 
     def test_what_the_policy_puts_out_is_not_the_environments_fault(self) -> None:
-        policy = on_td(lambda td: [td.set("value", torch.tensor(float("nan"))), torch.full((2,), float("inf"))][1])
+        policy = on_td(
+            lambda td: [td.set("value", torch.tensor(float("nan"))), torch.full((2,), float("inf"))][1]
+        )
         batch = collect(collection(CountingEnv(NEVER), policy))
         assert batch["value"].isnan().all() and batch["action"].isinf().all()
 
     def test_another_choice_is_refused(self) -> None:
-        with pytest.raises(InvalidArgumentError, match="nonfinite: expected 'raise', 'mark' or 'pass', got 'drop'"):
+        with pytest.raises(
+            InvalidArgumentError, match="nonfinite: expected 'raise', 'mark' or 'pass', got 'drop'"
+        ):
             CollectionOptions(nonfinite="drop")
 
 
@@ -405,7 +419,10 @@ class TestCuts:
     ) -> None:
         calls = itertools.count(1)
         made = collection(
-            CountingEnv(SCRIPT, batch_size), max_steps=3, nonfinite="mark", stop=lambda: next(calls) % every == 0
+            CountingEnv(SCRIPT, batch_size),
+            max_steps=3,
+            nonfinite="mark",
+            stop=lambda: next(calls) % every == 0,
         )
         batches = [collect(made) for _ in range(4)]
         lengths = [batch.shape[-1] for batch in batches]

@@ -86,7 +86,10 @@ def histories(draw: st.DrawFn) -> tuple[int, int, int, list[tuple[str, Any]]]:
 @given(histories())
 def test_ids_counts_returns_and_lengths_are_those_of_the_oracle(history: Any) -> None:
     num_envs, worker, num_workers, events = history
-    tracker, oracle = EpisodeTracker(num_envs, worker, num_workers), SlowTracker(num_envs, worker, num_workers)
+    tracker, oracle = (
+        EpisodeTracker(num_envs, worker, num_workers),
+        SlowTracker(num_envs, worker, num_workers),
+    )
     for kind, what in events:
         if kind == "abandon":
             tracker.abandon(None if what is None else np.array(what, BOOL))

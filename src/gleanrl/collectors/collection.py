@@ -20,6 +20,7 @@ from gleanrl.collectors.checks import check_actions, check_finite, nonfinite_row
 from gleanrl.collectors.episodes import EpisodeTracker
 from gleanrl.collectors.ledger import FrameLedger
 from gleanrl.errors import InvalidArgumentError, NonFiniteError, PolicyError
+from gleanrl.pool import BufferPool
 from gleanrl.rollouts.loop import StepFault, collect
 from gleanrl.rollouts.plan import RolloutPlan, explain
 from gleanrl.rollouts.steppers import BATCH
@@ -80,6 +81,7 @@ class Collection:
         self._reset_first = False
         self._block: Block | None = None
         self._batch: TensorDict | None = None
+        self._pool = BufferPool()
         self._schema = Schema({**plan.schema.items(), **self._extra_fields()})
         if options.max_steps is not None:
             plan.stepper.limit(options.max_steps)
@@ -112,7 +114,7 @@ class Collection:
             **kwargs: passed to the environment's `reset`, of all environments.
 
         Raises:
-            EnvironmentFailure, EnvironmentContractError: the reset failed; the next batch begins with another one.
+            EnvironmentFailure, EnvironmentContractError: it failed; the next batch begins with another one.
         """
         if self._reset_first:
             mask = None
@@ -197,9 +199,9 @@ class Collection:
 
     def _fresh_block(self, num_steps: int) -> Block:
         if not self.options.reuse_block:
-            return self.plan.block(num_steps, self._schema)
+            return self.plan.block(num_steps, self._schema, self._pool)
         if self._block is None or self._block.num_steps != num_steps:
-            self._block, self._batch = self.plan.block(num_steps, self._schema), None
+            self._block, self._batch = self.plan.block(num_steps, self._schema, self._pool), None
         return self._block
 
     def _wrap(self, block: Block, count: int, device: torch.device | None) -> TensorDict:

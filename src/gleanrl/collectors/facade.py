@@ -15,7 +15,7 @@ from tensordict.nn import InteractionType
 from gleanrl.collectors.base import DataCollectorBase
 from gleanrl.collectors.collection import Collection, CollectionOptions
 from gleanrl.collectors.ledger import CollectorStats
-from gleanrl.collectors.plan import DevicePlan, FramePlan, integer
+from gleanrl.collectors.plan import DevicePlan, FramePlan, integer, make_env
 from gleanrl.collectors.progress import CollectorProgress
 from gleanrl.collectors.trajectories import split_trajectories
 from gleanrl.collectors.weights import PolicyWeights
@@ -24,8 +24,8 @@ from gleanrl.envs.rollout import mark_truncated
 from gleanrl.errors import (
     ClosedError,
     InvalidArgumentError,
-    InvalidTypeError,
     MissingKeyError,
+    SchemaError,
     UnsupportedError,
 )
 from gleanrl.rollouts.plan import RolloutPlan, plan_rollout
@@ -134,7 +134,8 @@ class SyncDataCollector(DataCollectorBase):
             reuse_block=return_same_td,
             stop=None if interruptor is None else interruptor.collection_stopped,
         )
-        self.env = _make_env(create_env_fn, create_env_kwargs)
+        self.env = make_env(create_env_fn, create_env_kwargs)
+        self._ready = self.env is not create_env_fn  # should this constructor fail: close what was made here
         num_envs = max(1, torch.Size(self.env.batch_size).numel())
         self._budget = FramePlan.of(num_envs, frames_per_batch, total_frames, init_random_frames)
         self.devices = DevicePlan.of(device, env_device, policy_device, storing_device, self.env.device)
@@ -343,12 +344,18 @@ class SyncDataCollector(DataCollectorBase):
 
         Raises:
             MissingKeyError: if an entry is missing; nothing has changed then.
+            SchemaError: if an entry is unexpected (a policy's weights without such a policy); likewise.
         """
         has_policy = isinstance(self.policy, torch.nn.Module)
         needed = {"env_state_dict", "frames", "iter"} | ({"policy_state_dict"} if has_policy else set())
         missing = sorted(needed - set(state_dict))
         if strict and missing:
             raise MissingKeyError(f"load_state_dict: missing {missing}; got {sorted(state_dict)}")
+        unexpected = sorted(set(state_dict) - needed - {"episodes", "ledger"})
+        if strict and unexpected:
+            raise SchemaError(
+                f"load_state_dict: unexpected {unexpected}; this collector has {sorted(needed)}"
+            )
         if has_policy and "policy_state_dict" in state_dict:
             self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict, **kwargs)
         if state_dict.get("env_state_dict"):
@@ -368,31 +375,6 @@ class SyncDataCollector(DataCollectorBase):
             f"{type(self).__name__}(env={self.env!r}, policy={type(self.policy).__name__}, "
             f"frames_per_batch={self.frames_per_batch}, total_frames={total})"
         )
-
-
-def _make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Any:
-    """Return the environment that the user passed, or the one that the user's callable makes."""
-    if _is_env(create_env_fn):
-        if not kwargs:
-            return create_env_fn
-        if not hasattr(create_env_fn, "update_kwargs"):
-            raise UnsupportedError(
-                "create_env_kwargs: the environment exists already; pass a callable that makes it"
-            )
-        create_env_fn.update_kwargs(kwargs)
-        return create_env_fn
-    made = create_env_fn(**(kwargs or {})) if callable(create_env_fn) else create_env_fn
-    if not _is_env(made):
-        raise InvalidTypeError(
-            f"create_env_fn: expected an environment or a callable that makes one, got {type(made).__name__}; "
-            "wrap a gymnasium environment in GymWrapper"
-        )
-    return made
-
-
-def _is_env(candidate: Any) -> bool:
-    names = ("step", "reset", "batch_size", "full_action_spec")
-    return not isinstance(candidate, type) and all(hasattr(candidate, name) for name in names)
 
 
 def _has_truncated(env: Any) -> bool:

@@ -1,17 +1,18 @@
-"""What a collector's keywords mean: frozen plans of its frames, its devices and its options."""
+"""What a collector's keywords mean: the environment, and frozen plans of its frames and its devices."""
 
 from __future__ import annotations
 
 import operator
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gleanrl.devices import as_device
-from gleanrl.errors import InvalidArgumentError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 
 
 def warn(message: str) -> None:
@@ -135,3 +136,37 @@ class DevicePlan:
         if storing_device is None and policy_device in (None, env_device):
             storing_device = env_device
         return cls(env_device, policy_device, storing_device)
+
+
+def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Any:
+    """Return the environment that the user passed, or the one that the user's callable makes.
+
+    Args:
+        create_env_fn: an environment or a callable.
+        kwargs: keyword arguments for the callable; an environment takes them if it has `update_kwargs`.
+
+    Raises:
+        InvalidTypeError: if it's neither, or the callable makes none.
+        UnsupportedError: for keyword arguments to an environment that doesn't take them.
+    """
+    if _is_env(create_env_fn):
+        if not kwargs:
+            return create_env_fn
+        if not hasattr(create_env_fn, "update_kwargs"):
+            raise UnsupportedError(
+                "create_env_kwargs: the environment exists already; pass a callable that makes it"
+            )
+        create_env_fn.update_kwargs(kwargs)
+        return create_env_fn
+    made = create_env_fn(**(kwargs or {})) if callable(create_env_fn) else create_env_fn
+    if not _is_env(made):
+        raise InvalidTypeError(
+            f"create_env_fn: expected an environment or a callable that makes one, "
+            f"got {type(made).__name__}; wrap a gymnasium environment in GymWrapper"
+        )
+    return made
+
+
+def _is_env(candidate: Any) -> bool:
+    names = ("step", "reset", "batch_size", "full_action_spec")
+    return not isinstance(candidate, type) and all(hasattr(candidate, name) for name in names)

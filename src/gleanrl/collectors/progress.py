@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from gleanrl.collectors.ledger import CollectorStats
+from gleanrl.system import clock
+
+_SECONDS_BETWEEN_DRAWINGS = 0.25
 
 
 class CollectorProgress:
@@ -12,11 +16,14 @@ class CollectorProgress:
 
     It is drawn when a batch is handed over, a few times a second at most.
 
+    No thread of its own: while the learner is busy nothing is drawn.
+
     Args:
         total_frames: the collector's budget; None for endless (then there is no bar and no time to go).
+        console: where to draw; None for the terminal.
     """
 
-    def __init__(self, total_frames: int | None) -> None:
+    def __init__(self, total_frames: int | None, console: Console | None = None) -> None:
         self._progress = Progress(
             TextColumn("{task.completed:,.0f} frames"),
             BarColumn(),
@@ -24,18 +31,17 @@ class CollectorProgress:
             TextColumn("{task.fields[speed]:,.0f} frames/s  {task.fields[episodes]:,} episodes"),
             TextColumn("mean return {task.fields[mean_return]:.1f}"),
             TimeRemainingColumn(),
-            refresh_per_second=4,
+            auto_refresh=False,
+            console=console,
         )
         self._task = self._progress.add_task(
             "collect", total=total_frames, speed=0.0, episodes=0, mean_return=float("nan")
         )
         self._started = False
+        self._drawn = 0.0
 
     def update(self, frames: int, stats: CollectorStats) -> None:
         """Show `frames` delivered frames and the counters."""
-        if not self._started:
-            self._progress.start()
-            self._started = True
         self._progress.update(
             self._task,
             completed=frames,
@@ -43,6 +49,13 @@ class CollectorProgress:
             episodes=stats.episodes,
             mean_return=stats.mean_return,
         )
+        now = clock.monotonic()
+        if not self._started:
+            self._progress.start()  # this draws, too
+            self._started, self._drawn = True, now
+        elif now - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
+            self._progress.refresh()
+            self._drawn = now
 
     def close(self) -> None:
         """Draw the last state and give the terminal back; calling it again does nothing."""

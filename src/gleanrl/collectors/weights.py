@@ -64,10 +64,11 @@ class PolicyWeights:
                 f"unexpected {sorted(set(given) - set(own))}"
             )
         for path, target in own.items():
-            if target.shape != given[path].shape:
+            value = given[path]
+            if target.shape != value.shape or target.dtype is not value.dtype:
                 raise SchemaError(
-                    f"update_policy_weights_: {as_key(path)!r} expected shape {tuple(target.shape)}, "
-                    f"got {tuple(given[path].shape)}"
+                    f"update_policy_weights_: {as_key(path)!r} expected shape {tuple(target.shape)} "
+                    f"{target.dtype}, got {tuple(value.shape)} {value.dtype}; nothing is cast or broadcast"
                 )
         with torch.no_grad():
             for path, target in own.items():

@@ -1,0 +1,166 @@
+"""The collector's own policy: a copy or the live one, and weights that arrive whole or not at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictParams
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from gleanrl.collectors.weights import PolicyWeights
+from gleanrl.errors import InvalidTypeError, PolicyError, SchemaError
+
+CPU = torch.device("cpu")
+
+
+def net() -> nn.Sequential:
+    """Return a module with parameters, float buffers and an integer buffer."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def same(module: nn.Module, expected: dict[str, torch.Tensor]) -> bool:
+    found = module.state_dict()
+    return set(found) == set(expected) and all(torch.equal(found[k], v) for k, v in expected.items())
+
+
+def change(module: nn.Module) -> None:
+    """Change every parameter and every buffer."""
+    for value in module.state_dict().values():
+        value.add_(1)
+
+
+class TestWithoutADevice:
+    """The user's module itself runs."""
+
+    def test_the_policy_is_the_module_and_its_weights_are_live(self) -> None:
+        module = net()
+        held = PolicyWeights(module, None)
+        change(module)
+        held.push()
+        assert held.policy is module
+
+    def test_given_weights_are_copied_in(self) -> None:
+        module, other = net(), net()
+        change(other)
+        held = PolicyWeights(module, None)
+        held.push(TensorDict.from_module(other))
+        assert same(module, weights(other))
+        change(other)
+        assert not same(module, weights(other))
+
+
+class TestWithADevice:
+    """A copy runs."""
+
+    def test_the_copy_changes_by_push_only_and_in_place(self) -> None:
+        module = net()
+        held = PolicyWeights(module, CPU)
+        before, tensors = weights(module), {name: id(p) for name, p in held.policy.named_parameters()}
+        pointers = [p.data_ptr() for p in held.policy.parameters()]
+        change(module)
+        assert held.policy is not module and same(held.policy, before)
+        held.push()
+        assert same(held.policy, weights(module)), "parameters and buffers, the integer one included"
+        assert {name: id(p) for name, p in held.policy.named_parameters()} == tensors
+        assert [p.data_ptr() for p in held.policy.parameters()] == pointers
+        change(module)
+        assert not same(held.policy, weights(module))
+
+    @pytest.mark.parametrize(
+        "wrap", [TensorDict.from_module, lambda m: TensorDictParams(TensorDict.from_module(m))]
+    )
+    def test_given_weights_win_over_the_modules(self, wrap: Any) -> None:
+        module, other = net(), net()
+        change(other)
+        held = PolicyWeights(module, torch.device("cpu:0"))
+        held.push(wrap(other))
+        assert same(held.policy, weights(other)) and not same(module, weights(other))
+
+    def test_weights_of_a_tensordict_module_and_detached_ones(self) -> None:
+        module = TensorDictModule(net(), in_keys=["a"], out_keys=["action"])
+        held = PolicyWeights(module, CPU)
+        change(module)
+        held.push(TensorDict.from_module(module).detach().clone())
+        assert same(held.policy, weights(module))
+
+    def test_pushed_weights_still_train(self) -> None:
+        held = PolicyWeights(net(), CPU)
+        held.push()
+        assert all(p.requires_grad and p.grad_fn is None for p in held.policy.parameters())
+
+    def test_a_module_without_weights(self) -> None:
+        held = PolicyWeights(nn.Tanh(), CPU)
+        held.push()
+        held.push(TensorDict.from_module(nn.Tanh()))
+
+    def test_a_module_that_cannot_be_copied_is_refused_with_advice(self) -> None:
+        module = net()
+        module.hidden = torch.zeros(2, requires_grad=True) * 2  # type: ignore[assignment]
+        with pytest.raises(
+            PolicyError, match="Sequential can't be copied to cpu: .*policy_device=None"
+        ) as caught:
+            PolicyWeights(module, CPU)
+        assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("device", [None, CPU])
+class TestWeightsThatDoNotFit:
+    """Nothing at all is copied."""
+
+    def check(self, device: Any, given: Any, kind: type[Exception], message: str) -> None:
+        held = PolicyWeights(net(), device)
+        before = weights(held.policy)
+        with pytest.raises(kind, match=message):
+            held.push(given)
+        assert same(held.policy, before)
+
+    def spoilt(self) -> TensorDict:
+        """Return weights whose every value differs from those of `net()`."""
+        module = net()
+        change(module)
+        return TensorDict.from_module(module).detach().clone()
+
+    def test_a_missing_key(self, device: Any) -> None:
+        given = self.spoilt()
+        del given["2", "bias"]
+        self.check(device, given, SchemaError, r"missing \[\('2', 'bias'\)\], unexpected \[\]")
+
+    def test_an_extra_key(self, device: Any) -> None:
+        given = self.spoilt()
+        given["2", "scale"] = torch.ones(2)
+        self.check(device, given, SchemaError, r"missing \[\], unexpected \[\('2', 'scale'\)\]")
+
+    @pytest.mark.parametrize("shape", [(1,), (), (3,), (1, 2)])
+    def test_another_shape_even_one_that_would_broadcast(self, device: Any, shape: tuple[int, ...]) -> None:
+        given = self.spoilt()
+        given["2", "bias"] = torch.ones(shape)
+        self.check(device, given, SchemaError, r"\('2', 'bias'\) expected shape \(2,\)")
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64])
+    def test_another_dtype(self, device: Any, dtype: torch.dtype) -> None:
+        given = self.spoilt()
+        given["2", "bias"] = given["2", "bias"].to(dtype)
+        self.check(device, given, SchemaError, r"\('2', 'bias'\) expected .*torch.float32, got .*torch\.")
+
+    def test_a_state_dict_isnt_a_tensordict(self, device: Any) -> None:
+        self.check(
+            device, net().state_dict(), InvalidTypeError, "expected a TensorDict of weights, got OrderedDict"
+        )
+
+
+@pytest.mark.parametrize("policy", [None, lambda td: td])
+@pytest.mark.parametrize("device", [None, CPU])
+def test_a_policy_that_is_no_module(policy: Any, device: Any) -> None:
+    held = PolicyWeights(policy, device)
+    assert held.policy is policy
+    held.push()
+    with pytest.raises(PolicyError, match="isn't a module"):
+        held.push(TensorDict.from_module(net()))
