@@ -18,6 +18,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.errors import SchemaError
+from gleanrl.pool import BufferPool
 from gleanrl.tree import Layout, Path, as_key, iter_leaves
 
 # NumPy has no bfloat16: such a column is seen as its bit pattern.
@@ -162,19 +163,26 @@ class Schema:
                 )
 
 
-def allocate(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
-    """Return an uninitialised tensor; on the CPU its memory comes from NumPy.
+def allocate(
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+    pool: BufferPool | None = None,
+) -> torch.Tensor:
+    """Return an uninitialised tensor; on the CPU its memory comes from `pool`, or else from NumPy.
 
     NumPy asks the kernel for huge pages in large arrays: fresh memory then faults in a third of the time that
     `torch.empty` takes.
     """
     if device is not None and device.type != "cpu":
-        return (
-            torch.empty(*shape, dtype=dtype, device=device)
-            if shape
-            else torch.empty((), dtype=dtype, device=device)
-        )
-    tensor = torch.from_numpy(np.empty(tuple(shape), numpy_dtype(dtype)))
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
+    kind = numpy_dtype(dtype)
+    num_bytes = prod(shape) * kind.itemsize
+    if pool is not None and num_bytes >= pool.min_bytes:
+        array = pool.take(num_bytes).view(kind).reshape(tuple(shape))
+    else:
+        array = np.empty(tuple(shape), kind)
+    tensor = torch.from_numpy(array)
     return tensor.view(dtype) if dtype == torch.bfloat16 else tensor
 
 
@@ -189,6 +197,7 @@ class Block:
         batch_size: the environments' batch dimensions, ``()`` for one environment.
         num_steps: T.
         device: where the columns live; None for the CPU.
+        pool: where large columns come from; None for the allocator.
     """
 
     def __init__(
@@ -197,6 +206,7 @@ class Block:
         batch_size: Sequence[int],
         num_steps: int,
         device: torch.device | None = None,
+        pool: BufferPool | None = None,
     ) -> None:
         self.schema = schema
         self.batch_size = torch.Size((*batch_size, num_steps))
@@ -204,7 +214,7 @@ class Block:
         self.num_whole = 0  # steps that a rollout has written, or had written when it failed
         self.time_dim = len(batch_size)
         self.columns: list[torch.Tensor] = [
-            allocate((*self.batch_size, *field.shape), field.dtype, device) for field in schema.fields
+            allocate((*self.batch_size, *field.shape), field.dtype, device, pool) for field in schema.fields
         ]
 
     def column(self, path: Path) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 
 from gleanrl.block import Block, Field, Schema
+from gleanrl.devices import columns_device
 from gleanrl.errors import (
     EnvironmentContractError,
     EnvironmentFailure,
@@ -18,6 +20,7 @@ from gleanrl.errors import (
     PolicyError,
     failure_from,
 )
+from gleanrl.pool import BufferPool
 from gleanrl.rollouts.actors import PrimedActor, RandomActor, make_actor, probe, spare
 from gleanrl.rollouts.loop import Actor, StepFault, Stepper
 from gleanrl.rollouts.modules import Values
@@ -45,9 +48,15 @@ class RolloutPlan:
     done_paths: tuple[Path, ...]
     """The done flag under ``next`` of every group of flags."""
 
-    def block(self, num_steps: int, schema: Schema | None = None) -> Block:
-        """Return fresh columns for `num_steps` steps: those of `schema`, which holds this plan's and the owner's own."""
-        return Block(schema or self.schema, self.batch_size, num_steps, self.stepper.device)
+    def block(self, num_steps: int, schema: Schema | None = None, pool: BufferPool | None = None) -> Block:
+        """Return fresh columns for `num_steps` steps.
+
+        Args:
+            num_steps: T.
+            schema: the columns, if the owner adds some of its own to this plan's.
+            pool: where large columns come from.
+        """
+        return Block(schema or self.schema, self.batch_size, num_steps, self.stepper.device, pool)
 
 
 def plan_rollout(
@@ -85,9 +94,8 @@ def plan_rollout(
     actions = action_fields(env, dims)
     keys = list(env.observation_spec.keys(True, True))
     wrapped = wrap_policy(policy, env, keys)
-    columns_device = stepper.device or torch.device("cpu")
-    moved = policy_device if policy_device is not None and policy_device != columns_device else None
-    if moved is not None and isinstance(wrapped, RandomPolicy):
+    moved = policy_device if policy_device != columns_device(stepper.device) else None
+    if isinstance(wrapped, RandomPolicy):
         moved = None
     trial = _Trial(stepper, env, moved, act_now)
     wrapped, written = _outputs(wrapped, policy, trial, actions)
@@ -148,6 +156,29 @@ class _Trial:
         fields, self.first = probe(policy, self.root(), actions)
         return fields
 
+    def run_wrapped(
+        self, module: TensorDictModule, actions: Mapping[Path, Field]
+    ) -> tuple[TensorDictModule, dict[Path, Field]]:
+        """Call what `module` wraps, once.
+
+        Returns:
+            The module with out_keys ``output1``, ``output2``, … for the outputs beyond its actions, and its
+            columns.
+        """
+        names, root = module._kwargs, self.root()
+        inputs = [root.get(key, None) for key in module.in_keys]
+        with nullcontext() if self.act_now else torch.random.fork_rng(devices=[]), torch.no_grad():
+            call = module.module if self.act_now else spare(module.module)
+            out = call(*inputs) if names is None else call(**dict(zip(names, inputs, strict=True)))
+        extra = (len(out) if isinstance(out, tuple) else 1) - len(module.out_keys)
+        out_keys = [*module.out_keys, *(f"output{i + 1}" for i in range(extra))]
+        in_keys: Any = module.in_keys if names is None else dict(zip(names, module.in_keys, strict=True))
+        replay = TensorDictModule(lambda *args, **kwargs: out, in_keys=in_keys, out_keys=out_keys)
+        fields, first = probe(replay, root, actions)
+        if self.act_now:
+            self.first = first
+        return TensorDictModule(module.module, in_keys=in_keys, out_keys=out_keys), fields
+
 
 def _outputs(
     wrapped: Any, given: Any, trial: _Trial, actions: dict[Path, Field]
@@ -167,26 +198,10 @@ def _outputs(
                 f"policy: out_keys {list(wrapped.out_keys)} lack the environment's action keys {missing}"
             )
         if isinstance(wrapped, TensorDictModule) and wrapped is not given:
-            wrapped = _with_extra_outputs(wrapped, trial.root())
-            promised = {as_path(key) for key in wrapped.out_keys}
+            return trial.run_wrapped(wrapped, actions)
         if promised == set(actions):
             return wrapped, actions
     return wrapped, trial.run(wrapped, actions)
-
-
-def _with_extra_outputs(module: TensorDictModule, root: TensorDictBase) -> TensorDictModule:
-    """Return `module` with out_keys ``output1``, ``output2``, … for the outputs beyond its actions."""
-    names = module._kwargs
-    tried = spare(module.module)
-    inputs = [root.get(key, None) for key in module.in_keys]
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        out = tried(*inputs) if names is None else tried(**dict(zip(names, inputs, strict=True)))
-    extra = (len(out) if isinstance(out, tuple) else 1) - len(module.out_keys)
-    if extra <= 0:
-        return module
-    in_keys: Any = module.in_keys if names is None else dict(zip(names, module.in_keys, strict=True))
-    out_keys = [*module.out_keys, *(f"output{i + 1}" for i in range(extra))]
-    return TensorDictModule(module.module, in_keys=in_keys, out_keys=out_keys)
 
 
 def explain(fault: StepFault, env: Any, episode: int | None = None, step: int | None = None) -> GleanError:
