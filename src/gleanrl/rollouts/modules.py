@@ -18,6 +18,7 @@ from tensordict.nn import (
     TensorDictModule,
     TensorDictSequential,
 )
+from tensordict.nn.probabilistic import interaction_type
 
 from gleanrl.errors import PolicyError
 from gleanrl.tree import Path, as_key, as_path, dict_batch
@@ -78,11 +79,21 @@ class ProbabilisticStage:
         self.outputs: list[Path] = [as_path(key) for key in module.out_keys]
         self._module = module
         self._batch_size = batch_size
+        # Without a log-probability or a generator of its own, forward does nothing but draw from the distribution.
+        self._only_draws = not module.return_log_prob and module._generator is None and len(self.outputs) == 1
 
     def __call__(self, values: Values) -> None:
         """Sample from the distribution of the inputs and add the outputs to `values`."""
+        module = self._module
         batch = dict_batch({path[0]: values[path] for path in self.inputs}, self._batch_size)
-        batch = self._module.forward(batch)
+        if self._only_draws:
+            drawn = module._dist_sample(module.get_dist(batch), interaction_type=interaction_type())
+            if isinstance(drawn, torch.Tensor):
+                values[self.outputs[0]] = drawn
+                return
+            batch = dict_batch({}, self._batch_size).update(drawn)  # a composite distribution's
+        else:
+            batch = module.forward(batch)
         for path in self.outputs:
             values[path] = batch.get(as_key(path))
 
