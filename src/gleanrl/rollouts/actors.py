@@ -181,11 +181,9 @@ class _RowWriter:
         """
         for path, shape, dtype, array, column in self._targets:
             value = values.get(path)
-            if value is None or not isinstance(value, torch.Tensor):
-                raise PolicyError(
-                    f"policy: no tensor under {as_key(path)!r} among its outputs "
-                    f"{[as_key(p) for p in values]}"
-                )
+            if not isinstance(value, torch.Tensor):
+                came = "nothing" if value is None else type(value).__name__
+                raise PolicyError(f"policy: expected a tensor under {as_key(path)!r}, got {came}")
             if value.shape != shape or value.dtype is not dtype:
                 _check(path, value, shape, dtype)
             if array is not None and value.device.type == "cpu":

@@ -1,0 +1,313 @@
+"""Actors write into a block's rows what the policy, called on a TensorDict of each row, puts out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+
+from gleanrl.block import Block, Field, Schema
+from gleanrl.data import Bounded, Categorical, Composite
+from gleanrl.errors import PolicyError
+from gleanrl.rollouts.actors import (
+    ModuleActor,
+    PrimedActor,
+    RandomActor,
+    TensorDictActor,
+    make_actor,
+    probe,
+    spare,
+)
+from gleanrl.rollouts.policies import RandomPolicy
+from gleanrl.tree import Path, as_key
+
+T = 5
+SIZES = [(), (3,), (2, 2)]
+ROOT = {
+    ("observation",): Field(torch.Size([3]), torch.float32),
+    ("robot", "clock"): Field(torch.Size([]), torch.int64),
+    ("done",): Field(torch.Size([1]), torch.bool),
+    ("next", "observation"): Field(torch.Size([3]), torch.float32),
+}
+ACTION = {("action",): Field(torch.Size([2]), torch.float32)}
+CPU = torch.device("cpu")
+
+
+def make_block(fields: dict[Path, Field], size: tuple[int, ...]) -> Block:
+    """Return a block whose environment columns are random and whose other columns are far off."""
+    block = Block(Schema({**ROOT, **fields}), size, T)
+    generator = torch.Generator().manual_seed(0)
+    for path, column in zip(block.schema.paths, block.columns, strict=True):
+        column.copy_(
+            torch.randint(0, 9, column.shape, generator=generator) if path in ROOT else torch.tensor(99)
+        )
+    return block
+
+
+def rows(block: Block) -> list[TensorDict]:
+    """Return the root of every row as a user would build it."""
+    paths = [path for path in ROOT if path[0] != "next"]
+    size = block.batch_size[:-1]
+    out = []
+    for t in range(T):
+        root = TensorDict({}, size)
+        for path in paths:
+            root.set(as_key(path), block.column(path).select(block.time_dim, t).clone())
+        out.append(root)
+    return out
+
+
+def drive(actor: Any, block: Block) -> None:
+    assert actor.bind(block) is False
+    with torch.no_grad():
+        for t in range(T):
+            actor.act(t)
+
+
+def check(
+    policy: Any, fields: dict[Path, Field], size: tuple[int, ...], kind: type, device: Any = None
+) -> None:
+    block = make_block(fields, size)
+    actor = make_actor(policy, fields, Schema(ROOT), torch.Size(size), None, device)
+    assert type(actor) is kind
+    before = [block.column(path).clone() for path in ROOT]
+    expected = [policy(root) for root in rows(block)]
+    drive(actor, block)
+    for path in fields:
+        for t in range(T):
+            got = block.column(path).select(block.time_dim, t)
+            assert torch.equal(got, expected[t].get(as_key(path)).detach()), (path, t)
+    assert all(torch.equal(block.column(p), old) for p, old in zip(ROOT, before, strict=True))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def as_function(td: TensorDictBase) -> TensorDictBase:
+    """Return its input with an action, and a value under a nested key."""
+    td.set("action", td["observation"][..., :2] * 2)
+    return td.set(("stats", "value"), td["robot", "clock"].double() / 4)
+
+
+def fresh(td: TensorDictBase) -> TensorDictBase:
+    return TensorDict({"action": td["observation"][..., 1:]}, td.batch_size)
+
+
+VALUE = {("stats", "value"): Field(torch.Size([]), torch.float64)}
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("device", [None, CPU], ids=str)
+class TestAgainstThePolicy:
+    def test_module(self, size: tuple[int, ...], device: Any) -> None:
+        check(TensorDictModule(network(), ["observation"], ["action"]), ACTION, size, ModuleActor, device)
+
+    def test_sequence_with_hidden_outputs(self, size: tuple[int, ...], device: Any) -> None:
+        policy = TensorDictSequential(
+            TensorDictModule(
+                lambda x, n: x * n.unsqueeze(-1), ["observation", ("robot", "clock")], ["_hidden"]
+            ),
+            TensorDictModule(
+                lambda x: (x[..., :2], x.sum(-1).double()), ["_hidden"], ["action", ("stats", "value")]
+            ),
+        )
+        check(policy, {**ACTION, **VALUE}, size, ModuleActor, device)
+
+    def test_gradients_are_cut(self, size: tuple[int, ...], device: Any) -> None:
+        policy = TensorDictModule(torch.enable_grad()(network().forward), ["observation"], ["action"])
+        check(policy, ACTION, size, ModuleActor, device)
+
+    def test_bfloat16(self, size: tuple[int, ...], device: Any) -> None:
+        policy = TensorDictModule(lambda x: x[..., :2].bfloat16() / 3, ["observation"], ["action"])
+        check(policy, {("action",): Field(torch.Size([2]), torch.bfloat16)}, size, ModuleActor, device)
+
+    def test_strided_outputs(self, size: tuple[int, ...], device: Any) -> None:
+        policy = TensorDictModule(lambda x: x.flip(-1)[..., ::2], ["observation"], ["action"])
+        check(policy, ACTION, size, ModuleActor, device)
+
+    @pytest.mark.parametrize("policy", [as_function, fresh], ids=["same", "fresh"])
+    def test_callables(self, policy: Any, size: tuple[int, ...], device: Any) -> None:
+        fields = {**ACTION, **VALUE} if policy is as_function else ACTION
+        check(policy, fields, size, TensorDictActor, device)
+
+    def test_what_a_policy_does_to_its_input_stays_outside_the_record_of_the_next_row(
+        self, size: tuple[int, ...], device: Any
+    ) -> None:
+        def policy(td: TensorDictBase) -> TensorDictBase:
+            td.set("action", td["observation"][..., :2])
+            return td.set("observation", td["observation"] * 0).set("done", ~td["done"])
+
+        check(policy, ACTION, size, TensorDictActor, device)
+
+
+class TestRandomActor:
+    @pytest.mark.parametrize("size", SIZES, ids=str)
+    def test_it_draws_all_rows_in_one_call(self, size: tuple[int, ...]) -> None:
+        arm = Bounded(low=-1.0, high=1.0, shape=(*size, 2), dtype=torch.float32)
+        policy = RandomPolicy(
+            Composite(arm=arm, hand=Composite(grip=Categorical(5, shape=size), shape=size), shape=size)
+        )
+        fields = {
+            ("arm",): Field(torch.Size([2]), torch.float32),
+            ("hand", "grip"): Field(torch.Size([]), torch.int64),
+            ("value",): Field(torch.Size([2]), torch.float32),
+        }
+        block = make_block(fields, size)
+        actor = make_actor(policy, fields, Schema(ROOT), torch.Size(size), None, None)
+        assert isinstance(actor, RandomActor)
+        torch.manual_seed(4)
+        assert actor.bind(block) is True
+        torch.manual_seed(4)
+        drawn = policy.draw((T,))
+        for path, value in drawn.items():  # (T, *batch, *leaf)
+            assert torch.equal(block.column(path).movedim(block.time_dim, 0), value)
+        assert not block.column(("value",)).any(), "another policy's extras are zero"
+        before = [column.clone() for column in block.columns]
+        actor.act(2)
+        assert all(torch.equal(old, new) for old, new in zip(before, block.columns, strict=True))
+
+    @pytest.mark.parametrize(
+        ("spec", "message"),
+        [
+            (Bounded(low=-1.0, high=1.0, shape=(2,), dtype=torch.float32), r"\(5, 3, 2\).*\(5, 2\)"),
+            (Bounded(low=-1.0, high=1.0, shape=(3, 2), dtype=torch.float64), "float32.*float64"),
+            (Composite(action=Bounded(-1.0, 1.0, (3, 2)), more=Bounded(-1.0, 1.0, (3,)), shape=(3,)), "more"),
+        ],
+        ids=["shape", "dtype", "key"],
+    )
+    def test_a_spec_that_does_not_fit(self, spec: Any, message: str) -> None:
+        actor = RandomActor(RandomPolicy(spec), ACTION)
+        with pytest.raises(PolicyError, match=message):
+            actor.bind(make_block(ACTION, (3,)))
+
+
+class TestRefused:
+    def act(self, policy: Any, fields: dict[Path, Field] = ACTION, size: tuple[int, ...] = (3,)) -> None:
+        drive(
+            make_actor(policy, fields, Schema(ROOT), torch.Size(size), None, None), make_block(fields, size)
+        )
+
+    def module(self, function: Any, ins: Any = "observation", outs: Any = "action") -> TensorDictModule:
+        return TensorDictModule(function, in_keys=ins, out_keys=outs)
+
+    @pytest.mark.parametrize("size", [(), (3,)], ids=str)
+    @pytest.mark.parametrize(
+        ("output", "message"),
+        [
+            (lambda x: x[..., :1], r"expected shape .*2,?\) torch.float32, got .*1,?\)"),
+            (lambda x: x[..., 0], "expected shape"),
+            (lambda x: x[..., :2].double(), "float32.*float64"),
+            (lambda x: x[..., :2].long(), "float32.*int64"),
+        ],
+    )
+    def test_shape_and_dtype(self, output: Any, message: str, size: tuple[int, ...]) -> None:
+        with pytest.raises(PolicyError, match=f"(?s)'action'.*{message}"):
+            self.act(self.module(output), size=size)
+        with pytest.raises(PolicyError, match=f"(?s)'action'.*{message}"):
+            self.act(lambda td: td.set("action", output(td["observation"])), size=size)
+
+    def test_an_input_that_nobody_offers(self) -> None:
+        with pytest.raises(
+            PolicyError, match=r"\['goal'\] aren't offered.*'observation'.*\('robot', 'clock'\)"
+        ):
+            self.act(self.module(torch.add, ["observation", "goal"]))
+
+    def test_a_missing_output(self) -> None:
+        with pytest.raises(PolicyError, match="a tensor under 'action', got nothing"):
+            self.act(lambda td: TensorDict({}, td.batch_size))
+        with pytest.raises(PolicyError, match="a tensor under 'action', got nothing"):
+            self.act(self.module(lambda x: x, outs="act"))
+
+    def test_an_output_without_a_column(self) -> None:
+        calls: list[int] = []
+
+        def policy(td: TensorDictBase) -> TensorDictBase:
+            calls.append(1)
+            td.update({"action": td["observation"][..., :2], "_private": td["observation"]})
+            return td if len(calls) < 3 else td.set("late", td["observation"])
+
+        with pytest.raises(PolicyError, match=r"\['late'\], which it didn't when it was first called"):
+            self.act(policy)
+        assert len(calls) == 3
+
+    def test_no_tensordict(self) -> None:
+        with pytest.raises(PolicyError, match=r"\['action'\], got Tensor"):
+            self.act(lambda td: td["observation"])
+
+    def test_no_tensor(self) -> None:
+        with pytest.raises(PolicyError, match="a tensor under 'action', got float"):
+            self.act(self.module(lambda x: 1.5))
+
+
+def test_a_primed_actor_writes_what_is_there_once() -> None:
+    calls: list[int] = []
+
+    def policy(td: TensorDictBase) -> TensorDictBase:
+        calls.append(1)
+        return td.set("action", td["observation"][..., :2])
+
+    block = make_block(ACTION, (3,))
+    inner = make_actor(policy, ACTION, Schema(ROOT), torch.Size([3]), None, None)
+    assert not isinstance(inner, RandomActor)
+    actor = PrimedActor(inner, {("action",): torch.full((3, 2), -7.0), ("other",): torch.zeros(3)})
+    drive(actor, block)
+    expected = block.column(("observation",))[..., :2].clone()
+    expected[:, 0] = -7
+    assert torch.equal(block.column(("action",)), expected) and len(calls) == T - 1
+    again = make_block(ACTION, (3,))
+    drive(actor, again)
+    assert torch.equal(again.column(("action",)), again.column(("observation",))[..., :2])
+
+
+class TestProbe:
+    root = TensorDict({"observation": torch.ones(4, 3), "mask": torch.ones(4), "hits": torch.ones(4)}, [4])
+
+    def test_it_finds_the_columns_and_leaves_the_root_alone(self) -> None:
+        def policy(td: TensorDictBase) -> TensorDictBase:
+            td["observation"].mul_(2)  # in place
+            td.set("mask", td["mask"].clone())  # another tensor, equal
+            td.update({"extra": torch.zeros(4, 2, dtype=torch.int32), "_private": torch.zeros(4)})
+            return td.set("action", torch.zeros(4, 2, requires_grad=torch.is_grad_enabled()))
+
+        before = self.root.clone()
+        fields, values = probe(policy, self.root, ACTION)
+        assert (self.root == before).all() and self.root.keys() == before.keys()
+        assert next(iter(fields)) == ("action",), "actions come first"
+        assert fields == {
+            **ACTION,
+            ("observation",): Field(torch.Size([3]), torch.float32),
+            ("mask",): Field(torch.Size([]), torch.float32),
+            ("extra",): Field(torch.Size([2]), torch.int32),
+        }
+        assert not values["action",].requires_grad and (values["observation",] == 2).all()
+
+    @pytest.mark.parametrize(
+        ("policy", "message"),
+        [
+            (lambda td: td.set("act", td["mask"]), r"no \['action'\] among its outputs \['act'\]"),
+            (lambda td: td.set(("next", "action"), td["mask"]), "contains 'next'"),
+            (lambda td: td["mask"], "got Tensor"),
+            (lambda td: None, "got NoneType"),
+        ],
+    )
+    def test_refused(self, policy: Any, message: str) -> None:
+        with pytest.raises(PolicyError, match=message):
+            probe(policy, self.root, ACTION)
+
+
+def test_spare() -> None:
+    class Stubborn(nn.Linear):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise RuntimeError("not me")
+
+    layer, stubborn, function = nn.Linear(1, 1), Stubborn(1, 1), lambda td: td
+    copied = spare(layer)
+    assert copied is not layer and torch.equal(copied.weight, layer.weight)
+    assert copied.weight.data_ptr() != layer.weight.data_ptr()
+    assert spare(stubborn) is stubborn and spare(function) is function
