@@ -40,6 +40,13 @@ def test_bounds_do_not_alias_their_source():
     assert spec.low.tolist() == [0, 0]
 
 
+def test_a_clone_has_bounds_of_its_own():
+    spec = Bounded(torch.zeros(2), 1)
+    twin = spec.clone()
+    twin.low.fill_(0.5)
+    assert spec.low.tolist() == [0, 0] and twin.low.tolist() == [0.5, 0.5]
+
+
 def test_the_ends_belong_to_the_domain_and_nan_does_not():
     spec = Bounded(-1, 1, (2,))
     assert spec.is_in(torch.tensor([-1.0, 1.0])) and not spec.is_in(torch.tensor([-1.0, 1.0001]))

@@ -120,6 +120,8 @@ def test_a_single_value_has_its_size():
     "operation",
     [
         lambda s: s.expand(2, 3, 5),
+        lambda s: s.expand(2, 2, 5),
+        lambda s: s.reshape(2, 5),
         lambda s: s.expand(3, 4),
         lambda s: s.expand(4),
         lambda s: s.reshape(8),

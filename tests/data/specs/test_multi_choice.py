@@ -75,9 +75,9 @@ def test_numbers_other_than_one_are_outside():
 
 
 def test_projecting_picks_the_largest_allowed_of_each_part():
-    spec = MultiOneHot([3, 2], dtype=torch.float32, mask=bools("10110"))
-    assert spec.project(torch.tensor([0.1, 0.9, 0.3, -5.0, 2.0])).tolist() == [0, 0, 1, 1, 0]
-    assert spec.project(torch.full((5,), float("-inf"))).tolist() == [1, 0, 0, 1, 0]
+    spec = MultiOneHot([3, 2], dtype=torch.float32, mask=bools("01110"))
+    assert spec.project(torch.tensor([0.9, 0.1, 0.3, -5.0, 2.0])).tolist() == [0, 0, 1, 1, 0]
+    assert spec.project(torch.full((5,), float("-inf"))).tolist() == [0, 1, 0, 1, 0]
 
 
 def test_projecting_integers_takes_the_nearest_allowed():

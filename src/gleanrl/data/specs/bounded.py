@@ -170,7 +170,7 @@ def _draw_reals(
         return _draw_reals_by_element(space.low, space.high, shape, generator)
     low, high = common
     made = torch.empty(shape, dtype=dtype, device=device)
-    # Rounding can put low + u * (high - low) beyond high
+    # Accelerators draw u up to 1, where low + u * (high - low) can round beyond high
     return made.uniform_(low, high, generator=generator).clamp_(low, high)
 
 
@@ -210,14 +210,15 @@ def _draw_integers(
 def _draw_integers_by_element(
     low: Tensor, high: Tensor, shape: torch.Size, generator: torch.Generator | None
 ) -> Tensor:
-    # Arithmetic is modulo 2**64: `count` and `drawn` are unsigned numbers in int64 clothes, count 0 is 2**64
+    # Arithmetic is modulo 2**64: `count` and `drawn` are unsigned numbers in int64 clothes. A count of 2**64 is 0
+    # there, and to subtract it does nothing
     count = high - low + 1
     drawn = torch.empty(shape, dtype=torch.int64, device=low.device).random_(
         _INT64_MIN, None, generator=generator
     )
     short = (drawn & _INT64_MAX) % count.clamp(min=1)
     # A count of 2**63 and more goes into 2**64 once: one subtraction is the remainder
-    over = (count != 0) & ((drawn ^ _INT64_MIN) >= (count ^ _INT64_MIN))
+    over = (drawn ^ _INT64_MIN) >= (count ^ _INT64_MIN)
     long = torch.where(over, drawn - count, drawn)
     return low + torch.where(count > 0, short, long)
 

@@ -23,6 +23,7 @@ class Composite(SpecMapping):
     unspecified: they are neither drawn nor checked. TensorDicts may hold more keys than the spec.
 
     Example:
+        >>> from gleanrl.data.specs import Categorical, Unbounded
         >>> spec = Composite(obs=Unbounded((4, 3)), action=Categorical(2, shape=(4,)), shape=(4,))
         >>> spec.rand().batch_size
         torch.Size([4])
@@ -232,7 +233,7 @@ class Composite(SpecMapping):
         if not is_tensor_collection(value):
             return f"expected a TensorDict, got {type(value).__name__}"
         shape = value.batch_size
-        if len(shape) < self.ndim or shape[len(shape) - self.ndim :] != self.shape:
+        if shape[len(shape) - self.ndim :] != self.shape:
             return f"expected a batch size that ends with {tuple(self.shape)}, got {tuple(shape)}"
         missing = [
             name for name, spec in self._specs.items() if spec is not None and name not in value.keys()

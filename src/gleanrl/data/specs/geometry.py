@@ -164,15 +164,13 @@ class Geometry(ABC):
 
     def _indexed(self, index: Any) -> Self:
         """Return the spec of the values that indexing a value of this spec would give."""
-        resolved, keep = self._resolve(index), self.batch_ndim
+        resolved = self._resolve(index)
         try:
             blank(self.batch_shape)[resolved]
         except IndexError as error:
             raise IndexRangeError(
                 f"index: {index!r} is out of range for shape {tuple(self.shape)}: {error}"
             ) from error
-        if not resolved and keep:
-            return self._reshaped(lambda t: t)
         return self._reshaped(lambda t: t[resolved])
 
     def _resolve(self, index: Any) -> tuple[Any, ...]:
@@ -186,16 +184,15 @@ class Geometry(ABC):
             raise IndexRangeError(f"index: at most one Ellipsis, got {index!r}")
         if gaps:
             items[gaps[0] : gaps[0] + 1] = [slice(None)] * (self.ndim - used)
-        kept, seen = [], 0
+        kept: list[Any] = []
+        seen = 0
         for item in items:
-            touches = item is None or item != slice(None) if not isinstance(item, Tensor) else True
-            if touches and (
-                seen + _consumed(item) > self.batch_ndim or (item is None and seen > self.batch_ndim)
-            ):
-                raise self._inside_value("index", seen)
-            if seen + _consumed(item) <= self.batch_ndim:
+            after = seen + _consumed(item)
+            if after <= self.batch_ndim:
                 kept.append(item)
-            seen += _consumed(item)
+            elif not (isinstance(item, slice) and item == slice(None)):
+                raise self._inside_value("index", seen)
+            seen = after
         return tuple(kept)
 
     def _split(self, name: str, shape: torch.Size) -> torch.Size:

@@ -262,7 +262,7 @@ class LeafSpec(TensorSpec):
         """Return why `value` can't have the shape of this spec, or None."""
         if not isinstance(value, Tensor):
             return f"got {type(value).__name__}"
-        if value.ndim < self.ndim or value.shape[value.ndim - self.ndim :] != self.shape:
+        if value.shape[value.ndim - self.ndim :] != self.shape:
             return f"got shape {tuple(value.shape)}"
         return None
 
@@ -285,7 +285,7 @@ class LeafSpec(TensorSpec):
         """Return `value`, perhaps with a last dimension of size one added, if it ends with `shape`."""
         if shape and shape[-1] == 1 and value.shape == shape[:-1]:
             value = value.unsqueeze(-1)
-        if value.ndim < len(shape) or value.shape[value.ndim - len(shape) :] != shape:
+        if value.shape[value.ndim - len(shape) :] != shape:
             raise SchemaError(
                 f"{name}: expected shape (..., {', '.join(map(str, shape))}) for {self!r}, "
                 f"got {tuple(value.shape)}"

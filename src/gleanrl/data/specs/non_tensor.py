@@ -115,7 +115,7 @@ class NonTensor(TensorSpec):
         if not is_non_tensor(value):
             return f"expected {self!r}, got {type(value).__name__}"
         shape = value.batch_size
-        if len(shape) < self.ndim or shape[len(shape) - self.ndim :] != self.shape:
+        if shape[len(shape) - self.ndim :] != self.shape:
             return f"expected {self!r}, got batch size {tuple(shape)}"
         return None
 
