@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the second interpreter of `python -m benchmarks --peers`: make_peers.sh [FOLDER] (default .venv-peers).
-# A peer that does not install is reported and left out. Run again, it does nothing unless the constraints changed.
+# A peer that does not install is reported, left out, and tried again by the next run; after a run in which all
+# did, the next does nothing unless the constraints changed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${1:-.venv-peers}
@@ -11,17 +12,19 @@ if cmp -s "$constraints" "$stamp" && "$venv/bin/python" -c 'import torch' 2>/dev
     exit 0
 fi
 
-"${PYTHON:-python3.11}" -m venv --clear "$venv"
+"${PYTHON:-python3.11}" -m venv "$venv"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 
 # torch before anything that could ask for a range of it, and never again.
 pip install --constraint "$constraints" torch numpy
 pip install --constraint "$constraints" gymnasium tensordict
+complete=yes
 for peer in torchrl stable-baselines3 tianshou cpprb; do
     if pip install --constraint "$constraints" "$peer"; then
         echo "peers: $peer installed"
     else
         echo "peers: $peer did not install and is left out" >&2
+        complete=no
     fi
 done
 
@@ -37,4 +40,6 @@ cuda = sorted(d.name for d in metadata.distributions() if d.name.lower().startsw
 if cuda:
     print(f"peers: this torch brought CUDA packages along ({len(cuda)}); the benchmarks do not use them", file=sys.stderr)
 PYTHON
-cp "$constraints" "$stamp"
+if [ "$complete" = yes ]; then
+    cp "$constraints" "$stamp"
+fi

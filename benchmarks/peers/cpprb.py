@@ -41,8 +41,8 @@ def writing(n: int, calls: int) -> Callable[[], Work]:
                 buffer.add(**columns)
             return calls
 
-        for _ in range(RING // n // calls):
-            work()
+        for _ in range(RING // n):
+            buffer.add(**columns)
         return work
 
     return setup

@@ -90,8 +90,8 @@ def writing(n: int, calls: int) -> Callable[[], Work]:
                 buffer.add(obs, nxt, action, reward, done, infos)
             return calls
 
-        for _ in range(RING // n // calls):
-            work()
+        for _ in range(RING // n):
+            buffer.add(obs, nxt, action, reward, done, infos)
         return work
 
     return setup
@@ -125,8 +125,8 @@ SETUPS = {
     "collection/pendulum-random": collecting("Pendulum-v1", False, 1000),
     "collection/pendulum-mlp": collecting("Pendulum-v1", True, 1000),
     "collection/frames-random": collecting(FRAMES_ENV, False, 2000),
-    "replay/extend": writing(EXTEND, 500),
-    "replay/add": writing(1, 500),
+    "replay/extend": writing(EXTEND, 1000),
+    "replay/add": writing(1, 5000),
     "replay/sample": sampling("cartpole", 200),
     "replay/sample-humanoid": sampling("humanoid", 100),
     "replay/sample-image": sampling("image", 10),
