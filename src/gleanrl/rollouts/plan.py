@@ -165,7 +165,7 @@ class _Trial:
             The module with out_keys ``output1``, ``output2``, … for the outputs beyond its actions, and its
             columns.
         """
-        names, root = module._kwargs, self.root()
+        names, root = module._kwargs, self.root().clone()  # in-place changes must not reach the carry
         inputs = [root.get(key, None) for key in module.in_keys]
         with nullcontext() if self.act_now else torch.random.fork_rng(devices=[]), torch.no_grad():
             call = module.module if self.act_now else spare(module.module)
