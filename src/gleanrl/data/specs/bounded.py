@@ -210,8 +210,8 @@ def _draw_integers(
 def _draw_integers_by_element(
     low: Tensor, high: Tensor, shape: torch.Size, generator: torch.Generator | None
 ) -> Tensor:
-    # Arithmetic is modulo 2**64: `count` and `drawn` are unsigned numbers in int64 clothes. A count of 2**64 is 0
-    # there, and to subtract it does nothing
+    # Arithmetic is modulo 2**64: `count` and `drawn` are unsigned numbers in int64 clothes. A count of 2**64
+    # is 0 there, and to subtract it does nothing
     count = high - low + 1
     drawn = torch.empty(shape, dtype=torch.int64, device=low.device).random_(
         _INT64_MIN, None, generator=generator
