@@ -15,7 +15,7 @@ from gleanrl.data.replay_buffers.pipeline import pin
 from gleanrl.data.replay_buffers.samplers.base import Sampler, coordinates
 from gleanrl.data.replay_buffers.samplers.without_replacement import SamplerWithoutReplacement
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
-from gleanrl.data.replay_buffers.storages.lists import ListStorage, collate
+from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.errors import EmptyBufferError, InvalidArgumentError, UnsupportedError
 from gleanrl.records import BufferStats, Draw
@@ -287,11 +287,10 @@ class ReplayBuffer(Parts):
 
     def _finish(self, storage: Storage, records: Any) -> Any:
         """Return what the user gets for records out of the storage: collated, transformed, pinned."""
-        if self._collate_fn is not None:
-            records = self._collate_fn(records)
-        elif isinstance(storage, ListStorage):
+        collate = self._collate_fn or storage.collate
+        if collate is not None:
             records = collate(records)
-        if len(self._transforms):
+        if self._transforms.reads:
             records = self._transforms.read(records)
         return pin(records) if self._pin_memory else records
 
@@ -300,7 +299,7 @@ class ReplayBuffer(Parts):
             if self._batch_size is not None:
                 return self._batch_size
             raise UnsupportedError("sample: no batch_size was given, to this call or at construction")
-        size = _size(batch_size)
+        size = batch_size if type(batch_size) is int and batch_size > 0 else _size(batch_size)
         if self._batch_size is not None and size != self._batch_size:
             warnings.warn(
                 f"sample: batch_size={size} differs from the buffer's {self._batch_size}; {size} is used",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
 
@@ -56,6 +57,9 @@ class Storage(ABC):
         self._rows_written = 0
         self._generations: torch.Tensor | None = None
         self._generations_at = 0
+
+    collate: Callable[[Any], Any] | None = None
+    """What makes a batch of fetched records; None where `fetch` returns one."""
 
     # Shape
 

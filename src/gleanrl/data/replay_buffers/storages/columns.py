@@ -7,13 +7,14 @@ call; on other devices torch does it leaf by leaf.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from gleanrl.block import Field, numpy_dtype
+from gleanrl.block import Field
+from gleanrl.data.replay_buffers.storages.pool import MIN_BYTES, BlockPool
 from gleanrl.native import Columns as NativeColumns
 
 _PLANS = 64  # batch sizes whose allocations are remembered
@@ -64,7 +65,13 @@ class HostColumns(ColumnStore):
         self._lazy = [
             dtype in _MAY_BE_LAZY or dtype.is_complex for dtype in (field.dtype for field in fields)
         ]
-        self._plans: dict[int, list[tuple[Any, ...]]] = {}
+        self._plans: dict[int, list[tuple[Callable[..., Any], tuple[int, ...], np.dtype[Any]]]] = {}
+        self._pool = BlockPool(len(fields))
+        self._disguised = [
+            (position, field.dtype)
+            for position, field in enumerate(fields)
+            if torch.from_numpy(np.empty(0, _array_dtype(field.dtype))).dtype != field.dtype
+        ]
         self._ranges = [(column.data_ptr(), column.data_ptr() + column.nbytes) for column in columns]
         self._low = min(low for low, _ in self._ranges)
         self._high = max(high for _, high in self._ranges)
@@ -89,13 +96,11 @@ class HostColumns(ColumnStore):
     def gather(self, slots: torch.Tensor) -> list[torch.Tensor]:
         """Fetch all columns in one native call, the interpreter lock released."""
         count = slots.shape[0]
-        leaves = [
-            from_numpy(empty(shape, numpy_type))
-            if numpy_type is not None
-            else torch_empty(shape, dtype=dtype)
-            for shape, numpy_type, dtype in self._plans.get(count) or self._plan(count)
-        ]
+        plan = self._plans.get(count) or self._plan(count)
+        leaves = [from_numpy(make(shape, dtype)) for make, shape, dtype in plan]
         self._native.gather(slots.data_ptr(), count, [leaf.data_ptr() for leaf in leaves])
+        for position, dtype in self._disguised:
+            leaves[position] = leaves[position].view(dtype)
         return leaves
 
     def _sources(self, leaves: list[torch.Tensor]) -> list[int]:
@@ -109,17 +114,24 @@ class HostColumns(ColumnStore):
                 addresses[position] = leaves[position].data_ptr()
         return addresses
 
-    def _plan(self, count: int) -> list[tuple[Any, ...]]:
+    def _plan(self, count: int) -> list[tuple[Callable[..., Any], tuple[int, ...], np.dtype[Any]]]:
+        """Return, for each leaf of a batch, what makes its array, the array's shape and dtype."""
         if len(self._plans) >= _PLANS:
             self._plans.clear()
-        plan = [((count, *field.shape), _array_dtype(field.dtype), field.dtype) for field in self.fields]
+        plan = [
+            (
+                self._pool.take if count * field.row_bytes >= MIN_BYTES else empty,
+                (count, *field.shape),
+                _array_dtype(field.dtype),
+            )
+            for field in self.fields
+        ]
         self._plans[count] = plan
         return plan
 
 
-# Bound once: a gather of eleven leaves makes eleven arrays. NumPy's memory, because it asks for huge pages in
-# large ones.
-empty, from_numpy, torch_empty = np.empty, torch.from_numpy, torch.empty
+# Bound once: a gather of eleven leaves makes eleven arrays, in NumPy because that is cheaper than in torch.
+empty, from_numpy = np.empty, torch.from_numpy
 
 
 class DeviceColumns(ColumnStore):
@@ -162,11 +174,9 @@ def column_store(fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> Co
     return (HostColumns if columns[0].is_cpu else DeviceColumns)(fields, columns)
 
 
-def _array_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
-    """Return NumPy's dtype of the same name, None where it has none (bfloat16, float8)."""
-    if dtype == torch.bfloat16:
-        return None
+def _array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """Return NumPy's dtype, or an integer of the same size where it has none (bfloat16, float8)."""
     try:
-        return numpy_dtype(dtype)
+        return torch.empty(0, dtype=dtype).numpy().dtype
     except TypeError:
-        return None
+        return np.dtype(f"u{dtype.itemsize}")

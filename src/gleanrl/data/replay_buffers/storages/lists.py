@@ -27,6 +27,7 @@ class ListStorage(Storage):
 
     def __init__(self, max_size: int) -> None:
         super().__init__(max_size)
+        self.collate = collate
         self._items: list[Any] = []
 
     @property

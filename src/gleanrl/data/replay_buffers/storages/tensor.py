@@ -139,6 +139,7 @@ class TensorStorage(Storage):
         schema = form.schema
         columns = self._allocate(schema.paths, schema.fields, rows)
         self._columns = column_store(schema.fields, columns)
+        self.device = columns[0].device  # with its number: "cuda" has become "cuda:0"
         self._batch_shape = batch
         self._format = form
 
