@@ -3,105 +3,35 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import InteractionType, TensorDictModule
+from tensordict import TensorDictBase
+from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import interaction_type
-from torch import nn
 
-from gleanrl.collectors.collection import IDS, NONFINITE, Collection, CollectionOptions
+from gleanrl.collectors.collection import IDS, NONFINITE, CollectionOptions
 from gleanrl.errors import (
-    EnvironmentContractError,
     EnvironmentFailure,
     InvalidArgumentError,
     NonFiniteError,
-    PolicyError,
 )
-from gleanrl.rollouts.plan import plan_rollout
 from gleanrl.system import clock
+from tests.collectors.helpers import (
+    NEVER,
+    SCRIPT,
+    Calls,
+    ResetFails,
+    T,
+    check_names,
+    collect,
+    collection,
+    raising,
+)
 from tests.contract.helpers import check_stream, on_td
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv, CrookedEnv, StepCountEnv, TeamEnv
-
-SCRIPT = Script(seed=5, high=4)
-NEVER = Script(ending="never")
-T = 5
-
-
-def collection(env: Any, policy: Any = None, **options: Any) -> Collection:
-    """Return a collection over `env`."""
-    return Collection(env, plan_rollout(env, policy), CollectionOptions(**options))
-
-
-def collect(made: Collection, num_steps: int = T, random: bool = False) -> TensorDict:
-    """Return the next batch and count it as handed out; the books must balance."""
-    try:
-        batch = made.collect(num_steps, random, None)
-        with made.handing_out():
-            return batch
-    finally:
-        made.ledger.check_valid()
-
-
-def steps_of(env: CountingEnv) -> int:
-    """Return the frames for which `env` was stepped, with or without success."""
-    return len(env.actions) * max(1, env.batch_size.numel())
-
-
-def names(batches: list[TensorDict]) -> dict[tuple[int, ...], set[int]]:
-    """Return the ids of each (stream, episode)."""
-    found: dict[tuple[int, ...], set[int]] = {}
-    for batch in batches:
-        rows = zip(
-            batch["observation"].long().reshape(-1, 3).tolist(), batch[IDS].reshape(-1).tolist(), strict=True
-        )
-        for (stream, episode, _), name in rows:
-            found.setdefault((stream, episode), set()).add(name)
-    return found
-
-
-def check_names(batches: list[TensorDict]) -> None:
-    """Check that ids and episodes belong together one to one."""
-    found = names(batches)
-    assert all(len(ids) == 1 for ids in found.values()), found
-    assert len(set.union(*found.values())) == len(found), found
-
-
-class ResetFails(CountingEnv):
-    """Raises in its `at`-th reset (from 1)."""
-
-    def __init__(self, at: int, **kwargs: Any) -> None:
-        self.__dict__["at"] = at
-        super().__init__(**kwargs)
-
-    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
-        out = super()._reset(tensordict, **kwargs)
-        if len(self.masks) == self.at:
-            raise KeyError("the fake's reset broke on purpose")
-        return out
-
-
-class Calls:
-    """A policy on tensordicts that acts zero, and does something else in one of its calls (from 1)."""
-
-    def __init__(self, at: int, other: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self.at, self.other, self.calls = at, other, -1  # the first call is the plan's trial
-
-    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
-        action = torch.zeros(*tensordict.batch_size, 2)
-        self.calls += 1
-        return tensordict.set("action", self.other(action) if self.calls == self.at else action)
-
-
-def raising(error: BaseException) -> Callable[[Any], Any]:
-    def function(*_: Any) -> Any:
-        raise error
-
-    return function
 
 
 class TestBatches:
@@ -225,143 +155,6 @@ class TestRandomFrames:
             assert bool((batch["action"] == 9).all()) is bool(value)
             assert bool((batch["action"].abs() <= 1).all()) is not bool(value)
         check_stream(batches, SCRIPT)
-
-
-class TestFailures:
-    """Whatever fails, and whenever: the frames are accounted for, and the next batch begins with a reset."""
-
-    def check(
-        self,
-        env: CountingEnv,
-        policy: Any,
-        error: type[BaseException],
-        reason: str,
-        failing: int = 0,
-        whole: bool = False,
-        **options: Any,
-    ) -> pytest.ExceptionInfo[BaseException]:
-        """Collect batches, one of which fails; return the error.
-
-        Args:
-            env: counts its steps.
-            policy: the policy.
-            error: what is raised.
-            reason: under which the frames are booked.
-            failing: frames of the step that failed inside the environment.
-            whole: whether the batch fails as a whole, when all its steps were taken.
-            **options: of the collection.
-        """
-        made = collection(env, policy, **options)
-        batches: list[TensorDict] = []
-        with pytest.raises(error) as caught:
-            for _ in range(4):
-                batches.append(collect(made))
-        whole_frames = steps_of(env) - failing
-        lost = whole_frames - sum(b.numel() for b in batches)
-        assert made.ledger.stepped == whole_frames
-        assert dict(made.ledger.reasons) == ({reason: lost} if lost else {})
-        assert not whole or lost == T * made.num_envs
-        resets = len(env.masks)
-        following = [collect(made), collect(made)]
-        assert len(env.masks) > resets
-        assert (following[0]["observation"][..., 0, 2] == 0).all(), "the next batch begins with a reset"
-        check_names([*batches, *following])
-        assert made.ledger.delivered == sum(b.numel() for b in [*batches, *following])
-        assert made.ledger.stepped == steps_of(env) - failing
-        return caught
-
-    @pytest.mark.parametrize("at", range(1, 2 * T + 1))
-    @pytest.mark.parametrize("batch_size", [(), (2,)])
-    def test_step_raises(self, at: int, batch_size: tuple[int, ...]) -> None:
-        env = CrookedEnv("raise", at, script=SCRIPT, batch_size=batch_size)
-        frames = max(1, env.batch_size.numel())
-        caught = self.check(env, None, EnvironmentFailure, "environment", failing=frames)
-        assert isinstance(caught.value, ValueError) and isinstance(caught.value.__cause__, ValueError)
-
-    @pytest.mark.parametrize("fault", ["missing", "extra", "dtype", "shape"])
-    @pytest.mark.parametrize("at", [1, T - 1, T, T + 1])
-    def test_step_breaks_its_declaration(self, fault: str, at: int) -> None:
-        env = CrookedEnv(fault, at, script=SCRIPT, batch_size=(2,))
-        self.check(env, None, EnvironmentContractError, "environment", failing=2)
-
-    def test_the_error_names_episode_and_step(self) -> None:
-        script = Script(lengths=(2,))  # 9 steps are 4 episodes and a half
-        made = collection(CrookedEnv("raise", 10, script=script))
-        collect(made)
-        with pytest.raises(
-            EnvironmentFailure, match=r"environment 0 \(CrookedEnv\), episode 4, step 1: step raised"
-        ):
-            collect(made)
-
-    @pytest.mark.parametrize("at", range(2, 8))
-    def test_reset_raises(self, at: int) -> None:
-        env = ResetFails(at, script=SCRIPT)
-        caught = self.check(env, None, EnvironmentFailure, "environment")
-        assert "reset raised KeyError" in str(caught.value) and isinstance(caught.value, KeyError)
-
-    @pytest.mark.parametrize("batch_size", [(1,), (3,)])
-    @pytest.mark.parametrize("at", [1, T, T + 1, 2 * T])
-    def test_nan_loses_the_whole_batch(self, at: int, batch_size: tuple[int, ...]) -> None:
-        env = CrookedEnv("nan", at, script=NEVER, batch_size=batch_size)
-        caught = self.check(env, None, NonFiniteError, "nonfinite", whole=True)
-        row, step = env.batch_size.numel() - 1, (at - 1) % T
-        assert f"environment {row} put out nan in ('next', 'observation') at step {step}" in str(caught.value)
-
-    @pytest.mark.parametrize("at", range(1, 2 * T + 1))
-    def test_the_policy_raises(self, at: int) -> None:
-        self.check(
-            CountingEnv(SCRIPT, (2,)), Calls(at, raising(ZeroDivisionError())), ZeroDivisionError, "error"
-        )
-
-    @pytest.mark.parametrize("at", [1, 3, T, T + 2])
-    def test_the_policy_is_interrupted(self, at: int) -> None:
-        policy = Calls(at, raising(KeyboardInterrupt()))
-        self.check(CountingEnv(SCRIPT), policy, KeyboardInterrupt, "interrupted")
-
-    @pytest.mark.parametrize("at", [1, T, T + 2])
-    @pytest.mark.parametrize("other", [lambda a: a.double(), lambda a: a[..., :1], lambda a: a.long()])
-    def test_the_action_does_not_fit(self, at: int, other: Any) -> None:
-        self.check(CountingEnv(SCRIPT), Calls(at, other), PolicyError, "policy")
-
-    @pytest.mark.parametrize("at", [1, T, T + 2])
-    def test_a_nan_action_loses_the_whole_batch(self, at: int) -> None:
-        env = CountingEnv(SCRIPT, (2,))
-        caught = self.check(env, Calls(at, lambda a: a / 0), PolicyError, "policy", whole=True)
-        assert f"NaN in 'action' for environment 0 at step {(at - 1) % T}" in str(caught.value)
-
-    @pytest.mark.parametrize("at", [1, T, T + 2])
-    def test_the_interruptor_raises_after_a_whole_step(self, at: int) -> None:
-        calls = itertools.count(1)
-        stop = lambda: next(calls) == at and raising(ZeroDivisionError())()  # noqa: E731
-        self.check(CountingEnv(SCRIPT), None, ZeroDivisionError, "error", stop=stop)
-
-    def test_nothing_is_counted_before_the_first_step(self) -> None:
-        policy = TensorDictModule(nn.Linear(3, 2), in_keys=["nowhere"], out_keys=["action"])
-        env = CountingEnv(SCRIPT)
-        made = collection(env, policy)
-        with pytest.raises(PolicyError, match="nowhere"):
-            collect(made)
-        assert (steps_of(env), made.ledger.stepped, dict(made.ledger.reasons)) == (0, 0, {})
-
-    def test_what_fails_at_the_hand_over_is_lost(self) -> None:
-        made = collection(CountingEnv(SCRIPT, (2,)))
-        batches = [collect(made)]
-        made.collect(T, False, None)
-        with pytest.raises(ZeroDivisionError), made.handing_out():
-            raise ZeroDivisionError
-        assert dict(made.ledger.reasons) == {"postproc": 2 * T}
-        batches += [collect(made), collect(made)]
-        assert (batches[1]["observation"][..., 0, 2] == 0).all()
-        check_names(batches)
-
-    def test_a_failure_overtakes_the_episodes_of_the_lost_batch(self) -> None:
-        made = collection(CrookedEnv("raise", 2 * T, script=Script(lengths=(3,))))
-        first = collect(made)
-        with pytest.raises(EnvironmentFailure):
-            collect(made)
-        assert made.episodes.num_ended == 1, "episodes of a batch that nobody saw don't count"
-        assert collect(made)[IDS].tolist() == [2, 2, 2, 3, 3]
-        assert first[IDS].tolist() == [0, 0, 0, 1, 1]
 
 
 class TestNonFinite:

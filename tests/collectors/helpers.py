@@ -1,0 +1,126 @@
+"""What the tests of collection share: collections over fakes, environments and policies that fail."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+
+from gleanrl.collectors import SyncDataCollector
+from gleanrl.collectors.collection import IDS, Collection, CollectionOptions
+from gleanrl.rollouts.plan import plan_rollout
+from tests.fakes import Script
+from tests.fakes_base import CountingEnv
+
+SCRIPT = Script(seed=5, high=4)
+NEVER = Script(ending="never")
+T = 5
+
+
+def collection(env: Any, policy: Any = None, **options: Any) -> Collection:
+    """Return a collection over `env`."""
+    return Collection(env, plan_rollout(env, policy), CollectionOptions(**options))
+
+
+def collect(made: Collection, num_steps: int = T, random: bool = False) -> TensorDict:
+    """Return the next batch and count it as handed out; the books must balance."""
+    try:
+        batch = made.collect(num_steps, random, None)
+        with made.handing_out():
+            return batch
+    finally:
+        made.ledger.check_valid()
+
+
+def steps_of(env: CountingEnv) -> int:
+    """Return the frames for which `env` was stepped, with or without success."""
+    return len(env.actions) * max(1, env.batch_size.numel())
+
+
+def names(batches: list[TensorDict]) -> dict[tuple[int, ...], set[int]]:
+    """Return the ids of each (stream, episode)."""
+    found: dict[tuple[int, ...], set[int]] = {}
+    for batch in batches:
+        rows = zip(
+            batch["observation"].long().reshape(-1, 3).tolist(), batch[IDS].reshape(-1).tolist(), strict=True
+        )
+        for (stream, episode, _), name in rows:
+            found.setdefault((stream, episode), set()).add(name)
+    return found
+
+
+def check_names(batches: list[TensorDict]) -> None:
+    """Check that ids and episodes belong together one to one."""
+    found = names(batches)
+    assert all(len(ids) == 1 for ids in found.values()), found
+    assert len(set.union(*found.values())) == len(found), found
+
+
+class ResetFails(CountingEnv):
+    """Raises in its `at`-th reset (from 1)."""
+
+    def __init__(self, at: int, **kwargs: Any) -> None:
+        self.__dict__["at"] = at
+        super().__init__(**kwargs)
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        out = super()._reset(tensordict, **kwargs)
+        if len(self.masks) == self.at:
+            raise KeyError("the fake's reset broke on purpose")
+        return out
+
+
+class Calls:
+    """A policy on tensordicts that acts zero, and does something else in one of its calls (from 1)."""
+
+    def __init__(self, at: int, other: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.at, self.other, self.calls = at, other, -1  # the first call is the plan's trial
+
+    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+        action = torch.zeros(*tensordict.batch_size, 2)
+        self.calls += 1
+        return tensordict.set("action", self.other(action) if self.calls == self.at else action)
+
+
+def raising(error: BaseException) -> Callable[[Any], Any]:
+    def function(*_: Any) -> Any:
+        raise error
+
+    return function
+
+
+class Net(nn.Module):
+    """Acts with its one parameter."""
+
+    def __init__(self, value: float = 0.5) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.full((2,), value))
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """Return the action, ``[*batch, 2]`` float32."""
+        self.calls += 1
+        return self.value.expand(*observation.shape[:-1], 2)
+
+
+def make(env: Any = None, policy: Any = None, frames: int = 6, **kwargs: Any) -> SyncDataCollector:
+    """Return a collector of six-frame batches; rounding doesn't warn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return SyncDataCollector(
+            CountingEnv(SCRIPT) if env is None else env, policy, frames_per_batch=frames, **kwargs
+        )
+
+
+def take(collector: SyncDataCollector, count: int) -> list[TensorDictBase]:
+    """Return the next batches, each as it was when it came."""
+    found = []
+    for _ in range(count):
+        batch = collector.next()
+        assert batch is not None
+        found.append(batch.clone())
+    return found
