@@ -279,7 +279,7 @@ class OneHotCodec(CategoricalCodec):
         choices = one_hot_choices(column)
         if choices is None:
             raise no_choice(self.key, column)
-        return list((choices + self.start).astype(self.action_dtype))
+        return list((choices + self.start).astype(self.action_dtype, copy=False))
 
 
 class MultiOneHotCodec(Codec):
@@ -361,10 +361,14 @@ class StackCodec(Codec):
 
 def one_hot_choices(column: Array) -> Array | None:
     """Return the positions of the ones in ``(T, n)``, ``(T,)`` int64; None if any row isn't one-hot."""
-    ones = column == 1
-    if not (ones.sum(-1) == 1).all() or (ones != (column != 0)).any():
+    rows, choices = column.nonzero()
+    if (
+        len(rows) != len(column)
+        or (rows != np.arange(len(column))).any()
+        or (column[rows, choices] != 1).any()
+    ):
         return None
-    return ones.argmax(-1)
+    return choices
 
 
 def no_choice(key: Path, rows: Array) -> PolicyError:
