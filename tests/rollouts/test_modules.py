@@ -10,6 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import (
+    CompositeDistribution,
     InteractionType,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -148,6 +149,36 @@ def test_distributions(size: torch.Size, kind: InteractionType | None) -> None:
     for policy in policies:
         with set_interaction_type(kind):
             check(policy, size)
+
+
+@pytest.mark.parametrize("outs", [["action"], ["action", ("hand", "grip")]], ids=str)
+def test_composite_distributions(outs: list[Any]) -> None:
+    names = ["action", ("hand", "grip")][: len(outs)]
+    distribution = {
+        "distribution_map": dict.fromkeys(names, Normal),
+        "name_map": {name: name for name in names},
+    }
+
+    def parameters(x: torch.Tensor) -> TensorDict:
+        out = TensorDict({}, x.shape[:-1])
+        for name in names:
+            out.set(name, TensorDict({"loc": x, "scale": x.exp()}, x.shape[:-1]))
+        return out
+
+    policy = ProbabilisticTensorDictSequential(
+        module(parameters, ["params"]),
+        normal(
+            in_keys=["params"],
+            out_keys=outs,
+            distribution_class=CompositeDistribution,
+            distribution_kwargs=distribution,
+        ),
+    )
+    values = run(policy, SIZES[1])
+    expected = policy(root(SIZES[1]))
+    for out in outs:
+        path = out if isinstance(out, tuple) else (out,)
+        assert torch.equal(values[path], expected.get(out)), path
 
 
 def test_the_interaction_type_is_read_at_every_call() -> None:

@@ -1,0 +1,108 @@
+"""The loop calls actor and stepper in turn, stops where it is told to, and leaves a true count behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from gleanrl.block import Block, Field, Schema
+from gleanrl.rollouts.loop import StepFault, collect
+
+T = 4
+
+
+class Recorder:
+    """Actor and stepper in one: keeps the calls, and raises `error` at the call that `at` names."""
+
+    def __init__(self, ready: bool = False, at: Any = None, error: BaseException | None = None) -> None:
+        self.ready, self.at, self.error = ready, at, error
+        self.calls: list[Any] = []
+
+    def note(self, *call: Any) -> None:
+        self.calls.append(call)
+        if call == self.at and self.error is not None:
+            raise self.error
+
+    def act(self, t: int) -> None:
+        self.note("act", t)
+
+    def step(self, t: int) -> None:
+        self.note("step", t)
+
+    def stop(self, num_steps: int) -> None:
+        self.note("stop", num_steps)
+
+    def bind(self, block: Block, *ready: bool) -> bool:
+        self.note("bind", *ready)
+        return self.ready
+
+
+def make_block() -> Block:
+    return Block(Schema({("done",): Field(torch.Size([1]), torch.bool)}), (), T)
+
+
+def rows(stop: int, ready: bool) -> list[Any]:
+    return [call for t in range(stop) for call in ([] if ready else [("act", t)]) + [("step", t)]]
+
+
+@pytest.mark.parametrize("ready", [False, True])
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_whole_block(ready: bool, watched: bool) -> None:
+    part, block, seen = Recorder(ready), make_block(), []
+
+    def stop(t: int) -> bool:
+        seen.append((t, block.num_whole))
+        return False
+
+    assert collect(part, part, block, stop if watched else None) == T == block.num_whole
+    assert part.calls == [("bind",), ("bind", ready), *rows(T, ready)]
+    assert seen == ([(t, t + 1) for t in range(T)] if watched else [])
+
+
+@pytest.mark.parametrize("ready", [False, True])
+@pytest.mark.parametrize("last", range(T))
+def test_stopping(ready: bool, last: int) -> None:
+    part, block = Recorder(ready), make_block()
+    assert collect(part, part, block, lambda t: t == last) == last + 1 == block.num_whole
+    ended = [("stop", last + 1)] if last < T - 1 else []  # a full block needs no early end
+    assert part.calls[2:] == [*rows(last + 1, ready), *ended]
+
+
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize(
+    ("at", "error", "whole"),
+    [
+        (("bind",), KeyError(), 0),
+        (("bind", False), KeyError(), 0),
+        (("act", 0), KeyError(), 0),
+        (("act", 2), KeyError(), 2),
+        (("step", 0), StepFault(0, 0, "step", KeyError()), 0),
+        (("step", 2), StepFault(2, 0, "step", KeyError()), 2),
+        (("step", 2), StepFault(2, 0, "reset", KeyError()), 3),
+        (("step", 2), KeyboardInterrupt(), 2),
+    ],
+)
+def test_failures_leave_the_count_of_whole_steps(
+    at: Any, error: BaseException, whole: int, watched: bool
+) -> None:
+    part, block = Recorder(at=at, error=error), make_block()
+    block.num_whole = 99
+    with pytest.raises(type(error)) as caught:
+        collect(part, part, block, (lambda t: False) if watched else None)
+    assert caught.value is error and part.calls[-1] == at
+    assert block.num_whole == whole
+
+
+def test_a_stop_that_raises_leaves_its_step_whole() -> None:
+    part, block = Recorder(), make_block()
+    with pytest.raises(ZeroDivisionError):
+        collect(part, part, block, lambda t: bool(1 // (2 - t)) and False)
+    assert block.num_whole == 3
+
+
+def test_a_fault_says_where() -> None:
+    cause = ValueError("no")
+    fault = StepFault(3, 1, "reset", cause)
+    assert (fault.t, fault.env, fault.during, fault.cause) == (3, 1, "reset", cause)
