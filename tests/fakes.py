@@ -298,14 +298,14 @@ class InfoEnv(OracleEnv):
 
 
 class FrameEnv(OracleEnv):
-    """Observations are uint8 frames (8, 8, 4) whose first pixel is (stream, episode, step, 255)."""
+    """Observations are uint8 frames (size, size, 4) whose first pixel is (stream, episode, step, 255)."""
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, *, size: int = 8, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.observation_space = spaces.Box(0, 255, (8, 8, 4), np.uint8)
+        self.observation_space = spaces.Box(0, 255, (size, size, 4), np.uint8)
 
     def _emit(self) -> Any:
-        frame = np.zeros((8, 8, 4), np.uint8)
+        frame = np.zeros(self.observation_space.shape, np.uint8)
         frame[0, 0] = (self.stream, self.episode % 256, self.step_index, 255)
         return frame
 

@@ -6,15 +6,17 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 
 from gleanrl.collectors import SyncDataCollector
+from gleanrl.envs import GymWrapper
 from gleanrl.errors import GleanError
 from tests.contract.helpers import Constant, check_ledger, check_stream, counter
-from tests.fakes import FakeFailure, Script
+from tests.fakes import FakeFailure, FrameEnv, Script
 from tests.fakes_base import CountingEnv, CrookedEnv, ForgetfulEnv, GreedyEnv, ReusingBase
 
 Make = Callable[..., SyncDataCollector]
@@ -53,6 +55,42 @@ class TestEnvironments:
         env = CountingEnv(LONG)
         for _ in range(2):
             check_stream([next(iter(make_collector(env, frames_per_batch=5, total_frames=-1)))], LONG)
+
+
+KEEP: dict[str, Callable[[TensorDictBase], Any]] = {
+    "a leaf": lambda batch: batch["next", "observation"],
+    "a row": lambda batch: batch["next", "observation"][3:5],
+    "a row of the batch": lambda batch: batch[3:5],
+    "a flat view": lambda batch: batch["next", "observation"].view(-1),
+    "an array": lambda batch: batch["next", "observation"].numpy(),
+    "a slice of an array": lambda batch: batch["next", "observation"].numpy()[3:5],
+    "dlpack": lambda batch: np.from_dlpack(batch["next", "observation"]),
+    "a memoryview": lambda batch: memoryview(batch["next", "observation"].numpy()),
+    "a storage": lambda batch: batch["next", "observation"].untyped_storage(),
+    "a nested tensordict": lambda batch: batch["next"],
+    "another dtype": lambda batch: batch["next", "observation"].view(torch.int32),
+    "a detached copy": lambda batch: batch.copy(),
+}
+
+
+class TestLargeBatches:
+    """Memory may be used again only when nothing refers to it, however the reference was made."""
+
+    @pytest.mark.parametrize("kind", KEEP)
+    def test_what_was_kept_of_a_batch_never_changes(self, make_collector: Make, kind: str) -> None:
+        env = GymWrapper(FrameEnv(size=192, script=Script(ending="never")))
+        kept = []
+        for batch in make_collector(env, frames_per_batch=20, total_frames=160):
+            frozen = torch.as_tensor(batch["next", "observation"]).clone()
+            kept.append((KEEP[kind](batch), KEEP[kind](TensorDict({"next": {"observation": frozen}}, [20]))))
+            del batch
+        for part, expected in kept:
+            if isinstance(part, TensorDictBase):
+                path = ("next", "observation") if "next" in part.keys() else "observation"
+                part, expected = part[path], expected[path]
+            if isinstance(part, torch.UntypedStorage):
+                part, expected = (torch.tensor(s, dtype=torch.uint8) for s in (part, expected))
+            assert np.array_equal(np.asarray(part), np.asarray(expected))
 
 
 class Actor:
