@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 import gymnasium as gym
-import matplotlib
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 from torch.nn.functional import mse_loss, one_hot
 
@@ -23,14 +23,11 @@ from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from gleanrl.envs import GymEnv
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402 - the backend is chosen first
-
 SOLVED = 195.0
 
 
 class EpsilonGreedy(nn.Module):
-    """Takes the action of the highest value, or with probability epsilon any; observation (4,) -> one-hot (2,) int64."""
+    """The action of the highest value, or with probability epsilon any; (4,) float32 -> one-hot (2,) int64."""
 
     def __init__(self, q_net: nn.Module) -> None:
         super().__init__()
@@ -102,7 +99,7 @@ def learn(args: argparse.Namespace) -> list[tuple[int, float]]:
 
 
 def hand_written_loop(policy: nn.Module, frames: int, steps: int) -> float:
-    """Frames per second of the loop that one would write by hand, storing the same fields in fresh arrays per batch."""
+    """Frames per second of the loop one would write by hand, storing the same fields in arrays made per batch."""
     env = gym.make("CartPole-v1", disable_env_checker=True)
     current, _ = env.reset(seed=0)
     episode, begin = 0, time.perf_counter()
@@ -126,7 +123,8 @@ def hand_written_loop(policy: nn.Module, frames: int, steps: int) -> float:
 
 def collector_speed(policy: nn.Module, frames: int, steps: int) -> float:
     """Frames per second of the collector with the same policy."""
-    collector = SyncDataCollector(GymEnv("CartPole-v1"), policy, frames_per_batch=steps, total_frames=frames)
+    env = GymEnv("CartPole-v1")
+    collector = SyncDataCollector(env, policy, frames_per_batch=steps, total_frames=frames)
     begin = time.perf_counter()
     for _ in collector:
         pass
@@ -150,22 +148,26 @@ def compare_speed(rounds: int = 5, frames: int = 2_000) -> None:
 def draw(curve: list[tuple[int, float]], path: Path) -> None:
     frames, returns = zip(*curve, strict=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
     axes.plot(frames, returns)
     axes.axhline(SOLVED, linestyle="--", linewidth=1, color="gray")
     axes.set(xlabel="frames", ylabel="mean return of the last 100 episodes", title="DQN on CartPole-v1")
     figure.savefig(path, dpi=120)
-    plt.close(figure)
     print(f"Learning curve: {path}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--total-frames", type=int, default=100_000, help="give up after so many frames")
     parser.add_argument("--frames-per-batch", type=int, default=50)
     parser.add_argument("--updates-per-batch", type=int, default=25)
-    parser.add_argument("--exploration-frames", type=int, default=8_000, help="epsilon falls over so many frames")
+    parser.add_argument(
+        "--exploration-frames", type=int, default=8_000, help="epsilon falls over so many frames"
+    )
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--no-stop", action="store_true", help="go on after the task is solved")
     parser.add_argument("--out", type=Path, default=Path("out/dqn_cartpole.png"))
@@ -177,7 +179,8 @@ def main() -> None:
     curve = learn(args)
     frames, mean_return = curve[-1]
     verdict = "solved" if mean_return > SOLVED else "not solved"
-    print(f"{verdict}: mean return {mean_return:.1f} after {frames:,} frames, {time.perf_counter() - begin:.0f} s")
+    seconds = time.perf_counter() - begin
+    print(f"{verdict}: mean return {mean_return:.1f} after {frames:,} frames, {seconds:.0f} s")
     draw(curve, args.out)
 
 

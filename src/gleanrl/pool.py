@@ -1,7 +1,7 @@
 """Large buffers that are used again once nothing refers to them: fresh memory costs a page fault every 4 KB.
 
-A batch of image observations is tens of megabytes. Given back to the system and asked for again, that memory is faulted in anew for
-every batch, which takes longer than filling it.
+A batch of image observations is tens of megabytes. Given back to the system and asked for again, that memory
+is faulted in anew for every batch, which takes longer than filling it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TRACKED = 8
 class BufferPool:
     """Hands out uninitialised byte buffers and takes them back by itself when the last view of one has died.
 
-    Any tensor or array made of a buffer keeps it in use, however it was derived; nobody has to return anything. At most
+    Any tensor or array made of a buffer keeps it in use, however it was derived; nobody has to return it. At most
     `spare` idle buffers of a size are kept beyond the one handed out. Any number of threads may take.
 
     Args:

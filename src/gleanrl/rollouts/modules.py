@@ -79,7 +79,7 @@ class ProbabilisticStage:
         self.outputs: list[Path] = [as_path(key) for key in module.out_keys]
         self._module = module
         self._batch_size = batch_size
-        # Without a log-probability or a generator of its own, forward does nothing but draw from the distribution.
+        # Without a log-probability or a generator of its own, all that forward does is draw.
         self._only_draws = not module.return_log_prob and module._generator is None and len(self.outputs) == 1
 
     def __call__(self, values: Values) -> None:
