@@ -8,12 +8,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gleanrl.envs.libs.gym import GymEnv as GymEnvOfOldPath
-from gleanrl.envs.libs.gym import default_info_dict_reader
 from gymnasium import spaces
 
 from gleanrl.data import Bounded, Categorical, Composite, OneHot
 from gleanrl.envs import EnvBase, GymEnv, GymWrapper
+from gleanrl.envs.libs.gym import GymEnv as GymEnvOfOldPath
+from gleanrl.envs.libs.gym import default_info_dict_reader
 from tests.contract.helpers import leaf_keys
 from tests.fakes import (
     ORACLE_ID,
