@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_non_tensor
 
+from gleanrl.errors import MissingKeyError
 from gleanrl.tree import NestedKey, Path, as_path
 
 _FLAGS = ("done", "terminated", "truncated")
@@ -42,7 +43,7 @@ def step_mdp(
         The root of step t + 1, ``[*batch]``.
 
     Raises:
-        KeyError: if there is no ``"next"`` entry.
+        MissingKeyError: if there is no ``"next"`` entry (also a KeyError).
 
     Examples:
         >>> import torch
@@ -86,7 +87,11 @@ def _paths(keys: NestedKey | Sequence[NestedKey]) -> set[Path]:
 def _advance(
     batch: TensorDictBase, keep_other: bool, excluded: set[Path], actions: set[Path], exclude_action: bool
 ) -> TensorDictBase:
-    out = _filtered(batch.get("next"), excluded | (actions if exclude_action else set()))
+    after = batch.get("next", None)
+    if after is None:
+        keys = sorted(map(str, batch.keys()))
+        raise MissingKeyError(f"step_mdp: expected the result of a step, with a 'next' entry; got {keys}")
+    out = _filtered(after, excluded | (actions if exclude_action else set()))
     if keep_other or not exclude_action:
         kept = _filtered(batch.exclude("next", "_reset"), excluded | (actions if exclude_action else set()))
         if not keep_other:
@@ -97,13 +102,16 @@ def _advance(
 
 def _filtered(batch: TensorDictBase, excluded: set[Path], prefix: Path = ()) -> TensorDictBase:
     """Return a shallow copy of `batch` without the `excluded` paths, nor groups that only held those."""
+    if isinstance(batch, LazyStackedTensorDict):
+        pieces = [_filtered(piece, excluded, prefix) for piece in batch.unbind(batch.stack_dim)]
+        return LazyStackedTensorDict.lazy_stack(pieces, batch.stack_dim)
     out = TensorDict({}, batch.batch_size, device=batch.device)
     for key in batch.keys():
         path = (*prefix, key)
         value = batch.get(key)
         if path in excluded:
             continue
-        if isinstance(value, TensorDictBase):
+        if isinstance(value, TensorDictBase) and not is_non_tensor(value):
             value = _filtered(value, excluded, path)
             if value.is_empty():
                 continue
@@ -112,9 +120,14 @@ def _filtered(batch: TensorDictBase, excluded: set[Path], prefix: Path = ()) -> 
 
 
 def _add_missing(target: TensorDictBase, source: TensorDictBase) -> None:
+    if isinstance(target, LazyStackedTensorDict):
+        dim = target.stack_dim
+        for below, above in zip(target.unbind(dim), source.unbind(dim), strict=True):
+            _add_missing(below, above)
+        return
     for key in source.keys():
         value = source.get(key)
         if key not in target.keys():
             target.set(key, value)
-        elif isinstance(value, TensorDictBase):
+        elif isinstance(value, TensorDictBase) and not is_non_tensor(value):
             _add_missing(target.get(key), value)
