@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 
 from benchmarks.remote import RemoteSide, Turn
+from benchmarks.settle import settle_allocator, settle_garbage
 
 Work = Callable[[], float]
 """Does a fixed amount of work and returns the amount, in the case's unit."""
@@ -217,11 +218,11 @@ def run_case(case: Case, rounds: int, peers: str | None = None) -> CaseResult:
     result = CaseResult(case)
     threads = torch.get_num_threads()
     torch.set_num_threads(case.threads)
+    settle_allocator()
     try:
         with ExitStack() as stack:
             sides = _set_up(case, peers, stack, result)
-            gc.collect()
-            gc.freeze()  # what the set-up made is not scanned again while a side is timed
+            settle_garbage()
             result.speeds = interleave(sides, rounds, result.failures)
             sides.clear()
     finally:

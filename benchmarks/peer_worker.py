@@ -31,13 +31,14 @@ def main(case: str, side: str, package: str = "benchmarks.peers") -> None:
 
     sys.path[0] = str(ROOT)
     try:
+        settle = importlib.import_module("benchmarks.settle")
+        settle.settle_allocator()
         module = importlib.import_module(f"{package}.{side}")
         work: Callable[[], float] = module.SETUPS[case]()
     except Exception as error:
         say({"error": f"{type(error).__name__}: {error}"})
         return
-    gc.collect()
-    gc.freeze()
+    settle.settle_garbage()
     say({"ready": module.VERSION})
     for _ in sys.stdin:
         try:
