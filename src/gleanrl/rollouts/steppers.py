@@ -51,6 +51,7 @@ class TensorDictStepper:
         self._max_steps: int | None = None
         self._counts = torch.zeros(self.batch_size, dtype=torch.int64)
         self._accepted: dict[Path, torch.dtype] = {}
+        self._rewards = {as_path(key) for key in env.reward_keys}
 
     # ------------------------------------------------------------------ state
     def reset(self, mask: torch.Tensor | None = None) -> None:
@@ -77,12 +78,12 @@ class TensorDictStepper:
         self._counts.zero_()
 
     def root(self) -> dict[Path, torch.Tensor]:
-        """Return the carry's public leaves."""
+        """Return the carry's public leaves, in the dtypes of the schema."""
         if self._carry is None:
             self.reset()
         assert self._carry is not None
         wanted = self.schema()
-        return {p: leaf for p, leaf in _public(self._carry) if p in wanted}
+        return {p: leaf.to(wanted[p].dtype) for p, leaf in _public(self._carry) if p in wanted}
 
     def limit(self, max_steps: int) -> None:
         """Truncate every episode at `max_steps` steps."""
@@ -98,14 +99,13 @@ class TensorDictStepper:
         assert self._carry is not None
         declared = _declared_fields(self.env, self.batch_size)
         actions = {as_path(key) for key in self.env.action_keys}
-        rewards = {as_path(key) for key in self.env.reward_keys}
         fields: dict[Path, Field] = {}
         for path, leaf in _public(self._carry):
-            if path in actions or path in rewards:
+            if path in actions or path in self._rewards:
                 continue
             came = Field(leaf.shape[len(self.batch_size) :], leaf.dtype)
             fields[path] = self._agreed(path, came, declared.get(path))
-        missing = [as_key(p) for p in declared if p not in fields and p not in rewards]
+        missing = [as_key(p) for p in declared if p not in fields and p not in self._rewards]
         if missing:
             raise EnvironmentContractError(
                 f"reset of {_name(self.env)} returned no {missing}, which its specs declare; "
@@ -191,13 +191,13 @@ class TensorDictStepper:
 
     def _write(self, path: Path, row: torch.Tensor, value: Any, field: Field) -> None:
         accepted = self._accepted.get(path, field.dtype)
-        reward = path[-1] == "reward"
         if not isinstance(value, torch.Tensor) or value.shape != row.shape:
             got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise EnvironmentContractError(
                 f"key {as_key(path)!r} expected shape {tuple(row.shape)} {accepted}, got {got}"
             )
-        if value.dtype is not accepted and not (reward and value.dtype.is_floating_point):
+        cast = path in self._rewards and value.dtype.is_floating_point
+        if value.dtype is not accepted and not cast:
             raise EnvironmentContractError(
                 f"key {as_key(path)!r} expected dtype {accepted}, got {value.dtype}"
             )
