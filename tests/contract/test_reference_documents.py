@@ -74,12 +74,8 @@ def parse_layout(printed: str) -> Layout:
 
 
 def print_out(data: TensorDictBase) -> str:
-    """Return what `print(data)` shows in the long form, which some releases only give on request."""
-    try:
-        options = tensordict.set_printoptions(compact=False)
-    except TypeError:  # this release has no compact form
-        options = tensordict.set_printoptions(verbose=True)
-    with options:
+    """Return what `print(data)` shows in the long form."""
+    with tensordict.set_printoptions(compact=False):
         return repr(data)
 
 

@@ -18,7 +18,7 @@ from gleanrl.collectors.ledger import CollectorStats
 from gleanrl.collectors.plan import DevicePlan, FramePlan, integer, make_env
 from gleanrl.collectors.progress import CollectorProgress
 from gleanrl.collectors.trajectories import split_trajectories
-from gleanrl.collectors.weights import PolicyWeights
+from gleanrl.collectors.weights import PolicyWeights, unchanged_on_error
 from gleanrl.envs.exploration import ExplorationType, exploration_from_string
 from gleanrl.envs.rollout import mark_truncated
 from gleanrl.errors import (
@@ -344,7 +344,8 @@ class SyncDataCollector(DataCollectorBase):
 
         Raises:
             MissingKeyError: if an entry is missing; nothing has changed then.
-            SchemaError: if an entry is unexpected (a policy's weights without such a policy); likewise.
+            SchemaError: if an entry is unexpected (a policy's weights without such a policy) or a weight
+                doesn't fit; likewise.
         """
         has_policy = isinstance(self.policy, torch.nn.Module)
         needed = {"env_state_dict", "frames", "iter"} | ({"policy_state_dict"} if has_policy else set())
@@ -356,10 +357,11 @@ class SyncDataCollector(DataCollectorBase):
             raise SchemaError(
                 f"load_state_dict: unexpected {unexpected}; this collector has {sorted(needed)}"
             )
-        if has_policy and "policy_state_dict" in state_dict:
-            self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict, **kwargs)
-        if state_dict.get("env_state_dict"):
-            self.env.load_state_dict(state_dict["env_state_dict"], strict=strict)
+        with unchanged_on_error(self.policy, self.env):
+            if has_policy and "policy_state_dict" in state_dict:
+                self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict, **kwargs)
+            if state_dict.get("env_state_dict"):
+                self.env.load_state_dict(state_dict["env_state_dict"], strict=strict)
         self._frames = int(state_dict.get("frames", self._frames))
         self._iter = int(state_dict.get("iter", self._iter))
         if "episodes" in state_dict:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -73,3 +75,24 @@ class PolicyWeights:
         with torch.no_grad():
             for path, target in own.items():
                 target.copy_(given[path])
+
+
+@contextmanager
+def unchanged_on_error(*parts: Any) -> Iterator[None]:
+    """Load state into modules inside: if that raises, their weights are as before. What isn't a module is passed over.
+
+    `torch.nn.Module.load_state_dict` copies whatever fits before it complains about the rest.
+
+    Raises:
+        SchemaError: in place of torch's RuntimeError about keys or shapes.
+    """
+    modules = [part for part in parts if isinstance(part, torch.nn.Module)]
+    before = [copy.deepcopy(module.state_dict()) for module in modules]
+    try:
+        yield
+    except Exception as cause:
+        for module, state in zip(modules, before, strict=True):
+            module.load_state_dict(state)
+        if type(cause) is RuntimeError:
+            raise SchemaError(f"load_state_dict: {cause}") from cause
+        raise

@@ -18,7 +18,10 @@ def composite(i):
     return Composite(x=Bounded(i, i + 0.5, (2, 4)), **{f"only{i}": Unbounded((2,))}, shape=(2,))
 
 
-@pytest.fixture(params=[(leaf, 0), (leaf, 1), (leaf, 2), (composite, 0), (composite, 1)], ids=str)
+@pytest.fixture(
+    params=[(leaf, 0), (leaf, 1), (leaf, 2), (composite, 0), (composite, 1)],
+    ids=lambda param: f"{param[0].__name__}-{param[1]}",
+)
 def stacked(request):
     """Return three unlike members and their stack."""
     torch.manual_seed(0)
