@@ -90,7 +90,7 @@ def failure_from(cause: BaseException, message: str) -> EnvironmentFailure:
     try:
         members = {"__str__": lambda self: message}
         kind: Any = type(type(cause).__name__, (EnvironmentFailure, type(cause)), members)
-        failure: EnvironmentFailure = kind.__new__(kind, message)
+        failure: EnvironmentFailure = type(cause).__new__(kind, message)
         Exception.__init__(failure, message)
     except TypeError:
         failure = EnvironmentFailure(message)

@@ -1,0 +1,98 @@
+"""Every error is of one family and of the usual Python class; a failure can be caught as its cause."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from gleanrl import errors
+from gleanrl.errors import EnvironmentFailure, GleanError, InvalidArgumentError, MissingKeyError, failure_from
+
+FAMILY = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)]
+USUAL: dict[str, tuple[type[Exception], ...]] = {
+    "InvalidArgumentError": (ValueError,),
+    "MissingArgumentError": (RuntimeError, ValueError),
+    "InvalidTypeError": (TypeError,),
+    "UnsupportedError": (NotImplementedError, RuntimeError),
+    "SpaceError": (NotImplementedError, ValueError),
+    "ClosedError": (RuntimeError,),
+    "MissingKeyError": (KeyError,),
+    "SchemaError": (RuntimeError, ValueError),
+    "SpecError": (AssertionError, ValueError),
+    "IndexRangeError": (IndexError,),
+    "EmptyBufferError": (RuntimeError,),
+    "CapacityError": (RuntimeError,),
+    "PolicyError": (RuntimeError,),
+    "EnvironmentContractError": (RuntimeError,),
+    "NonFiniteError": (RuntimeError, ValueError),
+    "EnvironmentFailure": (RuntimeError,),
+}
+
+
+@pytest.mark.parametrize("kind", FAMILY, ids=lambda kind: kind.__name__)
+def test_one_family(kind: type[Exception]) -> None:
+    assert issubclass(kind, GleanError) and kind.__doc__
+    error = kind("what was expected")
+    assert str(error) == "what was expected"
+    if kind is not GleanError:
+        assert any(not issubclass(base, GleanError) and base is not Exception for base in kind.__mro__[1:-3])
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_the_usual_class(name: str) -> None:
+    assert issubclass(getattr(errors, name), USUAL[name])
+
+
+def test_a_key_error_shows_its_message_not_a_repr() -> None:
+    assert str(MissingKeyError("no 'x' here")) == "no 'x' here" and str(MissingKeyError()) == ""
+
+
+class Odd(Exception):
+    """Takes arguments of its own, and shows them in its own way."""
+
+    def __init__(self, code: int, *, place: str) -> None:
+        super().__init__(code, place)
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"code {self.code}"
+
+
+class Final(Exception):
+    """Refuses to be subclassed."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        raise TypeError("final")
+
+
+DECODE = UnicodeDecodeError("utf-8", b"x", 0, 1, "bad")
+CAUSES = [
+    *(ValueError("a"), KeyError("a"), RuntimeError("a"), AssertionError(), OSError(2, "gone"), DECODE),
+    *(Odd(3, place="here"), StopIteration(1), Exception("a"), InvalidArgumentError("a"), GleanError("a")),
+    *(NotImplementedError("a"), TimeoutError("a"), ImportError("a")),
+]
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: type(cause).__name__)
+def test_a_failure_is_caught_as_its_cause(cause: Exception) -> None:
+    with pytest.raises(type(cause)) as caught:
+        raise failure_from(cause, "environment 1: it broke")
+    error = caught.value
+    assert isinstance(error, EnvironmentFailure) and error.__cause__ is cause
+    assert str(error) == "environment 1: it broke" and error.args == ("environment 1: it broke",)
+    assert type(error).__name__ == type(cause).__name__
+
+
+class Made(Exception):
+    """Is made from two arguments."""
+
+    def __new__(cls, code: int, place: str) -> Made:
+        return super().__new__(cls, code, place)
+
+
+@pytest.mark.parametrize("cause", [Final("a"), Made(1, "a"), EnvironmentFailure("a")])
+def test_types_that_cannot_be_combined(cause: Exception) -> None:
+    error = failure_from(cause, "it broke")
+    assert type(error) is EnvironmentFailure and error.__cause__ is cause and str(error) == "it broke"
