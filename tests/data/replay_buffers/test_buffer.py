@@ -164,6 +164,26 @@ def test_a_buffer_can_be_extended_from_its_own_rows():
     assert clock(rb[:]).tolist() == [2, 3, 4, 3, 4, 5, 6, 7, 0, 1]
 
 
+def test_a_list_holds_single_records():
+    rb = ReplayBuffer(storage=LazyTensorStorage(30))
+    data = ted(5)
+    assert rb.extend([data[t] for t in range(5)]).tolist() == [0, 1, 2, 3, 4]
+    assert clock(rb[:]).tolist() == [0, 1, 2, 3, 4]
+    trees = ReplayBuffer(storage=LazyTensorStorage(30))
+    trees.extend(
+        [{"a": torch.tensor(1), "b": (torch.ones(2),)}, {"a": torch.tensor(2), "b": (torch.zeros(2),)}]
+    )
+    assert trees[:]["a"].tolist() == [1, 2]
+    steps = ReplayBuffer(storage=LazyTensorStorage(30, ndim=2))
+    data = ted(5, streams=3)
+    steps.extend([data[:, t] for t in range(5)])
+    assert steps._storage.shape == (5, 3)
+    assert (steps[:] == data.transpose(0, 1)).all()
+    for bad in ([ted(1)[0], torch.ones(1)], [torch.ones(1), torch.ones(2)], []):
+        with pytest.raises(SchemaError, match="extend"):
+            rb.extend(bad)
+
+
 def test_strided_data():
     rb = ReplayBuffer(storage=LazyTensorStorage(30))
     rb.extend(ted(20)[::2])

@@ -138,7 +138,7 @@ def test_the_probe_works_on_a_clone():
         return data
 
     rb = ReplayBuffer(storage=LazyTensorStorage(50), transform=spoil)
-    data = ted(6, streams=3)
+    data = ted(6, start=10, streams=3)
     expected = data.clone()
     rb.extend(data)
     assert (data == expected).all()
@@ -202,6 +202,14 @@ def test_replacing_by_index_runs_the_inverse():
     rb.extend(xs())
     rb[1] = TensorDict({"x": torch.tensor(50.0)}, [])
     assert rb[:]["x"].tolist() == pytest.approx([0, 50, 2, 3])
+
+
+def test_inverses_act_on_the_records_of_a_list():
+    rb = ReplayBuffer(transform=Scale(10.0))
+    rb.extend([xs()[1], xs()[2]])
+    assert [float(row["x"]) for row in rb._storage._storage] == pytest.approx([0.1, 0.2])
+    assert rb[:]["x"].tolist() == pytest.approx([1, 2])
+    assert ReplayBuffer(transform=HoldBack(1.0)).extend([xs()[1]]).shape == (0,)
 
 
 def test_what_is_no_transform():

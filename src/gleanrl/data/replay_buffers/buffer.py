@@ -132,7 +132,8 @@ class ReplayBuffer(Parts):
         """Store one record (with ``ndim > 1`` one time step of all batch entries).
 
         Args:
-            data: a record without a time dimension. It isn't changed, and nothing of it is kept.
+            data: a record without a time dimension. It isn't changed, and nothing of it is kept
+                (`ListStorage` keeps the object itself).
 
         Returns:
             Its index: an int, or ``(n, ndim)`` coordinates. An empty index if a transform held the record
@@ -149,10 +150,10 @@ class ReplayBuffer(Parts):
 
         Args:
             data: records ``[T, ...]``; for ``ndim > 1`` ``[*batch, T]`` with time at `dim_extend`. A
-                TensorDict, a tensor, or a dictionary or tuple of tensors is one batch; a list is many
-                objects. It isn't changed, and nothing of it is kept (`ListStorage` keeps the objects of a
-                list). ``index``, ``_weight``, ``priority_weight`` and ``_generation``, which samples may
-                carry, are left out.
+                TensorDict, a tensor, or a dictionary or tuple of tensors is one batch; a list holds single
+                records, as `add` takes them. It isn't changed, and nothing of it is kept (`ListStorage` keeps
+                the objects of a list themselves). ``index``, ``_weight``, ``priority_weight`` and
+                ``_generation``, which samples may carry, are left out.
 
         Returns:
             The indices of the records stored, ``(n,)`` int64 or ``(n, ndim)`` coordinates, in the order of
@@ -168,6 +169,9 @@ class ReplayBuffer(Parts):
     def _store(self, data: Any, single: bool, where: str) -> Any:
         with self._lock:
             storage, transforms = self._storage, self._transforms
+            dim_extend = 0 if single else self.dim_extend
+            if not single and isinstance(data, list):
+                data, dim_extend = storage.join(data, where), 0
             if len(transforms):
                 slot_dims = storage.ndim - single
                 transforms.settle(data, slot_dims)
@@ -175,9 +179,7 @@ class ReplayBuffer(Parts):
                 if data is None:
                     shape = (0,) if storage.ndim == 1 else (0, storage.ndim)
                     return torch.empty(shape, dtype=torch.int64)
-            prepared = storage.prepare(
-                data, single=single, dim_extend=0 if single else self.dim_extend, where=where
-            )
+            prepared = storage.prepare(data, single=single, dim_extend=dim_extend, where=where)
             placement = self._writer.place(prepared.num_steps)
             storage.write(prepared, placement)
             self._writer.publish(placement)

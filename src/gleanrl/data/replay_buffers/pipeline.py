@@ -127,6 +127,9 @@ class Pipeline:
             slot_dims: how many batch dimensions of it the storage takes as slots; a plain callable that acts
                 on the way in has nothing to do with data that has no more.
         """
+        if isinstance(data, list):
+            written = [self.write(record, slot_dims - 1) for record in data]
+            return [record for record in written if record is not None] or None
         for inverse, only_deeper in self.writes:
             if isinstance(data, TensorDictBase):
                 if only_deeper and data.ndim <= slot_dims:

@@ -93,7 +93,7 @@ def test_replacing_by_index():
 def test_no_rows_and_no_dimensions():
     buffer = ReplayBuffer(dim_extend=1)
     with pytest.raises(UnsupportedError, match="dim_extend"):
-        buffer.extend([1])
+        buffer.extend(torch.ones(2, 2))
     with pytest.raises(SchemaError, match="no record"):
         ReplayBuffer().extend([])
     with pytest.raises(EmptyBufferError):

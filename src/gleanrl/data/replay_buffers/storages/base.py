@@ -145,6 +145,10 @@ class Storage(ABC):
     # Writing
 
     @abstractmethod
+    def join(self, records: list[Any], where: str) -> Any:
+        """Return a list of single records (time steps) in the form of many, as `prepare` takes them."""
+
+    @abstractmethod
     def prepare(self, data: Any, *, single: bool, dim_extend: int, where: str) -> Prepared:
         """Check `data` and return it in the storage's form; the first call also fixes schema and memory.
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase, is_tensorclass
+from tensordict import TensorDictBase, is_tensor_collection, is_tensorclass
 from torch.utils import _pytree
 
 from gleanrl.block import Field, Schema
@@ -124,7 +124,7 @@ class TreeFormat(RecordFormat):
 
     def read(self, data: Any, dims: int, where: str) -> tuple[torch.Size, list[torch.Tensor]]:
         """Read `data`; the first leaf says what the batch dimensions are."""
-        leaves, spec = _pytree.tree_flatten(data)
+        leaves, spec = _pytree.tree_flatten(data, is_leaf=is_tensor_collection)
         if spec != self.spec or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
             expected = [as_key(path) for path in self.schema.paths]
             raise SchemaError(
@@ -157,7 +157,7 @@ def find_format(data: Any, dims: int, where: str) -> RecordFormat:
         )
     if isinstance(data, TensorDictBase):
         return _find_tensordict(data, dims, where)
-    paths_and_leaves, spec = _pytree.tree_flatten_with_path(data)
+    paths_and_leaves, spec = _pytree.tree_flatten_with_path(data, is_leaf=is_tensor_collection)
     fields: dict[Path, Field] = {}
     for place, leaf in paths_and_leaves:
         if not isinstance(leaf, torch.Tensor):
@@ -192,6 +192,18 @@ def swap_batch_dims(data: Any, dim: int, where: str) -> Any:
         _lead(data.batch_size, dim + 1, "batch dimensions", where)
         return data.transpose(0, dim)
     return _pytree.tree_map(lambda leaf: leaf.transpose(0, dim), data)
+
+
+def stack_records(records: Sequence[Any], where: str) -> Any:
+    """Return single records of one structure as one batch; `SchemaError` if they differ."""
+    if not records:
+        raise SchemaError(f"{where}: got no record at all; write at least one")
+    try:
+        if isinstance(records[0], TensorDictBase):
+            return torch.stack(list(records))
+        return _pytree.tree_map(lambda *leaves: torch.stack(leaves), *records)
+    except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as cause:
+        raise SchemaError(f"{where}: a list holds records of one structure, these differ: {cause}") from cause
 
 
 def without_added_keys(data: TensorDictBase) -> TensorDictBase:

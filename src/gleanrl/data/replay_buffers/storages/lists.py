@@ -35,6 +35,10 @@ class ListStorage(Storage):
         """The live list."""
         return self._items
 
+    def join(self, records: list[Any], where: str) -> Any:
+        """Return the list itself."""
+        return records
+
     def prepare(self, data: Any, *, single: bool, dim_extend: int, where: str) -> Prepared:
         """Return `data` as a list of objects."""
         if dim_extend:

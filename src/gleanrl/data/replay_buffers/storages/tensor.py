@@ -13,6 +13,7 @@ from gleanrl.data.replay_buffers.storages.formats import (
     RecordFormat,
     find_format,
     format_from_state,
+    stack_records,
     swap_batch_dims,
 )
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
@@ -101,6 +102,10 @@ class TensorStorage(Storage):
         return None if self._columns is None else self._view((), self.capacity_steps)
 
     # Writing
+
+    def join(self, records: list[Any], where: str) -> Any:
+        """Return single records as one batch, time first; `SchemaError` if their structures differ."""
+        return stack_records(records, where)
 
     def prepare(self, data: Any, *, single: bool, dim_extend: int, where: str) -> Prepared:
         """Check keys, shapes and dtypes of `data` (see `Storage.prepare`)."""
