@@ -322,3 +322,17 @@ def test_the_policys_failure_reaches_the_caller_as_it_is() -> None:
     take(collector, 1)
     with pytest.raises(PolicyError, match=r"'action' expected shape \(2,\)"):
         collector.next()
+
+
+def test_a_limit_gives_the_environment_the_flag_that_it_sets() -> None:
+    collector = make(CountingEnv(NEVER, flags=("done",)), frames=6, total_frames=6, max_frames_per_traj=2)
+    (batch,) = collector
+    assert batch["next", "truncated"].squeeze(-1).tolist() == [False, True] * 3
+    assert batch["next", "done"].squeeze(-1).tolist() == [False, True] * 3
+    assert not batch["next", "terminated"].any()
+
+
+def test_weights_of_the_wrapper_fit_too() -> None:
+    collector = SyncDataCollector(CountingEnv(NEVER), nn.Linear(3, 2), frames_per_batch=2, device="cpu")
+    collector.update_policy_weights_(TensorDict.from_module(collector.policy).data.clone().zero_())
+    assert all(not parameter.any() for parameter in collector.policy.parameters())

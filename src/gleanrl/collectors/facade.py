@@ -65,7 +65,8 @@ class SyncDataCollector(DataCollectorBase):
         split_trajs: whether batches are split into padded trajectories (see `split_trajectories`).
         exploration_type: the exploration type during collection.
         exploration_mode: its older spelling, a string.
-        return_same_td: whether all batches share one TensorDict and its memory, each overwriting the last.
+        return_same_td: whether all batches share one TensorDict and its memory, each overwriting the last; entries
+            that you add to it stay.
         reset_when_done: must be True.
         interruptor: an object with ``collection_stopped()``, asked after every step; when it says True the
             batch is cut there and delivered.
@@ -145,6 +146,8 @@ class SyncDataCollector(DataCollectorBase):
             raise UnsupportedError(
                 "set_truncated: the environment has no 'truncated' flag; call env.add_truncated_keys() first"
             )
+        if options.max_steps is not None and not _has_truncated(self.env):
+            self.env.add_truncated_keys()  # the limit needs a flag to set
         self._weights = PolicyWeights(policy, self.devices.policy)
         self.plan: RolloutPlan = plan_rollout(self.env, self._weights.policy, self.devices.policy)
         self.policy = self.plan.policy
@@ -294,13 +297,16 @@ class SyncDataCollector(DataCollectorBase):
         """Copy weights into the collector's own policy, in place.
 
         Args:
-            policy_weights: what ``TensorDict.from_module(policy)`` gives; None for the current weights of the
-                policy that the collector was made with. Without a `policy_device` that is the very policy
-                that runs, and nothing needs to be copied.
+            policy_weights: what ``TensorDict.from_module`` gives of the policy that the collector was made with,
+                or of `collector.policy`, which may be a wrapper around it; None for its current weights. Without
+                a `policy_device` that is the very policy that runs, and nothing needs to be copied.
 
         Raises:
             SchemaError: if the weights don't fit; nothing is copied then.
         """
+        wrapped = self.policy is not self._weights.policy
+        if wrapped and isinstance(policy_weights, TensorDictBase) and set(policy_weights.keys()) == {"module"}:
+            policy_weights = policy_weights.get("module")
         self._weights.push(policy_weights)
 
     def shutdown(self) -> None:
