@@ -229,10 +229,6 @@ class Block:
         """Return T tensor views of the column at `path`, one for each step: ``[*batch, *leaf]``."""
         return self.column(path).unbind(self.time_dim)
 
-    def array_rows(self, path: Path) -> list[np.ndarray[Any, Any]]:
-        """Return T NumPy views of the column at `path`, one for each step (CPU blocks only)."""
-        return list(np.moveaxis(self.array(path), self.time_dim, 0))
-
     def batch(self, num_steps: int | None = None, device: torch.device | None = None) -> TensorDict:
         """Return the TensorDict over the columns' memory, its last batch dimension named ``"time"``.
 

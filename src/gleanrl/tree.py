@@ -101,9 +101,12 @@ class Layout:
             SchemaError: on a missing or an extra key, naming it.
         """
         leaves: list[Any] = [None] * len(self.paths)
-        if not _read(self._root, batch, leaves):
-            self._raise_difference(batch, where)
-        return leaves
+        if _read(self._root, batch, leaves):
+            return leaves
+        found = flatten(batch)
+        if found.keys() != set(self.paths):
+            self._raise_difference(set(found), where)
+        return [found[path] for path in self.paths]  # the same leaves, and groups without any
 
     def build(
         self,
@@ -115,8 +118,7 @@ class Layout:
         """Return a TensorDict around `leaves` (no copy, no check); nested ones get its size and names."""
         return _build(self._root, leaves, batch_size, device, names)
 
-    def _raise_difference(self, batch: TensorDictBase, where: str) -> None:
-        found = set(flatten(batch))
+    def _raise_difference(self, found: set[Path], where: str) -> None:
         missing, extra = sorted(set(self.paths) - found), sorted(found - set(self.paths))
         parts = []
         if missing:
