@@ -33,6 +33,32 @@ def test_heap_columns_are_zero():
     check(HeapAllocator(torch.device("cpu"))(PATHS, FIELDS, 7))
 
 
+@pytest.mark.parametrize("num_rows", [7, 100_000, 1_000_001])
+def test_heap_columns_are_separate_and_aligned(num_rows):
+    columns = HeapAllocator(torch.device("cpu"))(PATHS, FIELDS, num_rows)
+    columns[0].fill_(1)
+    assert not bool(columns[1].any())
+    columns[1].fill_(2)
+    assert bool((columns[0] == 1).all())
+    for column in columns:
+        assert column.shape[0] == num_rows and column.is_contiguous()
+        assert column.untyped_storage().nbytes() == column.nbytes
+        if num_rows > 7:
+            assert column.data_ptr() % 64 == 0
+
+
+def test_untouched_rows_cost_no_memory():
+    def resident() -> int:
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS"))
+
+    before = resident()
+    columns = HeapAllocator(torch.device("cpu"))(PATHS, FIELDS, 30_000_000)
+    columns[0][:1000] = 1
+    assert resident() - before < 30 << 20
+    assert columns[0].nbytes == 360_000_000
+
+
 def test_file_columns_are_zero_and_written_through(tmp_path):
     columns = FileAllocator(tmp_path / "new")(PATHS, FIELDS, 7)
     check(columns)
