@@ -190,7 +190,7 @@ def _read(node: _Node, batch: Any, leaves: list[Any]) -> bool:
     return True
 
 
-_new_unsafe = TensorDict._new_unsafe
+_new_unsafe: Any = TensorDict._new_unsafe  # its annotations don't allow what it takes
 
 
 def _build(

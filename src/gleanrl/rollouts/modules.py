@@ -75,8 +75,9 @@ class ProbabilisticStage:
     """
 
     def __init__(self, module: ProbabilisticTensorDictModule, batch_size: torch.Size) -> None:
-        self.inputs: list[Path] = [as_path(key) for key in module.in_keys]
-        self.outputs: list[Path] = [as_path(key) for key in module.out_keys]
+        keys: Any = module.in_keys, module.out_keys
+        self.inputs: list[Path] = [as_path(key) for key in keys[0]]
+        self.outputs: list[Path] = [as_path(key) for key in keys[1]]
         self._module = module
         self._batch_size = batch_size
         # Without a log-probability or a generator of its own, all that forward does is draw.
@@ -87,7 +88,7 @@ class ProbabilisticStage:
         module = self._module
         batch = dict_batch({path[0]: values[path] for path in self.inputs}, self._batch_size)
         if self._only_draws:
-            drawn = module._dist_sample(module.get_dist(batch), interaction_type=interaction_type())
+            drawn: Any = module._dist_sample(module.get_dist(batch), interaction_type=interaction_type())
             if isinstance(drawn, torch.Tensor):
                 values[self.outputs[0]] = drawn
                 return

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase, is_tensorclass
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 
 from gleanrl.errors import InvalidTypeError, PolicyError
-from gleanrl.tree import NestedKey, Path, as_key, as_path
+from gleanrl.tree import NestedKey, Path, as_key, as_path, flatten
 
 
 class RandomPolicy:
@@ -45,7 +45,7 @@ class RandomPolicy:
         """Return actions for each action path, with the dimensions `shape` before those of the spec."""
         drawn = self.action_spec.rand(tuple(shape))
         if isinstance(drawn, TensorDictBase):
-            return {as_path(key): value for key, value in drawn.items(True, True)}
+            return flatten(drawn)
         return {as_path(self.action_key): drawn}
 
 
