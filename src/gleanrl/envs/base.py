@@ -10,7 +10,7 @@ from torch import nn
 
 from gleanrl.devices import as_device
 from gleanrl.envs.env_specs import EnvSpecs, complete_flags
-from gleanrl.envs.resets import merge_reset, reset_masks
+from gleanrl.envs.resets import is_partial, merge_reset, own_request, reset_masks, reset_rows
 from gleanrl.envs.rollout import RolloutOptions, run_rollout
 from gleanrl.envs.spec_properties import SpecProperties
 from gleanrl.errors import (
@@ -180,28 +180,27 @@ class EnvBase(SpecProperties, nn.Module):
         """
         self._check_open()
         masks = reset_masks(tensordict, self._specs.groups())
-        fresh = self._reset(tensordict, **kwargs)
-        if fresh is tensordict and tensordict is not None:
+        given = own_request(tensordict, masks)
+        # The environment may overwrite the tensors that it returned before: the rows to keep are copied.
+        before = tensordict.clone() if tensordict is not None and is_partial(masks) else None
+        fresh = self._reset(given, **kwargs)
+        if fresh is given and given is not None:
             raise EnvironmentContractError("_reset returned its input; return a new TensorDict")
         fresh = self._completed(fresh.exclude(*self.reset_keys) if masks else fresh, with_reward=False)
-        if masks:
-            assert tensordict is not None
-            fresh = merge_reset(fresh, tensordict, masks)
+        if before is not None:
+            fresh = merge_reset(fresh, before, masks)
         if not self.allow_done_after_reset:
             self._check_not_done(fresh, masks)
         return fresh
 
     def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Reset the environments that are done in the root `tensordict`; returns the root to go on from."""
-        request = None
-        for group in self._specs.groups():
-            done = tensordict.get(as_key((*group, "done")))
-            if bool(done.any()):
-                request = tensordict.copy() if request is None else request
-        if request is None:
+        done = {group: tensordict.get(as_key((*group, "done"))) for group in self._specs.groups()}
+        if not any(bool(flag.any()) for flag in done.values()):
             return tensordict
-        for group in self._specs.groups():
-            request.set(as_key((*group, "_reset")), tensordict.get(as_key((*group, "done"))).clone())
+        request = tensordict.copy()
+        for group, flag in done.items():
+            request.set(as_key((*group, "_reset")), flag)
         return self.reset(request)
 
     def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
@@ -269,14 +268,14 @@ class EnvBase(SpecProperties, nn.Module):
         """Seed the environment and return the last seed that was used.
 
         Args:
-            seed: the seed of the first environment; number i of several gets ``seed + i``.
+            seed: the seed of the first environment; number i of a batch gets ``seed + i``.
             static_seed: whether all get `seed` itself.
         """
         self._check_open()
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InvalidArgumentError(f"seed: expected an integer, got {seed!r}")
         self._set_seed(seed)
-        return seed
+        return seed if static_seed else seed + self.numel() - 1
 
     def close(self, **kwargs: Any) -> None:
         """Release the simulator; calling it again does nothing."""
@@ -334,8 +333,8 @@ class EnvBase(SpecProperties, nn.Module):
     def _check_not_done(self, fresh: TensorDictBase, masks: dict[Path, torch.Tensor]) -> None:
         for group in self._specs.groups():
             done = fresh.get(as_key((*group, "done")))
-            mask = masks.get(group)
-            if mask is not None:
+            if masks:
+                mask = masks[group] if group in masks else reset_rows(masks, self.batch_size)
                 done = done & mask.reshape(*mask.shape, *[1] * (done.ndim - mask.ndim))
             if bool(done.any()):
                 raise EnvironmentContractError(

@@ -120,15 +120,15 @@ class EnvSpecs:
 
     def _complete(self, spec: Composite) -> Composite:
         spec = spec.clone()
-        found = {as_path(key) for key in spec.keys(True, True)}
-        for group in {path[:-1] for path in found}:
+        found = [as_path(key) for key in spec.keys(True, True)]
+        for group in dict.fromkeys(path[:-1] for path in found):
             known = next(
                 (group + (flag,) for flag in ("done", "terminated", "truncated") if (*group, flag) in found),
                 None,
             )
             if known is None:
                 raise EnvironmentContractError(
-                    f"done_spec: {sorted(found)} are none of done, terminated, truncated"
+                    f"done_spec: {[as_key(path) for path in found]} are none of done, terminated, truncated"
                 )
             for flag in ("done", "terminated"):
                 if (*group, flag) not in found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from tensordict import TensorDictBase
@@ -22,8 +22,30 @@ def reset_masks(tensordict: TensorDictBase | None, groups: Sequence[Path]) -> di
     return {group: mask for group, mask in masks.items() if mask is not None}
 
 
+def own_request(
+    tensordict: TensorDictBase | None, masks: Mapping[Path, torch.Tensor]
+) -> TensorDictBase | None:
+    """Return a shallow copy of `tensordict` with masks of its own, which an environment may overwrite."""
+    if tensordict is None:
+        return None
+    out = tensordict.copy()
+    for group, mask in masks.items():
+        out.set(as_key((*group, "_reset")), mask.clone())
+    return out
+
+
+def is_partial(masks: Mapping[Path, torch.Tensor]) -> bool:
+    """Return whether `masks` leave any row as it is."""
+    return not all(bool(mask.all()) for mask in masks.values())
+
+
+def reset_rows(masks: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> torch.Tensor:
+    """Return where any mask of any group is True, ``(*batch,)`` bool."""
+    return torch.stack([mask.reshape(*batch_size, -1).any(-1) for mask in masks.values()]).any(0)
+
+
 def merge_reset(
-    fresh: TensorDictBase, before: TensorDictBase, masks: dict[Path, torch.Tensor]
+    fresh: TensorDictBase, before: TensorDictBase, masks: Mapping[Path, torch.Tensor]
 ) -> TensorDictBase:
     """Return the rows of `fresh` where the masks are True and those of `before` elsewhere.
 
@@ -32,10 +54,8 @@ def merge_reset(
     Raises:
         SchemaError: if `before` lacks an observation of the rows that aren't reset.
     """
-    if all(bool(mask.all()) for mask in masks.values()):
-        return fresh
     size = fresh.batch_size
-    rows = torch.stack([mask.reshape(*size, -1).any(-1) for mask in masks.values()]).any(0)  # (*batch,) bool
+    rows = reset_rows(masks, size)
     out = fresh.copy()
     for key in list(fresh.keys(True, True)):
         path, value, old = as_path(key), fresh.get(key), before.get(key, None)
