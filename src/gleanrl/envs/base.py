@@ -335,7 +335,7 @@ class EnvBase(SpecProperties, nn.Module):
             done = fresh.get(as_key((*group, "done")))
             if masks:
                 mask = masks[group] if group in masks else reset_rows(masks, self.batch_size)
-                done = done & mask.reshape(*mask.shape, *[1] * (done.ndim - mask.ndim))
+                done = done & mask.reshape((*mask.shape, *[1] * (done.ndim - mask.ndim)))
             if bool(done.any()):
                 raise EnvironmentContractError(
                     f"reset of {type(self).__name__} returned done; "

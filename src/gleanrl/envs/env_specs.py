@@ -48,19 +48,19 @@ class EnvSpecs:
             spec = self._empty()
         if not isinstance(spec, TensorSpec):
             raise InvalidTypeError(f"{role}_spec: expected a spec, got {type(spec).__name__}")
-        if not isinstance(spec, Composite):
-            if role in ("observation", "state"):
-                raise InvalidTypeError(
-                    f"{role}_spec: expected a Composite, which names its keys, got {spec!r}"
-                )
-            spec = Composite({role: spec}, shape=self.batch_size, device=self.device)
-        for key in spec.keys(True, True):
-            leaf = spec[key]
+        leaves: dict[NestedKey, TensorSpec | None] = {role: spec}
+        if isinstance(spec, Composite):
+            leaves = {key: spec[key] for key in spec.keys(True, True)}
+        elif role in ("observation", "state"):
+            raise InvalidTypeError(f"{role}_spec: expected a Composite, which names its keys, got {spec!r}")
+        for key, leaf in leaves.items():
             if leaf is not None and tuple(leaf.shape[: len(self.batch_size)]) != tuple(self.batch_size):
                 raise EnvironmentContractError(
                     f"{role}_spec: {key!r} has shape {tuple(leaf.shape)}, which doesn't begin with the "
                     f"environment's batch size {tuple(self.batch_size)}"
                 )
+        if not isinstance(spec, Composite):
+            spec = Composite({role: spec}, shape=self.batch_size, device=self.device)
         if self.device is not None:
             spec = spec.to(self.device)
         self._specs[role] = self._complete(spec) if role == "done" else spec

@@ -77,4 +77,4 @@ def _aligned(mask: torch.Tensor, value: torch.Tensor, batch_size: torch.Size) ->
         mask = mask.squeeze(-1) if mask.shape[-1] == 1 else mask.any(-1)
     if mask.shape != value.shape[: mask.ndim]:
         mask = mask.reshape(*batch_size, -1).any(-1)
-    return mask.reshape(*mask.shape, *[1] * (value.ndim - mask.ndim))
+    return mask.reshape((*mask.shape, *[1] * (value.ndim - mask.ndim)))
