@@ -26,11 +26,12 @@ class OwnedGenerator:
     Args:
         seed: a seed in ``[0, 2**63)``; None for one drawn at first use.
 
-    >>> import torch
-    >>> a, b = OwnedGenerator(3), OwnedGenerator()
-    >>> b.load_state_dict(a.state_dict())
-    >>> torch.equal(torch.rand(2, generator=a.get()), torch.rand(2, generator=b.get()))
-    True
+    Examples:
+        >>> import torch
+        >>> a, b = OwnedGenerator(3), OwnedGenerator()
+        >>> b.load_state_dict(a.state_dict())
+        >>> torch.equal(torch.rand(2, generator=a.get()), torch.rand(2, generator=b.get()))
+        True
     """
 
     def __init__(self, seed: int | None = None) -> None:

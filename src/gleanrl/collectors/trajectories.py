@@ -66,7 +66,7 @@ def split_trajectories(
             tensors.
         InvalidArgumentError: if the key of the ids is the key of the mask.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tensordict import TensorDict
         >>> done = torch.tensor([[False, True, False], [False, False, False]])

@@ -54,7 +54,7 @@ def trajectory_ends(
         SchemaError: if the batch has no time dimension, a flag or a mask isn't bool, or a value can't be
             mapped onto the batch.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tensordict import TensorDict
         >>> done = torch.tensor([False, True, False, False])

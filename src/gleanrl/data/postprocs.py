@@ -18,26 +18,27 @@ __all__ = ["MultiStep"]
 
 
 class MultiStep(nn.Module):
-    r"""Turn a batch of single steps into n-step transitions; a `postproc` for collectors.
+    """Turn a batch of single steps into n-step transitions; a `postproc` for collectors.
 
     For the step at t it takes k steps, ``k = min(n_steps, steps to the end of the trajectory, steps to the
     end of the batch)``, the step itself counted, and moves the whole outcome to the last one of them:
 
     - every entry below ``"next"`` at t, flags included, is that of step t+k-1: observation, ``done``,
       ``terminated`` and ``truncated`` belong to one step;
-    - every reward is :math:`\sum_{j<k} \gamma^j r_{t+j}`;
-    - ``gamma`` is :math:`\gamma^k`, the discount that belongs to that observation.
+    - every reward is ``sum(gamma**j * reward[t + j] for j in range(k))``;
+    - ``gamma`` is ``gamma**k``, the discount that belongs to that observation.
 
     So ``reward + gamma * ~terminated * value(next observation)`` is the n-step target at every step: also at
     a truncation and at the end of the batch, where k is smaller, the flags stay as they are (False in the
     middle of an episode) and the learner bootstraps. Nothing crosses the end of a trajectory, as defined by
     `gleanrl.data.boundaries.trajectory_ends`; a masked step stays as it is, with k = 1.
 
-    Added entries, each of shape ``[*B, T, 1, ...]`` with as many dimensions as the first reward (``[*B, T,
-    1]`` for the usual one, ``[*B, T]`` for a reward of that shape), so that they broadcast against it:
+    Added entries, each of shape ``[*B, T, 1, ...]`` with as many dimensions as the first reward
+    (``[*B, T, 1]`` for the usual one, ``[*B, T]`` for a reward of that shape), so that they broadcast against
+    it:
 
     - ``steps_to_next_obs``: k, int64;
-    - ``gamma``: :math:`\gamma^k`, in the dtype of the rewards;
+    - ``gamma``: ``gamma**k``, in the dtype of the rewards;
     - ``nonterminal``: whether k is not 1, bool; so False on masked steps. Not the negation of ``terminated``:
       it is False, too, at the end of the batch, and everywhere if ``n_steps`` is 1;
     - ``original_reward``, beside each reward below ``"next"``: the reward of the step itself.
@@ -56,7 +57,7 @@ class MultiStep(nn.Module):
         InvalidArgumentError: if `gamma` or `n_steps` is out of range, or `n_steps` isn't an integer (a
             `ValueError`).
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tensordict import TensorDict
         >>> done = torch.tensor([0, 0, 1, 0, 0, 0], dtype=torch.bool)
@@ -77,7 +78,6 @@ class MultiStep(nn.Module):
     def __init__(
         self, gamma: float, n_steps: int, *, reward_keys: list[NestedKey] | NestedKey | None = None
     ) -> None:
-        """Check and keep the arguments."""
         super().__init__()
         self.gamma = _discount(gamma)
         self.n_steps = _positive(n_steps)
@@ -91,8 +91,8 @@ class MultiStep(nn.Module):
         """Return the n-step batch.
 
         Args:
-            batch: ``[*B, T]``; with rewards of a floating dtype, ``[*B, T]``, ``[*B, T, 1]`` or ``[*B, T,
-                n_agents, 1]``. Not changed.
+            batch: ``[*B, T]``; with rewards of a floating dtype, ``[*B, T]``, ``[*B, T, 1]`` or
+                ``[*B, T, n_agents, 1]``. Not changed.
 
         Returns:
             A new TensorDict of the same shape and names. Entries outside ``"next"`` are the tensors of

@@ -24,7 +24,7 @@ def take_rows(leaf: Tensor, dims: int, index: Tensor, *, pad: bool = False) -> T
     Returns:
         ``[n, *feature]`` contiguous, on the device of `leaf`, sharing no memory with it.
 
-    Example:
+    Examples:
         >>> take_rows(torch.tensor([[5, 6], [7, 8]]), 2, torch.tensor([3, 0, 4]), pad=True)
         tensor([8, 5, 0])
     """

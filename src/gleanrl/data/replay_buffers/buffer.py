@@ -30,11 +30,11 @@ class ReplayBuffer(Parts):
     decides which ones make a batch, *transforms* act on records on their way in and on batches on their way
     out.
 
-    Threads: `add`, `extend`, `sample`, indexing, `empty` and the state methods may be called from any
-        threads. One lock is
-    held over a whole write, and over the draw of a sample but not over its fetch: writers wait for no fetch.
-    Rows that were overwritten while they were fetched are drawn and fetched again under the lock, so that a
-    batch never holds half a record. Exchanging parts and transforms while other threads work isn't supported.
+    `add`, `extend`, `sample`, indexing, `empty` and the state methods may be called from any threads. One
+    lock is held over a whole write, and over the draw of a sample but not over its fetch: writers wait for no
+    fetch. Rows that were overwritten while they were fetched are drawn and fetched again under the lock, so
+    that a batch never holds half a record. Exchanging parts and transforms while other threads work isn't
+    supported.
 
     Args:
         storage: where records are kept; None for ``ListStorage(1000)``.
@@ -46,10 +46,8 @@ class ReplayBuffer(Parts):
         prefetch: batches fetched ahead; not available yet, must be None or 0.
         transform: a callable on batches, or an object with `forward` (on read) and `inv` (on write). A plain
             callable that changes the batch shape of data with more batch dimensions than the storage has acts
-            on the way
-            in: ``lambda data: data.reshape(-1)`` flattens ``[P, T]`` data. That is found out at the first
-                write, by
-            calling it on a clone of the data's corner ``[:1, :1]``.
+            on the way in: ``lambda data: data.reshape(-1)`` flattens ``[P, T]`` data. That is found out at
+            the first write, by calling it on a clone of the data's corner ``[:1, :1]``.
         batch_size: transitions in a batch if `sample` isn't told otherwise; needed for iteration.
         dim_extend: the batch dimension of extended data that is time, 0 or more; it changes places with
             dimension 0. None for the last dimension that the storage takes as slots, ``storage.ndim - 1``.
@@ -60,14 +58,15 @@ class ReplayBuffer(Parts):
         InvalidArgumentError: a bad value, named.
         UnsupportedError: an option that isn't available.
 
-    >>> import torch
-    >>> from tensordict import TensorDict
-    >>> from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer
-    >>> buffer = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4, seed=0)
-    >>> buffer.extend(TensorDict({"x": torch.arange(6)}, [6]))
-    tensor([0, 1, 2, 3, 4, 5])
-    >>> len(buffer), buffer.sample()["x"].shape
-    (6, torch.Size([4]))
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer
+        >>> buffer = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4, seed=0)
+        >>> buffer.extend(TensorDict({"x": torch.arange(6)}, [6]))
+        tensor([0, 1, 2, 3, 4, 5])
+        >>> len(buffer), buffer.sample()["x"].shape
+        (6, torch.Size([4]))
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class Bounded(LeafSpec):
     `rand` is uniform between finite bounds, over integers for all ranges up to that of int64. Away from a
     single finite bound it is exponential (mean 1), and without finite bounds normal (mean 0, variance 1).
 
-    Example:
+    Examples:
         >>> Bounded(-2, 2, shape=(3,)).rand((5,)).shape
         torch.Size([5, 3])
 

@@ -119,7 +119,7 @@ class _Choice(LeafSpec):
 class Categorical(_Choice):
     """Integers from 0 to `n` (excluded).
 
-    Example:
+    Examples:
         >>> spec = Categorical(3, mask=torch.tensor([False, True, False]))
         >>> spec.rand((4,))
         tensor([1, 1, 1, 1])
@@ -181,7 +181,7 @@ class OneHot(_Choice):
     `encode` takes integers, `to_numpy` gives integers: they are what environments use. `project` picks the
     largest element that the mask allows.
 
-    Example:
+    Examples:
         >>> OneHot(3).encode(1)
         tensor([False,  True, False])
 

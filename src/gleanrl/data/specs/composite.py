@@ -22,7 +22,7 @@ class Composite(SpecMapping):
     there is none; a dictionary becomes a composite. An entry None leaves the values under its key
     unspecified: they are neither drawn nor checked. TensorDicts may hold more keys than the spec.
 
-    Example:
+    Examples:
         >>> from gleanrl.data.specs import Categorical, Unbounded
         >>> spec = Composite(obs=Unbounded((4, 3)), action=Categorical(2, shape=(4,)), shape=(4,))
         >>> spec.rand().batch_size

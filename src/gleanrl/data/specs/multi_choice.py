@@ -138,7 +138,7 @@ class _MultiChoice(LeafSpec):
 class MultiCategorical(_MultiChoice):
     """Vectors of k integers, the i-th from 0 to `nvec[i]` (excluded).
 
-    Example:
+    Examples:
         >>> MultiCategorical([3, 2]).rand((4,)).shape
         torch.Size([4, 2])
 
@@ -211,7 +211,7 @@ class MultiOneHot(_MultiChoice):
     `encode` takes k integers, `to_numpy` gives k integers: they are what environments use. `project` picks
     the largest element of each part that the mask allows.
 
-    Example:
+    Examples:
         >>> MultiOneHot([3, 2]).encode([1, 0])
         tensor([False,  True, False,  True, False])
 

@@ -25,7 +25,7 @@ class Unbounded(LeafSpec):
 
     `rand` is normal (mean 0, variance 1), for integers and booleans uniform over all that the dtype holds.
 
-    Example:
+    Examples:
         >>> Unbounded((3,)).zero((2,)).shape
         torch.Size([2, 3])
 

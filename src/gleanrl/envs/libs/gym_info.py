@@ -21,9 +21,8 @@ class default_info_dict_reader:
 
     An entry that an info lacks is zero in that record: environments report some things at the end of an
     episode only. Dictionaries inside info give nested entries. Keys whose spec isn't given are found out when
-    the reader is set on an
-    environment: it is reset and takes one random step, and what its infos hold fixes shapes and dtypes
-    (Python integers give int64, Python floats torch's default dtype).
+    the reader is set on an environment: it is reset and takes one random step, and what its infos hold fixes
+    shapes and dtypes (Python integers give int64, Python floats torch's default dtype).
 
     Args:
         keys: the entries to read, nested ones as tuples; None for those of `spec`, or, without one, for

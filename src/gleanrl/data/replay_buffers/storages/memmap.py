@@ -28,11 +28,12 @@ class LazyMemmapStorage(TensorStorage):
     Raises:
         InvalidArgumentError: a device other than the CPU.
 
-    >>> import torch
-    >>> storage = LazyMemmapStorage(10)
-    >>> storage.set(0, torch.arange(3.0))
-    >>> storage.get(2)
-    tensor(2.)
+    Examples:
+        >>> import torch
+        >>> storage = LazyMemmapStorage(10)
+        >>> storage.set(0, torch.arange(3.0))
+        >>> storage.get(2)
+        tensor(2.)
     """
 
     def __init__(

@@ -37,8 +37,7 @@ class TensorStorage(Storage):
     Memory: the columns and 8 bytes for each row (its generation).
 
     Threads: see `Storage`. `fetch` may run beside a write; the rows that the write touches come out torn, and
-        their
-    generations say so.
+    their generations say so.
 
     Args:
         storage: records ``[steps, *batch]`` to wrap, all of which count as stored. Contiguous tensors on
@@ -47,10 +46,11 @@ class TensorStorage(Storage):
         device: where the records are kept and come back; ``"auto"`` for the device of the data.
         ndim: leading batch dimensions of the data that are slots; the first is time.
 
-    >>> import torch
-    >>> storage = TensorStorage(torch.arange(4))
-    >>> len(storage), storage.get([3, 0])
-    (4, tensor([3, 0]))
+    Examples:
+        >>> import torch
+        >>> storage = TensorStorage(torch.arange(4))
+        >>> len(storage), storage.get([3, 0])
+        (4, tensor([3, 0]))
     """
 
     def __init__(
@@ -321,12 +321,13 @@ class LazyTensorStorage(TensorStorage):
         device: where the records are kept and come back.
         ndim: leading batch dimensions of the data that are slots; the first is time.
 
-    >>> import torch
-    >>> from tensordict import TensorDict
-    >>> storage = LazyTensorStorage(100, ndim=2)
-    >>> storage.set(0, TensorDict({"x": torch.arange(12).view(4, 3)}, [4, 3]))
-    >>> storage.max_size, storage.shape, len(storage)
-    (102, torch.Size([4, 3]), 12)
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> storage = LazyTensorStorage(100, ndim=2)
+        >>> storage.set(0, TensorDict({"x": torch.arange(12).view(4, 3)}, [4, 3]))
+        >>> storage.max_size, storage.shape, len(storage)
+        (102, torch.Size([4, 3]), 12)
     """
 
     def __init__(self, max_size: int, *, device: torch.device | str | int = "cpu", ndim: int = 1) -> None:

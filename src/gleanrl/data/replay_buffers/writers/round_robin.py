@@ -15,12 +15,13 @@ class RoundRobinWriter(Writer):
     Of a write longer than the storage the newest steps stay, where they would stand had the steps been
     written one by one.
 
-    >>> from gleanrl.data.replay_buffers import LazyTensorStorage
-    >>> writer = RoundRobinWriter()
-    >>> writer.register_storage(LazyTensorStorage(10))
-    >>> writer.publish(writer.place(8))
-    >>> writer.place(5).spans()
-    ((8, 10), (0, 3))
+    Examples:
+        >>> from gleanrl.data.replay_buffers import LazyTensorStorage
+        >>> writer = RoundRobinWriter()
+        >>> writer.register_storage(LazyTensorStorage(10))
+        >>> writer.publish(writer.place(8))
+        >>> writer.place(5).spans()
+        ((8, 10), (0, 3))
     """
 
     def __init__(self) -> None:
