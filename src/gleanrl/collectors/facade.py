@@ -36,8 +36,8 @@ class SyncDataCollector(DataCollectorBase):
 
     Iterate over it, or call `next`. Batches are ``[T]`` for one environment and ``[*batch, T]`` for a batch
     of them, the last dimension called ``"time"``; each is fresh memory of its own. Environments aren't reset
-    between batches, so a trajectory may go on from one batch to the next, under the same ``("collector",
-    "traj_ids")``. When the budget is spent the environment is closed.
+    between batches, so a trajectory may go on from one batch to the next, under the same
+    ``("collector", "traj_ids")``. When the budget is spent the environment is closed.
 
     After an error the batch at hand is lost (and counted as discarded in `stats`); the collector can be used
     again, and its next batch begins with a reset.
@@ -305,7 +305,11 @@ class SyncDataCollector(DataCollectorBase):
             SchemaError: if the weights don't fit; nothing is copied then.
         """
         wrapped = self.policy is not self._weights.policy
-        if wrapped and isinstance(policy_weights, TensorDictBase) and set(policy_weights.keys()) == {"module"}:
+        if (
+            wrapped
+            and isinstance(policy_weights, TensorDictBase)
+            and set(policy_weights.keys()) == {"module"}
+        ):
             policy_weights = policy_weights.get("module")
         self._weights.push(policy_weights)
 
