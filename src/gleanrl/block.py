@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 from typing import Any
 
@@ -21,23 +21,26 @@ from gleanrl.errors import SchemaError
 from gleanrl.pool import BufferPool
 from gleanrl.tree import Layout, Path, as_key, iter_leaves
 
-# NumPy has no bfloat16: such a column is seen as its bit pattern.
-_NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {torch.bfloat16: np.dtype(np.uint16)}
 
-
+@cache
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    """Return the NumPy dtype with the same bytes as `dtype` (bfloat16 gives uint16, its bit pattern)."""
-    found = _NUMPY_DTYPES.get(dtype)
-    if found is None:
-        found = _NUMPY_DTYPES[dtype] = torch.empty(0, dtype=dtype).numpy().dtype
-    return found
+    """Return the NumPy dtype of `dtype`, or an unsigned integer of its size where NumPy has none (bfloat16)."""
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError:
+        return np.dtype(f"u{dtype.itemsize}")
+
+
+@cache
+def numpy_twin(dtype: torch.dtype) -> torch.dtype:
+    """Return the torch dtype of `numpy_dtype`: `dtype` itself, but for those that NumPy doesn't have."""
+    return torch.from_numpy(np.empty(0, numpy_dtype(dtype))).dtype
 
 
 def numpy_view(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Return a NumPy array over the memory of a CPU tensor (bfloat16 as uint16)."""
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.uint16).numpy()
-    return tensor.numpy()
+    """Return a NumPy array over the memory of a CPU tensor, in `numpy_dtype`."""
+    twin = numpy_twin(tensor.dtype)
+    return tensor.numpy() if tensor.dtype is twin else tensor.view(twin).numpy()
 
 
 @dataclass(frozen=True)
@@ -177,13 +180,9 @@ def allocate(
     if device is not None and device.type != "cpu":
         return torch.empty(tuple(shape), dtype=dtype, device=device)
     kind = numpy_dtype(dtype)
-    num_bytes = prod(shape) * kind.itemsize
-    if pool is not None and num_bytes >= pool.min_bytes:
-        array = pool.take(num_bytes).view(kind).reshape(tuple(shape))
-    else:
-        array = np.empty(tuple(shape), kind)
+    array = np.empty(tuple(shape), kind) if pool is None else pool.empty(tuple(shape), kind)
     tensor = torch.from_numpy(array)
-    return tensor.view(dtype) if dtype == torch.bfloat16 else tensor
+    return tensor if tensor.dtype is dtype else tensor.view(dtype)
 
 
 class Block:

@@ -6,6 +6,7 @@ is faulted in anew for every batch, which takes longer than filling it.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from typing import Any
@@ -14,8 +15,6 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-# References to a buffer that only the pool holds: its list, and the argument of getrefcount.
-_IDLE = 2
 _TRACKED = 8
 
 
@@ -23,7 +22,8 @@ class BufferPool:
     """Hands out uninitialised byte buffers and takes them back by itself when the last view of one has died.
 
     Any tensor or array made of a buffer keeps it in use, however it was derived; nobody has to return it. At most
-    `spare` idle buffers of a size are kept beyond the one handed out. Any number of threads may take.
+    `spare` idle buffers of a size are kept beyond the one handed out, and none of the other sizes when a new size
+    is asked for. Any number of threads may take.
 
     Args:
         min_bytes: smaller buffers aren't pooled: the allocator is good at those.
@@ -36,13 +36,19 @@ class BufferPool:
         self._lock = threading.Lock()
         self._buffers: dict[int, list[Array]] = {}
 
-    def take(self, num_bytes: int) -> Array:
-        """Return ``(num_bytes,)`` uint8 that nothing else refers to."""
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return an uninitialised array of that shape and dtype that shares memory with nothing alive."""
+        num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes < self.min_bytes:
-            return np.empty(num_bytes, np.uint8)
+            return np.empty(shape, dtype)
+        return self._take(num_bytes).view(dtype).reshape(shape)
+
+    def _take(self, num_bytes: int) -> Array:
         with self._lock:
+            if num_bytes not in self._buffers:
+                self._forget_idle()
             buffers = self._buffers.setdefault(num_bytes, [])
-            idle = [k for k in range(len(buffers)) if sys.getrefcount(buffers[k]) == _IDLE]
+            idle = _idle(buffers)
             for index in reversed(idle[self.spare + 1 :]):
                 del buffers[index]
             if idle:
@@ -51,3 +57,19 @@ class BufferPool:
             if len(buffers) < _TRACKED:
                 buffers.append(buffer)
             return buffer[:]
+
+    def _forget_idle(self) -> None:
+        for size, buffers in list(self._buffers.items()):
+            for index in reversed(_idle(buffers)):
+                del buffers[index]
+            if not buffers:
+                del self._buffers[size]
+
+
+def _idle(buffers: list[Array]) -> list[int]:
+    """Return the positions of the buffers that nothing but this list refers to."""
+    return [k for k in range(len(buffers)) if sys.getrefcount(buffers[k]) == _IDLE]
+
+
+# The references to a buffer that only its list holds; how many that are depends on the Python version.
+_IDLE = next(sys.getrefcount(buffers[0]) for buffers in [[np.empty(1)]])

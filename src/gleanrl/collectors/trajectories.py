@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase, is_non_tensor
@@ -199,7 +200,8 @@ def _rebuild(
             out.set(key, _rebuild(value, gather, depth, shape, skip, path))
         elif isinstance(value, NonTensorData):
             # One value for all steps has no rows to cut or to pad.
-            out.set(key, NonTensorData(value.data, batch_size=shape))
+            kept: Any = NonTensorData(value.data, batch_size=shape)
+            out.set(key, kept)
         else:
             raise UnsupportedError(
                 f"split_trajectories: {as_key(path)!r} holds {type(value).__name__}, whose steps can't be "

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.block import Block, Field, Schema, numpy_view
+from gleanrl.block import Block, Field, Schema, numpy_twin, numpy_view
 from gleanrl.errors import PolicyError
 from gleanrl.rollouts.modules import Stage, Values, stages
 from gleanrl.rollouts.policies import RandomPolicy
@@ -170,7 +170,7 @@ class _RowWriter:
         for path, field in fields.items():
             shape = torch.Size((*batch, *field.shape))
             column = block.column(path).movedim(block.time_dim, 0)  # (T, *batch, *leaf)
-            array = numpy_view(column) if on_cpu and field.dtype is not torch.bfloat16 else None
+            array = numpy_view(column) if on_cpu and numpy_twin(field.dtype) is field.dtype else None
             self._targets.append((path, shape, field.dtype, array, column))
 
     def write(self, t: int, values: Values) -> None:

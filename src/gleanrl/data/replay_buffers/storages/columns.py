@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.block import Field
-from gleanrl.data.replay_buffers.storages.pool import MIN_BYTES, BlockPool
+from gleanrl.block import Field, numpy_dtype
 from gleanrl.native import Columns as NativeColumns
+from gleanrl.pool import BufferPool
 
 _PLANS = 64  # batch sizes whose allocations are remembered
 _MAY_BE_LAZY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -66,11 +66,11 @@ class HostColumns(ColumnStore):
             dtype in _MAY_BE_LAZY or dtype.is_complex for dtype in (field.dtype for field in fields)
         ]
         self._plans: dict[int, list[tuple[Callable[..., Any], tuple[int, ...], np.dtype[Any]]]] = {}
-        self._pool = BlockPool(len(fields))
+        self._pool = BufferPool()
         self._disguised = [
             (position, field.dtype)
             for position, field in enumerate(fields)
-            if torch.from_numpy(np.empty(0, _array_dtype(field.dtype))).dtype != field.dtype
+            if numpy_twin(field.dtype) is not field.dtype
         ]
         self._ranges = [(column.data_ptr(), column.data_ptr() + column.nbytes) for column in columns]
         self._low = min(low for low, _ in self._ranges)
@@ -120,9 +120,9 @@ class HostColumns(ColumnStore):
             self._plans.clear()
         plan = [
             (
-                self._pool.take if count * field.row_bytes >= MIN_BYTES else empty,
+                self._pool.empty if count * field.row_bytes >= self._pool.min_bytes else empty,
                 (count, *field.shape),
-                _array_dtype(field.dtype),
+                numpy_dtype(field.dtype),
             )
             for field in self.fields
         ]
@@ -172,11 +172,3 @@ class DeviceColumns(ColumnStore):
 def column_store(fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> ColumnStore:
     """Return the store for columns on the CPU or on another device."""
     return (HostColumns if columns[0].is_cpu else DeviceColumns)(fields, columns)
-
-
-def _array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    """Return NumPy's dtype, or an integer of the same size where it has none (bfloat16, float8)."""
-    try:
-        return torch.empty(0, dtype=dtype).numpy().dtype
-    except TypeError:
-        return np.dtype(f"u{dtype.itemsize}")

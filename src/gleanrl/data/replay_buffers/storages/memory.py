@@ -129,9 +129,11 @@ class FileAllocator:
 
 
 def _zeros(num_bytes: int, num_rows: int) -> np.ndarray[Any, Any]:
-    """Return zeroed bytes, in huge pages where the system has them and the size is worth it."""
+    """Return zeroed bytes, aligned, in huge pages where the system has them and the size is worth it."""
     if num_bytes < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return np.zeros(num_bytes, np.uint8)
+        memory = np.zeros(num_bytes + _ALIGNMENT, np.uint8)
+        skip = -memory.ctypes.data % _ALIGNMENT
+        return memory[skip : skip + num_bytes]
     try:
         region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as cause:
