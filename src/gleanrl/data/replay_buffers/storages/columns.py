@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.block import Field, numpy_dtype
+from gleanrl.block import Field, numpy_dtype, numpy_twin
 from gleanrl.native import Columns as NativeColumns
 from gleanrl.pool import BufferPool
 
