@@ -238,6 +238,8 @@ class EnvBase(SpecProperties, nn.Module):
     ) -> TensorDictBase:
         """Run `policy` for at most `max_steps` steps and return the trajectories, ``[*batch, T]``.
 
+        It runs without gradients: steps are written into memory that was allocated beforehand.
+
         Args:
             max_steps: the most steps.
             policy: as in the collectors; None draws random actions.
