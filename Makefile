@@ -83,7 +83,7 @@ format: build
 	$(BIN)/clang-format -i cpp/*.cc cpp/*.h
 
 docs: build
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf build dist site out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
