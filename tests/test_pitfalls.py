@@ -131,6 +131,16 @@ def test_what_the_buffer_holds_is_nobody_elses_memory(storage):
     check_rows(buffer.sample(), {})
 
 
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_dictionary_of_tensors_is_copied(storage):
+    buffer = ReplayBuffer(storage=STORAGES[storage](CAPACITY), batch_size=20)
+    data = {"x": torch.ones(20, 2), "y": torch.ones(20)}
+    buffer.extend(data)
+    for leaf in data.values():
+        leaf.zero_()
+    assert all(leaf.all() for leaf in buffer.sample().values())
+
+
 def test_an_environment_that_resets_itself_is_recorded_right():
     env = GymWrapper(gymnasium.wrappers.Autoreset(OracleEnv(stream=1, script=SCRIPT)))
     check_stream(collected(100, env), SCRIPT)
