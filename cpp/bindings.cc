@@ -5,13 +5,16 @@
 //
 // The interpreter lock is released around copies of `kReleaseBytes` or `kReleaseRows` and more. Shorter ones (one
 // added row) take less time than handing the lock over, and a thread that gives it up beside a busy Python thread
-// gets it back only after that thread's switch interval, 5 ms.
+// gets it back only after that thread's switch interval, 5 ms. The trees and the episode table keep it up to
+// `kReleaseSearches` rows (or a pass over `kReleasePasses`) for the same reason: a batch's draw takes some microseconds,
+// and its caller mostly holds a lock that others wait for.
 //
 // Errors: std::out_of_range becomes IndexError, std::invalid_argument ValueError, anything that isn't an int where
 // an int is due TypeError.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -22,7 +25,10 @@
 #include <vector>
 
 #include "columns.h"
+#include "episodes.h"
 #include "finite.h"
+#include "sum_tree.h"
+#include "weights.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -32,6 +38,8 @@ namespace {
 
 constexpr std::int64_t kReleaseBytes = 16 * 1024;
 constexpr std::int64_t kReleaseRows = 64;
+constexpr std::int64_t kReleaseSearches = 1024;
+constexpr std::int64_t kReleasePasses = 16 * 1024;
 
 std::int64_t as_number(PyObject* item) {
   const long long value = PyLong_AsLongLong(item);
@@ -70,6 +78,12 @@ std::span<const T> array_at(const char* call, std::uintptr_t address, std::int64
   if (address == 0 && n > 0) throw std::invalid_argument(std::string(call) + ": null address");
   if (address % alignof(T) != 0) throw std::invalid_argument(std::string(call) + ": address isn't aligned");
   return {reinterpret_cast<const T*>(address), static_cast<std::size_t>(n)};
+}
+
+// Room for n values of T at an address.
+template <class T>
+T* room_at(const char* call, std::uintptr_t address, std::int64_t n) {
+  return const_cast<T*>(array_at<T>(call, address, n).data());
 }
 
 // bytes_per_row * rows >= kReleaseBytes without the product, which may overflow before the arguments are checked.
@@ -117,8 +131,76 @@ std::int64_t find_nonfinite(std::uintptr_t address, std::int64_t n) {
   return first;
 }
 
-std::int64_t* counters_at(const char* call, std::uintptr_t address, std::int64_t num_rows) {
-  return const_cast<std::int64_t*>(array_at<std::int64_t>(call, address, num_rows).data());
+void update_tree(SumTree& self, std::uintptr_t index, std::uintptr_t value, std::int64_t n) {
+  const auto rows = array_at<std::int64_t>("update", index, n);
+  const auto values = array_at<double>("update", value, n);
+  run(n >= kReleaseSearches, [&] { self.update(rows, values); });
+}
+
+void draw_rows(const SumTree& self, std::uintptr_t uniforms, std::int64_t n, std::uintptr_t index, std::uintptr_t value,
+               bool stratified) {
+  const auto from = array_at<double>("draw", uniforms, n);
+  auto* rows = room_at<std::int64_t>("draw", index, n);
+  auto* values = room_at<double>("draw", value, n);
+  run(n >= kReleaseSearches, [&] { self.draw(from, stratified, rows, values); });
+}
+
+void weigh(std::uintptr_t priority, std::int64_t n, double scale, double beta, std::uintptr_t out, bool normalise) {
+  const auto priorities = array_at<double>("weights", priority, n);
+  auto* weights = room_at<float>("weights", out, n);
+  run(n >= kReleaseSearches, [&] { importance_weights(priorities, scale, beta, normalise, weights); });
+}
+
+void write_steps(Episodes& self, std::int64_t start, std::int64_t count, std::uintptr_t ends, nb::handle ids) {
+  // A count outside [0, capacity] is the core's to refuse; clamped here, the product below fits 64 bits.
+  const std::int64_t values = std::clamp<std::int64_t>(count, 0, self.capacity()) * self.num_streams();
+  std::span<const std::uint8_t> flags;
+  if (ends != 0) flags = array_at<std::uint8_t>("on_write", ends, values);
+  std::vector<const std::int64_t*> columns;
+  for (const auto address : read_list<std::uintptr_t>(
+           ids, [](PyObject* item) { return reinterpret_cast<std::uintptr_t>(as_address<void*>(item)); })) {
+    columns.push_back(array_at<std::int64_t>("on_write", address, values).data());
+  }
+  run(values >= kReleasePasses, [&] { self.on_write(start, count, flags, columns); });
+}
+
+std::int64_t draw_slices(Episodes& self, std::int64_t slice_len, std::int64_t n, std::uintptr_t uniforms,
+                         std::uintptr_t first, std::uintptr_t length, bool strict, bool by_starts, std::int64_t left,
+                         std::int64_t right) {
+  if (n < 0 || n > INT64_MAX / 2) throw std::invalid_argument("draw: expected 0 or more slices");
+  const auto from = array_at<double>("draw", uniforms, 2 * n);
+  auto* firsts = room_at<std::int64_t>("draw", first, n);
+  auto* lengths = room_at<std::int64_t>("draw", length, n);
+  std::int64_t total = 0;
+  run(n >= kReleaseSearches,
+      [&] { total = self.draw({slice_len, strict, by_starts, left, right}, from, firsts, lengths); });
+  return total;
+}
+
+std::int64_t list_runs(const Episodes& self, std::int64_t min_len, std::uintptr_t first, std::uintptr_t length,
+                       std::int64_t n) {
+  if (n != self.num_runs(min_len)) {
+    throw std::invalid_argument("list_runs: expected room for num_runs(" + std::to_string(min_len) + "), got " +
+                                std::to_string(n));
+  }
+  return self.list(min_len, room_at<std::int64_t>("list_runs", first, n),
+                   room_at<std::int64_t>("list_runs", length, n));
+}
+
+void locate_slots(const Episodes& self, std::uintptr_t slot, std::int64_t n, std::uintptr_t before,
+                  std::uintptr_t after) {
+  const auto slots = array_at<std::int64_t>("locate", slot, n);
+  auto* to_start = room_at<std::int64_t>("locate", before, n);
+  auto* to_end = room_at<std::int64_t>("locate", after, n);
+  run(n >= kReleaseSearches, [&] { self.locate(slots, to_start, to_end); });
+}
+
+void expand_slices(const Episodes& self, std::uintptr_t first, std::uintptr_t length, std::int64_t n,
+                   std::uintptr_t slot, std::int64_t stride, std::uintptr_t last) {
+  const auto firsts = array_at<std::int64_t>("expand", first, n);
+  const auto lengths = array_at<std::int64_t>("expand", length, n);
+  self.expand(firsts, lengths, stride, room_at<std::int64_t>("expand", slot, n),
+              last == 0 ? nullptr : room_at<std::uint8_t>("expand", last, n));
 }
 
 }  // namespace
@@ -145,6 +227,93 @@ NB_MODULE(_core, m) {
       .def("put", &put_rows, "index"_a, "n"_a, "src"_a,
            "Write n rows from the arrays at `src` to rows index[0:n]; of equal numbers the last one wins.");
 
+  nb::class_<SumTree>(m, "SumTree", "A sum tree of `capacity` priorities, all 0 at first.")
+      .def(nb::init<std::int64_t>(), "capacity"_a)
+      .def_prop_ro("capacity", &SumTree::capacity)
+      .def_prop_ro("total", &SumTree::total)
+      .def_prop_ro("min_positive", &SumTree::min_positive)
+      .def_prop_ro("max", &SumTree::max)
+      .def("update", &update_tree, "index"_a, "value"_a, "n"_a,
+           "Set the priorities of rows index[0:n]; of equal numbers the last one wins.")
+      .def(
+          "fill",
+          [](SumTree& self, std::int64_t start, std::int64_t n, double value) {
+            run(n >= kReleasePasses, [&] { self.fill(start, n, value); });
+          },
+          "start"_a, "n"_a, "value"_a, "Set the priority of rows start, start + 1, ..., around the end of the ring.")
+      .def("draw", &draw_rows, "uniforms"_a, "n"_a, "index"_a, "value"_a, "stratified"_a = false,
+           "Draw n rows in proportion to their priorities.")
+      .def(
+          "get",
+          [](const SumTree& self, std::uintptr_t index, std::int64_t n, std::uintptr_t value) {
+            self.get(array_at<std::int64_t>("get", index, n), room_at<double>("get", value, n));
+          },
+          "index"_a, "n"_a, "value"_a, "Read the priorities of rows index[0:n].")
+      .def(
+          "clear", [](SumTree& self) { run(self.capacity() >= kReleasePasses, [&] { self.clear(); }); },
+          "Set every priority to 0.")
+      .def(
+          "save",
+          [](const SumTree& self, std::uintptr_t leaves) {
+            const auto from = self.leaves();
+            auto* to = room_at<double>("save", leaves, self.capacity());
+            run(self.capacity() >= kReleasePasses, [&] { std::copy(from.begin(), from.end(), to); });
+          },
+          "leaves"_a, "Write all priorities to an array of `capacity`.")
+      .def(
+          "load",
+          [](SumTree& self, std::uintptr_t leaves) {
+            const auto from = array_at<double>("load", leaves, self.capacity());
+            run(self.capacity() >= kReleasePasses, [&] { self.load(from); });
+          },
+          "leaves"_a, "Set all priorities from an array of `capacity`.")
+      .def("check_valid", &SumTree::check_valid, "Raise RuntimeError if the tree contradicts itself.");
+
+  m.def("importance_weights", &weigh, "priority"_a, "n"_a, "scale"_a, "beta"_a, "out"_a, "normalise"_a,
+        "Write (priority * scale) ** -beta as float32, divided by the largest one if `normalise`.");
+
+  nb::class_<Episodes>(m, "Episodes", "Which stored steps belong to which trajectory, in a ring of several streams.")
+      .def(nb::init<std::int64_t, std::int64_t>(), "capacity"_a, "num_streams"_a = 1)
+      .def_prop_ro("capacity", &Episodes::capacity)
+      .def_prop_ro("num_streams", &Episodes::num_streams)
+      .def_prop_ro("now", &Episodes::now)
+      .def_prop_ro("stored", &Episodes::stored)
+      .def_prop_ro("cursor", &Episodes::cursor)
+      .def("on_write", &write_steps, "start"_a, "count"_a, "ends"_a = 0, "ids"_a = nb::make_tuple(),
+           "Learn that steps start, start + 1, ... of every stream were written.")
+      .def("clear", &Episodes::clear, "Forget everything.")
+      .def("num_runs", &Episodes::num_runs, "min_len"_a = 1, "Count the trajectories of min_len steps and more.")
+      .def("list_runs", &list_runs, "min_len"_a, "first"_a, "length"_a, "n"_a,
+           "Write first slot and length of the n trajectories of min_len steps and more.")
+      .def("draw", &draw_slices, "slice_len"_a, "n"_a, "uniforms"_a, "first"_a, "length"_a, "strict"_a = true,
+           "by_starts"_a = false, "left"_a = 0, "right"_a = 0, "Draw n slices; return the sum of their lengths.")
+      .def("locate", &locate_slots, "slot"_a, "n"_a, "before"_a, "after"_a,
+           "Write how many steps the trajectory of each slot has before it, and from it on.")
+      .def(
+          "new_starts",
+          [](const Episodes& self, std::int64_t slice_len, std::int64_t since, std::uintptr_t slot, std::int64_t n) {
+            const std::int64_t most = std::min(self.now() - since, self.stored()) * self.num_streams();
+            if (n < most) throw std::invalid_argument("new_starts: expected room for " + std::to_string(most));
+            return self.new_starts(slice_len, since, room_at<std::int64_t>("new_starts", slot, n));
+          },
+          "slice_len"_a, "since"_a, "slot"_a, "n"_a, "Write the slots where slices fit now and didn't at `since`.")
+      .def("expand", &expand_slices, "first"_a, "length"_a, "n"_a, "slot"_a, "stride"_a = 0, "last"_a = 0,
+           "Write the slots of n slices, one after the other.")
+      .def_prop_ro("state_size", &Episodes::state_size)
+      .def(
+          "save",
+          [](const Episodes& self, std::uintptr_t state) {
+            self.save(room_at<std::int64_t>("save", state, self.state_size()));
+          },
+          "state"_a, "Write the state, `state_size` int64 values.")
+      .def(
+          "load",
+          [](Episodes& self, std::uintptr_t state, std::int64_t n) {
+            self.load(array_at<std::int64_t>("load", state, n));
+          },
+          "state"_a, "n"_a, "Go on from a saved state of n values.")
+      .def("check_valid", &Episodes::check_valid, "Raise RuntimeError if the table contradicts itself.");
+
   m.def("first_nonfinite_f32", &find_nonfinite<float>, "address"_a, "n"_a,
         "Position of the first NaN or infinity among n float32 values, or -1.");
   m.def("first_nonfinite_f64", &find_nonfinite<double>, "address"_a, "n"_a,
@@ -152,14 +321,14 @@ NB_MODULE(_core, m) {
   m.def(
       "bump",
       [](std::uintptr_t counters, std::int64_t start, std::int64_t n, std::int64_t num_rows) {
-        bump(counters_at("bump", counters, num_rows), start, n, num_rows);
+        bump(room_at<std::int64_t>("bump", counters, num_rows), start, n, num_rows);
       },
       "counters"_a, "start"_a, "n"_a, "num_rows"_a, "Add 1 to n int64 counters of a ring from `start` on.");
   m.def(
       "bump_at",
       [](std::uintptr_t counters, std::uintptr_t index, std::int64_t n, std::int64_t num_rows) {
         const auto rows = array_at<std::int64_t>("bump_at", index, n);
-        bump_at(counters_at("bump_at", counters, num_rows), rows.data(), n, num_rows);
+        bump_at(room_at<std::int64_t>("bump_at", counters, num_rows), rows.data(), n, num_rows);
       },
       "counters"_a, "index"_a, "n"_a, "num_rows"_a, "Add 1 to the int64 counters index[0:n].");
 }

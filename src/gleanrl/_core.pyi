@@ -49,3 +49,156 @@ def bump(counters: int, start: int, n: int, num_rows: int) -> None:
 
 def bump_at(counters: int, index: int, n: int, num_rows: int) -> None:
     """Add 1 to int64 counters `index[0:n]`, each in `[0, num_rows)`; a repeated number counts each time."""
+
+class SumTree:
+    """A sum tree of `capacity` priorities in [0, 2**960], all 0 at first.
+
+    Parents are recomputed from their children, so every sum is a pure function of the priorities. Calls that change
+    the tree run alone: a caller that shares it between threads holds one lock around each call.
+    """
+
+    def __init__(self, capacity: int) -> None: ...
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def total(self) -> float:
+        """The sum of all priorities."""
+
+    @property
+    def min_positive(self) -> float:
+        """The smallest priority that isn't 0, or 0 if all are."""
+
+    @property
+    def max(self) -> float:
+        """The largest priority."""
+
+    def update(self, index: int, value: int, n: int) -> None:
+        """Set the priorities of rows `index[0:n]` (int64) to `value[0:n]` (float64); of equal rows the last wins."""
+
+    def fill(self, start: int, n: int, value: float) -> None:
+        """Set the priority of n <= capacity rows from `start` on, around the end of the ring."""
+
+    def draw(self, uniforms: int, n: int, index: int, value: int, stratified: bool = False) -> None:
+        """Draw n rows in proportion to their priorities, never one of priority 0.
+
+        Reads n float64 in [0, 1); writes the rows to `index` (int64) and their priorities to `value` (float64).
+        With `stratified`, draw i falls into the i-th of n equal parts of the total. RuntimeError if all are 0.
+        """
+
+    def get(self, index: int, n: int, value: int) -> None:
+        """Write the priorities of rows `index[0:n]` to `value` (float64)."""
+
+    def clear(self) -> None:
+        """Set every priority to 0."""
+
+    def save(self, leaves: int) -> None:
+        """Write all priorities to an array of `capacity` float64: the whole state."""
+
+    def load(self, leaves: int) -> None:
+        """Set all priorities from an array of `capacity` float64."""
+
+    def check_valid(self) -> None:
+        """Raise RuntimeError if the tree contradicts itself; costs a pass over all of it."""
+
+def importance_weights(priority: int, n: int, scale: float, beta: float, out: int, normalise: bool) -> None:
+    """Write `(priority * scale) ** -beta` of n positive float64 to `out` (float32).
+
+    With `normalise` they are divided by the largest one, which becomes exactly 1, and `scale` has no effect.
+    """
+
+class Episodes:
+    """Which stored steps belong to which trajectory, in a ring of `capacity` steps times `num_streams` streams.
+
+    The slot of a step is its place in the ring times `num_streams` plus its stream. Runs (the stored parts of
+    trajectories) are numbered stream by stream, the oldest first. One call at a time: a caller that shares a table
+    between threads holds one lock around each call, draws included.
+    """
+
+    def __init__(self, capacity: int, num_streams: int = 1) -> None: ...
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def num_streams(self) -> int: ...
+    @property
+    def now(self) -> int:
+        """Steps told of so far."""
+
+    @property
+    def stored(self) -> int:
+        """Steps stored in each stream."""
+
+    @property
+    def cursor(self) -> int:
+        """The place where the next write begins."""
+
+    def on_write(self, start: int, count: int, ends: int = 0, ids: Sequence[int] = ()) -> None:
+        """Learn that `count` steps from `start` on were written in every stream, around the end of the ring.
+
+        `ends` (0 for none): `count * num_streams` bytes, step by step, not 0 at the last step of a trajectory. `ids`:
+        any number of int64 columns of that shape; a change of an id in time is a boundary. A write begins at the
+        cursor, except the first one and one of `capacity` steps. To take over a full ring: `clear()`, then the steps
+        from its cursor to its end, then the rest.
+        """
+
+    def clear(self) -> None:
+        """Forget everything; the next write may begin anywhere."""
+
+    def num_runs(self, min_len: int = 1) -> int:
+        """Count the runs of `min_len` steps and more."""
+
+    def list_runs(self, min_len: int, first: int, length: int, n: int) -> int:
+        """Write first slot and length (int64) of the runs of `min_len` steps and more; n is their number."""
+
+    def draw(
+        self,
+        slice_len: int,
+        n: int,
+        uniforms: int,
+        first: int,
+        length: int,
+        strict: bool = True,
+        by_starts: bool = False,
+        left: int = 0,
+        right: int = 0,
+    ) -> int:
+        """Draw n slices with `2 * n` float64 in [0, 1); write first slots and lengths (int64).
+
+        Each slice picks a run with equal probability (`by_starts`: in proportion to the first steps that it offers),
+        then one of its first steps 0 to its length - slice_len with equal probability. `strict` knows only runs of
+        slice_len steps and more; otherwise shorter runs come whole. `left` and `right` (below slice_len) let slices
+        begin before and end after the run by as many steps; they are cut to it, to one step at least.
+
+        Returns the sum of the lengths. RuntimeError if there is no run to draw from.
+        """
+
+    def locate(self, slot: int, n: int, before: int, after: int) -> None:
+        """Write how many steps (int64) the run of each slot has before it, and from it on (at least 1).
+
+        IndexError if a slot isn't stored.
+        """
+
+    def new_starts(self, slice_len: int, since: int, slot: int, n: int) -> int:
+        """Write the slots where slices of `slice_len` steps fit now and didn't when `now` was `since`.
+
+        n, the room, is at least `min(now - since, stored) * num_streams`. Returns how many there are.
+        """
+
+    def expand(self, first: int, length: int, n: int, slot: int, stride: int = 0, last: int = 0) -> None:
+        """Write the slots (int64) of n slices one after the other, `sum(length)` of them.
+
+        With `stride`, slice i stands from `i * stride` on, and its last slot is repeated behind it. `last` (0 for
+        none) gets a byte for each: 1 at the last step of a slice.
+        """
+
+    @property
+    def state_size(self) -> int:
+        """The int64 values of a saved state."""
+
+    def save(self, state: int) -> None:
+        """Write the state, `state_size` int64 values."""
+
+    def load(self, state: int, n: int) -> None:
+        """Go on from a saved state of n values; ValueError if it isn't one of such a ring."""
+
+    def check_valid(self) -> None:
+        """Raise RuntimeError if the table contradicts itself; costs a pass over all runs."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 try:
     from gleanrl._core import (
         Columns,
+        Episodes,
+        SumTree,
         bump,
         bump_at,
         first_nonfinite_f32,
         first_nonfinite_f64,
+        importance_weights,
     )
 except ImportError as cause:
     raise ImportError(
@@ -16,4 +19,13 @@ except ImportError as cause:
         "or install the wheel for this Python version with `pip install --force-reinstall gleanrl`."
     ) from cause
 
-__all__ = ["Columns", "bump", "bump_at", "first_nonfinite_f32", "first_nonfinite_f64"]
+__all__ = [
+    "Columns",
+    "Episodes",
+    "SumTree",
+    "bump",
+    "bump_at",
+    "first_nonfinite_f32",
+    "first_nonfinite_f64",
+    "importance_weights",
+]

@@ -1,0 +1,376 @@
+#include "sum_tree.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+namespace gleanrl {
+namespace {
+
+using std::int64_t;
+using std::size_t;
+
+constexpr int64_t kFanOut = 8;
+// Rows handled at once: enough for their misses to overlap, few enough to stay in the first cache.
+constexpr size_t kChunk = 512;
+// Draws between asking for a node and looking into it; 8 and 32 are a little slower.
+constexpr size_t kAhead = 16;
+
+[[noreturn]] void refuse_row(const char* call, int64_t row, size_t position, size_t n, int64_t capacity) {
+  throw std::out_of_range(std::string(call) + ": row " + std::to_string(row) + " at position " +
+                          std::to_string(position) + " of " + std::to_string(n) + " is outside the rows [0, " +
+                          std::to_string(capacity) + ")");
+}
+
+std::string text_of(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.17g", value);
+  return text;
+}
+
+void check_rows(const char* call, std::span<const int64_t> index, int64_t capacity) {
+  // Negative numbers are large as unsigned ones.
+  const auto bound = static_cast<std::uint64_t>(capacity);
+  const auto bad = [bound](int64_t row) { return static_cast<std::uint64_t>(row) >= bound; };
+  bool any = false;
+  for (const int64_t row : index) any |= bad(row);
+  if (!any) return;
+  const auto found = std::find_if(index.begin(), index.end(), bad);
+  refuse_row(call, *found, static_cast<size_t>(found - index.begin()), index.size(), capacity);
+}
+
+// NaN fails both comparisons. "&", not "&&": a loop over it has no branch.
+bool is_priority(double value) { return (value >= 0.0) & (value <= SumTree::kLargest); }
+
+void check_values(const char* call, std::span<const double> values) {
+  bool all = true;
+  for (const double value : values) all &= is_priority(value);
+  if (all) return;
+  const auto found = std::find_if_not(values.begin(), values.end(), is_priority);
+  throw std::invalid_argument(std::string(call) + ": expected finite priorities of 0 or more (at most 2^960), got " +
+                              text_of(*found) + " at position " + std::to_string(found - values.begin()) + " of " +
+                              std::to_string(values.size()));
+}
+
+// The one form of zero: the sum of -0.0 and 0.0 is 0.0.
+double stored(double value) { return value + 0.0; }
+
+// Two doubles in a register of the baseline.
+using Pair = double __attribute__((vector_size(16)));
+
+struct Line {
+  Pair part[4];
+};
+
+Line load_line(const double* from) {
+  Line line;
+  std::memcpy(&line, from, sizeof line);
+  return line;
+}
+
+// The order of these additions is part of the tree's state: it decides the last bit of every sum.
+double sum_of(const Line& line) {
+  const Pair sum = (line.part[0] + line.part[1]) + (line.part[2] + line.part[3]);
+  return sum[0] + sum[1];
+}
+
+// The smallest positive one, 0 if all are 0.
+double low_of(const Line& line) {
+  constexpr double kNone = std::numeric_limits<double>::infinity();
+  const auto lower = [](Pair a, Pair b) { return a < b ? a : b; };
+  const auto positive = [](Pair a) { return a > Pair{0.0, 0.0} ? a : Pair{kNone, kNone}; };
+  const Pair low = lower(lower(positive(line.part[0]), positive(line.part[1])),
+                         lower(positive(line.part[2]), positive(line.part[3])));
+  const double lowest = std::min(low[0], low[1]);
+  return lowest == kNone ? 0.0 : lowest;
+}
+
+double high_of(const Line& line) {
+  const auto higher = [](Pair a, Pair b) { return a > b ? a : b; };
+  const Pair high = higher(higher(line.part[0], line.part[1]), higher(line.part[2], line.part[3]));
+  return std::max(high[0], high[1]);
+}
+
+using PairMask = int64_t __attribute__((vector_size(16)));
+
+// Where `left` reaches `mass`, takes it off; all ones there, else 0. Masks instead of a condition: the outcome is a
+// coin's, and a branch on it would be mispredicted every other time.
+PairMask step_over(Pair mass, Pair& left) {
+  const PairMask reached = left >= mass;
+  left -= reinterpret_cast<Pair>(reinterpret_cast<PairMask>(mass) & reached);
+  return reached;
+}
+
+Pair load_pair(const double* from) {
+  Pair pair;
+  std::memcpy(&pair, from, sizeof pair);
+  return pair;
+}
+
+// Two searches of one level side by side: children of two nodes and the masses left, which move into the chosen
+// children. Three halvings: the left four, then the left pair, then the left child.
+PairMask choose(const double* a, const double* b, Pair& left) {
+  const Pair fours_a = load_pair(a) + load_pair(a + 2), fours_b = load_pair(b) + load_pair(b + 2);
+  PairMask k = step_over(Pair{fours_a[0] + fours_a[1], fours_b[0] + fours_b[1]}, left) & 4;
+  const Pair pair_a = load_pair(a + k[0]), pair_b = load_pair(b + k[1]);
+  k += step_over(Pair{pair_a[0] + pair_a[1], pair_b[0] + pair_b[1]}, left) & 2;
+  k += step_over(Pair{a[k[0]], b[k[1]]}, left) & 1;
+  return k;
+}
+
+}  // namespace
+
+SumTree::SumTree(int64_t capacity) : capacity_(capacity) {
+  if (capacity < 1) throw std::invalid_argument("capacity: expected 1 or more, got " + std::to_string(capacity));
+  constexpr int64_t kLine = 64;
+  // Above this the sizes below would overflow; no machine has the memory either.
+  if (capacity > std::numeric_limits<int64_t>::max() / 32) throw std::bad_alloc();
+  for (int64_t size = capacity; levels_ == 0 || sizes_[static_cast<size_t>(levels_ - 1)] > kFanOut;) {
+    size = (size + kFanOut - 1) / kFanOut * kFanOut;
+    sizes_[static_cast<size_t>(levels_)] = size;
+    doubles_ += levels_ == 0 ? size : 3 * size;
+    ++levels_;
+    size /= kFanOut;
+  }
+  // calloc hands out pages that cost nothing until they are written.
+  memory_.reset(std::calloc(static_cast<size_t>(doubles_) * sizeof(double) + kLine, 1));
+  if (!memory_) throw std::bad_alloc();
+  const auto address = reinterpret_cast<std::uintptr_t>(memory_.get());
+  auto* next = reinterpret_cast<double*>((address + kLine - 1) / kLine * kLine);
+  for (size_t level = 0; level < static_cast<size_t>(levels_); ++level) {
+    for (auto* summary : {&sums_, &lows_, &highs_}) {
+      (*summary)[level] = next;
+      if (level > 0) next += sizes_[level];
+    }
+    if (level == 0) next += sizes_[0];
+  }
+}
+
+SumTree::Summary SumTree::summarise(int level, int64_t node) const {
+  const auto l = static_cast<size_t>(level);
+  return {sum_of(load_line(sums_[l] + kFanOut * node)), low_of(load_line(lows_[l] + kFanOut * node)),
+          high_of(load_line(highs_[l] + kFanOut * node))};
+}
+
+// Recomputes the parents of the nodes [first, last] of a level, and theirs, up to the top.
+void SumTree::refresh(int level, int64_t first, int64_t last) {
+  for (; level + 1 < levels_; ++level) {
+    first /= kFanOut;
+    last /= kFanOut;
+    const auto up = static_cast<size_t>(level + 1);
+    for (int64_t node = first; node <= last; ++node) {
+      const Summary summary = summarise(level, node);
+      sums_[up][node] = summary.sum;
+      lows_[up][node] = summary.low;
+      highs_[up][node] = summary.high;
+    }
+  }
+}
+
+void SumTree::refresh_top() {
+  const Summary top = summarise(levels_ - 1, 0);
+  total_ = top.sum;
+  lowest_ = top.low;
+  highest_ = top.high;
+}
+
+void SumTree::update(std::span<const int64_t> index, std::span<const double> value) {
+  if (index.size() != value.size()) {
+    throw std::invalid_argument("update: expected one value per row, " + std::to_string(index.size()) + ", got " +
+                                std::to_string(value.size()));
+  }
+  check_rows("update", index, capacity_);
+  check_values("update", value);
+  const size_t room = std::min(index.size(), kChunk);
+  for (auto* work : {&sum_work_, &low_work_, &high_work_}) {
+    if (work->size() < room) work->resize(room);
+  }
+  for (size_t begin = 0; begin < index.size(); begin += kChunk) {
+    const size_t n = std::min(kChunk, index.size() - begin);
+    update_some(index.subspan(begin, n), value.subspan(begin, n));
+  }
+  if (!index.empty()) refresh_top();
+}
+
+// Level by level for all rows. The three summaries climb separately: a changed leaf changes every sum above it, but
+// seldom the smallest and the largest leaf, so that those lists are short from the second level on. Lists are
+// shortened without branches, by writing every item and advancing past those that stay.
+void SumTree::update_some(std::span<const int64_t> index, std::span<const double> value) {
+  for (size_t i = 0; i < index.size(); ++i) __builtin_prefetch(sums_[0] + index[i], 1);
+  for (size_t i = 0; i < index.size(); ++i) sums_[0][index[i]] = stored(value[i]);
+  if (levels_ == 1) return;
+
+  size_t num_sums = 0, num_lows = 0, num_highs = 0;
+  int64_t previous = -1;
+  for (const int64_t row : index) {  // neighbours share a parent: slices of rows are the usual case
+    const int64_t node = row / kFanOut;
+    sum_work_[num_sums] = node;
+    num_sums += node != previous;
+    previous = node;
+  }
+  for (size_t i = 0; i < num_sums; ++i) {
+    const int64_t node = sum_work_[i];
+    const Line line = load_line(sums_[0] + kFanOut * node);
+    const double low = low_of(line), high = high_of(line);
+    sums_[1][node] = sum_of(line);
+    low_work_[num_lows] = node / kFanOut;
+    num_lows += low != lows_[1][node];
+    lows_[1][node] = low;
+    high_work_[num_highs] = node / kFanOut;
+    num_highs += high != highs_[1][node];
+    highs_[1][node] = high;
+    sum_work_[i] = node / kFanOut;
+  }
+  const auto climb = [this](auto& levels, std::vector<int64_t>& work, size_t n, int level, auto summary,
+                            bool stop_unchanged) {
+    const auto l = static_cast<size_t>(level);
+    if (static_cast<int64_t>(n) >= nodes(level)) {
+      for (int64_t node = 0; node < nodes(level); ++node) {
+        work[static_cast<size_t>(node)] = node / kFanOut;
+        levels[l + 1][node] = summary(load_line(levels[l] + kFanOut * node));
+      }
+      return static_cast<size_t>(nodes(level));
+    }
+    size_t kept = 0;
+    for (size_t i = 0; i < n; ++i) {
+      const int64_t node = work[i];
+      const double now = summary(load_line(levels[l] + kFanOut * node));
+      work[kept] = node / kFanOut;
+      kept += !stop_unchanged || now != levels[l + 1][node];
+      levels[l + 1][node] = now;
+    }
+    return kept;
+  };
+  for (int level = 1; level + 1 < levels_; ++level) {
+    num_sums = climb(sums_, sum_work_, num_sums, level, sum_of, false);
+    num_lows = climb(lows_, low_work_, num_lows, level, low_of, true);
+    num_highs = climb(highs_, high_work_, num_highs, level, high_of, true);
+  }
+}
+
+void SumTree::fill(int64_t start, int64_t n, double value) {
+  if (n < 0 || n > capacity_) {
+    throw std::invalid_argument("fill: expected 0 to capacity rows, " + std::to_string(capacity_) + ", got " +
+                                std::to_string(n));
+  }
+  check_values("fill", {&value, 1});
+  if (n == 0) return;
+  if (start < 0 || start >= capacity_) {
+    throw std::out_of_range("fill: start " + std::to_string(start) + " is outside the rows [0, " +
+                            std::to_string(capacity_) + ")");
+  }
+  const int64_t head = std::min(n, capacity_ - start);
+  std::fill_n(sums_[0] + start, head, stored(value));
+  refresh(0, start, start + head - 1);
+  if (n > head) {
+    std::fill_n(sums_[0], n - head, stored(value));
+    refresh(0, 0, n - head - 1);
+  }
+  refresh_top();
+}
+
+void SumTree::draw(std::span<const double> uniform, bool stratified, int64_t* index, double* value) const {
+  if (uniform.empty()) return;
+  const auto legal = [](double u) { return (u >= 0.0) & (u < 1.0); };
+  bool all = true;
+  for (const double u : uniform) all &= legal(u);
+  if (!all) {
+    const auto found = std::find_if_not(uniform.begin(), uniform.end(), legal);
+    throw std::invalid_argument("draw: expected uniforms in [0, 1), got " + text_of(*found) + " at position " +
+                                std::to_string(found - uniform.begin()) + " of " + std::to_string(uniform.size()));
+  }
+  if (!(total_ > 0.0)) throw std::runtime_error("draw: no row has a positive priority");
+  for (size_t begin = 0; begin < uniform.size(); begin += kChunk) {
+    const size_t n = std::min(kChunk, uniform.size() - begin);
+    draw_some(uniform.subspan(begin, n), static_cast<double>(begin),
+              stratified ? static_cast<double>(uniform.size()) : 0.0, index + begin, value + begin);
+  }
+}
+
+// value[i] holds the mass that is left to find inside node index[i]; at the end the leaf.
+void SumTree::draw_some(std::span<const double> uniform, double first, double parts, int64_t* index,
+                        double* value) const {
+  const size_t n = uniform.size();
+  for (size_t i = 0; i < n; ++i) {
+    const double share = parts > 0.0 ? (first + static_cast<double>(i) + uniform[i]) / parts : uniform[i];
+    value[i] = share * total_;
+    index[i] = 0;
+  }
+  for (int level = levels_ - 1; level >= 0; --level) {
+    const double* sums = sums_[static_cast<size_t>(level)];
+    for (size_t i = 0; i < n; i += 2) {
+      // At this point the sums of both nodes are positive: only positive children are entered.
+      const size_t j = std::min(i + 1, n - 1);
+      if (i + kAhead + 1 < n) {
+        __builtin_prefetch(sums + kFanOut * index[i + kAhead]);
+        __builtin_prefetch(sums + kFanOut * index[i + kAhead + 1]);
+      }
+      const double *a = sums + kFanOut * index[i], *b = sums + kFanOut * index[j];
+      Pair left{value[i], value[j]};
+      const PairMask k = choose(a, b, left);
+      const auto enter = [&](size_t item, const double* child, int64_t chosen, double mass) {
+        if (child[chosen] == 0.0) [[unlikely]] {
+          // Rounding only carries a search too far to the right, so there is a positive child further left.
+          while (child[chosen] == 0.0) --chosen;
+          mass = child[chosen];
+        }
+        index[item] = child - sums + chosen;
+        value[item] = level == 0 ? child[chosen] : mass;
+      };
+      enter(i, a, k[0], left[0]);
+      enter(j, b, k[1], left[1]);
+    }
+  }
+}
+
+void SumTree::get(std::span<const int64_t> index, double* value) const {
+  check_rows("get", index, capacity_);
+  for (size_t i = 0; i < index.size(); ++i) value[i] = sums_[0][index[i]];
+}
+
+void SumTree::clear() {
+  std::memset(sums_[0], 0, static_cast<size_t>(doubles_) * sizeof(double));
+  total_ = lowest_ = highest_ = 0.0;
+}
+
+void SumTree::load(std::span<const double> leaves) {
+  if (static_cast<int64_t>(leaves.size()) != capacity_) {
+    throw std::invalid_argument("load: expected capacity leaves, " + std::to_string(capacity_) + ", got " +
+                                std::to_string(leaves.size()));
+  }
+  check_values("load", leaves);
+  std::transform(leaves.begin(), leaves.end(), sums_[0], stored);
+  refresh(0, 0, capacity_ - 1);
+  refresh_top();
+}
+
+void SumTree::check_valid() const {
+  for (int64_t i = 0; i < sizes_[0]; ++i) {
+    const double leaf = sums_[0][i];
+    if (!is_priority(leaf) || std::signbit(leaf) || (i >= capacity_ && leaf != 0.0)) {
+      throw std::logic_error("leaf " + std::to_string(i) + " is " + text_of(leaf));
+    }
+  }
+  const auto same = [](const Summary& a, const Summary& b) {
+    return a.sum == b.sum && a.low == b.low && a.high == b.high;
+  };
+  for (int level = 0; level + 1 < levels_; ++level) {
+    const auto up = static_cast<size_t>(level + 1);
+    for (int64_t node = 0; node < sizes_[up]; ++node) {
+      const Summary expected = node < nodes(level) ? summarise(level, node) : Summary{0.0, 0.0, 0.0};
+      if (!same(expected, {sums_[up][node], lows_[up][node], highs_[up][node]})) {
+        throw std::logic_error("node " + std::to_string(node) + " of level " + std::to_string(level + 1) +
+                               " isn't what its children make it");
+      }
+    }
+  }
+  if (!same(summarise(levels_ - 1, 0), {total_, lowest_, highest_})) throw std::logic_error("the top is stale");
+}
+
+}  // namespace gleanrl

@@ -1,0 +1,223 @@
+"""The episode table: look-up, new starts, expansion of slices and state."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gleanrl.native import Episodes
+from tests.cpp.episodes_model import Table, address, reloaded
+
+
+def random_table(seed: int) -> Table:
+    """A ring of some shape after a history of writes."""
+    random = np.random.default_rng(seed)
+    table = Table.empty(int(random.integers(1, 30)), int(random.integers(1, 4)))
+    for _ in range(random.integers(0, 8)):
+        count = int(random.integers(0, table.core.capacity + 1))
+        shape = (count, len(table.steps))
+        ids = [np.cumsum(random.random(shape) < 0.05, axis=0)] if random.random() < 0.7 else []
+        table.write(count, random.random(shape) < random.choice([0.0, 0.1, 0.6]), ids)
+    return table
+
+
+seeds = st.integers(0, 10_000)
+
+
+def locate(table: Table, slots) -> list[tuple[int, int]]:
+    slots = np.ascontiguousarray(slots, dtype=np.int64)
+    before, after = np.full(len(slots), -7), np.full(len(slots), -7)
+    table.core.locate(address(slots), len(slots), address(before), address(after))
+    return list(zip(before.tolist(), after.tolist(), strict=True))
+
+
+@given(seeds)
+def test_every_stored_slot_is_located(seed):
+    table = random_table(seed)
+    expected = {
+        table.slot(run.stream, time): (time - run.start, run.end - time)
+        for run in table.runs()
+        for time in range(run.start, run.end)
+    }
+    slots = list(expected)
+    assert len(slots) == table.stored * len(table.steps)
+    assert locate(table, slots) == [expected[slot] for slot in slots]
+    for slot in set(range(-1, table.core.capacity * len(table.steps) + 1)) - set(slots):
+        with pytest.raises(IndexError, match=f"locate: slot {slot} at position 0 of 1 isn't stored"):
+            locate(table, [slot])
+
+
+def new_starts(table: Table, slice_len: int, since: int) -> list[int]:
+    room = min(table.now - since, table.stored) * len(table.steps)
+    slots = np.full(room + 1, -7)
+    n = table.core.new_starts(slice_len, since, address(slots), room)
+    assert n <= room and (slots[n:] == -7).all()
+    return slots[:n].tolist()
+
+
+@given(seeds, st.integers(1, 9), st.data())
+def test_new_starts_are_what_writes_made_possible(seed, slice_len, data):
+    table = random_table(seed)
+    random, since = np.random.default_rng(seed), table.now
+    possible = set(table.valid_starts(slice_len))
+    overwritten: set[int] = set()
+    for _ in range(data.draw(st.integers(0, 3))):
+        count, width = data.draw(st.integers(0, table.core.capacity)), len(table.steps)
+        places = (table.cursor + np.arange(count)) % table.core.capacity
+        overwritten |= {int(place) * width + s for place in places for s in range(width)}
+        ids = [np.full((count, width), s.ids[0]) for s in table.steps[0][-1:] if s.ids]
+        table.write(count, random.random((count, width)) < 0.2, ids)
+    now = table.valid_starts(slice_len)
+    new = new_starts(table, slice_len, since)
+    assert len(set(new)) == len(new)
+    # Kept up to date by its changes, the set of starts stays what it is.
+    assert (possible - overwritten) | set(new) == set(now)
+    assert not set(new) & (possible - overwritten)
+    assert sorted(new_starts(table, slice_len, 0)) == sorted(now)
+
+
+def test_new_starts_checks_its_arguments():
+    table = Table.empty(10, 2)
+    table.write(4)
+    out = np.full(20, -7)
+    with pytest.raises(ValueError, match="slice_len: expected 1 or more"):
+        table.core.new_starts(0, 0, address(out), 20)
+    for since in (-1, 5):
+        with pytest.raises(ValueError, match="a time of 0 to now, 4"):
+            table.core.new_starts(1, since, address(out), 20)
+    with pytest.raises(ValueError, match="expected room for 8"):
+        table.core.new_starts(1, 0, address(out), 7)
+    assert (out == -7).all()
+
+
+def expand(core: Episodes, first, length, stride: int = 0) -> tuple[list[int], list[int]]:
+    first, length = np.array(first, np.int64), np.array(length, np.int64)
+    total = stride * len(first) if stride else int(length.sum())
+    slots, last = np.full(total + 1, -7), np.full(total + 1, 7, np.uint8)
+    core.expand(address(first), address(length), len(first), address(slots), stride, address(last))
+    assert slots[-1] == -7 and last[-1] == 7
+    alone = np.full(total, -7)
+    core.expand(address(first), address(length), len(first), address(alone), stride)
+    assert (alone == slots[:-1]).all()
+    return slots[:-1].tolist(), last[:-1].tolist()
+
+
+def test_slices_are_expanded_around_the_end():
+    assert expand(Episodes(10), [2, 8, 9], [3, 4, 1]) == ([2, 3, 4, 8, 9, 0, 1, 9], [0, 0, 1, 0, 0, 0, 1, 1])
+    # Two streams: steps are two slots apart.
+    assert expand(Episodes(5, 2), [7, 2], [3, 2])[0] == [7, 9, 1, 2, 4]
+
+
+def test_padding_repeats_the_last_slot():
+    slots, last = expand(Episodes(10), [2, 8], [3, 4], 5)
+    assert slots == [2, 3, 4, 4, 4, 8, 9, 0, 1, 1]
+    assert last == [0, 0, 1, 0, 0, 0, 0, 0, 1, 0]
+
+
+@given(seeds, st.integers(1, 9))
+def test_a_slice_is_consecutive_steps_of_one_trajectory(seed, slice_len):
+    table = random_table(seed)
+    if not table.stored:
+        return
+    origin = {
+        table.slot(run.stream, time): (number, time)
+        for number, run in enumerate(table.runs())
+        for time in range(run.start, run.end)
+    }
+    drawn = table.draw(
+        slice_len, np.random.default_rng(seed).random((10, 2)), strict=False, left=slice_len - 1
+    )
+    slots, last = expand(table.core, *zip(*drawn, strict=True))
+    steps = [origin[slot] for slot in slots]
+    for i, (number, time) in enumerate(steps[:-1]):
+        assert last[i] or steps[i + 1] == (number, time + 1)
+    assert sum(last) == len(drawn) and last[-1]
+
+
+def test_expand_checks_its_arguments():
+    core, out = Episodes(10), np.full(50, -7)
+
+    def call(first, length, stride=0):
+        first, length = np.array([0, first]), np.array([1, length])
+        core.expand(address(first), address(length), 2, address(out), stride)
+
+    for slot in (-1, 10, 2**62):
+        with pytest.raises(IndexError, match=f"expand: slot {slot} at position 1 of 2"):
+            call(slot, 1)
+    for length in (0, -1, 11):
+        with pytest.raises(ValueError, match=f"lengths of 1 to 10, got {length} at position 1"):
+            call(0, length)
+    with pytest.raises(ValueError, match="lengths of 1 to 3, got 4"):
+        call(0, 4, 3)
+    assert (out == -7).all()
+
+
+def test_lists_need_exact_room():
+    table, out = Table.empty(10), np.full(10, -7)
+    table.write(9, np.arange(9) % 3 == 2)
+    for n in (2, 4, -1):
+        with pytest.raises(ValueError, match=r"room for num_runs\(2\)"):
+            table.core.list_runs(2, address(out), address(out), n)
+    for call in (table.core.num_runs, lambda n: table.core.list_runs(n, 0, 0, 0)):
+        with pytest.raises(ValueError, match="min_len: expected 1 or more, got 0"):
+            call(0)
+    assert (out == -7).all()
+
+
+@given(seeds, st.integers(1, 5))
+def test_a_restored_table_goes_on_the_same(seed, slice_len):
+    table = random_table(seed)
+    other = Table(reloaded(table).core, [list(steps) for steps in table.steps], table.now, table.cursor)
+    random = np.random.default_rng(seed)
+    for _ in range(3):
+        shape = (int(random.integers(1, table.core.capacity + 1)), len(table.steps))
+        ends, ids = random.random(shape) < 0.1, [np.full(shape, 1 + seed % 2)]
+        uniforms = random.random((9, 2))
+        for side in (table, other):
+            side.write(shape[0], ends, ids)
+            side.check()
+        for options in ({}, {"by_starts": True}):
+            assert table.draw(slice_len, uniforms, strict=False, **options) == other.draw(
+                slice_len, uniforms, strict=False, **options
+            )
+        assert (table.state() == other.state()).all()
+
+
+def damage(state: np.ndarray, place: int, value: int) -> np.ndarray:
+    state = state.copy()
+    state[place] = value
+    return state
+
+
+def test_a_state_that_doesnt_fit_changes_nothing():
+    table = Table.empty(10)
+    table.write(7, [0, 0, 1, 0, 0, 1, 0], [np.ones(7)])
+    table.write(7, [0, 0, 1, 0, 0, 1, 0], [np.ones(7)])
+    good = table.state()
+    assert good[:7].tolist() == [1, 10, 1, 14, 10, 4, 1]
+    bad = {
+        "format 1, got 2": damage(good, 0, 2),
+        "10 steps and 1 streams, got 11 and 1": damage(good, 1, 11),
+        "10 steps and 1 streams, got 10 and 2": damage(good, 2, 2),
+        "now 3, stored 10": damage(good, 3, 3),
+        "now 4611686018427387905": damage(good, 3, 2**62 + 1),
+        "stored 11": damage(good, 4, 11),
+        "stored -1": damage(good, 4, -1),
+        "cursor 10": damage(good, 5, 10),
+        "the state is cut short": good[:-1],
+        "the state is too long": np.append(good, 0),
+        "runs don't cover": damage(good, 8, 2),
+    }
+    for message, state in bad.items():
+        with pytest.raises(ValueError, match="load: .*" + message):
+            table.core.load(address(state), len(state))
+    for place, value in [(6, -1), (6, 2**60), (9, 2**60), (9, -1), (10, 5), (11, 4), (len(good) - 1, 14)]:
+        with pytest.raises(ValueError, match="load: "):
+            table.core.load(address(damage(good, place, value)), len(good))
+    for n in range(len(good)):
+        with pytest.raises(ValueError, match="load: the state is cut short"):
+            table.core.load(address(good), n)
+    table.check()
+    assert (table.state() == good).all()
