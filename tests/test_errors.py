@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from typing import Any
 
 import pytest
@@ -96,3 +97,10 @@ class Made(Exception):
 def test_types_that_cannot_be_combined(cause: Exception) -> None:
     error = failure_from(cause, "it broke")
     assert type(error) is EnvironmentFailure and error.__cause__ is cause and str(error) == "it broke"
+
+
+def test_a_failure_survives_pickling_with_its_cause_and_both_its_types() -> None:
+    cause = ValueError("what came")
+    copied = pickle.loads(pickle.dumps(failure_from(cause, "environment 3: step raised")))
+    assert isinstance(copied, EnvironmentFailure) and isinstance(copied, ValueError)
+    assert str(copied) == "environment 3: step raised" and str(copied.__cause__) == "what came"

@@ -26,7 +26,7 @@ from gleanrl.tree import Layout, Path, as_key, iter_leaves
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     """Return the NumPy dtype of `dtype`, or an unsigned integer of its size where NumPy has none (bfloat16)."""
     try:
-        return torch.empty(0, dtype=dtype).numpy().dtype
+        return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
     except TypeError:
         return np.dtype(f"u{dtype.itemsize}")
 

@@ -24,6 +24,25 @@ def as_device(device: torch.device | str | int | None) -> torch.device | None:
     return found
 
 
+def require_device(name: str, device: torch.device | None) -> torch.device | None:
+    """Return `device` if data can live there.
+
+    Args:
+        name: the argument that the message names.
+        device: None passes.
+
+    Raises:
+        InvalidArgumentError: if torch has no such device.
+    """
+    if device is None or device.type == "cpu":
+        return device
+    try:
+        torch.zeros(1, device=device)
+    except Exception as cause:  # torch raises AssertionError, RuntimeError and others
+        raise InvalidArgumentError(f"{name}: {device} can't be used here: {cause}") from cause
+    return device
+
+
 def columns_device(device: torch.device | None) -> torch.device:
     """Return where the columns of an environment live whose TensorDicts say `device`."""
     return torch.device("cpu") if device is None else device

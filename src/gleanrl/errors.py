@@ -80,6 +80,12 @@ class NonFiniteError(GleanError, RuntimeError, ValueError):
 class EnvironmentFailure(GleanError, RuntimeError):
     """`step` or `reset` of an environment raised; `__cause__` holds the original error."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by cause and message: the classes that `failure_from` makes have no name to be found by."""
+        if self.__cause__ is None:
+            return type(self), self.args
+        return failure_from, (self.__cause__, str(self))
+
 
 def failure_from(cause: BaseException, message: str) -> EnvironmentFailure:
     """Return an `EnvironmentFailure` that can also be caught as the type of `cause`.

@@ -19,6 +19,9 @@ from gleanrl.errors import SchemaError
 Path: TypeAlias = tuple[str, ...]
 NestedKey: TypeAlias = str | tuple[str, ...]
 
+FLAGS = ("done", "terminated", "truncated")
+"""The flags of a step; each group of them stands side by side."""
+
 
 def as_path(key: NestedKey) -> Path:
     """Return `key` as a path: ``"a"`` gives ``("a",)``, ``(("a", "b"), "c")`` gives ``("a", "b", "c")``."""

@@ -208,3 +208,12 @@ def test_a_saved_state_is_a_copy() -> None:
     state = tracker.state_dict()
     record(tracker, np.ones((1, 3), BOOL), np.ones((1, 3)))
     assert state == EpisodeTracker(1).state_dict()
+
+
+def test_an_infinite_reward_concerns_its_own_episode_only() -> None:
+    tracker = EpisodeTracker(1)
+    done = np.array([[0, 1, 0, 1, 0, 1]], bool)
+    reward = np.array([[1.0, np.inf, 1.0, 1.0, -np.inf, np.inf]])
+    tracker.record(done, reward, np.empty((1, 6), np.int64))
+    first, second, third = tracker.recent_returns
+    assert first == np.inf and second == 2.0 and np.isnan(third)

@@ -15,6 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from gleanrl.collectors import SyncDataCollector
+from gleanrl.envs import GymWrapper
 from gleanrl.errors import (
     ClosedError,
     EnvironmentFailure,
@@ -25,7 +26,7 @@ from gleanrl.errors import (
 from gleanrl.system import clock
 from tests.collectors.helpers import IDS, NEVER, SCRIPT, Calls, Net, check_names, make, raising, take
 from tests.contract.helpers import check_stream, on_td
-from tests.fakes import Script
+from tests.fakes import OracleEnv, Script
 from tests.fakes_base import CountingEnv, CrookedEnv, TeamEnv
 
 CPU, CPU0 = torch.device("cpu"), torch.device("cpu:0")
@@ -336,3 +337,52 @@ def test_weights_of_the_wrapper_fit_too() -> None:
     collector = SyncDataCollector(CountingEnv(NEVER), nn.Linear(3, 2), frames_per_batch=2, device="cpu")
     collector.update_policy_weights_(TensorDict.from_module(collector.policy).data.clone().zero_())
     assert all(not parameter.any() for parameter in collector.policy.parameters())
+
+
+@pytest.mark.parametrize(
+    "disturb", [lambda env: env.rollout(3), lambda env: env.reset()], ids=["rollout", "reset"]
+)
+@pytest.mark.parametrize(
+    "make_env", [lambda: CountingEnv(SCRIPT), lambda: GymWrapper(OracleEnv(script=SCRIPT))]
+)
+def test_an_environment_that_somebody_else_used_is_reset(make_env: Any, disturb: Any) -> None:
+    env = make_env()
+    collector = make(env, frames=7, total_frames=21)
+    stream = iter(collector)
+    first = next(stream)
+    disturb(env)
+    with pytest.warns(UserWarning, match="outside the collector"):
+        second = next(stream)
+    third = next(stream)
+    ids = [set(batch[IDS].tolist()) for batch in (first, second, third)]
+    assert not ids[0] & ids[1], "an interrupted trajectory doesn't go on"
+    for batch in (first, second, third):  # observations are (stream, episode, step)
+        seen, after = batch["observation"], batch["next", "observation"]
+        assert torch.equal(after[:, 1], seen[:, 1]) and torch.equal(after[:, 2], seen[:, 2] + 1)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"postproc": 3}, "postproc: expected a callable"),
+        ({"interruptor": object()}, "interruptor: expected"),
+        ({"exploration_type": 7}, "exploration_type: expected"),
+        ({"device": "cuda:7"}, "env_device: cuda:7 can't be used here"),
+    ],
+)
+def test_what_can_never_work_is_refused_at_once(kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        SyncDataCollector(CountingEnv(NEVER), frames_per_batch=2, **kwargs)
+
+
+def test_a_postproc_that_returns_nothing_is_an_error_and_nothing_is_delivered() -> None:
+    collector = make(CountingEnv(NEVER), frames=4, total_frames=8, postproc=lambda batch: None)
+    with pytest.raises(TypeError, match="postproc: expected the batch"):
+        collector.next()
+    stats = collector.stats()
+    assert stats.delivered == 0 and stats.reasons == {"postproc": 4}
+
+
+def test_a_state_that_is_none() -> None:
+    with pytest.raises(TypeError, match="load_state_dict: expected a mapping, got NoneType"):
+        make(CountingEnv(NEVER)).load_state_dict(None)

@@ -14,10 +14,9 @@ from gleanrl.block import Block, Field, Schema
 from gleanrl.data import Bounded, Categorical, Composite
 from gleanrl.errors import PolicyError
 from gleanrl.rollouts.actors import (
-    ModuleActor,
-    PrimedActor,
+    PolicyActor,
     RandomActor,
-    TensorDictActor,
+    RowLayout,
     make_actor,
     probe,
     spare,
@@ -48,6 +47,11 @@ def make_block(fields: dict[Path, Field], size: tuple[int, ...]) -> Block:
     return block
 
 
+def layout(fields: dict[Path, Field], size: tuple[int, ...], device: Any = None) -> RowLayout:
+    roots = tuple(path for path in ROOT if path[0] != "next")
+    return RowLayout(roots, tuple(ACTION), torch.Size(size), None, device)
+
+
 def rows(block: Block) -> list[TensorDict]:
     """Return the root of every row as a user would build it."""
     paths = [path for path in ROOT if path[0] != "next"]
@@ -62,18 +66,19 @@ def rows(block: Block) -> list[TensorDict]:
 
 
 def drive(actor: Any, block: Block) -> None:
-    assert actor.bind(block) is False
+    act = actor.bind(block)
+    assert act is not None
     with torch.no_grad():
         for t in range(T):
-            actor.act(t)
+            act(t)
 
 
 def check(
-    policy: Any, fields: dict[Path, Field], size: tuple[int, ...], kind: type, device: Any = None
+    policy: Any, fields: dict[Path, Field], size: tuple[int, ...], modules: bool, device: Any = None
 ) -> None:
     block = make_block(fields, size)
-    actor = make_actor(policy, fields, Schema(ROOT), torch.Size(size), None, device)
-    assert type(actor) is kind
+    actor = make_actor(policy, fields, layout(fields, size, device))
+    assert isinstance(actor, PolicyActor) and actor.by_modules is modules
     before = [block.column(path).clone() for path in ROOT]
     expected = [policy(root) for root in rows(block)]
     drive(actor, block)
@@ -106,7 +111,7 @@ VALUE = {("stats", "value"): Field(torch.Size([]), torch.float64)}
 @pytest.mark.parametrize("device", [None, CPU], ids=str)
 class TestAgainstThePolicy:
     def test_module(self, size: tuple[int, ...], device: Any) -> None:
-        check(TensorDictModule(network(), ["observation"], ["action"]), ACTION, size, ModuleActor, device)
+        check(TensorDictModule(network(), ["observation"], ["action"]), ACTION, size, True, device)
 
     def test_sequence_with_hidden_outputs(self, size: tuple[int, ...], device: Any) -> None:
         policy = TensorDictSequential(
@@ -117,24 +122,24 @@ class TestAgainstThePolicy:
                 lambda x: (x[..., :2], x.sum(-1).double()), ["_hidden"], ["action", ("stats", "value")]
             ),
         )
-        check(policy, {**ACTION, **VALUE}, size, ModuleActor, device)
+        check(policy, {**ACTION, **VALUE}, size, True, device)
 
     def test_gradients_are_cut(self, size: tuple[int, ...], device: Any) -> None:
         policy = TensorDictModule(torch.enable_grad()(network().forward), ["observation"], ["action"])
-        check(policy, ACTION, size, ModuleActor, device)
+        check(policy, ACTION, size, True, device)
 
     def test_bfloat16(self, size: tuple[int, ...], device: Any) -> None:
         policy = TensorDictModule(lambda x: x[..., :2].bfloat16() / 3, ["observation"], ["action"])
-        check(policy, {("action",): Field(torch.Size([2]), torch.bfloat16)}, size, ModuleActor, device)
+        check(policy, {("action",): Field(torch.Size([2]), torch.bfloat16)}, size, True, device)
 
     def test_strided_outputs(self, size: tuple[int, ...], device: Any) -> None:
         policy = TensorDictModule(lambda x: x.flip(-1)[..., ::2], ["observation"], ["action"])
-        check(policy, ACTION, size, ModuleActor, device)
+        check(policy, ACTION, size, True, device)
 
     @pytest.mark.parametrize("policy", [as_function, fresh], ids=["same", "fresh"])
     def test_callables(self, policy: Any, size: tuple[int, ...], device: Any) -> None:
         fields = {**ACTION, **VALUE} if policy is as_function else ACTION
-        check(policy, fields, size, TensorDictActor, device)
+        check(policy, fields, size, False, device)
 
     def test_what_a_policy_does_to_its_input_stays_outside_the_record_of_the_next_row(
         self, size: tuple[int, ...], device: Any
@@ -143,7 +148,7 @@ class TestAgainstThePolicy:
             td.set("action", td["observation"][..., :2])
             return td.set("observation", td["observation"] * 0).set("done", ~td["done"])
 
-        check(policy, ACTION, size, TensorDictActor, device)
+        check(policy, ACTION, size, False, device)
 
 
 class TestRandomActor:
@@ -159,18 +164,15 @@ class TestRandomActor:
             ("value",): Field(torch.Size([2]), torch.float32),
         }
         block = make_block(fields, size)
-        actor = make_actor(policy, fields, Schema(ROOT), torch.Size(size), None, None)
+        actor = make_actor(policy, fields, layout(fields, size))
         assert isinstance(actor, RandomActor)
         torch.manual_seed(4)
-        assert actor.bind(block) is True
+        assert actor.bind(block) is None
         torch.manual_seed(4)
         drawn = policy.draw((T,))
         for path, value in drawn.items():  # (T, *batch, *leaf)
             assert torch.equal(block.column(path).movedim(block.time_dim, 0), value)
         assert not block.column(("value",)).any(), "another policy's extras are zero"
-        before = [column.clone() for column in block.columns]
-        actor.act(2)
-        assert all(torch.equal(old, new) for old, new in zip(before, block.columns, strict=True))
 
     @pytest.mark.parametrize(
         ("spec", "message"),
@@ -189,9 +191,7 @@ class TestRandomActor:
 
 class TestRefused:
     def act(self, policy: Any, fields: dict[Path, Field] = ACTION, size: tuple[int, ...] = (3,)) -> None:
-        drive(
-            make_actor(policy, fields, Schema(ROOT), torch.Size(size), None, None), make_block(fields, size)
-        )
+        drive(make_actor(policy, fields, layout(fields, size)), make_block(fields, size))
 
     def module(self, function: Any, ins: Any = "observation", outs: Any = "action") -> TensorDictModule:
         return TensorDictModule(function, in_keys=ins, out_keys=outs)
@@ -253,9 +253,8 @@ def test_a_primed_actor_writes_what_is_there_once() -> None:
         return td.set("action", td["observation"][..., :2])
 
     block = make_block(ACTION, (3,))
-    inner = make_actor(policy, ACTION, Schema(ROOT), torch.Size([3]), None, None)
-    assert not isinstance(inner, RandomActor)
-    actor = PrimedActor(inner, {("action",): torch.full((3, 2), -7.0), ("other",): torch.zeros(3)})
+    first = {("action",): torch.full((3, 2), -7.0), ("other",): torch.zeros(3)}
+    actor = make_actor(policy, ACTION, layout(ACTION, (3,)), first)
     drive(actor, block)
     expected = block.column(("observation",))[..., :2].clone()
     expected[:, 0] = -7
@@ -263,6 +262,80 @@ def test_a_primed_actor_writes_what_is_there_once() -> None:
     again = make_block(ACTION, (3,))
     drive(actor, again)
     assert torch.equal(again.column(("action",)), again.column(("observation",))[..., :2])
+
+
+class TestState:
+    """What a policy writes beside its actions it finds in the next row."""
+
+    def test_it_comes_back_until_it_is_forgotten(self) -> None:
+        fields = {**ACTION, ("hidden",): Field(torch.Size([1]), torch.float32)}
+        noise: list[float] = []
+
+        def policy(td: TensorDictBase) -> TensorDictBase:
+            hidden = td.get("hidden", None)
+            hidden = torch.zeros(3, 1) if hidden is None else hidden + 1
+            last = td.get("_noise", None)
+            noise.append(0.0 if last is None else float(last[0]) + 2)
+            td.set("_noise", torch.full((3,), noise[-1]))
+            return td.update({"hidden": hidden, "action": torch.zeros(3, 2)})
+
+        actor = make_actor(policy, fields, layout(fields, (3,)))
+        for start in (0, T):  # from one block to the next as well
+            block = make_block(fields, (3,))
+            drive(actor, block)
+            assert block.column(("hidden",))[0].squeeze(-1).tolist() == [float(start + t) for t in range(T)]
+        assert noise == [2.0 * t for t in range(2 * T)]
+        actor.forget()
+        block = make_block(fields, (3,))
+        drive(actor, block)
+        assert float(block.column(("hidden",))[0, 0]) == 0.0 and noise[2 * T] == 0.0
+
+    def test_a_module_that_reads_what_it_wrote_gets_none_first(self) -> None:
+        fields = {**ACTION, ("hidden",): Field(torch.Size([2]), torch.float32)}
+        module = TensorDictModule(
+            lambda x, h: (x[..., :2], x[..., :2] if h is None else h + 1),
+            ["observation", "hidden"],
+            ["action", "hidden"],
+        )
+        block = make_block(fields, (3,))
+        actor = make_actor(module, fields, layout(fields, (3,)))
+        assert isinstance(actor, PolicyActor) and not actor.by_modules
+        drive(actor, block)
+        hidden = block.column(("hidden",))
+        assert torch.equal(hidden[:, -1], hidden[:, 0] + (T - 1))
+
+
+class TestInPlace:
+    """A policy that changes its input would change the record."""
+
+    @pytest.mark.parametrize(
+        "policy",
+        [
+            TensorDictModule(
+                nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 2)), ["observation"], ["action"]
+            ),
+            lambda td: td.set("action", td["observation"].mul_(2)[..., :2].clone()),
+        ],
+        ids=["module", "tensordict"],
+    )
+    def test_refused(self, policy: Any) -> None:
+        with pytest.raises(PolicyError, match=r"changed its input \['observation'\] in place at step 0"):
+            drive(make_actor(policy, ACTION, layout(ACTION, (3,))), make_block(ACTION, (3,)))
+
+
+def test_a_policy_that_is_changed_between_blocks_takes_effect() -> None:
+    module = TensorDictModule(lambda x: x[..., :2].clone(), ["observation"], ["action"])
+    actor = make_actor(module, ACTION, layout(ACTION, (3,)))
+    block = make_block(ACTION, (3,))
+    drive(actor, block)
+    before = block.column(("action",)).clone()
+    handle = module.register_forward_hook(lambda mod, args, out: out.set("action", out["action"] + 1))
+    drive(actor, block)
+    assert torch.equal(block.column(("action",)), before + 1) and not actor.by_modules
+    handle.remove()
+    module.module = lambda x: x[..., :2] * 3
+    drive(actor, block)
+    assert torch.equal(block.column(("action",)), before * 3) and actor.by_modules
 
 
 class TestProbe:

@@ -34,9 +34,9 @@ class Recorder:
     def stop(self, num_steps: int) -> None:
         self.note("stop", num_steps)
 
-    def bind(self, block: Block, *ready: bool) -> bool:
-        self.note("bind", *ready)
-        return self.ready
+    def bind(self, block: Block, **ready: bool) -> Any:
+        self.note("bind", *ready.values())
+        return None if self.ready else self.act
 
 
 def make_block() -> Block:

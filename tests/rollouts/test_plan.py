@@ -12,7 +12,7 @@ from torch import nn
 
 from gleanrl.block import Field
 from gleanrl.errors import EnvironmentContractError, EnvironmentFailure, GleanError, PolicyError
-from gleanrl.rollouts.actors import ModuleActor, PrimedActor, RandomActor, TensorDictActor
+from gleanrl.rollouts.actors import PolicyActor, RandomActor
 from gleanrl.rollouts.loop import StepFault, collect
 from gleanrl.rollouts.plan import action_fields, explain, plan_rollout
 from gleanrl.rollouts.policies import RandomPolicy
@@ -83,7 +83,7 @@ class TestCalls:
         state = torch.get_rng_state()
         plan = plan_rollout(env, policy.forms()[form])
         assert torch.equal(torch.get_rng_state(), state)
-        assert policy.calls <= 1 and not isinstance(plan.actor, PrimedActor)
+        assert policy.calls <= 1 and getattr(plan.actor, "_first", None) is None
         block = plan.block(4)
         with torch.no_grad():
             collect(plan.actor, plan.stepper, block)
@@ -195,19 +195,22 @@ class TestColumns:
 
 class TestChoices:
     @pytest.mark.parametrize(
-        ("policy", "kind"),
+        ("policy", "modules"),
         [
-            (None, RandomActor),
-            (Count().module(), ModuleActor),
-            (Count().plain, ModuleActor),
-            (nn.Linear(3, 2), ModuleActor),
-            (Count().on_td, TensorDictActor),
+            (Count().module(), True),
+            (Count().plain, True),
+            (nn.Linear(3, 2), True),
+            (Count().on_td, False),
         ],
     )
-    def test_actors(self, policy: Any, kind: type) -> None:
+    def test_actors(self, policy: Any, modules: bool) -> None:
         plan = plan_rollout(CountingEnv(LONG), policy)
-        assert type(plan.actor) is kind and type(plan.random_actor) is RandomActor
-        assert isinstance(plan.policy, RandomPolicy) == (policy is None)
+        assert isinstance(plan.actor, PolicyActor) and plan.actor.by_modules is modules
+        assert type(plan.random_actor) is RandomActor and not isinstance(plan.policy, RandomPolicy)
+
+    def test_without_a_policy(self) -> None:
+        plan = plan_rollout(CountingEnv(LONG), None)
+        assert type(plan.actor) is RandomActor and isinstance(plan.policy, RandomPolicy)
 
     def test_the_random_actor_writes_the_columns_of_the_policy(self) -> None:
         env = CountingEnv(LONG, (3,))

@@ -43,15 +43,11 @@ class Fixed:
     def __init__(self, actions: dict[Any, torch.Tensor], start: int = 0) -> None:
         self.actions, self.start = actions, start
 
-    def bind(self, block: Block) -> bool:
+    def bind(self, block: Block) -> None:
         for path, values in self.actions.items():
             values = values[self.start : self.start + block.num_steps]
             block.column(path).movedim(block.time_dim, 0).copy_(values)
         self.start += block.num_steps
-        return True
-
-    def act(self, t: int) -> None:
-        raise AssertionError("the actions are there")
 
 
 def actions(env: Any, steps: int) -> dict[Any, torch.Tensor]:

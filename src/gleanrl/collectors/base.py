@@ -54,7 +54,7 @@ class DataCollectorBase(IterableDataset, ABC):  # type: ignore[type-arg]
         except BaseException:
             self._own_iterator = None  # a generator that raised is spent; the collector isn't
             raise
-        return None if batch is None else batch.clear_device_()
+        return batch.clear_device_() if isinstance(batch, TensorDictBase) else batch
 
     def __class_getitem__(cls, item: Any) -> Any:
         """Refuse: collectors aren't generic."""

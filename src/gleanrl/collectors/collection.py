@@ -19,6 +19,7 @@ from gleanrl.block import Block, Field, Schema, numpy_view
 from gleanrl.collectors.checks import check_actions, check_finite, nonfinite_rows
 from gleanrl.collectors.episodes import EpisodeTracker
 from gleanrl.collectors.ledger import FrameLedger
+from gleanrl.collectors.plan import warn
 from gleanrl.errors import InvalidArgumentError, NonFiniteError, PolicyError
 from gleanrl.pool import BufferPool
 from gleanrl.rollouts.loop import StepFault, collect
@@ -54,6 +55,10 @@ class CollectionOptions:
 
     def __post_init__(self) -> None:
         """Check the choices."""
+        if self.exploration_type is not None and not isinstance(self.exploration_type, InteractionType):
+            raise InvalidArgumentError(
+                f"exploration_type: expected an ExplorationType or None, got {self.exploration_type!r}"
+            )
         if self.nonfinite not in ("raise", "mark", "pass"):
             raise InvalidArgumentError(
                 f"nonfinite: expected 'raise', 'mark' or 'pass', got {self.nonfinite!r}"
@@ -127,6 +132,8 @@ class Collection:
         except StepFault as fault:
             raise explain(fault, self.env) from fault.cause
         self._reset_first = False
+        if mask is None:
+            self.plan.actor.forget()
         self.episodes.abandon(None if mask is None else mask.reshape(-1).cpu().numpy())
 
     def _load(self, kwargs: dict[str, Any]) -> None:
@@ -152,6 +159,12 @@ class Collection:
             PolicyError: the policy's output doesn't fit.
             NonFiniteError: a value isn't finite (with ``nonfinite="raise"``).
         """
+        if self.plan.stepper.disturbed and not self._reset_first:
+            warn(
+                f"{type(self.env).__name__}: it was stepped or reset outside the collector, whose trajectories can't "
+                "go on; the collector resets it (give the collector an environment of its own)"
+            )
+            self._reset_first = True
         if self._reset_first:
             self.reset()
         block = self._fresh_block(num_steps)
@@ -182,8 +195,8 @@ class Collection:
         frames, flagged = self._pending
         try:
             yield
-        except BaseException:
-            self._discard(frames, "postproc")
+        except BaseException as error:
+            self._discard(frames, "postproc" if isinstance(error, Exception) else "interrupted")
             raise
         self.ledger.deliver(frames, flagged)
 

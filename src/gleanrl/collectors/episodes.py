@@ -57,30 +57,28 @@ class EpisodeTracker:
             counts: ``(P, T)`` int64, written: steps of the episode before this one; None if not wanted.
         """
         num_steps = done.shape[1]
-        sums = None if reward is None else np.cumsum(reward, axis=1, dtype=np.float64)
         begins = np.zeros(len(self._ids), dtype=np.int64)  # row at which the current episode began
         first_ids, first_steps = self._ids.copy(), self._steps.copy()
         ids[...] = self._global(first_ids)[:, None]
         if counts is not None:
             counts[...] = first_steps[:, None] + np.arange(num_steps)
         for t, env in np.argwhere(done.T).tolist():
-            self._end(env, t, int(begins[env]), None if sums is None else sums[env])
+            begin = int(begins[env])
+            self._end(env, t + 1 - begin, None if reward is None else reward[env, begin : t + 1])
             begins[env] = t + 1
             ids[env, t + 1 :] = self._global(self._ids[env])
             if counts is not None:
                 counts[env, t + 1 :] = np.arange(num_steps - t - 1)
         self._steps += num_steps - begins
-        if sums is not None and num_steps:
-            before = np.where(
-                begins > 0, np.take_along_axis(sums, np.maximum(begins - 1, 0)[:, None], 1)[:, 0], 0.0
-            )
-            self._returns += sums[:, -1] - before
+        if reward is not None:
+            for env, begin in enumerate(begins.tolist()):
+                self._returns[env] += _sum(reward[env, begin:])
 
-    def _end(self, env: int, t: int, begin: int, sums: Array | None) -> None:
-        if sums is not None:
-            total = self._returns[env] + sums[t] - (sums[begin - 1] if begin else 0.0)
-            self.recent_returns.append(float(total))
-        self.recent_lengths.append(int(self._steps[env]) + t + 1 - begin)
+    def _end(self, env: int, num_steps: int, rewards: Array | None) -> None:
+        """End the episode of `env`, whose last `num_steps` steps are in this batch, with those `rewards`."""
+        if rewards is not None:
+            self.recent_returns.append(float(self._returns[env]) + _sum(rewards))
+        self.recent_lengths.append(int(self._steps[env]) + num_steps)
         self.num_ended += 1
         self._steps[env] = 0
         self._returns[env] = 0.0
@@ -124,3 +122,9 @@ class EpisodeTracker:
         self.num_ended = int(state["num_ended"])
         self.recent_returns = deque(state["recent_returns"], maxlen=self.recent_returns.maxlen)
         self.recent_lengths = deque(state["recent_lengths"], maxlen=self.recent_lengths.maxlen)
+
+
+def _sum(rewards: Array) -> float:
+    """Return the sum in float64; infinities of both signs give NaN, for this episode alone."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return float(np.add.reduce(rewards, dtype=np.float64))

@@ -15,7 +15,7 @@ from tensordict.nn import InteractionType
 from gleanrl.collectors.base import DataCollectorBase
 from gleanrl.collectors.collection import Collection, CollectionOptions
 from gleanrl.collectors.ledger import CollectorStats
-from gleanrl.collectors.plan import DevicePlan, FramePlan, integer, make_env
+from gleanrl.collectors.plan import DevicePlan, FramePlan, has_truncated, integer, make_env, stop_of
 from gleanrl.collectors.progress import CollectorProgress
 from gleanrl.collectors.trajectories import split_trajectories
 from gleanrl.collectors.weights import PolicyWeights, unchanged_on_error
@@ -24,6 +24,7 @@ from gleanrl.envs.rollout import mark_truncated
 from gleanrl.errors import (
     ClosedError,
     InvalidArgumentError,
+    InvalidTypeError,
     MissingKeyError,
     SchemaError,
     UnsupportedError,
@@ -127,13 +128,15 @@ class SyncDataCollector(DataCollectorBase):
                 "exploration_mode is deprecated; pass exploration_type", DeprecationWarning, stacklevel=2
             )
             exploration_type = exploration_from_string(exploration_mode)
+        if postproc is not None and not callable(postproc):
+            raise InvalidTypeError(f"postproc: expected a callable, got {type(postproc).__name__}")
         limit = 0 if max_frames_per_traj is None else integer("max_frames_per_traj", max_frames_per_traj)
         options = CollectionOptions(
             max_steps=limit if limit > 0 else None,
             exploration_type=exploration_type,
             nonfinite=nonfinite,
             reuse_block=return_same_td,
-            stop=None if interruptor is None else interruptor.collection_stopped,
+            stop=stop_of(interruptor),
         )
         self.env = make_env(create_env_fn, create_env_kwargs)
         self._ready = self.env is not create_env_fn  # should this constructor fail: close what was made here
@@ -142,11 +145,11 @@ class SyncDataCollector(DataCollectorBase):
         self.devices = DevicePlan.of(device, env_device, policy_device, storing_device, self.env.device)
         if self.devices.env is not None and self.env.device != self.devices.env:
             self.env = self.env.to(self.devices.env)
-        if set_truncated and not _has_truncated(self.env):
+        if set_truncated and not has_truncated(self.env):
             raise UnsupportedError(
                 "set_truncated: the environment has no 'truncated' flag; call env.add_truncated_keys() first"
             )
-        if options.max_steps is not None and not _has_truncated(self.env):
+        if options.max_steps is not None and not has_truncated(self.env):
             self.env.add_truncated_keys()  # the limit needs a flag to set
         self._weights = PolicyWeights(policy, self.devices.policy)
         self.plan: RolloutPlan = plan_rollout(self.env, self._weights.policy, self.devices.policy)
@@ -213,9 +216,7 @@ class SyncDataCollector(DataCollectorBase):
         while (num_steps := self._budget.steps_after(self._frames)) > 0:
             self._check_open()
             random = self._frames < self._budget.random_frames
-            batch, frames = self._next_batch(num_steps, random)
-            self._frames += frames
-            self._iter += 1
+            batch = self._next_batch(num_steps, random)
             if self._progress is not None:
                 self._progress.update(self._frames, self.stats())
             yield batch
@@ -224,10 +225,10 @@ class SyncDataCollector(DataCollectorBase):
     def rollout(self) -> TensorDictBase:
         """Return one full batch outside the budget: it counts against neither total nor random frames."""
         self._check_open()
-        return self._next_batch(self._budget.steps_per_batch, random=False)[0]
+        return self._next_batch(self._budget.steps_per_batch, random=False, counted=False)
 
-    def _next_batch(self, num_steps: int, random: bool) -> tuple[TensorDictBase, int]:
-        """Return the next batch as it is handed out, and the frames that went into it."""
+    def _next_batch(self, num_steps: int, random: bool, counted: bool = True) -> TensorDictBase:
+        """Return the next batch as it is handed out; `counted` against the budget."""
         if self.reset_at_each_iter:
             self._collection.reset()
         collected = self._collection.collect(num_steps, random, self._batch_device())
@@ -237,7 +238,14 @@ class SyncDataCollector(DataCollectorBase):
                 batch = split_trajectories(batch, prefix="collector")
             if self.postproc is not None:
                 batch = self.postproc(batch)
-        return batch, collected.numel()
+            if batch is None:
+                raise InvalidTypeError(
+                    f"postproc: expected the batch that is delivered, got None from {self.postproc!r}"
+                )
+            if counted:
+                self._frames += collected.numel()
+                self._iter += 1
+        return batch
 
     def _moved(self, batch: TensorDictBase) -> TensorDictBase:
         """Return `batch` where it is to be delivered, its last step marked if that is wanted."""
@@ -274,7 +282,7 @@ class SyncDataCollector(DataCollectorBase):
             raise UnsupportedError("reset: keyword arguments go to all environments; leave index out")
         if not self.env.batch_size:
             raise InvalidArgumentError("reset: index is for a batch of environments; this is a single one")
-        mask = torch.zeros(self.env.batch_size, dtype=torch.bool)
+        mask = torch.zeros(self.env.batch_size, dtype=torch.bool, device="cpu")
         mask[index] = True
         self._collection.reset(mask)
 
@@ -357,6 +365,8 @@ class SyncDataCollector(DataCollectorBase):
             SchemaError: if an entry is unexpected (a policy's weights without such a policy) or a weight
                 doesn't fit; likewise.
         """
+        if not isinstance(state_dict, Mapping):
+            raise InvalidTypeError(f"load_state_dict: expected a mapping, got {type(state_dict).__name__}")
         has_policy = isinstance(self.policy, torch.nn.Module)
         needed = {"env_state_dict", "frames", "iter"} | ({"policy_state_dict"} if has_policy else set())
         missing = sorted(needed - set(state_dict))
@@ -387,7 +397,3 @@ class SyncDataCollector(DataCollectorBase):
             f"{type(self).__name__}(env={self.env!r}, policy={type(self.policy).__name__}, "
             f"frames_per_batch={self.frames_per_batch}, total_frames={total})"
         )
-
-
-def _has_truncated(env: Any) -> bool:
-    return any((key if isinstance(key, str) else key[-1]) == "truncated" for key in env.done_keys)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import operator
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from gleanrl.devices import as_device
+from gleanrl.devices import as_device, require_device
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 
 
@@ -135,7 +135,11 @@ class DevicePlan:
         storing_device = as_device(storing) or general
         if storing_device is None and policy_device in (None, env_device):
             storing_device = env_device
-        return cls(env_device, policy_device, storing_device)
+        return cls(
+            require_device("env_device", env_device),
+            require_device("policy_device", policy_device),
+            require_device("storing_device", storing_device),
+        )
 
 
 def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Any:
@@ -170,3 +174,20 @@ def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Any:
 def _is_env(candidate: Any) -> bool:
     names = ("step", "reset", "batch_size", "full_action_spec")
     return not isinstance(candidate, type) and all(hasattr(candidate, name) for name in names)
+
+
+def has_truncated(env: Any) -> bool:
+    """Return whether any group of flags of `env` has a truncated one."""
+    return any((key if isinstance(key, str) else key[-1]) == "truncated" for key in env.done_keys)
+
+
+def stop_of(interruptor: Any) -> Callable[[], bool] | None:
+    """Return what the interruptor is asked."""
+    if interruptor is None:
+        return None
+    stop = getattr(interruptor, "collection_stopped", None)
+    if not callable(stop):
+        raise InvalidTypeError(
+            f"interruptor: expected an object with collection_stopped(), got {type(interruptor).__name__}"
+        )
+    return stop

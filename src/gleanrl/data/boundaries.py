@@ -9,13 +9,12 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from torch import Tensor
 
 from gleanrl.errors import InvalidTypeError, MissingKeyError, SchemaError
-from gleanrl.tree import NestedKey, Path, as_key, as_path
+from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path
 
 __all__ = ["step_mask", "trajectory_ends"]
 
 TRAJ_IDS: Path = ("collector", "traj_ids")
 MASK: Path = ("collector", "mask")
-_FLAGS = ("done", "terminated", "truncated")
 _STEPS: Path = ("steps_to_next_obs",)
 
 
@@ -174,7 +173,7 @@ def _flag_ends(batch: TensorDictBase, done_key: NestedKey | None) -> Tensor | No
             )
         flags = [(path, value)]
     else:
-        paths = [path for path in _paths_of_next(batch) if path[-1] in _FLAGS]
+        paths = [path for path in _paths_of_next(batch) if path[-1] in FLAGS]
         flags = [(path, batch.get(path)) for path in paths]
     ends: Tensor | None = None
     for path, value in flags:

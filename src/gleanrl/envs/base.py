@@ -24,6 +24,7 @@ from gleanrl.rollouts.loop import Stepper
 from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.rollouts.steppers import TensorDictStepper
 from gleanrl.rollouts.stepping import advance
+from gleanrl.rollouts.usage import Usage
 from gleanrl.tree import Path, as_key, as_path
 
 
@@ -34,8 +35,8 @@ class EnvBase(SpecProperties, nn.Module):
     `reward_spec`, `done_spec`, `state_spec`) in its constructor and writes three methods:
 
     - ``_reset(tensordict=None, **kwargs)`` returns a new TensorDict with the first observations. With a
-      ``"_reset"`` mask in `tensordict` only the environments where it is True need to be reset: the other
-      rows of the result are ignored.
+      ``"_reset"`` mask in `tensordict` only the environments where it is True are reset: the others go on,
+      and their rows of the result are ignored.
     - ``_step(tensordict)`` returns a new TensorDict with the next observations, the reward and the flags,
       not nested.
     - ``_set_seed(seed)`` seeds the simulator.
@@ -67,6 +68,7 @@ class EnvBase(SpecProperties, nn.Module):
         self.run_type_checks = run_type_checks
         self.allow_done_after_reset = allow_done_after_reset
         self.is_closed = False
+        self.usage = Usage()
         self._specs = EnvSpecs(self._batch_size, self._device)
 
     # -------------------------------------------------------- for subclasses
@@ -154,6 +156,7 @@ class EnvBase(SpecProperties, nn.Module):
         """
         self._check_open()
         self._check_batch(tensordict)
+        self.usage.by(None)
         outcome = self._step(tensordict)
         if outcome is tensordict:
             raise EnvironmentContractError("_step returned its input; return a new TensorDict")
@@ -179,6 +182,7 @@ class EnvBase(SpecProperties, nn.Module):
             ClosedError: if the environment was closed.
         """
         self._check_open()
+        self.usage.by(None)
         masks = reset_masks(tensordict, self._specs.groups())
         given = own_request(tensordict, masks)
         # The environment may overwrite the tensors that it returned before: the rows to keep are copied.

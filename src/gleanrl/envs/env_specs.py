@@ -8,7 +8,7 @@ import torch
 
 from gleanrl.data.specs import Categorical, Composite, TensorSpec, Unbounded
 from gleanrl.errors import EnvironmentContractError, InvalidTypeError, MissingKeyError
-from gleanrl.tree import NestedKey, Path, as_key, as_path
+from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path
 
 ROLES = ("observation", "action", "reward", "done", "state")
 
@@ -123,7 +123,7 @@ class EnvSpecs:
         found = [as_path(key) for key in spec.keys(True, True)]
         for group in dict.fromkeys(path[:-1] for path in found):
             known = next(
-                (group + (flag,) for flag in ("done", "terminated", "truncated") if (*group, flag) in found),
+                (group + (flag,) for flag in FLAGS if (*group, flag) in found),
                 None,
             )
             if known is None:

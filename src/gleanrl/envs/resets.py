@@ -9,9 +9,7 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.errors import SchemaError
-from gleanrl.tree import Path, as_key, as_path
-
-FLAGS = ("done", "terminated", "truncated")
+from gleanrl.tree import FLAGS, Path, as_key, as_path
 
 
 def reset_masks(tensordict: TensorDictBase | None, groups: Sequence[Path]) -> dict[Path, torch.Tensor]:

@@ -1,24 +1,25 @@
 """How a policy acts on a block row.
 
 An actor reads the root columns of row t and writes its own columns, the action's and whatever else the
-policy puts out. The choice among the three is made once, when the rollout is planned (`make_actor`).
+policy puts out.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.block import Block, Field, Schema, numpy_twin, numpy_view
+from gleanrl.block import Block, Field, numpy_twin, numpy_view
 from gleanrl.errors import PolicyError
-from gleanrl.rollouts.modules import Stage, Values, stages
+from gleanrl.rollouts.modules import Stage, Values, inputs_of, stages
 from gleanrl.rollouts.policies import RandomPolicy
-from gleanrl.tree import Layout, Path, as_key, flatten, is_private
+from gleanrl.tree import Layout, NestedKey, Path, as_key, as_path, flatten, is_private
 
 
 class RandomActor:
@@ -33,7 +34,7 @@ class RandomActor:
         self._policy = policy
         self._fields = fields
 
-    def bind(self, block: Block) -> bool:
+    def bind(self, block: Block) -> None:
         """Write all T actions into `block`."""
         drawn = self._policy.draw((block.num_steps,))
         for path in self._fields:
@@ -47,117 +48,213 @@ class RandomActor:
             rows.copy_(action)
         if drawn:
             raise PolicyError(f"policy: {[as_key(p) for p in drawn]} aren't action keys of the environment")
-        return True
 
-    def act(self, t: int) -> None:
-        """Do nothing: the action of row t was written by `bind`."""
-
-
-class ModuleActor:
-    """Calls the modules inside a TensorDict module on tensor views of the row; no TensorDict is built.
-
-    Args:
-        chain: the stages of the policy.
-        fields: the actor's columns.
-        policy_device: where the modules want their inputs; None for where the block lives.
-    """
-
-    def __init__(
-        self, chain: list[Stage], fields: Mapping[Path, Field], policy_device: torch.device | None
-    ) -> None:
-        self._stages = chain
-        self._fields = fields
-        self._device = policy_device
-        made: set[Path] = set()
-        self._inputs: list[Path] = []
-        for stage in chain:
-            self._inputs += [p for p in stage.inputs if p not in made and p not in self._inputs]
-            made.update(stage.outputs)
-
-    def bind(self, block: Block) -> bool:
-        """Read from and write into `block` from now on."""
-        unknown = [as_key(path) for path in self._inputs if path not in block.schema]
-        if unknown:
-            offered = [as_key(p) for p in block.schema.paths if p[0] not in ("next", "collector")]
-            raise PolicyError(
-                f"policy: in_keys {unknown} aren't offered by the environment, which has {offered}"
-            )
-        self._rows = [(path, block.rows(path)) for path in self._inputs]
-        self.write = _RowWriter(block, self._fields).write
-        return False
-
-    def act(self, t: int) -> None:
-        """Run the stages on row t."""
-        device = self._device
-        if device is None:
-            values: Values = {path: rows[t] for path, rows in self._rows}
-        else:
-            values = {path: rows[t].to(device) for path, rows in self._rows}
-        for stage in self._stages:
-            stage(values)
-        self.write(t, values)
+    def forget(self) -> None:
+        """Do nothing: nothing is carried from one draw to the next."""
 
 
-class TensorDictActor:
-    """Hands any TensorDict policy a fresh TensorDict over the row's root tensors.
+class PolicyActor:
+    """Calls a policy on every row and writes what it puts out.
+
+    A TensorDict module that can be taken apart has its modules called on tensor views of the row, without a
+    TensorDict; any other policy gets a TensorDict of the row. Which of the two is found out for each block, so
+    that a hook or a module that is exchanged in between takes effect. What a policy writes beside its actions it
+    finds again in the next row (its state, if it has one), until the environments are reset all together.
 
     Args:
         policy: a callable of one TensorDict that returns it, or another one, with the actions set.
-        fields: the actor's columns.
-        roots: the root paths that the policy sees.
-        device: what the TensorDict says of its device.
-        policy_device: where the policy wants its input; None for where the block lives.
+        fields: the actor's columns, actions first.
+        layout: which columns there are; see `RowLayout`.
+        first: the policy's output for the first row, if it was called on that already.
     """
 
     def __init__(
         self,
         policy: Callable[[TensorDictBase], TensorDictBase],
         fields: Mapping[Path, Field],
-        roots: list[Path],
-        device: torch.device | None,
-        policy_device: torch.device | None,
+        layout: RowLayout,
+        first: Values | None = None,
     ) -> None:
         self._policy = policy
         self._fields = fields
-        self._layout = Layout(roots)
-        self._device = device
-        self._policy_device = policy_device
+        self._layout = layout
+        self._first = first
+        self._on_tensordict = _TensorDictCall(policy, fields, layout)
+        if first is not None:
+            self._on_tensordict.carry(first)
+
+    @property
+    def by_modules(self) -> bool:
+        """Whether the modules inside the policy are called, without a TensorDict."""
+        return self._chain() is not None
+
+    def bind(self, block: Block) -> Callable[[int], None]:
+        """Read from and write into `block` from now on; return what acts on a row."""
+        chain = self._chain()
+        call: Callable[[int], Values]
+        call = self._on_tensordict.bind(block) if chain is None else _ModuleCall(chain, self._layout, block)
+        write = _RowWriter(block, self._fields).write
+
+        def act(t: int) -> None:
+            write(t, call(t))
+
+        def act_first(t: int) -> None:
+            first, self._first = self._first, None
+            write(t, call(t) if first is None else first)
+
+        return act if self._first is None else act_first
+
+    def forget(self) -> None:
+        """Drop what the policy carried: the environments were reset."""
+        self._on_tensordict.forget()
+
+    def _chain(self) -> list[Stage] | None:
+        """Return the stages of the policy, or None if it must get a TensorDict."""
+        chain = stages(self._policy, self._layout.batch_size)
+        if chain is None:
+            return None
+        inputs, made = inputs_of(chain), {path for stage in chain for path in stage.outputs}
+        unknown = [path for path in inputs if path not in self._layout.roots]
+        if any(path not in made for path in unknown):
+            raise PolicyError(
+                f"policy: in_keys {[as_key(path) for path in unknown]} aren't offered by the environment, "
+                f"which has {[as_key(path) for path in self._layout.roots]}"
+            )
+        return None if unknown else chain  # it reads what it wrote in the row before
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """What a policy finds in a row.
+
+    Attributes:
+        roots: the paths that the environment offers.
+        actions: the action paths.
+        batch_size: the batch dimensions of a row.
+        device: what the row's TensorDict says of its device.
+        policy_device: where the policy wants its input; None for where the block lives.
+    """
+
+    roots: tuple[Path, ...]
+    actions: tuple[Path, ...]
+    batch_size: torch.Size
+    device: torch.device | None = None
+    policy_device: torch.device | None = None
+
+
+class _ModuleCall:
+    """Runs stages on tensor views of a row."""
+
+    def __init__(self, chain: list[Stage], layout: RowLayout, block: Block) -> None:
+        inputs = inputs_of(chain)
+        self._stages = chain
+        self._device = layout.policy_device
+        self._rows = [(path, block.rows(path)) for path in inputs]
+        self._guard = _InputGuard(block, inputs)
+
+    def __call__(self, t: int) -> Values:
+        device = self._device
+        versions = self._guard.versions()
+        if device is None:
+            values: Values = {path: rows[t] for path, rows in self._rows}
+        else:
+            values = {path: rows[t].to(device) for path, rows in self._rows}
+        for stage in self._stages:
+            stage(values)
+        self._guard.check(versions, t)
+        return values
+
+
+class _TensorDictCall:
+    """Calls a policy on a fresh TensorDict over a row, with what the policy wrote in the row before."""
+
+    def __init__(self, policy: Any, fields: Mapping[Path, Field], layout: RowLayout) -> None:
+        self._policy = policy
+        self._fields = fields
+        self._row = layout
+        self._layout = Layout(layout.roots)
+        self._keys = [(path, as_key(path)) for path in fields]
+        self._known = {*fields, *layout.roots}
         self._num_keys = -1
+        self._carried_keys: list[NestedKey] = []
+        self._carried: list[tuple[NestedKey, torch.Tensor]] = []
 
-    def bind(self, block: Block) -> bool:
-        """Read from and write into `block` from now on."""
+    def bind(self, block: Block) -> _TensorDictCall:
+        """Read from `block` from now on."""
         self._rows = [block.rows(path) for path in self._layout.paths]
-        self._batch_size = torch.Size(block.batch_size[:-1])
-        self._keys = [(path, as_key(path)) for path in self._fields]
-        self.write = _RowWriter(block, self._fields).write
-        return False
+        self._guard = _InputGuard(block, self._layout.paths)
+        return self
 
-    def act(self, t: int) -> None:
-        """Call the policy on row t."""
+    def forget(self) -> None:
+        """Drop what is carried to the next row."""
+        self._carried = []
+
+    def carry(self, values: Values) -> None:
+        """Take over an output of the policy that `__call__` didn't make."""
+        self._carried_keys = [as_key(path) for path in values if self._is_state(path)]
+        self._carried = [(key, values[as_path(key)]) for key in self._carried_keys]
+
+    def __call__(self, t: int) -> Values:
+        versions = self._guard.versions()
         root: TensorDictBase = self._layout.build(
-            [rows[t] for rows in self._rows], self._batch_size, self._device
+            [rows[t] for rows in self._rows], self._row.batch_size, self._row.device
         )
-        if self._policy_device is not None:
-            root = root.to(self._policy_device)
+        if self._row.policy_device is not None:
+            root = root.to(self._row.policy_device)
+        for key, value in self._carried:
+            root.set(key, value)
         out = self._policy(root)
         try:
             if len(out.keys()) != self._num_keys:
                 self._check_keys(out)
             values: Values = {path: out.get(key) for path, key in self._keys}
+            if self._carried_keys:
+                self._carried = [(key, out.get(key)) for key in self._carried_keys]
         except (AttributeError, KeyError) as cause:
             raise _missing_output(out, self._fields) from cause
-        self.write(t, values)
+        self._guard.check(versions, t)
+        return values
+
+    def _is_state(self, path: Path) -> bool:
+        ours = path in self._fields or is_private(path)
+        return ours and path not in self._row.roots and path not in self._row.actions
 
     def _check_keys(self, out: TensorDictBase) -> None:
         """Raise if `out` holds what no column was made for; else remember that so many keys are fine."""
-        known = {*self._fields, *self._layout.paths}
-        unknown = [as_key(path) for path in flatten(out) if path not in known and not is_private(path)]
+        came = flatten(out)
+        unknown = [as_key(path) for path in came if path not in self._known and not is_private(path)]
         if unknown:
             raise PolicyError(
                 f"policy: it put out {unknown}, which it didn't when it was first called; "
                 "the columns of a batch are fixed then"
             )
+        self._carried_keys = [as_key(path) for path in came if self._is_state(path)]
         self._num_keys = len(out.keys())
+
+
+class _InputGuard:
+    """Notices a policy that changes its input in place: the row is the record of what it saw.
+
+    Torch counts the changes of a tensor and of all its views together.
+    """
+
+    def __init__(self, block: Block, paths: Iterable[Path]) -> None:
+        self._paths = list(paths)
+        self._columns = [block.column(path) for path in self._paths]
+
+    def versions(self) -> list[int]:
+        """Return the columns' counts of changes."""
+        return [column._version for column in self._columns]
+
+    def check(self, before: list[int], t: int) -> None:
+        """Raise if there were changes since `before` was taken."""
+        after = self.versions()
+        if after != before:
+            changed = [as_key(p) for p, a, b in zip(self._paths, after, before, strict=True) if a != b]
+            raise PolicyError(
+                f"policy: it changed its input {changed} in place at step {t} of the batch, which would falsify the "
+                "record; use operations that make new tensors (a first layer without inplace=True)"
+            )
 
 
 class _RowWriter:
@@ -205,31 +302,6 @@ def _missing_output(out: Any, fields: Mapping[Path, Field]) -> PolicyError:
     if not isinstance(out, TensorDictBase):
         return PolicyError(f"policy: expected a TensorDict with {expected}, got {type(out).__name__}")
     return PolicyError(f"policy: expected the keys {expected}, got {sorted(map(str, out.keys(True, True)))}")
-
-
-class PrimedActor:
-    """An actor whose policy was already called on the first row; that call's output is written there.
-
-    Args:
-        actor: acts from the second row on.
-        first: the output for the first row.
-    """
-
-    def __init__(self, actor: ModuleActor | TensorDictActor, first: Values) -> None:
-        self._actor = actor
-        self._first: Values | None = first
-
-    def bind(self, block: Block) -> bool:
-        """Write into `block` from now on."""
-        return self._actor.bind(block)
-
-    def act(self, t: int) -> None:
-        """Write the output that is there already, once; then act."""
-        if self._first is None:
-            self._actor.act(t)
-        else:
-            first, self._first = self._first, None
-            self._actor.write(t, first)
 
 
 def probe(
@@ -282,25 +354,10 @@ def spare(policy: Any) -> Any:
 def make_actor(
     policy: Any,
     fields: Mapping[Path, Field],
-    schema: Schema,
-    batch_size: torch.Size,
-    device: torch.device | None,
-    policy_device: torch.device | None,
-) -> RandomActor | ModuleActor | TensorDictActor:
-    """Return the fastest actor that does what `policy` does.
-
-    Args:
-        policy: the result of `wrap_policy`.
-        fields: the columns that the policy writes.
-        schema: the environment's columns.
-        batch_size: the environments' batch dimensions.
-        device: the device of the environment's TensorDicts.
-        policy_device: where the policy runs if that isn't where the block lives; None otherwise.
-    """
+    layout: RowLayout,
+    first: Values | None = None,
+) -> RandomActor | PolicyActor:
+    """Return the actor of `policy`, which `wrap_policy` returned; see `PolicyActor` for the rest."""
     if isinstance(policy, RandomPolicy):
         return RandomActor(policy, fields)
-    chain = stages(policy, batch_size)
-    if chain is not None:
-        return ModuleActor(chain, fields, policy_device)
-    roots = [path for path in schema.paths if path[0] != "next"]
-    return TensorDictActor(policy, fields, roots, device, policy_device)
+    return PolicyActor(policy, fields, layout, first)

@@ -32,6 +32,10 @@ class Stepper(Protocol):
     """Whether an episode's end resets its environment (the default); if not, the root of the following row is
     the last observation with its flags, and whoever owns the rollout stops there."""
 
+    @property
+    def disturbed(self) -> bool:
+        """Whether somebody else stepped or reset the environment since: the carry isn't its state any more."""
+
     def schema(self) -> Schema:
         """Return the columns that the stepper writes, root and ``next``; resets if there was no reset yet."""
 
@@ -77,11 +81,16 @@ class Stepper(Protocol):
 class Actor(Protocol):
     """A policy that reads the root columns of a row and writes its action columns."""
 
-    def bind(self, block: Block) -> bool:
-        """Write into `block` from now on; return True if all T actions were written at once."""
+    def bind(self, block: Block) -> Callable[[int], None] | None:
+        """Write into `block` from now on.
 
-    def act(self, t: int) -> None:
-        """Write the action and the policy's other outputs of row `t`."""
+        Returns:
+            What acts on row t, that is, writes its action and the policy's other outputs; None if all T actions
+            were written at once.
+        """
+
+    def forget(self) -> None:
+        """Drop what the policy carried from step to step: the environments were reset."""
 
 
 class StepFault(Exception):
@@ -108,22 +117,22 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
         block: fresh columns ``[*batch, T, *leaf]``.
         stop: called with `t` after every step; True ends the rollout after that step.
     """
-    act, step = actor.act, stepper.step
     block.num_whole = 0
-    actions_ready = actor.bind(block)
-    stepper.bind(block, actions_ready)
+    act = actor.bind(block)
+    stepper.bind(block, actions_ready=act is None)
+    step = stepper.step
     t = 0
     try:
         if stop is not None:
             for t in range(block.num_steps):
-                if not actions_ready:
+                if act is not None:
                     act(t)
                 step(t)
                 block.num_whole = t + 1
                 if stop(t) and t + 1 < block.num_steps:
                     stepper.stop(t + 1)
                     return t + 1
-        elif actions_ready:
+        elif act is None:
             for t in range(block.num_steps):
                 step(t)
         else:

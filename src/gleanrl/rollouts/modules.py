@@ -131,6 +131,16 @@ def stages(policy: Any, batch_size: torch.Size) -> list[Stage] | None:
     return None
 
 
+def inputs_of(chain: list[Stage]) -> list[Path]:
+    """Return the paths that `chain` reads before any of its stages wrote them."""
+    made: set[Path] = set()
+    found: list[Path] = []
+    for stage in chain:
+        found += [path for path in stage.inputs if path not in made and path not in found]
+        made.update(stage.outputs)
+    return found
+
+
 def _is_plain(module: TensorDictModule) -> bool:
     return (
         module.inplace is True

@@ -21,12 +21,12 @@ from gleanrl.errors import (
     failure_from,
 )
 from gleanrl.pool import BufferPool
-from gleanrl.rollouts.actors import PrimedActor, RandomActor, make_actor, probe, spare
+from gleanrl.rollouts.actors import RandomActor, RowLayout, make_actor, probe, spare
 from gleanrl.rollouts.loop import Actor, StepFault, Stepper
 from gleanrl.rollouts.modules import Values
 from gleanrl.rollouts.policies import RandomPolicy, wrap_policy
 from gleanrl.rollouts.steppers import BATCH, make_stepper
-from gleanrl.tree import Layout, Path, as_key, as_path
+from gleanrl.tree import FLAGS, Layout, Path, as_key, as_path
 
 
 @dataclass(frozen=True)
@@ -99,19 +99,12 @@ def plan_rollout(
         moved = None
     trial = _Trial(stepper, env, moved, act_now)
     wrapped, written = _outputs(wrapped, policy, trial, actions)
-    overlap = {p: f for p, f in written.items() if p in env_schema}
+    _check_written(written, env_schema)
     fields = {**env_schema.items(), **written}
-    for path, field in overlap.items():
-        if field != env_schema[path]:
-            raise PolicyError(
-                f"policy: it overwrites {as_key(path)!r} with {field}, "
-                f"the environment writes {env_schema[path]}"
-            )
     device = env.device
-    chosen = make_actor(wrapped, written, env_schema, stepper.batch_size, device, moved)
-    actor: Actor = chosen
-    if trial.first is not None and not isinstance(chosen, RandomActor):
-        actor = PrimedActor(chosen, trial.first)
+    roots = tuple(path for path in env_schema.paths if path[0] != "next")
+    layout = RowLayout(roots, tuple(actions), stepper.batch_size, device, moved)
+    actor = make_actor(wrapped, written, layout, trial.first)
     random_actor = RandomActor(RandomPolicy(env.full_action_spec), written)
     done_paths = tuple(p for p in env_schema.paths if p[0] == "next" and p[-1] == "done")
     return RolloutPlan(
@@ -125,6 +118,18 @@ def plan_rollout(
         tuple(written),
         done_paths,
     )
+
+
+def _check_written(written: Mapping[Path, Field], env_schema: Schema) -> None:
+    """Raise if the policy writes what isn't its to write."""
+    for path, field in written.items():
+        if path[0] in ("collector", "next") or (path in env_schema and path[-1] in FLAGS):
+            raise PolicyError(f"policy: {as_key(path)!r} isn't a policy's to write")
+        if path in env_schema and field != env_schema[path]:
+            raise PolicyError(
+                f"policy: it overwrites {as_key(path)!r} with {field}, "
+                f"the environment writes {env_schema[path]}"
+            )
 
 
 def action_fields(env: Any, dims: int) -> dict[Path, Field]:

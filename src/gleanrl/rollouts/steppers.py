@@ -18,6 +18,7 @@ from gleanrl.block import Block, Field, Schema
 from gleanrl.errors import EnvironmentContractError
 from gleanrl.rollouts.loop import StepFault, Stepper
 from gleanrl.rollouts.stepping import advance
+from gleanrl.rollouts.usage import Usage
 from gleanrl.tree import Path, as_key, as_path, is_private, iter_leaves
 
 BATCH = -1
@@ -46,10 +47,12 @@ class TensorDictStepper:
         self.device: torch.device | None = env.device
         self.reset_when_done = True
         self._num_envs = max(1, self.batch_size.numel())
+        self._usage: Usage = getattr(env, "usage", None) or Usage()
+        self._token = object()
         self._carry: TensorDictBase | None = None
         self._schema: Schema | None = None
         self._max_steps: int | None = None
-        self._counts = torch.zeros(self.batch_size, dtype=torch.int64)
+        self._counts = torch.zeros(self.batch_size, dtype=torch.int64, device="cpu")
         self._accepted: dict[Path, torch.dtype] = {}
         self._rewards = {as_path(key) for key in env.reward_keys}
 
@@ -68,14 +71,21 @@ class TensorDictStepper:
                     request.set(as_key(reset_key), shape.expand(flag.shape).to(flag.device, copy=True))
                 self._carry = self.env.reset(request)
                 self._counts.masked_fill_(mask.to(self._counts.device), 0)
+            self._usage.by(self._token)
         except Exception as cause:
             self._carry = None
             raise StepFault(0, self._index(), "reset", cause) from cause
 
     def load(self, root: TensorDictBase) -> None:
         """Take `root` as the carry."""
+        self._usage.by(self._token)
         self._carry = root.exclude("next", "_reset").copy()
         self._counts.zero_()
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether somebody else used the environment since."""
+        return not self._usage.is_by(self._token)
 
     def root(self) -> dict[Path, torch.Tensor]:
         """Return the carry's public leaves, in the dtypes of the schema."""
@@ -167,6 +177,7 @@ class TensorDictStepper:
             self._carry = None
             raise StepFault(t, self._index(), during, cause) from cause
         self._carry = root
+        self._usage.by(self._token)
 
     def stop(self, num_steps: int) -> None:
         """Do nothing: the carry is the environment's own TensorDict, whatever the block holds."""

@@ -8,9 +8,7 @@ from typing import Any
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_non_tensor
 
 from gleanrl.errors import MissingKeyError
-from gleanrl.tree import NestedKey, Path, as_path
-
-_FLAGS = ("done", "terminated", "truncated")
+from gleanrl.tree import FLAGS, NestedKey, Path, as_path
 
 
 def step_mdp(
@@ -56,7 +54,7 @@ def step_mdp(
     if exclude_reward:
         excluded |= _paths(reward_keys)
     if exclude_done:
-        excluded |= {(*path[:-1], flag) for path in _paths(done_keys) for flag in _FLAGS} | _paths(done_keys)
+        excluded |= {(*path[:-1], flag) for path in _paths(done_keys) for flag in FLAGS} | _paths(done_keys)
     actions = _paths(action_keys)
     if isinstance(tensordict, LazyStackedTensorDict):
         pieces = [

@@ -26,10 +26,10 @@ from gleanrl.envs.libs.gym_spaces import (
     torch_dtype,
     tree_spec,
 )
-from gleanrl.envs.libs.gym_stepper import FLAGS, GymCodecs, GymStepper
+from gleanrl.envs.libs.gym_stepper import GymCodecs, GymStepper
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpaceError, UnsupportedError
 from gleanrl.rollouts.loop import Stepper
-from gleanrl.tree import NestedKey, Path, as_key, as_path
+from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path
 
 _RESERVED = ("action", "reward", *FLAGS, "next", "collector")
 _HOOKS = (
@@ -303,7 +303,7 @@ class GymLikeEnv(EnvBase):
             or (self.device or torch.device("cpu")).type != "cpu"
         ):
             return super().make_stepper()
-        return GymStepper(self._simulator, codecs)
+        return GymStepper(self._simulator, codecs, self.usage)
 
     def _overridden(self) -> bool:
         if any(type(reader) is not default_info_dict_reader for reader in self._readers):

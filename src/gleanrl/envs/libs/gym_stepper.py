@@ -22,9 +22,9 @@ from gleanrl.envs.libs.gym_simulator import Simulator, checked_step
 from gleanrl.envs.libs.gym_spaces import Tree, assemble, encode, leaves
 from gleanrl.errors import SchemaError
 from gleanrl.rollouts.loop import StepFault
-from gleanrl.tree import Path, as_key
+from gleanrl.rollouts.usage import Usage
+from gleanrl.tree import FLAGS, Path, as_key
 
-FLAGS = ("done", "terminated", "truncated")
 _NUMBERS = frozenset({float, int, bool, np.float64, np.float32, np.float16, np.int64, np.int32, np.bool_})
 _REAL = (torch.float32, torch.float64)
 _NEVER = -1
@@ -62,9 +62,12 @@ class GymStepper:
     Args:
         simulator: the environment.
         codecs: its conversions.
+        usage: who used the environment last; None if nobody else can.
     """
 
-    def __init__(self, simulator: Simulator, codecs: GymCodecs) -> None:
+    def __init__(self, simulator: Simulator, codecs: GymCodecs, usage: Usage | None = None) -> None:
+        self._usage = usage or Usage()
+        self._token = object()
         self.batch_size = torch.Size()
         self.device: torch.device | None = None
         self.reset_when_done = True
@@ -92,15 +95,22 @@ class GymStepper:
         self._simulator.require_open()
         if mask is None or bool(mask.all()) or self._carry is None:
             self._carry = self._fresh(0)
+            self._usage.by(self._token)
             self._begin(self._t + 1)
 
     def load(self, root: TensorDictBase) -> None:
         """Take `root` as the carry; the episode's steps are counted from here."""
+        self._usage.by(self._token)
         arrays = [self._loaded(root, codec.key, codec.shape, codec.spec.dtype) for codec in self._root_leaves]
         flags = [self._loaded(root, (name,), (1,), torch.bool) for name in FLAGS if name in root.keys()]
         self._carry = arrays if self._plain is None else arrays[0]
         self._carry_flags = tuple(bool(flag[0]) for flag in flags) if len(flags) == 3 else (False,) * 3  # type: ignore[assignment]
         self._begin(self._t + 1)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether somebody else used the environment since."""
+        return not self._usage.is_by(self._token)
 
     def root(self) -> dict[Path, torch.Tensor]:
         """Return the carry's leaves."""
@@ -110,7 +120,10 @@ class GymStepper:
             codec.key: torch.from_numpy(np.array(array, codec.dtype))
             for codec, array in zip(self._root_leaves, self._carry_arrays(), strict=True)
         }
-        out |= {(name,): torch.tensor([flag]) for name, flag in zip(FLAGS, self._carry_flags, strict=True)}
+        out |= {
+            (name,): torch.tensor([flag], device="cpu")
+            for name, flag in zip(FLAGS, self._carry_flags, strict=True)
+        }
         return out
 
     def limit(self, max_steps: int) -> None:

@@ -1,0 +1,45 @@
+"""Who used an environment last, alone and in steppers of both kinds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gleanrl.envs import GymWrapper, check_env_specs
+from gleanrl.rollouts.steppers import make_stepper
+from gleanrl.rollouts.usage import Usage
+from tests.fakes import OracleEnv
+from tests.fakes_base import CountingEnv
+
+
+def test_the_last_user_counts() -> None:
+    usage, first, second = Usage(), object(), object()
+    assert not usage.is_by(first)
+    usage.by(first)
+    assert usage.is_by(first) and not usage.is_by(second)
+    usage.by(None)
+    assert not usage.is_by(first)
+
+
+@pytest.mark.parametrize("make", [CountingEnv, lambda: GymWrapper(OracleEnv())], ids=["base", "gym"])
+@pytest.mark.parametrize(
+    "disturb",
+    [
+        lambda env: env.reset(),
+        lambda env: env.rand_step(env.reset()),
+        lambda env: env.rollout(2),
+        check_env_specs,
+        lambda env: make_stepper(env).reset(),
+    ],
+    ids=["reset", "step", "rollout", "check", "stepper"],
+)
+def test_a_stepper_notices(make: Any, disturb: Any) -> None:
+    env = make()
+    stepper = make_stepper(env)
+    stepper.reset()
+    assert not stepper.disturbed
+    disturb(env)
+    assert stepper.disturbed
+    stepper.reset()
+    assert not stepper.disturbed
