@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 from gleanrl.data.replay_buffers import (
     LazyTensorStorage,
+    ListStorage,
     RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
@@ -141,3 +142,43 @@ def test_a_row_costs_its_columns_and_at_most_sixteen_bytes():
     grown = (resident() - before) / rows
     # A percent of slack for pages and the allocator.
     assert width * 0.9 < grown < (width + 16) * 1.01 + 1
+
+
+@pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
+def test_a_buffer_that_is_emptied_and_filled_with_less_during_the_fetch(sampler):
+    rb = overtaken(sampler(seed=0))
+
+    def act() -> None:
+        rb.empty()
+        rb.extend(stamped(1000, 3))
+
+    rb._storage.act = act
+    rows, info = rb.sample(return_info=True)
+    assert bool((rows["b"] >= 1000).all()) and int(info["index"].max()) < 3
+
+
+class Forgetful(ListStorage):
+    """A list storage that somebody else empties just before a fetch reads it."""
+
+    act: Any = None
+
+    def fetch(self, slots: torch.Tensor) -> Any:
+        if self.act is not None:
+            act, self.act = self.act, None
+            act()
+        return super().fetch(slots)
+
+
+def test_objects_that_are_forgotten_before_the_fetch():
+    rb = ReplayBuffer(storage=Forgetful(100), batch_size=50, seed=0)
+    rb.extend(list(range(100)))
+
+    def act() -> None:
+        rb.empty()
+        rb.extend([7, 8])
+
+    rb._storage.act = act
+    assert set(rb.sample().tolist()) == {7, 8}
+    rb._storage.act = rb.empty
+    with pytest.raises(EmptyBufferError, match="emptied while"):
+        rb.sample()

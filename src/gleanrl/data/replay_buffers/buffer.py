@@ -28,7 +28,7 @@ class ReplayBuffer(Parts):
 
     The parts are composed: the *storage* keeps records, the *writer* decides where new ones go, the *sampler*
     decides which ones make a batch, *transforms* act on records on their way in and on batches on their way
-    out.
+    out. A part belongs to one buffer at a time; one of another buffer that is still in use is refused.
 
     `add`, `extend`, `sample`, indexing, `empty` and the state methods may be called from any threads. One
     lock is held over a whole write, and over the draw of a sample but not over its fetch: writers wait for no
@@ -55,7 +55,7 @@ class ReplayBuffer(Parts):
         seed: where the sampler's random sequence starts; None leaves the sampler as it is.
 
     Raises:
-        InvalidArgumentError: a bad value, named.
+        InvalidArgumentError: a bad value, or a part of another buffer, named.
         UnsupportedError: an option that isn't available.
 
     Examples:
@@ -92,21 +92,13 @@ class ReplayBuffer(Parts):
             raise UnsupportedError("checkpointer: not available yet; save state_dict() with torch.save")
         if pin_memory and not torch.cuda.is_available():
             raise UnsupportedError("pin_memory=True needs a CUDA device, and torch sees none")
-        super().__init__(storage, sampler, writer)
-        self._collate_fn = collate_fn
-        self._pin_memory = bool(pin_memory)
+        if batch_size is None and isinstance(sampler, SamplerWithoutReplacement) and sampler.drop_last:
+            raise InvalidArgumentError("batch_size: a sampler with drop_last=True needs it at construction")
         self._batch_size = None if batch_size is None else _size(batch_size)
         self._dim_extend = self._checked_dim(dim_extend)
-        if (
-            batch_size is None
-            and isinstance(self._sampler, SamplerWithoutReplacement)
-            and self._sampler.drop_last
-        ):
-            raise InvalidArgumentError("batch_size: a sampler with drop_last=True needs it at construction")
-        if seed is not None:
-            self._sampler.set_seed(seed)
-        if transform is not None:
-            self.append_transform(transform)
+        super().__init__(storage, sampler, writer, transform, seed)
+        self._collate_fn = collate_fn
+        self._pin_memory = bool(pin_memory)
         self._batches_sampled = 0
         self._rows_redrawn = 0
 
@@ -181,7 +173,6 @@ class ReplayBuffer(Parts):
             prepared = storage.prepare(data, single=single, dim_extend=dim_extend, where=where)
             placement = self._writer.place(prepared.num_steps)
             storage.write(prepared, placement)
-            self._writer.publish(placement)
             self._sampler.on_write(storage, placement)
             transforms.confirm()
             if storage.ndim == 1:
@@ -232,7 +223,6 @@ class ReplayBuffer(Parts):
         """Forget every record; memory, schema and random state stay."""
         with self._lock:
             self._storage.clear()
-            self._writer.clear()
             self._sampler.clear()
 
     # Reading
@@ -258,16 +248,32 @@ class ReplayBuffer(Parts):
         with self._lock:
             storage = self._storage
             drawn = self._sampler.draw(storage, size, return_info)
-            changes = storage.changes
+            changes, content = storage.changes, storage.content
             self._batches_sampled += 1
-        batch = storage.fetch(drawn.slots)
-        if storage.changes != changes:
+        try:
+            batch = storage.fetch(drawn.slots)
+        except IndexError:
+            if storage.content is content:
+                raise
+            batch = None  # the records were forgotten meanwhile: all of them are drawn again
+        if storage.content is not content:
+            drawn, batch = self._replace(storage, drawn, size, return_info)
+        elif storage.changes != changes:
             drawn, batch = self._repair(storage, drawn, batch, changes, return_info)
         batch = self._finish(storage, batch)
         if not return_info:
             return batch
         info = {"index": coordinates(drawn.slots, storage), "generation": drawn.generation, **drawn.extras}
         return batch, info
+
+    def _replace(self, storage: Storage, drawn: Draw, size: int, generations: bool) -> tuple[Draw, Any]:
+        """Draw and fetch a whole batch again: the buffer was emptied or loaded during the fetch."""
+        with self._lock:
+            if not len(storage):
+                raise EmptyBufferError("the buffer was emptied while a batch was fetched from it")
+            self._rows_redrawn += drawn.slots.shape[0]
+            drawn = self._sampler.draw(storage, size, generations)
+            return drawn, storage.fetch(drawn.slots)
 
     def _repair(
         self, storage: Storage, drawn: Draw, batch: Any, changes: int, generations: bool
@@ -278,8 +284,6 @@ class ReplayBuffer(Parts):
             count = int(stale.sum())
             if not count:
                 return drawn, batch
-            if not len(storage):
-                raise EmptyBufferError("the buffer was emptied while a batch was fetched from it")
             self._rows_redrawn += count
             drawn = self._sampler.redraw(storage, drawn, stale)
             if generations:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from gleanrl.data.replay_buffers.ownership import Part
 from gleanrl.data.replay_buffers.pipeline import Pipeline
 from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.samplers.random import RandomSampler
@@ -21,21 +22,55 @@ _Self = TypeVar("_Self", bound="Parts")
 class Parts:
     """The storage, sampler, writer and transforms of one buffer, kept consistent under one lock.
 
+    Each part belongs to one buffer: a part of another buffer that is still in use is refused, one of a buffer
+    that is gone can be used again. What is stored is the storage's business alone; writer and sampler go on
+    with what it holds, also after it was written, cleared or loaded by itself.
+
     Args:
         storage: where records are kept; None for ``ListStorage(1000)``.
         sampler: which records make a batch; None for `RandomSampler`.
         writer: where new records go; None for `RoundRobinWriter`.
+        transform: the first transform; None for none.
+        seed: where the sampler's random sequence starts; None leaves the sampler as it is.
+
+    Raises:
+        InvalidArgumentError: no part of that kind, or a part of another buffer; no part was taken.
     """
 
-    def __init__(self, storage: Storage | None, sampler: Sampler | None, writer: Writer | None) -> None:
+    def __init__(
+        self,
+        storage: Storage | None,
+        sampler: Sampler | None,
+        writer: Writer | None,
+        transform: Any = None,
+        seed: int | None = None,
+    ) -> None:
         self._lock = threading.RLock()
         # An empty storage is falsy: compare with None.
-        self._storage: Storage = _part("storage", ListStorage(1000) if storage is None else storage, Storage)
-        self._sampler: Sampler = _part("sampler", RandomSampler() if sampler is None else sampler, Sampler)
-        self._writer: Writer = _part("writer", RoundRobinWriter() if writer is None else writer, Writer)
-        self._writer.register_storage(self._storage)
+        self._storage: Storage = self._part(
+            "storage", ListStorage(1000) if storage is None else storage, Storage
+        )
+        self._sampler: Sampler = self._part(
+            "sampler", RandomSampler() if sampler is None else sampler, Sampler
+        )
+        self._writer: Writer = self._part("writer", RoundRobinWriter() if writer is None else writer, Writer)
         self._collate_fn: Callable[[Any], Any] | None = None
         self._transforms = Pipeline()
+        if transform is not None:
+            self._transforms.insert(0, transform, False)
+        if seed is not None:
+            self._sampler.set_seed(seed)
+        # Nothing fails from here on: a buffer that couldn't be made keeps no part.
+        for part in (self._storage, self._sampler, self._writer):
+            part.join_buffer(self)
+        self._writer.register_storage(self._storage)
+
+    def _part(self, name: str, part: Any, kind: type[Any]) -> Any:
+        """Return `part` if it is of that kind and free for this buffer."""
+        if not isinstance(part, kind):
+            raise InvalidArgumentError(f"{name}: expected a {kind.__name__}, got {part!r}")
+        part.check_free(name, self)
+        return part
 
     @property
     def storage(self) -> Storage:
@@ -60,25 +95,26 @@ class Parts:
             collate_fn: what makes a batch out of what it returns; None for its default.
         """
         with self._lock:
-            old, self._storage = self._storage, _part("storage", storage, Storage)
+            old, self._storage = self._storage, self._part("storage", storage, Storage)
+            _hand_over(old, storage, self)
             self._collate_fn = collate_fn
             self._writer.register_storage(self._storage)
             self._sampler.clear()
             return old
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Use another sampler and return the old one."""
+        """Use another sampler and return the old one; an epoch of another storage ends."""
         with self._lock:
-            old, self._sampler = self._sampler, _part("sampler", sampler, Sampler)
+            old, self._sampler = self._sampler, self._part("sampler", sampler, Sampler)
+            _hand_over(old, sampler, self)
             return old
 
     def set_writer(self, writer: Writer) -> Writer:
         """Use another writer, which goes on where the old one stands, and return the old one."""
         with self._lock:
-            old, self._writer = self._writer, _part("writer", writer, Writer)
+            old, self._writer = self._writer, self._part("writer", writer, Writer)
+            _hand_over(old, writer, self)
             self._writer.register_storage(self._storage)
-            if type(old) is type(writer):
-                self._writer.load_state_dict(old.state_dict())
             return old
 
     def set_seed(self, seed: int) -> None:
@@ -125,8 +161,7 @@ class Parts:
             raise SchemaError(f"load_state_dict: expected the state of a ReplayBuffer, {missing} is missing")
         with self._lock:
             # The cheap parts first: they are checked, or taken back, before the storage changes.
-            capacity = Storage.capacity_in(state_dict["_storage"])
-            self._writer.check_state(state_dict["_writer"], capacity)
+            self._writer.check_state(state_dict["_writer"], *Storage.steps_in(state_dict["_storage"]))
             before = self._sampler.state_dict()
             self._sampler.load_state_dict(state_dict["_sampler"])
             try:
@@ -137,7 +172,6 @@ class Parts:
             self._writer.load_state_dict(state_dict["_writer"])
 
 
-def _part(name: str, part: Any, kind: type[Any]) -> Any:
-    if not isinstance(part, kind):
-        raise InvalidArgumentError(f"{name}: expected a {kind.__name__}, got {part!r}")
-    return part
+def _hand_over(old: Part, new: Part, owner: Parts) -> None:
+    old.leave_buffer()
+    new.join_buffer(owner)

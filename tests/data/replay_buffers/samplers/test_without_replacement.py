@@ -102,7 +102,17 @@ def test_drawn_slots_dont_alias_the_order():
 
 @pytest.mark.parametrize(
     "change",
-    [{"position": 11}, {"position": -1}, {"order": torch.arange(3)}, {"size": None}, {"order": [1]}],
+    [
+        {"position": 11},
+        {"position": -1},
+        {"order": torch.arange(3)},
+        {"size": None},
+        {"order": [1]},
+        {"order": torch.arange(10) + 1},
+        {"order": torch.arange(10) - 1},
+        {"order": torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 9, 9])},
+        {"order": torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 2**60])},
+    ],
 )
 def test_a_broken_state_changes_nothing(change):
     storage, sampler = filled(10), SamplerWithoutReplacement(seed=0)

@@ -44,7 +44,6 @@ class RingMachine(RuleBasedStateMachine):
         prepared = self.storage.prepare(self.batch(values), single=False, dim_extend=0, where="test")
         placement = self.writer.place(prepared.num_steps)
         self.storage.write(prepared, placement)
-        self.writer.publish(placement)
         skipped = max(count - CAPACITY, 0)
         for position, value in enumerate(values):
             if self.cursor == len(self.values):
@@ -66,10 +65,22 @@ class RingMachine(RuleBasedStateMachine):
             self.values[slot] = value
             self.counts[slot] += 1
 
+    @rule(data=st.data(), count=st.integers(1, CAPACITY))
+    def set(self, data: st.DataObject, count: int) -> None:
+        """Write past the writer: appended steps move the cursor, corrections don't."""
+        start = data.draw(st.integers(0, min(len(self.values), CAPACITY - count)))
+        values = self.fresh(count)
+        before = len(self.values)
+        self.storage.set(start, self.batch(values))
+        self.values[start : start + count] = values
+        for slot in range(start, start + count):
+            self.counts[slot] += 1
+        if len(self.values) > before:
+            self.cursor = len(self.values) % CAPACITY
+
     @rule()
     def clear(self) -> None:
         self.storage.clear()
-        self.writer.clear()
         for slot in range(len(self.values)):
             self.counts[slot] += 1
         self.values, self.cursor = [], 0
@@ -80,12 +91,11 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule()
     def reload(self) -> None:
-        state, position = self.storage.state_dict(), self.writer.state_dict()
+        state = self.storage.state_dict()
         if not self.values:
             return
         before = list(self.counts)
         self.storage.load_state_dict(state)
-        self.writer.load_state_dict(position)
         generations = self.storage.generation(torch.arange(len(self.values))).tolist()
         assert all(new > old for new, old in zip(generations, before, strict=False)), (
             "a generation came again"
@@ -95,6 +105,7 @@ class RingMachine(RuleBasedStateMachine):
     @invariant()
     def contents_and_counts_agree(self) -> None:
         assert len(self.storage) == len(self.values)
+        assert self.writer.cursor == self.storage.end == self.cursor
         assert self.storage.generation(torch.arange(CAPACITY)).tolist() == self.counts
         slots = torch.arange(len(self.values))
         if self.values:
@@ -163,7 +174,36 @@ def test_generations_cost_eight_bytes_a_row_and_only_where_used():
 
 
 @pytest.mark.parametrize("state", [{}, {"max_size": 3}, None])
-def test_the_capacity_of_a_broken_state(state):
+def test_the_size_of_a_broken_state(state):
     with pytest.raises(SchemaError, match="load_state_dict"):
-        Storage.capacity_in(state)
-    assert Storage.capacity_in({"max_size": 100, "batch_shape": [3]}) == 34
+        Storage.steps_in(state)
+
+
+def test_the_size_of_a_state():
+    state = {"max_size": 100, "batch_shape": [3], "num_steps": 4, "end": 4}
+    assert Storage.steps_in(state) == (4, 34)
+    for change in ({"end": 3}, {"end": -1}, {"end": 34, "num_steps": 34}, {"end": "x"}):
+        with pytest.raises(SchemaError, match="load_state_dict"):
+            Storage.steps_in({**state, **change})
+
+
+def test_the_end_leaves_no_gap():
+    storage = LazyTensorStorage(5)
+    for step in (1, -1, 5):
+        with pytest.raises(IndexRangeError, match="end: expected a step"):
+            storage.end = step
+    storage.set(0, torch.arange(5))
+    storage.end = 3
+    assert storage.end == 3
+
+
+def test_each_content_is_another():
+    storage = ListStorage(5)
+    first = storage.content
+    storage.set(0, [1, 2])
+    assert storage.content is first
+    state = storage.state_dict()
+    storage.clear()
+    second = storage.content
+    storage.load_state_dict(state)
+    assert len({first, second, storage.content}) == 3

@@ -21,7 +21,6 @@ def write(writer: RoundRobinWriter, storage: LazyTensorStorage, values: torch.Te
     prepared = storage.prepare(values, single=False, dim_extend=0, where="test")
     placement = writer.place(prepared.num_steps)
     storage.write(prepared, placement)
-    writer.publish(placement)
 
 
 @given(capacity=st.integers(1, 9), counts=st.lists(st.integers(1, 25), max_size=8))
@@ -53,9 +52,19 @@ def test_place_decides_and_changes_nothing():
 def test_state_goes_on_at_the_cursor():
     writer, storage = pair(10)
     write(writer, storage, torch.arange(13))
-    other, _ = pair(10)
+    other, its_storage = pair(10)
+    its_storage.set(0, torch.arange(10))
+    assert other.cursor == 0
     other.load_state_dict(writer.state_dict())
-    assert other.cursor == 3
+    assert other.cursor == its_storage.end == 3
+
+
+def test_a_cursor_that_leaves_a_gap_is_refused():
+    writer, storage = pair(10)
+    write(writer, storage, torch.arange(4))
+    with pytest.raises(SchemaError, match="expected the cursor 4"):
+        writer.load_state_dict({"cursor": 7})
+    assert writer.cursor == 4
 
 
 @pytest.mark.parametrize("cursor", [-1, 10, None, 1.5])
@@ -72,5 +81,5 @@ def test_a_filled_storage_is_continued():
     writer = RoundRobinWriter()
     writer.register_storage(storage)
     assert writer.cursor == 4
-    writer.clear()
+    storage.clear()
     assert writer.cursor == 0

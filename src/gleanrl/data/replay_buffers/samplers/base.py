@@ -8,16 +8,18 @@ from typing import Any
 
 import torch
 
+from gleanrl.data.replay_buffers.ownership import Part
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.errors import EmptyBufferError, InvalidArgumentError
 from gleanrl.records import Draw, Placement
 from gleanrl.seeding import OwnedGenerator
 
 
-class Sampler(ABC):
+class Sampler(Part, ABC):
     """Draws slots of a storage with a random generator of its own.
 
-    The buffer calls every method under its lock.
+    The buffer calls every method under its lock. A sampler belongs to one buffer (see `Part`); only slots of
+    the stored part of the storage that `draw` is given are ever drawn, whatever was drawn from before.
 
     Args:
         seed: where the sampler's random sequence starts; None takes a seed from torch's global generator at

@@ -21,8 +21,10 @@ class SamplerWithoutReplacement(Sampler):
     An epoch covers the slots that were filled when it began. Slots that are filled during an epoch join the
     next one; a slot that is overwritten during an epoch is still served once, with the record it holds at
     that moment. The last batch of an epoch is short if the rest is (left out with `drop_last`) and sets
-    `ran_out`, so that ``for batch in buffer`` is one epoch; the following draw begins a new one. Emptying the
-    buffer ends the epoch.
+    `ran_out`, so that ``for batch in buffer`` is one epoch; the following draw begins a new one. The epoch
+    belongs to one content of one storage: after the storage was emptied or loaded, and with another storage (the
+    sampler was given to another buffer, say), the next draw begins a new one. A state that was loaded goes on
+    with the storage of the next draw if that holds as many rows as the epoch has.
 
     Memory: 8 bytes for each row of the epoch if shuffled, none otherwise.
 
@@ -39,8 +41,11 @@ class SamplerWithoutReplacement(Sampler):
         self._size = 0  # slots of the running epoch; 0 before it began
         self._position = 0  # how many of them were drawn or left out
         self._order: torch.Tensor | None = None  # (size,) int64, None if not shuffled
+        self._content: object | None = None  # what the epoch covers; None if a state was loaded since
 
     def _draw(self, storage: Storage, batch_size: int) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        if self._content is not storage.content:
+            self._move_to(storage)
         left = self._size - self._position
         if left < (batch_size if self.drop_last else 1):
             self._begin(len(storage), batch_size)
@@ -51,6 +56,12 @@ class SamplerWithoutReplacement(Sampler):
         self._position = stop
         self._ran_out = self._size - stop < (batch_size if self.drop_last else 1)
         return index, _NOTHING
+
+    def _move_to(self, storage: Storage) -> None:
+        """Keep a loaded epoch that fits; drop one of another content."""
+        if self._content is not None or self._size > len(storage):
+            self.clear()
+        self._content = storage.content
 
     def _begin(self, size: int, batch_size: int) -> None:
         if self.drop_last and size < batch_size:
@@ -71,6 +82,7 @@ class SamplerWithoutReplacement(Sampler):
         super().clear()
         self._size = self._position = 0
         self._order = None
+        self._content = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch's order and position, and the random generator."""
@@ -81,8 +93,8 @@ class SamplerWithoutReplacement(Sampler):
         """Go on in a saved epoch."""
         try:
             size, position, order = state_dict["size"], state_dict["position"], state_dict["order"]
-            sound = 0 <= position <= size and (order is None or order.shape == (size,))
             order = None if order is None else order.to("cpu", torch.int64, copy=True)
+            sound = 0 <= position <= size and (order is None or _is_order(order, size))
         except (KeyError, TypeError, AttributeError) as cause:
             raise SchemaError(
                 "load_state_dict: expected what SamplerWithoutReplacement.state_dict() returned"
@@ -91,9 +103,19 @@ class SamplerWithoutReplacement(Sampler):
             raise SchemaError(f"load_state_dict: position {position} and order don't fit an epoch of {size}")
         super().load_state_dict(state_dict)
         self._size, self._position, self._order = size, position, order
+        self._content = None
 
     def check_valid(self) -> None:
         """Raise AssertionError unless the order is a permutation; for tests."""
         assert 0 <= self._position <= self._size
         if self._order is not None:
             assert torch.equal(self._order.sort().values, torch.arange(self._size))
+
+
+def _is_order(order: torch.Tensor, size: int) -> bool:
+    """Return whether `order` holds each of ``[0, size)`` once."""
+    if order.shape != (size,) or not size:
+        return order.shape == (size,)
+    return bool(order.min() == 0 and order.max() == size - 1) and bool(
+        (order.bincount(minlength=size) == 1).all()
+    )

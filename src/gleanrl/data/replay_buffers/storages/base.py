@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from gleanrl.data.replay_buffers.ownership import Part
 from gleanrl.errors import IndexRangeError, InvalidArgumentError, SchemaError
 from gleanrl.native import bump, bump_at
 from gleanrl.records import Placement
@@ -28,7 +29,7 @@ class Prepared(NamedTuple):
     """Time steps in it."""
 
 
-class Storage(ABC):
+class Storage(Part, ABC):
     """Slots for records: ``[steps, *batch]`` of them, time first.
 
     A slot's number counts over time and batch dimensions flattened. Each slot has a *generation*, the number
@@ -38,6 +39,10 @@ class Storage(ABC):
     A write goes `prepare` (checks, changes nothing but makes room at the very first write), `write` (counts
     the generations up, then copies), `publish` (length). Generations move before the bytes do, so that
     whoever compares them after a fetch sees every write that may have overlapped it.
+
+    A storage belongs to one buffer (see `Part`) and is the one place that knows what is stored: its first
+    `num_steps` time steps, the newest of them before `end`. Writers and samplers derive what they do from
+    that, so that a buffer may go on after `set`, `clear` or `load_state_dict` was called on its storage.
 
     Not thread-safe by itself: the buffer holds its lock over draws and writes; `get` may run beside both.
 
@@ -51,6 +56,9 @@ class Storage(ABC):
         self._requested = _positive("max_size", max_size)
         self._batch_shape: torch.Size | None = torch.Size(()) if self.ndim == 1 else None
         self._num_steps = 0
+        self._end = 0
+        self.content = object()
+        """Which content this is: another object after every `clear` and `load_state_dict`; read-only."""
         self.changes = 0
         """Writes and clearings so far, counted before the bytes move; read-only for others."""
         self._recent: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
@@ -89,6 +97,24 @@ class Storage(ABC):
     def num_steps(self) -> int:
         """Time steps stored."""
         return self._num_steps
+
+    @property
+    def end(self) -> int:
+        """The time step after the newest one, around the ring: where a ring writer goes on.
+
+        Before the storage is full that is `num_steps`; a full one may be told another step.
+        """
+        return self._end
+
+    @end.setter
+    def end(self, step: int) -> None:
+        capacity = self.capacity_steps
+        if not 0 <= step < capacity or (self._num_steps < capacity and step != self._num_steps):
+            raise IndexRangeError(
+                f"end: expected a step in [0, {capacity}) that leaves no gap behind the {self._num_steps} "
+                f"steps stored, got {step}"
+            )
+        self._end = step
 
     @property
     def shape(self) -> torch.Size:
@@ -177,7 +203,7 @@ class Storage(ABC):
         """Check records ``[*shape]`` that are to go to a selection of slots of that shape; see `prepare`."""
 
     def write(self, prepared: Prepared, placement: Placement) -> None:
-        """Copy prepared data to its placement and publish the new length."""
+        """Copy prepared data to its placement and publish the new length and end."""
         per_step = self.rows_per_step
         count = placement.num_steps * per_step
         start, size = placement.start * per_step, placement.capacity * per_step
@@ -187,6 +213,7 @@ class Storage(ABC):
         bump(self._generations_at, start, count, size)
         self._copy_span(prepared.rows, placement.skipped, placement.start, placement.num_steps)
         self._num_steps = placement.length
+        self._end = placement.cursor
         self._rows_written += count
 
     def write_slots(self, prepared: Prepared, slots: torch.Tensor) -> None:
@@ -200,6 +227,8 @@ class Storage(ABC):
     def set(self, start: int, data: Any) -> None:
         """Write the records of `data` to time step `start` and the following, without a writer.
 
+        Records that replace stored ones are corrections: `end` moves only if the stored part grows.
+
         Args:
             start: first time step, in ``[0, num_steps]``: no gap is left.
             data: records ``[steps, *batch]``; they may not reach past the capacity.
@@ -211,22 +240,29 @@ class Storage(ABC):
                 f"set: steps [{start}, {stop}) don't lie within [0, {self.capacity_steps}), or leave a gap "
                 f"after the {self._num_steps} steps stored"
             )
-        length = max(stop, self._num_steps)
-        evicted = min(stop, self._num_steps) - start
-        self.write(prepared, Placement(start, prepared.num_steps, 0, evicted, length, self.capacity_steps))
+        before, end = self._num_steps, self._end
+        evicted = min(stop, before) - start
+        self.write(
+            prepared,
+            Placement(start, prepared.num_steps, 0, evicted, max(stop, before), self.capacity_steps),
+        )
+        if stop <= before:
+            self._end = end
 
     def _publish_all(self, num_steps: int) -> None:
         """Count every slot of `num_steps` time steps as written, by a constructor that adopts records."""
         self._counters().fill_(1)
         self._num_steps = num_steps
+        self._end = num_steps % self.capacity_steps
         self._rows_written = len(self)
 
     def clear(self) -> None:
         """Forget every record; memory and schema stay. Generations move on: earlier draws are recognised."""
+        self.content = object()  # before the change counts: whoever sees the count knows what it means
         self._mark(0, self.max_size)
         if self._num_steps:
             bump(self._generations_at, 0, len(self), self.max_size)
-        self._num_steps = 0
+        self._num_steps = self._end = 0
 
     # Reading
 
@@ -258,16 +294,28 @@ class Storage(ABC):
             "ndim": self.ndim,
             "batch_shape": list(self.batch_shape),
             "num_steps": self._num_steps,
+            "end": self._end,
             "rows_written": self._rows_written,
             "generations": self._counters()[: len(self)].clone(),
         }
 
     @staticmethod
-    def capacity_in(state: dict[str, Any]) -> int:
-        """Return the time steps that fit into a storage which had saved `state`."""
+    def steps_in(state: dict[str, Any]) -> tuple[int, int]:
+        """Return the time steps stored in a storage which had saved `state`, and how many fit into it.
+
+        Raises:
+            SchemaError: not such a state, or its end leaves a gap.
+        """
         try:
             per_step = max(prod(state["batch_shape"]), 1)
-            return int(-(-state["max_size"] // per_step))
+            capacity = int(-(-state["max_size"] // per_step))
+            num_steps, end = int(state["num_steps"]), state["end"]
+            if not 0 <= end < capacity or (num_steps < capacity and end != num_steps):
+                raise SchemaError(
+                    f"load_state_dict: the end {end!r} of {num_steps} steps stored, of {capacity}, leaves a "
+                    "gap: broken state"
+                )
+            return num_steps, capacity
         except (KeyError, TypeError) as cause:
             raise SchemaError("load_state_dict: expected what a storage's state_dict() returned") from cause
 
@@ -280,6 +328,7 @@ class Storage(ABC):
         # content.
         torch.maximum(counters[:used], saved.to(torch.int64), out=counters[:used])
         self._num_steps = int(state["num_steps"])
+        self._end = int(state["end"])
         self._rows_written = int(state["rows_written"])
 
 

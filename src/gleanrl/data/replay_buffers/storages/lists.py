@@ -101,6 +101,7 @@ class ListStorage(Storage):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replace the content by deep copies of saved objects."""
+        self.steps_in(state_dict)
         try:
             items, size = state_dict["items"], state_dict["max_size"]
             sound = len(items) == state_dict["num_steps"] == len(state_dict["generations"]) <= size

@@ -258,6 +258,7 @@ class TensorStorage(Storage):
 
     def _check_state(self, state: dict[str, Any]) -> RecordFormat | None:
         """Return the saved format, or None for an empty state; raise if the state doesn't fit here."""
+        self.steps_in(state)
         try:
             if (state["max_size"], state["ndim"]) != (self._requested, self.ndim):
                 raise SchemaError(

@@ -5,16 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+from gleanrl.data.replay_buffers.ownership import Part
 from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.errors import UnsupportedError
+from gleanrl.errors import InvalidArgumentError, UnsupportedError
 from gleanrl.records import Placement
 
 
-class Writer(ABC):
-    """Turns "so many time steps" into a placement, and moves on once the storage has taken them.
+class Writer(Part, ABC):
+    """Turns "so many time steps" into a placement in one storage.
 
-    A writer belongs to one storage. `place` decides and changes nothing; `publish` follows the copy. The
-    buffer calls both under its lock.
+    `place` decides and changes nothing; the storage takes the records and moves on. The buffer calls both
+    under its lock. A writer belongs to one buffer (see `Part`) and keeps no position of its own where the
+    storage knows it: whatever was written, cleared or loaded without the writer counts.
     """
 
     def __init__(self) -> None:
@@ -28,34 +30,35 @@ class Writer(ABC):
         return self._storage
 
     def register_storage(self, storage: Storage) -> None:
-        """Write to `storage` from now on, after what it holds."""
-        self._storage = storage
-        self._registered()
+        """Write to `storage` from now on, after what it holds.
 
-    @abstractmethod
-    def _registered(self) -> None:
-        """Take a position in the storage that was just registered."""
+        Raises:
+            InvalidArgumentError: the writer belongs to a buffer with another storage.
+        """
+        owner = self.owner
+        if owner is not None and owner.storage is not storage:
+            raise InvalidArgumentError(
+                f"register_storage: this {type(self).__name__} belongs to a {type(owner).__name__} with "
+                "another storage; use the buffer's set_storage, or a writer of its own for this storage"
+            )
+        self._storage = storage
 
     @abstractmethod
     def place(self, num_steps: int) -> Placement:
         """Return where `num_steps` new time steps go; nothing changes."""
 
     @abstractmethod
-    def publish(self, placement: Placement) -> None:
-        """Move on past a placement whose records the storage has taken."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Start over in an emptied storage."""
-
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Return the writer's position."""
 
     @abstractmethod
-    def check_state(self, state_dict: dict[str, Any], capacity_steps: int) -> None:
-        """Raise `SchemaError` unless the state fits a storage of `capacity_steps` time steps."""
+    def check_state(self, state_dict: dict[str, Any], num_steps: int, capacity_steps: int) -> None:
+        """Raise `SchemaError` unless the state fits a storage of that many time steps, stored and in all."""
 
     @abstractmethod
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on at a saved position; a state that doesn't fit raises and changes nothing."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the storage: a buffer registers its own with the copy."""
+        return {**super().__getstate__(), "_storage": None}

@@ -1,0 +1,51 @@
+"""Which buffer a part belongs to: two buffers that share a part would lose track of each other's records."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from gleanrl.errors import InvalidArgumentError
+
+
+class Part:
+    """A storage, sampler or writer: it belongs to at most one buffer at a time.
+
+    A buffer takes its parts at construction and by `set_storage`, `set_sampler` and `set_writer`, which give
+    the old part free. The part refers to its buffer weakly: a buffer that is gone leaves its parts free.
+    Copies (pickles included) belong to nobody.
+    """
+
+    _owner: weakref.ref[Any] | None = None
+
+    @property
+    def owner(self) -> Any:
+        """The buffer that the part belongs to; None if it is free."""
+        return None if self._owner is None else self._owner()
+
+    def check_free(self, name: str, taker: Any) -> None:
+        """Raise `InvalidArgumentError` if the part belongs to another buffer than `taker`.
+
+        Args:
+            name: what the message calls the part.
+            taker: the buffer that is about to take it.
+        """
+        owner = self.owner
+        if owner is not None and owner is not taker:
+            raise InvalidArgumentError(
+                f"{name}: this {type(self).__name__} belongs to another {type(owner).__name__} that is still "
+                f"in use; give each buffer a {name} of its own, or take it from the other one first (its "
+                f"set_{name}, or drop that buffer)"
+            )
+
+    def join_buffer(self, owner: Any) -> None:
+        """Belong to `owner`, a buffer, from now on."""
+        self._owner = weakref.ref(owner)
+
+    def leave_buffer(self) -> None:
+        """Belong to nobody."""
+        self._owner = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the owner."""
+        return {name: value for name, value in self.__dict__.items() if name != "_owner"}
