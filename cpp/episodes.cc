@@ -14,6 +14,8 @@ using std::size_t;
 
 // Scratch that a long write needed is given back; a short one's stays for the next.
 constexpr size_t kScratchKept = 4096;
+// With the room on both sides and the longest run, sums of slice lengths stay below 2^63.
+constexpr int64_t kLongest = int64_t{1} << 61;
 
 void check_lengths(const char* call, size_t got, size_t expected) {
   if (got == expected) return;
@@ -280,6 +282,9 @@ Episodes::Entry Episodes::pick(const Index& index, double uniform, bool by_start
 
 int64_t Episodes::draw(const SliceRule& rule, std::span<const double> uniform, int64_t* first, int64_t* length) {
   check_at_least("draw: slice_len", rule.slice_len, 1);
+  if (rule.slice_len > kLongest) {
+    throw std::invalid_argument("draw: slice_len: expected at most 2^61, got " + std::to_string(rule.slice_len));
+  }
   check_room("draw: left", rule.left, rule.slice_len);
   check_room("draw: right", rule.right, rule.slice_len);
   if (uniform.size() % 2 != 0) throw std::invalid_argument("draw: expected two uniforms a slice");

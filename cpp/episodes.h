@@ -42,7 +42,7 @@ class Episodes {
 
   // How slices are drawn; see "Draws" above.
   struct SliceRule {
-    std::int64_t slice_len;  // >= 1
+    std::int64_t slice_len;  // in [1, 2^61]
     bool strict = true;      // only runs of slice_len steps and more
     bool by_starts = false;  // runs weighted by the first steps they offer
     std::int64_t left = 0;   // steps that a slice may begin before its run, in [0, slice_len)

@@ -111,7 +111,7 @@ int64_t Episodes::new_starts(int64_t slice_len, int64_t since, int64_t* slot) co
     while (r > 0 && run_at(stream, r - 1).end > since) --r;
     for (; r < stream.starts.size(); ++r) {
       const Run run = run_at(stream, r);
-      const int64_t first = slice_len > since ? run.start : std::max(run.start, since - slice_len + 1);
+      const int64_t first = std::max(run.start, since - slice_len + 1);
       for (int64_t step = first; step <= run.end - slice_len; ++step) slot[count++] = slot_of(step, s);
     }
   }

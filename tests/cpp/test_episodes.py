@@ -319,6 +319,7 @@ def test_bad_writes_change_nothing():
     ("arguments", "message"),
     [
         ({"slice_len": 0}, "slice_len: expected 1 or more, got 0"),
+        ({"slice_len": 2**61 + 1}, r"slice_len: expected at most 2\^61, got 2305843009213693953"),
         ({"slice_len": 3, "left": 3}, "left: expected 0 to slice_len - 1, 2, got 3"),
         ({"slice_len": 3, "right": -1}, "right: expected 0 to slice_len - 1, 2, got -1"),
         ({"slice_len": 3, "uniforms": [0.5, 1.0]}, r"uniforms in \[0, 1\), got 1.0+ at position 1 of 2"),
@@ -350,6 +351,20 @@ def test_bad_tables_and_empty_ones():
     assert table.core.draw(3, 0, 0, 0, 0) == 0
     with pytest.raises(RuntimeError, match="none of the 1 stored trajectories has 11 steps"):
         table.draw(11, [0.5, 0.5])
+
+
+def test_slices_of_any_length_dont_overflow():
+    table = Table.empty(10)
+    table.write(8)
+    for room in (0, 2**61 - 1):
+        uniforms = [0.0, 0.0, 0.5, BELOW_ONE]
+        options = {"strict": False, "left": room, "right": room}
+        for slot, length in table.draw(2**61, uniforms, **options):
+            assert 0 <= slot < 8 and 1 <= length <= 8 - slot
+    with pytest.raises(RuntimeError, match="none of the 1 stored trajectories"):
+        table.draw(2**61, [0.5, 0.5])
+    out = np.empty(10, np.int64)
+    assert table.core.new_starts(2**63 - 1, 0, address(out), 10) == 0
 
 
 def test_a_long_draw_runs_beside_python():
