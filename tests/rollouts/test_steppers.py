@@ -238,13 +238,16 @@ class TestSchema:
         after["next", "reward"] = Field(torch.Size([1]), torch.float32)
         assert schema.items() == {**root, **after}
 
-    def test_what_only_reset_returns_stays_a_root_column(self) -> None:
+    def test_a_state_that_only_reset_returns_stays_a_root_column(self) -> None:
         class Extra(CountingEnv):
             def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
                 out = super()._reset(tensordict, **kwargs)
                 return out.update({"task": torch.full((2,), 3.0), "_private": torch.ones(1)})
 
+        with pytest.raises(EnvironmentContractError, match="Extra returned 'task', which its specs don't"):
+            TensorDictStepper(Extra(LONG)).schema()
         env = Extra(LONG)
+        env.state_spec = Composite(task=Unbounded((2,)))
         stepper = TensorDictStepper(env)
         assert ("task",) in stepper.schema() and ("next", "task") not in stepper.schema()
         assert ("_private",) not in stepper.schema()

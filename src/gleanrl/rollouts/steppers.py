@@ -109,10 +109,15 @@ class TensorDictStepper:
         assert self._carry is not None
         declared = _declared_fields(self.env, self.batch_size)
         actions = {as_path(key) for key in self.env.action_keys}
+        states = {as_path(key) for key in self.env.state_keys}
         fields: dict[Path, Field] = {}
         for path, leaf in _public(self._carry):
             if path in actions or path in self._rewards:
                 continue
+            if path not in declared and path not in states:
+                raise EnvironmentContractError(
+                    f"reset of {_name(self.env)} returned {as_key(path)!r}, which its specs don't declare"
+                )
             came = Field(leaf.shape[len(self.batch_size) :], leaf.dtype)
             fields[path] = self._agreed(path, came, declared.get(path))
         missing = [as_key(p) for p in declared if p not in fields and p not in self._rewards]

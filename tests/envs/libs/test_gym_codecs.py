@@ -18,6 +18,7 @@ from gleanrl.envs.libs.gym_codecs import (
     OneHotCodec,
     RewardCodec,
     StackCodec,
+    as_flag,
 )
 from gleanrl.errors import EnvironmentContractError, PolicyError
 
@@ -288,3 +289,30 @@ class TestStacks:
         codec = StackCodec(KEY, OneHot(3, dtype=torch.int64).expand(2, 3), [one_hot(), one_hot()])
         with pytest.raises(EnvironmentContractError, match="pose"):
             codec.encode(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "flag"),
+    [
+        (True, True),
+        (np.False_, False),
+        (np.array([True]), True),
+        (np.array(False), False),
+        (1, True),
+        (0, False),
+    ],
+)
+def test_flags(value, flag):
+    assert as_flag("terminated", value) is flag
+
+
+@pytest.mark.parametrize("value", [None, "no", "", b"", 2, 0.0, np.array([True, False]), np.array([]), []])
+def test_what_is_no_flag(value):
+    with pytest.raises(EnvironmentContractError, match="terminated expected a bool, got"):
+        as_flag("terminated", value)
+
+
+@pytest.mark.parametrize("value", ["2.5", b"2.5", None])
+def test_text_is_no_reward(value):
+    with pytest.raises(EnvironmentContractError, match="number"):
+        RewardCodec(("reward",), Unbounded((1,))).encode(value)

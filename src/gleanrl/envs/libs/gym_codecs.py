@@ -205,9 +205,27 @@ class RewardCodec(Codec):
 
     def _number(self, value: Any) -> float:
         try:
+            if isinstance(value, (str, bytes)):
+                raise TypeError
             return float(value)
         except (TypeError, ValueError) as cause:
             raise self._fail(value, f"a number for shape {self.shape} {self.dtype}") from cause
+
+
+def as_flag(name: str, value: Any) -> bool:
+    """Return `value` as a bool: bools of Python and NumPy, arrays of one bool, and the integers 0 and 1.
+
+    Raises:
+        EnvironmentContractError: for anything else; None and text have a truth value too, but not one that was meant.
+    """
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    array = np.asarray(value) if not isinstance(value, (str, bytes)) and value is not None else None
+    if array is not None and array.size == 1 and (array.dtype.kind == "b" or array.dtype.kind in "iu"):
+        number = array.item()
+        if number in (0, 1):
+            return bool(number)
+    raise EnvironmentContractError(f"step: {name} expected a bool, got {describe(value)}")
 
 
 class CategoricalCodec(Codec):

@@ -12,7 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.data.specs import Categorical, Composite, TensorSpec, Unbounded
 from gleanrl.envs.base import EnvBase
-from gleanrl.envs.libs.gym_codecs import Array, Codec, RewardCodec
+from gleanrl.envs.libs.gym_codecs import Array, Codec, RewardCodec, as_flag
 from gleanrl.envs.libs.gym_info import default_info_dict_reader
 from gleanrl.envs.libs.gym_simulator import Simulator, checked_step
 from gleanrl.envs.libs.gym_spaces import (
@@ -176,10 +176,10 @@ class GymLikeEnv(EnvBase):
         return self._tensor(self._reward.encode(reward))
 
     def read_done(
-        self, terminated: Any = None, truncated: Any = None, done: Any = None
+        self, terminated: Any = False, truncated: Any = False, done: Any = False
     ) -> tuple[bool, bool, bool, bool]:
         """Return ``(terminated, truncated, done, any of them)`` from what the environment returned."""
-        terminated, truncated = bool(terminated), bool(truncated)
+        terminated, truncated = as_flag("terminated", terminated), as_flag("truncated", truncated)
         done = terminated or truncated or bool(done)
         return terminated, truncated, done, done
 

@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.block import Block, Field, Schema, numpy_view
-from gleanrl.envs.libs.gym_codecs import Array, ArrayCodec, Codec, RewardCodec
+from gleanrl.envs.libs.gym_codecs import Array, ArrayCodec, Codec, RewardCodec, as_flag
 from gleanrl.envs.libs.gym_info import default_info_dict_reader
 from gleanrl.envs.libs.gym_simulator import Simulator, checked_step
 from gleanrl.envs.libs.gym_spaces import Tree, assemble, encode, leaves
@@ -214,8 +214,10 @@ class GymStepper:
                 cells[t] = reward
             else:
                 self._rewards[t] = self._codecs.reward.encode(reward)
-            if terminated or truncated or t == self._limit_at:
-                obs = self._end(t, obs, bool(terminated), bool(truncated))
+            if terminated is not False or truncated is not False or t == self._limit_at:
+                ended, cut = as_flag("terminated", terminated), as_flag("truncated", truncated)
+                if ended or cut or t == self._limit_at:
+                    obs = self._end(t, obs, ended, cut)
             if t < self._last:
                 if self._plain is not None:
                     self._root_array[t + 1] = obs
