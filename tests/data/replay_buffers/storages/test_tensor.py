@@ -6,7 +6,13 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict, tensorclass
 
-from gleanrl.data.replay_buffers import LazyMemmapStorage, LazyTensorStorage, Storage, TensorStorage
+from gleanrl.data.replay_buffers import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ReplayBuffer,
+    Storage,
+    TensorStorage,
+)
 from gleanrl.errors import (
     CapacityError,
     EmptyBufferError,
@@ -115,6 +121,80 @@ def test_a_first_write_that_fails_leaves_a_storage_without_schema(data, error, m
         storage.set(0, data)
     assert not storage.initialized and len(storage) == 0
     storage.set(0, plain())
+
+
+def jagged() -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)
+
+
+UNSTORABLE = {
+    "meta": (lambda: torch.zeros(2, 3, device="meta"), "a meta tensor"),
+    "sparse": (lambda: torch.eye(3)[:2].to_sparse(), "a sparse_coo tensor"),
+    "csr": (lambda: torch.eye(3)[:2].to_sparse_csr(), "a sparse_csr tensor"),
+    "jagged": (jagged, "a nested tensor"),
+    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.qint8), "a quantized"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about its prototypes
+@pytest.mark.parametrize("call", ["extend", "add", "extend a tree", "set"])
+@pytest.mark.parametrize("leaf", UNSTORABLE)
+@pytest.mark.parametrize("kind", LAZY)
+def test_tensors_that_columns_cant_hold(kind, leaf, call, tmp_path):
+    files = tmp_path / "columns"
+    storage = kind(8) if kind is LazyTensorStorage else kind(8, scratch_dir=files)
+    rb = ReplayBuffer(storage=storage, seed=0)
+    before = fingerprint(rb.state_dict())
+    make, message = UNSTORABLE[leaf]
+    bad = {"x": torch.ones(2), "z": make()}
+    if call != "extend a tree":
+        bad = TensorDict({"x": torch.ones(2), "deep": TensorDict({"z": bad["z"]}, [2])}, [2])
+    name = r"'z'" if call == "extend a tree" else r"\('deep', 'z'\)"
+    where = {"add": "add", "set": "set"}.get(call, "extend")
+
+    def write() -> None:
+        if call == "add":
+            rb.add(TensorDict(dict(bad.items()), []))
+        elif call == "set":
+            storage.set(0, bad)
+        else:
+            rb.extend(bad)
+
+    with pytest.raises(SchemaError, match=f"{where}: key {name} expected a dense tensor, got {message}"):
+        write()
+    assert not storage.initialized and not files.exists()
+    assert fingerprint(rb.state_dict()) == before
+    rb.extend(TensorDict({"deep": {"z": torch.ones(2, 3)}, "x": torch.ones(2)}, [2]))
+    before = fingerprint(rb.state_dict())
+    if call == "extend":
+        with pytest.raises(SchemaError, match="extend: key"):
+            rb.extend(bad)
+        with pytest.raises(SchemaError, match="__setitem__: key"):
+            rb[:] = bad
+    assert fingerprint(rb.state_dict()) == before
+
+
+def test_a_state_of_tensors_without_data_changes_nothing():
+    storage, other = LazyTensorStorage(8), LazyTensorStorage(8)
+    for one in (storage, other):
+        one.set(0, plain())
+    before = fingerprint(storage.state_dict())
+    state = other.state_dict()
+    state["columns"] = [column.to("meta") for column in state["columns"]]
+    with pytest.raises(SchemaError, match="got a meta tensor"):
+        storage.load_state_dict(state)
+    assert fingerprint(storage.state_dict()) == before
+
+
+def test_a_first_write_whose_leaves_cant_be_copied_takes_nothing(tmp_path):
+    class Stubborn(torch.Tensor):
+        def contiguous(self, **options):
+            raise RuntimeError("no")
+
+    storage = LazyMemmapStorage(8, scratch_dir=tmp_path / "columns")
+    with pytest.raises(RuntimeError, match="no"):
+        storage.set(0, torch.ones(3).as_subclass(Stubborn))
+    assert not storage.initialized and not (tmp_path / "columns").exists()
 
 
 def test_tensorclasses_are_refused_by_name():

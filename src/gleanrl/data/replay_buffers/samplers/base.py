@@ -78,10 +78,10 @@ class Sampler(Part, ABC):
         drawn = self.draw(storage, batch_size, generations=True)
         return coordinates(drawn.slots, storage), {**drawn.extras, "generation": drawn.generation}
 
-    def on_write(self, storage: Storage, placement: Placement) -> None:  # noqa: B027
+    def on_write(self, storage: Storage, placement: Placement) -> None:
         """Learn that a write was published."""
 
-    def on_update(self, storage: Storage, slots: torch.Tensor) -> None:  # noqa: B027
+    def on_update(self, storage: Storage, slots: torch.Tensor) -> None:
         """Learn that the records in `slots` were replaced by index."""
 
     def clear(self) -> None:

@@ -17,7 +17,7 @@ from torch.utils import _pytree
 
 from gleanrl.block import Field, Schema
 from gleanrl.errors import InvalidTypeError, SchemaError
-from gleanrl.tree import Path, as_key
+from gleanrl.tree import Path, as_key, iter_leaves
 
 # What samples carry beside the records. A sample that is written again must not store it as data.
 ADDED_KEYS = ("index", "_weight", "priority_weight", "_generation")
@@ -148,7 +148,8 @@ def find_format(data: Any, dims: int, where: str) -> RecordFormat:
 
     Raises:
         InvalidTypeError: neither a TensorDict nor a tree of tensors.
-        SchemaError: fewer than `dims` batch dimensions, a leaf that isn't a tensor, or no leaf at all.
+        SchemaError: fewer than `dims` batch dimensions, a leaf that isn't a tensor, or one that columns can't
+            hold, or no leaf at all.
     """
     if is_tensorclass(data):
         raise InvalidTypeError(
@@ -166,13 +167,45 @@ def find_format(data: Any, dims: int, where: str) -> RecordFormat:
                 f"got {type(leaf).__name__}{' at ' + _pytree.keystr(place) if place else ''}; "
                 "ListStorage keeps any object"
             )
+        path = _tree_path(place)
+        check_storable(leaf, path, where)
         _lead(leaf.shape, dims, "dimensions", where)
-        fields[tuple(_part(key) for key in place) or ("tensor",)] = Field(leaf.shape[dims:], leaf.dtype)
+        fields[path] = Field(leaf.shape[dims:], leaf.dtype)
     if not fields:
         raise SchemaError(
             f"{where}: got a {type(data).__name__} without any tensor; there is nothing to store"
         )
     return TreeFormat(Schema(fields), spec)
+
+
+def check_storable(leaf: torch.Tensor, path: Path, where: str) -> None:
+    """Raise `SchemaError` unless `leaf` is dense, with data, and one number to an element."""
+    if leaf.is_meta:
+        found, advice = "a meta tensor, which holds no data", "make it on a real device"
+    elif leaf.is_nested:
+        found, advice = "a nested tensor, whose rows differ in shape", "pad the rows to one shape"
+    elif leaf.layout is not torch.strided:
+        found = f"a {str(leaf.layout).removeprefix('torch.')} tensor"
+        advice = "write leaf.to_dense()"
+    elif leaf.is_quantized:
+        found, advice = f"a quantized {leaf.dtype} tensor", "write leaf.dequantize() or leaf.int_repr()"
+    else:
+        return
+    raise SchemaError(
+        f"{where}: key {as_key(path)!r} expected a dense tensor, got {found}; {advice}, or use ListStorage, which "
+        "keeps any object"
+    )
+
+
+def check_all_storable(data: Any, where: str) -> None:
+    """Raise `SchemaError`, naming the key, if a tensor of `data` is one that columns can't hold."""
+    if isinstance(data, TensorDictBase):
+        for path, leaf in iter_leaves(data):
+            check_storable(leaf, path, where)
+        return
+    for place, leaf in _pytree.tree_flatten_with_path(data, is_leaf=is_tensor_collection)[0]:
+        if isinstance(leaf, torch.Tensor):
+            check_storable(leaf, _tree_path(place), where)
 
 
 def format_from_state(state: dict[str, Any]) -> RecordFormat:
@@ -215,6 +248,7 @@ def without_added_keys(data: TensorDictBase) -> TensorDictBase:
 def _find_tensordict(data: TensorDictBase, dims: int, where: str) -> RecordFormat:
     _lead(data.batch_size, dims, "batch dimensions", where)
     known = without_added_keys(data)
+    check_all_storable(known, where)
     whole = Schema.of(known)
     if not len(whole):
         raise SchemaError(f"{where}: got a TensorDict without any tensor; there is nothing to store")
@@ -240,6 +274,10 @@ def _state(kind: str, form: RecordFormat) -> dict[str, Any]:
         "dtypes": [field.dtype for field in form.schema.fields],
         "item_shape": list(form.item_shape),
     }
+
+
+def _tree_path(place: Sequence[Any]) -> Path:
+    return tuple(_part(key) for key in place) or ("tensor",)
 
 
 def _part(key: Any) -> str:

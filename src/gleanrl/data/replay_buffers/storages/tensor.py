@@ -11,6 +11,7 @@ from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
 from gleanrl.data.replay_buffers.storages.columns import ColumnStore, column_store
 from gleanrl.data.replay_buffers.storages.formats import (
     RecordFormat,
+    check_all_storable,
     find_format,
     format_from_state,
     stack_records,
@@ -20,6 +21,7 @@ from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
 from gleanrl.data.replay_buffers.storages.memory import Allocator, HeapAllocator
 from gleanrl.errors import (
     EmptyBufferError,
+    GleanError,
     IndexRangeError,
     InvalidArgumentError,
     SchemaError,
@@ -109,6 +111,15 @@ class TensorStorage(Storage):
 
     def prepare(self, data: Any, *, single: bool, dim_extend: int, where: str) -> Prepared:
         """Check keys, shapes and dtypes of `data` (see `Storage.prepare`)."""
+        try:
+            return self._prepare(data, single, dim_extend, where)
+        except GleanError:
+            raise
+        except Exception:
+            check_all_storable(data, where)
+            raise
+
+    def _prepare(self, data: Any, single: bool, dim_extend: int, where: str) -> Prepared:
         if dim_extend >= self.ndim and not single:
             data, dim_extend = swap_batch_dims(data, dim_extend, where), 0
         dims = self.ndim - 1 if single else self.ndim
@@ -121,6 +132,8 @@ class TensorStorage(Storage):
         batch, num_steps = (lead, 1) if single else (lead[1:], lead[0])
         self._check_batch(batch, num_steps, where)
         if self._columns is None:
+            # Whatever fails does so before the memory is taken and the schema fixed.
+            leaves = [_plain(leaf, self.device) for leaf in leaves]
             self._initialize(form, batch)
         assert self._columns is not None
         return Prepared(self._columns.ready(leaves), num_steps)
@@ -161,6 +174,15 @@ class TensorStorage(Storage):
 
     def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
         """Check records ``[*shape]`` that are to go to a selection of slots of that shape."""
+        try:
+            return self._prepare_selection(data, shape, where)
+        except GleanError:
+            raise
+        except Exception:
+            check_all_storable(data, where)
+            raise
+
+    def _prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
         form = self.format
         lead, leaves = form.read(data, len(shape), where)
         if lead != shape:
@@ -276,6 +298,7 @@ class TensorStorage(Storage):
                     f"load_state_dict: {used} rows, {len(state['generations'])} generations: broken state"
                 )
             form.check(state["columns"], torch.Size((used,)), "load_state_dict")
+            check_all_storable(list(state["columns"]), "load_state_dict")
         except (KeyError, TypeError, ValueError, AttributeError) as cause:
             if isinstance(cause, SchemaError):
                 raise
@@ -336,6 +359,11 @@ class LazyTensorStorage(TensorStorage):
         if place.type == "meta":
             raise UnsupportedError("device: meta tensors hold no data; use a real device")
         self._open(max_size, HeapAllocator(place), place, ndim)
+
+
+def _plain(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return `leaf` on `device`, contiguous, with lazy conjugations and negations carried out."""
+    return leaf.detach().to(device).resolve_conj().resolve_neg().contiguous()
 
 
 def _swap(sizes: torch.Size, dim: int) -> torch.Size:
