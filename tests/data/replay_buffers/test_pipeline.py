@@ -216,3 +216,42 @@ def test_what_is_no_transform():
     with pytest.raises(InvalidTypeError, match="transform: expected a callable"):
         Stage(3)
     assert len(Pipeline()) == 0
+
+
+def forgets(data: TensorDict) -> None:
+    data["x"] = data["x"] * 2
+
+
+class Forgets(Scale):
+    def forward(self, data: TensorDict) -> None:
+        return None
+
+
+@pytest.mark.parametrize("transform, name", [(forgets, "forgets"), (Forgets(1.0), "Forgets")])
+def test_a_transform_that_returns_none_is_named(transform, name):
+    rb = buffer(lambda data: data)
+    rb.append_transform(transform)
+    rb.extend(xs())
+    for read in (rb.sample, lambda: rb[:], lambda: rb[1], lambda: rb["x"], lambda: next(iter(rb))):
+        with pytest.raises(InvalidTypeError, match=f"transform {name}: .* got None"):
+            read()
+    lists = ReplayBuffer(transform=transform)
+    lists.extend([xs()[0]])
+    with pytest.raises(InvalidTypeError, match=f"transform {name}: .* got None"):
+        lists[0]
+
+
+def test_an_inverse_that_stands_on_the_read_side_is_named_by_its_method():
+    rb = buffer()
+    rb.append_transform(HoldBack(1.0), invert=True)
+    rb.extend(xs())
+    with pytest.raises(InvalidTypeError, match=r"transform HoldBack\.inv: .* got None"):
+        rb.sample()
+
+
+def test_a_collate_fn_that_returns_none_is_named():
+    rb = ReplayBuffer(storage=LazyTensorStorage(50), collate_fn=forgets, batch_size=4)
+    rb.extend(xs())
+    for read in (rb.sample, lambda: rb[:]):
+        with pytest.raises(InvalidTypeError, match="collate_fn forgets: .* got None"):
+            read()

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.data.replay_buffers.parts import Parts
-from gleanrl.data.replay_buffers.pipeline import pin
+from gleanrl.data.replay_buffers.pipeline import none_returned, pin
 from gleanrl.data.replay_buffers.samplers.base import Sampler, coordinates
 from gleanrl.data.replay_buffers.samplers.without_replacement import SamplerWithoutReplacement
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
@@ -243,6 +243,7 @@ class ReplayBuffer(Parts):
             EmptyBufferError: nothing is stored.
             UnsupportedError: no batch size, here or at construction.
             InvalidArgumentError: a batch size that isn't an integer of 1 or more.
+            InvalidTypeError: a transform or `collate_fn` returned None.
         """
         size = self._size_of(batch_size)
         with self._lock:
@@ -295,6 +296,8 @@ class ReplayBuffer(Parts):
         collate = self._collate_fn or storage.collate
         if collate is not None:
             records = collate(records)
+            if records is None:
+                raise none_returned("collate_fn", collate)
         if self._transforms.reads:
             records = self._transforms.read(records)
         return pin(records) if self._pin_memory else records

@@ -141,10 +141,25 @@ class Pipeline:
         return data
 
     def read(self, batch: Any) -> Any:
-        """Return a batch as the user gets it."""
+        """Return a batch as the user gets it.
+
+        Raises:
+            InvalidTypeError: a transform returned None, as one does that changes the batch in place only.
+        """
         for transform in self.reads:
             batch = transform(batch)
+            if batch is None:
+                raise none_returned("transform", transform)
         return batch
+
+
+def none_returned(kind: str, function: Callable[[Any], Any]) -> InvalidTypeError:
+    """Return the error for a transform or `collate_fn` that returned None instead of a batch."""
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return InvalidTypeError(
+        f"{kind} {name}: expected it to return the batch, got None; one that changes the batch in place has "
+        "to return it as well"
+    )
 
 
 def pin(batch: Any) -> Any:
