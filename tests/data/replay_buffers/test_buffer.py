@@ -241,6 +241,37 @@ def test_iteration_is_one_epoch():
         assert sorted(torch.cat(batches).tolist()) == list(range(10))
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_iteration_after_a_break_is_a_whole_epoch(shuffle, drop_last):
+    sampler = SamplerWithoutReplacement(drop_last, shuffle, seed=0)
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler, batch_size=4)
+    rb.extend(ted(10))
+    for taken in (1, 2):
+        for number, _ in enumerate(rb, 1):
+            if number == taken:
+                break
+        batches = [clock(batch) for batch in rb]
+        assert [len(batch) for batch in batches] == ([4, 4] if drop_last else [4, 4, 2])
+        assert len(set(torch.cat(batches).tolist())) == (8 if drop_last else 10)
+    rb.sample()
+    assert len(list(rb)) == (2 if drop_last else 3), "samples before the loop don't shorten it"
+
+
+def test_samples_after_a_restore_go_on_in_the_epoch():
+    def make() -> ReplayBuffer:
+        sampler = SamplerWithoutReplacement(seed=0)
+        return ReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler, batch_size=4)
+
+    rb, other = make(), make()
+    rb.extend(ted(10))
+    epoch = clock(next(iter(rb))).tolist()
+    other.load_state_dict(rb.state_dict())
+    for again in (rb, other):
+        rest = torch.cat([clock(again.sample()), clock(again.sample())]).tolist()
+        assert sorted(epoch + rest) == list(range(10)) and again.sampler.ran_out
+
+
 def test_options_that_come_later_are_refused():
     with pytest.raises(UnsupportedError, match="prefetch=3"):
         ReplayBuffer(prefetch=3, batch_size=2)

@@ -316,10 +316,11 @@ class ReplayBuffer(Parts):
         return size
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches until the sampler's epoch ends (never, for samplers without epochs)."""
+        """Yield the batches of one whole epoch, a new one (for ever, with samplers without epochs)."""
         if self._batch_size is None:
             raise UnsupportedError("iterating over a buffer needs the batch_size argument of its constructor")
-        self._sampler.ran_out = False
+        with self._lock:
+            self._sampler.new_epoch()
         while not self._sampler.ran_out:
             yield self.sample()
 

@@ -39,6 +39,10 @@ class Sampler(Part, ABC):
     def ran_out(self, value: bool) -> None:
         self._ran_out = bool(value)
 
+    def new_epoch(self) -> None:
+        """Begin a new epoch with the next draw; samplers without epochs go on."""
+        self._ran_out = False
+
     def set_seed(self, seed: int) -> None:
         """Start the random sequence of `seed`."""
         self._random.seed(seed)

@@ -21,10 +21,13 @@ class SamplerWithoutReplacement(Sampler):
     An epoch covers the slots that were filled when it began. Slots that are filled during an epoch join the
     next one; a slot that is overwritten during an epoch is still served once, with the record it holds at
     that moment. The last batch of an epoch is short if the rest is (left out with `drop_last`) and sets
-    `ran_out`, so that ``for batch in buffer`` is one epoch; the following draw begins a new one. The epoch
-    belongs to one content of one storage: after the storage was emptied or loaded, and with another storage (the
-    sampler was given to another buffer, say), the next draw begins a new one. A state that was loaded goes on
-    with the storage of the next draw if that holds as many rows as the epoch has.
+    `ran_out`; the following draw begins a new epoch. ``for batch in buffer`` is one whole epoch: it begins a
+    new one, also after an earlier loop was left by ``break``. `sample` goes on in the running one, also in a
+    restored buffer.
+
+    An epoch belongs to one content of one storage: after the storage was emptied or loaded, and with another
+    storage (because the sampler moved to another buffer, say), the next draw begins a new one. A state that
+    was loaded goes on with the storage of the next draw, if that holds as many rows as the epoch has.
 
     Memory: 8 bytes for each row of the epoch if shuffled, none otherwise.
 
@@ -60,7 +63,7 @@ class SamplerWithoutReplacement(Sampler):
     def _move_to(self, storage: Storage) -> None:
         """Keep a loaded epoch that fits; drop one of another content."""
         if self._content is not None or self._size > len(storage):
-            self.clear()
+            self.new_epoch()
         self._content = storage.content
 
     def _begin(self, size: int, batch_size: int) -> None:
@@ -77,12 +80,16 @@ class SamplerWithoutReplacement(Sampler):
         """Keep the slots: each is due once in the epoch, whatever it holds by now."""
         return Draw(draw.slots, draw.extras)
 
-    def clear(self) -> None:
-        """End the epoch."""
-        super().clear()
+    def new_epoch(self) -> None:
+        """Drop what is left of the epoch; the next draw begins a new one."""
+        super().new_epoch()
         self._size = self._position = 0
         self._order = None
         self._content = None
+
+    def clear(self) -> None:
+        """End the epoch."""
+        self.new_epoch()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch's order and position, and the random generator."""
