@@ -110,7 +110,7 @@ class TestMasks:
         root["agents", "_reset"] = mask = torch.ones(P, A, 1, dtype=torch.bool)
         assert reset_masks(root, [ROOT]) == {}
         found = reset_masks(root, [ROOT, TEAM])
-        assert list(found) == [TEAM] and found[TEAM] is mask
+        assert list(found) == [TEAM] and found[TEAM] is not mask and found[TEAM].all()
 
     def test_rows_and_partial(self) -> None:
         masks = {ROOT: torch.tensor([[True], [False], [False]]), TEAM: torch.zeros(P, A, 1, dtype=torch.bool)}

@@ -13,11 +13,14 @@ from gleanrl.tree import FLAGS, Path, as_key, as_path
 
 
 def reset_masks(tensordict: TensorDictBase | None, groups: Sequence[Path]) -> dict[Path, torch.Tensor]:
-    """Return the ``"_reset"`` mask of each group of flags that `tensordict` has one for."""
+    """Return the ``"_reset"`` mask of each group of flags that `tensordict` has one for.
+
+    They are copies: a mask may be the very done flag that the environment is about to overwrite.
+    """
     if tensordict is None:
         return {}
     masks = {group: tensordict.get(as_key((*group, "_reset")), None) for group in groups}
-    return {group: mask for group, mask in masks.items() if mask is not None}
+    return {group: mask.clone() for group, mask in masks.items() if mask is not None}
 
 
 def own_request(

@@ -1,0 +1,130 @@
+"""What the TensorDict stepper makes of specs: columns, dtypes, broken declarations."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict, TensorDictBase
+
+from gleanrl.block import Field
+from gleanrl.data import Composite, NonTensor, Unbounded
+from gleanrl.errors import EnvironmentContractError
+from gleanrl.rollouts.loop import StepFault
+from gleanrl.rollouts.steppers import TensorDictStepper
+from tests.fakes import Script
+from tests.fakes_base import (
+    CountingEnv,
+    TwoActionEnv,
+)
+from tests.rollouts.test_steppers import Foreign, run
+
+SCRIPT = Script(seed=5, high=4)
+LONG = Script(lengths=(50,))
+T = 7
+
+
+class TestSchema:
+    def test_root_and_next(self) -> None:
+        schema = TensorDictStepper(TwoActionEnv(LONG, (3,))).schema()
+        flag = Field(torch.Size([1]), torch.bool)
+        root = {("observation",): Field(torch.Size([3]), torch.float32)}
+        root |= {(key,): flag for key in ("done", "terminated", "truncated")}
+        after = {("next", *path): field for path, field in root.items()}
+        after["next", "reward"] = Field(torch.Size([1]), torch.float32)
+        assert schema.items() == {**root, **after}
+
+    def test_a_state_that_only_reset_returns_stays_a_root_column(self) -> None:
+        class Extra(CountingEnv):
+            def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+                out = super()._reset(tensordict, **kwargs)
+                return out.update({"task": torch.full((2,), 3.0), "_private": torch.ones(1)})
+
+        with pytest.raises(EnvironmentContractError, match="Extra returned 'task', which its specs don't"):
+            TensorDictStepper(Extra(LONG)).schema()
+        env = Extra(LONG)
+        env.state_spec = Composite(task=Unbounded((2,)))
+        stepper = TensorDictStepper(env)
+        assert ("task",) in stepper.schema() and ("next", "task") not in stepper.schema()
+        assert ("_private",) not in stepper.schema()
+        assert (run(env, stepper)["task"] == 3).all()
+
+    def changed(self, change: Any) -> TensorDictStepper:
+        class Changed(CountingEnv):
+            def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+                return change(super()._reset(tensordict, **kwargs))
+
+        return TensorDictStepper(Changed(LONG))
+
+    def test_a_missing_key(self) -> None:
+        with pytest.raises(EnvironmentContractError, match=r"Changed returned no \['observation'\].*'done'"):
+            self.changed(lambda out: out.exclude("observation")).schema()
+
+    def test_another_shape(self) -> None:
+        with pytest.raises(
+            EnvironmentContractError, match=r"'observation'.*\(3,\) float32, got \(2,\) float32"
+        ):
+            self.changed(lambda out: out.set("observation", torch.zeros(2))).schema()
+
+    def test_a_string(self) -> None:
+        class Talking(CountingEnv):
+            def _declare(self) -> None:
+                super()._declare()
+                self.observation_spec = Composite(text=NonTensor(shape=()), observation=Unbounded(shape=(3,)))
+
+            def _package(self, flags: dict[str, torch.Tensor]) -> TensorDict:
+                return super()._package(flags).set("text", NonTensorData("hello"))
+
+        with pytest.raises((EnvironmentContractError, ValueError), match="'text'.*columns can't"):
+            TensorDictStepper(Talking(LONG)).schema()
+
+    def test_a_dynamic_shape(self) -> None:
+        class Specs(dict[str, Any]):
+            def keys(self, *args: bool) -> Any:
+                return super().keys()
+
+        env = Foreign(CountingEnv(LONG))
+        env.full_observation_spec = Specs(
+            observation=SimpleNamespace(shape=torch.Size([-1]), dtype=torch.float32)
+        )
+        with pytest.raises(EnvironmentContractError, match=r"'observation' has the dynamic shape \(-1,\)"):
+            TensorDictStepper(env).schema()
+
+
+class Double(CountingEnv):
+    """Declares float32 and returns float64; from its `at`-th step on, float32."""
+
+    at = 0
+
+    def _package(self, flags: dict[str, torch.Tensor]) -> TensorDict:
+        out = super()._package(flags)
+        if self.at and len(self.actions) >= self.at:
+            return out
+        return out.set("observation", out["observation"].double())
+
+
+class TestDtypes:
+    def test_the_first_reset_fixes_the_dtype_with_one_warning(self) -> None:
+        env = Double(SCRIPT)
+        stepper = TensorDictStepper(env)
+        with pytest.warns(
+            UserWarning, match="'observation' is declared as torch.float32 but comes as torch.float64"
+        ):
+            stepper.schema()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            batch = run(env, stepper)
+            assert stepper.root()["observation",].dtype == torch.float32, "as the policy will see it"
+        assert batch["observation"].dtype == batch["next", "observation"].dtype == torch.float32
+
+    def test_a_change_later_raises(self) -> None:
+        env = Double(LONG)
+        env.__dict__["at"] = 3
+        with pytest.warns(UserWarning), pytest.raises(StepFault) as caught:
+            run(env, TensorDictStepper(env))
+        assert caught.value.t == 2 and "expected dtype torch.float64, got torch.float32" in str(
+            caught.value.cause
+        )
