@@ -84,3 +84,18 @@ def test_a_bad_state_changes_nothing(state):
     with pytest.raises(SchemaError, match="generator state"):
         owned.load_state_dict(state)
     assert numbers(owned) == numbers(OwnedGenerator(7))
+
+
+def test_a_default_device_changes_nothing():
+    torch.manual_seed(2)
+    owned = OwnedGenerator()
+    expected = owned.integers(50, 5).tolist(), owned.permutation(9).tolist(), fresh_seed()
+    torch.manual_seed(2)
+    with torch.device("meta"):
+        other = OwnedGenerator()
+        found = other.integers(50, 5).tolist(), other.permutation(9).tolist(), fresh_seed()
+        assert found == expected
+        third = OwnedGenerator()
+        third.load_state_dict(owned.state_dict())
+        again = pickle.loads(pickle.dumps(owned))
+        assert third.permutation(9).tolist() == again.permutation(9).tolist() == other.permutation(9).tolist()

@@ -13,11 +13,11 @@ _SEED_RANGE = 2**63 - 1
 
 def fresh_seed() -> int:
     """Return a seed drawn from torch's global generator, in ``[0, 2**63 - 1)``."""
-    return int(torch.randint(_SEED_RANGE, ()))
+    return int(torch.randint(_SEED_RANGE, (), device="cpu"))
 
 
 class OwnedGenerator:
-    """A CPU generator that belongs to one part.
+    """A CPU generator that belongs to one part, whatever torch's default device is.
 
     Without a seed it takes one from torch's global generator at its first use, so that ``torch.manual_seed``
     makes a program reproducible while later draws of the part disturb nobody. Not thread-safe: its owner
@@ -47,7 +47,7 @@ class OwnedGenerator:
         """
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _SEED_RANGE:
             raise InvalidArgumentError(f"seed: expected an integer in [0, 2**63), got {seed!r}")
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator("cpu").manual_seed(seed)
 
     def get(self) -> torch.Generator:
         """Return the generator; the first call without a seed takes one from torch's global generator."""
@@ -56,13 +56,21 @@ class OwnedGenerator:
             assert self._generator is not None
         return self._generator
 
+    def integers(self, high: int, count: int) -> torch.Tensor:
+        """Return `count` independent draws from ``[0, high)``, int64 on the CPU."""
+        return torch.randint(high, (count,), generator=self.get(), device="cpu")
+
+    def permutation(self, size: int) -> torch.Tensor:
+        """Return the numbers of ``[0, size)`` in random order, int64 on the CPU."""
+        return torch.randperm(size, generator=self.get(), device="cpu")
+
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"generator": state}``, a uint8 tensor of its own. Counts as the first use."""
         return {"generator": self.get().get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the sequence of a saved `state`; a bad state raises `SchemaError` and changes nothing."""
-        generator = torch.Generator()
+        generator = torch.Generator("cpu")
         try:
             generator.set_state(state["generator"].clone())
         except (KeyError, AttributeError, TypeError, RuntimeError) as cause:

@@ -9,6 +9,8 @@ import torch
 from tensordict import TensorDict
 from torch.utils import _pytree
 
+from gleanrl.block import numpy_view
+
 EPISODE = 7
 KEYS = 11
 
@@ -75,7 +77,7 @@ def fingerprint(state: Any) -> str:
         digest.update(_pytree.keystr(place).encode())
         if isinstance(leaf, torch.Tensor):
             digest.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
-            digest.update(bytes(leaf.contiguous().view(-1).view(torch.uint8).tolist()))
+            digest.update(numpy_view(leaf.contiguous()).tobytes())
         else:
             digest.update(repr(leaf).encode())
     return digest.hexdigest()

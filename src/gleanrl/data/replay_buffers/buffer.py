@@ -18,7 +18,7 @@ from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.errors import EmptyBufferError, InvalidArgumentError, UnsupportedError
-from gleanrl.records import BufferStats, Draw
+from gleanrl.records import BufferStats, Draw, Placement
 
 _WHOLE = slice(None)
 
@@ -169,7 +169,7 @@ class ReplayBuffer(Parts):
                 data = transforms.write(data, slot_dims)
                 if data is None:
                     shape = (0,) if storage.ndim == 1 else (0, storage.ndim)
-                    return torch.empty(shape, dtype=torch.int64)
+                    return torch.empty(shape, dtype=torch.int64, device="cpu")
             prepared = storage.prepare(data, single=single, dim_extend=dim_extend, where=where)
             placement = self._writer.place(prepared.num_steps)
             storage.write(prepared, placement)
@@ -178,11 +178,10 @@ class ReplayBuffer(Parts):
             if storage.ndim == 1:
                 if single:
                     return placement.start
-                slots = torch.arange(placement.start, placement.start + placement.num_steps)
+                slots = _range(placement)
                 return slots if not placement.wraps else slots % placement.capacity
-            steps = torch.arange(placement.start, placement.start + placement.num_steps) % placement.capacity
-            grid = [steps, *(torch.arange(size) for size in storage.batch_shape)]
-            return torch.cartesian_prod(*grid)
+            grid = [torch.arange(size, device="cpu") for size in storage.batch_shape]
+            return torch.cartesian_prod(_range(placement) % placement.capacity, *grid)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Replace stored records, or a column by its key; inverse transforms act first, the cursor stays.
@@ -381,6 +380,10 @@ def _size(batch_size: Any) -> int:
     if isinstance(batch_size, bool) or size < 1:
         raise InvalidArgumentError(f"batch_size: expected an integer of 1 or more, got {batch_size!r}")
     return size
+
+
+def _range(placement: Placement) -> torch.Tensor:
+    return torch.arange(placement.start, placement.start + placement.num_steps, device="cpu")
 
 
 def _is_key(index: Any) -> bool:

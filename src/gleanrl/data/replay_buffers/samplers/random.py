@@ -21,9 +21,9 @@ class RandomSampler(Sampler):
     """
 
     def _draw(self, storage: Storage, batch_size: int) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        return torch.randint(len(storage), (batch_size,), generator=self._random.get()), _NOTHING
+        return self._random.integers(len(storage), batch_size), _NOTHING
 
     def redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
         """Draw the stale rows anew."""
-        again = torch.randint(len(storage), (int(stale.sum()),), generator=self._random.get())
+        again = self._random.integers(len(storage), int(stale.sum()))
         return Draw(draw.slots.masked_scatter(stale, again), draw.extras)

@@ -55,7 +55,11 @@ class SamplerWithoutReplacement(Sampler):
             left = self._size
         start = self._position
         stop = start + min(batch_size, left)
-        index = torch.arange(start, stop) if self._order is None else self._order[start:stop].clone()
+        index = (
+            torch.arange(start, stop, device="cpu")
+            if self._order is None
+            else self._order[start:stop].clone()
+        )
         self._position = stop
         self._ran_out = self._size - stop < (batch_size if self.drop_last else 1)
         return index, _NOTHING
@@ -72,7 +76,7 @@ class SamplerWithoutReplacement(Sampler):
                 f"batch_size={batch_size} with drop_last=True, but only {size} transitions are stored: "
                 "no batch is left"
             )
-        self._order = torch.randperm(size, generator=self._random.get()) if self.shuffle else None
+        self._order = self._random.permutation(size) if self.shuffle else None
         self._size = size
         self._position = 0
 
@@ -116,7 +120,7 @@ class SamplerWithoutReplacement(Sampler):
         """Raise AssertionError unless the order is a permutation; for tests."""
         assert 0 <= self._position <= self._size
         if self._order is not None:
-            assert torch.equal(self._order.sort().values, torch.arange(self._size))
+            assert torch.equal(self._order.sort().values, torch.arange(self._size, device="cpu"))
 
 
 def _is_order(order: torch.Tensor, size: int) -> bool:

@@ -141,8 +141,8 @@ class Storage(Part, ABC):
         """
         ago = self.changes - changes
         if ago > len(self._recent):
-            return torch.ones(slots.shape, dtype=torch.bool)
-        found = torch.zeros(slots.shape, dtype=torch.bool)
+            return torch.ones(slots.shape, dtype=torch.bool, device="cpu")
+        found = torch.zeros(slots.shape, dtype=torch.bool, device="cpu")
         for start, count in list(self._recent)[len(self._recent) - ago :]:
             found |= (slots - start) % self.max_size < count
         return found

@@ -54,7 +54,7 @@ def slots_at(index: Any, shape: torch.Size) -> tuple[torch.Tensor, torch.Size]:
     """
     basic = basic_index(index, shape)
     if basic is not None and all(isinstance(part, slice) for part in basic) and len(basic) == 1 == len(shape):
-        picked = torch.arange(*basic[0].indices(shape[0]))  # type: ignore[union-attr]
+        picked = torch.arange(*basic[0].indices(shape[0]), device="cpu")  # type: ignore[union-attr]
         return picked, picked.shape
     if basic is None:
         parts = index if isinstance(index, tuple) else (index,)
@@ -66,7 +66,7 @@ def slots_at(index: Any, shape: torch.Size) -> tuple[torch.Tensor, torch.Size]:
             if only.ndim == 2 and only.shape[-1] == len(shape):
                 converted = only.unbind(-1)
         basic = converted
-    grid = torch.arange(shape.numel()).view(shape)
+    grid = torch.arange(shape.numel(), device="cpu").view(shape)
     try:
         picked = grid[basic]
     except (IndexError, TypeError) as cause:
@@ -91,7 +91,8 @@ def _convert(part: Any) -> Any:
     if _is_basic(part):
         return part
     if isinstance(part, (Sequence, np.ndarray)) and not isinstance(part, str):
-        part = torch.as_tensor(np.asarray(part)) if len(part) else torch.empty(0, dtype=torch.int64)
+        positions = np.asarray(part) if len(part) else np.empty(0, np.int64)
+        part = torch.as_tensor(positions, device="cpu")
     if isinstance(part, torch.Tensor) and (part.dtype == torch.bool or not part.dtype.is_floating_point):
         part = part.detach().cpu()
         return part if part.dtype == torch.bool else part.to(torch.int64)

@@ -165,7 +165,7 @@ def _map_column(file: Path, field: Field, num_rows: int, made: list[Path]) -> to
 def _as_column(memory: np.ndarray[Any, Any], field: Field, num_rows: int) -> torch.Tensor:
     """Return `memory`, uint8 in one dimension, as ``[num_rows, *field]``."""
     if not memory.size:
-        return torch.empty(num_rows, *field.shape, dtype=field.dtype)
+        return torch.empty(num_rows, *field.shape, dtype=field.dtype, device="cpu")
     return torch.from_numpy(memory).view(field.dtype).view(num_rows, *field.shape)
 
 

@@ -243,7 +243,7 @@ class TensorStorage(Storage):
             rows = column[: steps.numel()].view(*steps, *column.shape[1:])
             leaves.append(rows[index] if index else rows)
         # The selection's shape, from a tensor of no memory.
-        lead = torch.empty(1).expand(steps)[index].shape if index else steps
+        lead = torch.empty(1, device="cpu").expand(steps)[index].shape if index else steps
         return self.format.build(leaves, lead, self.device)
 
     # State

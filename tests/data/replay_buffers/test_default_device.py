@@ -1,0 +1,87 @@
+"""Under a default device other than the CPU (meta stands for an accelerator) a buffer does what it does without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gleanrl.data.replay_buffers import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    RandomSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    TensorStorage,
+)
+from tests.data.replay_buffers.oracle import fingerprint, ted
+
+
+def use(storage: Any, sampler: Any, ndim: int, data: list[Any]) -> list[Any]:
+    """Call everything that a buffer has, and return what came of it."""
+    kind = storage(20) if storage is ListStorage else storage(20, ndim=ndim)
+    rb = ReplayBuffer(storage=kind, sampler=sampler(), batch_size=4)
+    found: list[Any] = [rb.extend(part) for part in data]
+    found.append(rb.add(data[0][0] if ndim == 1 else data[0][:, 0]))
+    found += [rb.sample(), *rb.sample(return_info=True)]
+    found += [rb[2], rb[1:3], rb[:], rb[[0, 2]], rb[np.array([1, 0])]]
+    if storage is not ListStorage:
+        found += [rb["observation"], rb[[]], rb[rb["observation"][..., 0] >= 0]]
+        rb[0] = rb[1]
+        rb[[0, 2]] = rb[[1, 1]]
+        rb["observation"] = rb["observation"] + 1
+    if sampler is SamplerWithoutReplacement:
+        found += list(rb)
+    old = rb.storage.changes - 100
+    found.append(rb.storage.stale(torch.zeros(3, dtype=torch.int64, device="cpu"), old))
+    found.append(rb.storage.stale(torch.zeros(3, dtype=torch.int64, device="cpu"), rb.storage.changes - 1))
+    again = ReplayBuffer(storage=storage(20) if storage is ListStorage else storage(20, ndim=ndim))
+    again.set_sampler(sampler())
+    again.load_state_dict(rb.state_dict())
+    found += [again.sample(6), again[:], rb.state_dict()]
+    rb.empty()
+    return [tree(part) for part in found]
+
+
+def tree(part: Any) -> Any:
+    if isinstance(part, list):
+        return [tree(item) for item in part]
+    return part.to_dict() if hasattr(part, "to_dict") else part
+
+
+@pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
+@pytest.mark.parametrize(
+    "storage, ndim",
+    [
+        (LazyTensorStorage, 1),
+        (LazyTensorStorage, 2),
+        (LazyMemmapStorage, 1),
+        (LazyMemmapStorage, 2),
+        (ListStorage, 1),
+    ],
+)
+def test_everything_works_as_without(storage, sampler, ndim):
+    streams = 3 if ndim == 2 else None
+    data = [ted(5, 0, streams), ted(9, 5, streams), ted(30, 14, streams)]
+    torch.manual_seed(0)
+    expected = use(storage, sampler, ndim, data)
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        found = use(storage, sampler, ndim, data)
+    assert fingerprint(found) == fingerprint(expected)
+
+
+def test_by_setting_it():
+    previous = torch.get_default_device()
+    torch.set_default_device("meta")
+    try:
+        rb = ReplayBuffer(storage=TensorStorage(torch.arange(5.0, device="cpu")), seed=0)
+        assert rb.sample(3).device.type == rb.storage.device.type == "cpu"
+        empty = LazyTensorStorage(3)
+        empty.set(0, torch.zeros(2, 0, device="cpu"))
+        assert empty.get(slice(None)).shape == (2, 0) and empty.get([1]).device.type == "cpu"
+    finally:
+        torch.set_default_device(previous)
