@@ -138,6 +138,20 @@ class Parts:
             self._transforms.insert(index, transform, invert)
         return self
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle everything but the lock; the copy goes on with the same sequence of samples."""
+        with self._lock:
+            self._sampler.state_dict()  # a generator that was never used takes its seed now, for both
+            return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle."""
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
+        for part in (self._storage, self._sampler, self._writer):
+            part.join_buffer(self)
+        self._writer.register_storage(self._storage)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state of storage, sampler and writer: copies, which later calls don't change."""
         with self._lock:

@@ -81,6 +81,15 @@ class FileAllocator:
     def __init__(self, directory: Path | None) -> None:
         self.directory = directory
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle; files that somebody named can't be made twice."""
+        if self.directory is not None:
+            raise UnsupportedError(
+                f"a storage in scratch_dir={str(self.directory)!r} can't be pickled or copied: its files are its own; "
+                "use state_dict, or a storage without scratch_dir"
+            )
+        return self.__dict__
+
     def __call__(
         self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
     ) -> list[torch.Tensor]:

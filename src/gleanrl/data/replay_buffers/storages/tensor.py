@@ -18,7 +18,7 @@ from gleanrl.data.replay_buffers.storages.formats import (
     swap_batch_dims,
 )
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
-from gleanrl.data.replay_buffers.storages.memory import Allocator, HeapAllocator
+from gleanrl.data.replay_buffers.storages.memory import Allocator, FileAllocator, HeapAllocator
 from gleanrl.errors import (
     EmptyBufferError,
     GleanError,
@@ -256,6 +256,26 @@ class TensorStorage(Storage):
             state["format"] = self.format.state()
             state["columns"] = [column[:used].clone() for column in self._columns.columns]
         return state
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the stored records; unpickling takes new memory for them.
+
+        Raises:
+            UnsupportedError: for records in files of a `scratch_dir`: they belong to this storage.
+        """
+        state = super().__getstate__()
+        state["_saved"] = self.state_dict()
+        state["_columns"] = state["_format"] = None
+        if not isinstance(self._allocate, (HeapAllocator, FileAllocator)):
+            state["_allocate"] = HeapAllocator(self.device)  # the columns were the user's
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle."""
+        saved = state.pop("_saved")
+        self.__dict__.update(state)
+        self.load_state_dict(saved)
+        self.content = state["content"]  # an epoch that was pickled along covers it still
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replace the content by a saved state of the same capacity and schema.

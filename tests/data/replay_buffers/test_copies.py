@@ -1,0 +1,87 @@
+"""Pickles and deep copies of buffers: the same records, the same samples to come, nothing shared."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gleanrl.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    RandomSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    TensorStorage,
+)
+from gleanrl.errors import UnsupportedError
+
+
+def through_torch(buffer: ReplayBuffer) -> ReplayBuffer:
+    file = io.BytesIO()
+    torch.save(buffer, file)
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+
+
+COPIES = [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer)), through_torch]
+
+
+def records(start: int, count: int) -> TensorDict:
+    x = torch.arange(start, start + count)
+    return TensorDict({"x": x, "next": {"y": x.float().unsqueeze(-1)}}, [count])
+
+
+def same(a: Any, b: Any) -> bool:
+    return bool((torch.as_tensor(a["x"]) == torch.as_tensor(b["x"])).all())
+
+
+@pytest.mark.parametrize("duplicate", COPIES, ids=["deepcopy", "pickle", "torch"])
+@pytest.mark.parametrize("written", [0, 3, 11])
+@pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_a_copy_goes_on_by_itself(storage: Any, sampler: Any, written: int, duplicate: Any) -> None:
+    buffer = ReplayBuffer(storage=storage(7), sampler=sampler(), batch_size=2)
+    for start in range(written):
+        buffer.add(records(start, 1)[0])
+    if written:
+        buffer.sample()
+    other = duplicate(buffer)
+    assert len(other) == len(buffer) == min(written, 7)
+    for made in (buffer, other):
+        made.add(records(100, 1)[0])  # to the same slot in both
+    for _ in range(5):
+        assert same(buffer.sample(), other.sample())
+    other.add(records(200, 1)[0])
+    assert 200 not in [int(x) for x in buffer[:]["x"]]
+
+
+def test_streams_and_a_wrapped_tensor() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
+    buffer.extend(torch.arange(21).view(3, 7))
+    assert torch.equal(copy.deepcopy(buffer)[:], buffer[:])
+    whole = ReplayBuffer(storage=TensorStorage(torch.arange(5)))
+    other = pickle.loads(pickle.dumps(whole))
+    whole[0] = torch.tensor(9)
+    assert other[:].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_part_alone_and_its_owner() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(5))
+    buffer.extend(torch.arange(3))
+    storage = copy.deepcopy(buffer.storage)
+    assert storage.owner is None and storage.get([0, 1, 2]).tolist() == [0, 1, 2]
+    other = copy.deepcopy(buffer)
+    assert other.storage.owner is other and buffer.storage.owner is buffer
+
+
+def test_files_of_ones_own_are_not_copied(tmp_path: Any) -> None:
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(5, scratch_dir=tmp_path / "records"))
+    buffer.extend(torch.arange(3))
+    with pytest.raises(UnsupportedError, match="scratch_dir"):
+        copy.deepcopy(buffer)
