@@ -85,3 +85,33 @@ def test_files_of_ones_own_are_not_copied(tmp_path: Any) -> None:
     buffer.extend(torch.arange(3))
     with pytest.raises(UnsupportedError, match="scratch_dir"):
         copy.deepcopy(buffer)
+
+
+class Scale(torch.nn.Module):
+    """Multiplies what is read; its factor is a buffer."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.tensor(factor))
+
+    def forward(self, batch: TensorDict) -> TensorDict:
+        return batch.set("x", batch["x"] * self.factor)
+
+
+def test_the_state_holds_that_of_transforms() -> None:
+    def make(factor: float) -> ReplayBuffer:
+        return ReplayBuffer(
+            storage=LazyTensorStorage(5), transform=Scale(factor), batch_size=2, seed=0
+        ).append_transform(lambda batch: batch)
+
+    buffer, other = make(3.0), make(1.0)
+    buffer.extend(TensorDict({"x": torch.ones(4)}, [4]))
+    state = buffer.state_dict()
+    other.load_state_dict(state)
+    assert other.sample()["x"].tolist() == [3.0, 3.0]
+    state["_transforms"][0]["factor"].fill_(7)
+    assert other.sample()["x"].tolist() == [3.0, 3.0] == buffer.sample()["x"].tolist()
+    for broken in ([None], [{"wrong": torch.ones(())}, None]):
+        with pytest.raises(RuntimeError):
+            other.load_state_dict({**buffer.state_dict(), "_transforms": broken})
+    assert other.sample()["x"].tolist() == [3.0, 3.0] and len(other) == 4

@@ -153,12 +153,13 @@ class Parts:
         self._writer.register_storage(self._storage)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of storage, sampler and writer: copies, which later calls don't change."""
+        """Return the state of storage, sampler, writer and transforms: copies that later calls don't change."""
         with self._lock:
             return {
                 "_storage": self._storage.state_dict(),
                 "_sampler": self._sampler.state_dict(),
                 "_writer": self._writer.state_dict(),
+                "_transforms": self._transforms.state_dict(),
             }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -176,11 +177,13 @@ class Parts:
         with self._lock:
             # The cheap parts first: they are checked, or taken back, before the storage changes.
             self._writer.check_state(state_dict["_writer"], *Storage.steps_in(state_dict["_storage"]))
-            before = self._sampler.state_dict()
-            self._sampler.load_state_dict(state_dict["_sampler"])
+            before, transforms = self._sampler.state_dict(), self._transforms.state_dict()
+            self._transforms.load_state_dict(state_dict.get("_transforms", transforms))
             try:
+                self._sampler.load_state_dict(state_dict["_sampler"])
                 self._storage.load_state_dict(state_dict["_storage"])
             except BaseException:
+                self._transforms.load_state_dict(transforms)
                 self._sampler.load_state_dict(before)
                 raise
             self._writer.load_state_dict(state_dict["_writer"])

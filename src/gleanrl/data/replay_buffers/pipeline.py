@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from gleanrl.errors import InvalidTypeError
+from gleanrl.errors import InvalidTypeError, SchemaError
 
 
 class Stage:
@@ -114,6 +115,36 @@ class Pipeline:
                     stage.face(on_write=True)
                     corner = result
         self._bind()
+
+    def state_dict(self) -> list[Any]:
+        """Return a copy of the state of each transform that has one, None for the others."""
+        return [
+            copy.deepcopy(stage.transform.state_dict()) if hasattr(stage.transform, "state_dict") else None
+            for stage in self._stages
+        ]
+
+    def load_state_dict(self, states: Sequence[Any]) -> None:
+        """Give each transform its saved state.
+
+        Raises:
+            SchemaError: other transforms than these; nothing changed. A transform's own errors pass, and the
+                transforms before it go back to what they were.
+        """
+        if len(states) != len(self._stages):
+            raise SchemaError(
+                f"load_state_dict: the state has {len(states)} transforms, the buffer {len(self._stages)}"
+            )
+        before = self.state_dict()
+        try:
+            self._load(states)
+        except BaseException:
+            self._load(before)
+            raise
+
+    def _load(self, states: Sequence[Any]) -> None:
+        for stage, state in zip(self._stages, states, strict=True):
+            if state is not None:
+                stage.transform.load_state_dict(copy.deepcopy(state))
 
     def confirm(self) -> None:
         """Learn that the first write succeeded: the directions stay as they are."""
