@@ -283,7 +283,7 @@ class _RowWriter:
                 raise PolicyError(f"policy: expected a tensor under {as_key(path)!r}, got {came}")
             if value.shape != shape or value.dtype is not dtype:
                 _check(path, value, shape, dtype)
-            if array is not None and value.device.type == "cpu":
+            if array is not None and value.is_cpu:
                 array[t] = value.detach().numpy() if value.requires_grad else value.numpy()
             else:
                 column[t].copy_(value)

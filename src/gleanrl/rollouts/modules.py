@@ -37,17 +37,16 @@ class CallStage:
     def __init__(self, module: TensorDictModule) -> None:
         self.inputs: list[Path] = [as_path(key) for key in module.in_keys]
         self.outputs: list[Path] = [as_path(key) for key in module.out_keys]
-        self._names: list[str] | None = module._kwargs
+        names: list[str] | None = module._kwargs
+        self._named = None if names is None else list(zip(names, self.inputs, strict=True))
         self._call: Callable[..., Any] = module.module
 
     def __call__(self, values: Values) -> None:
         """Read the inputs from `values` and add the outputs."""
-        if self._names is None:
+        if self._named is None:
             out = self._call(*[values[path] for path in self.inputs])
         else:
-            out = self._call(
-                **{name: values[path] for name, path in zip(self._names, self.inputs, strict=True)}
-            )
+            out = self._call(**{name: values[path] for name, path in self._named})
         if len(self.outputs) == 1 and isinstance(out, torch.Tensor):
             values[self.outputs[0]] = out
         else:
