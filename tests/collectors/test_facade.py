@@ -386,3 +386,8 @@ def test_a_postproc_that_returns_nothing_is_an_error_and_nothing_is_delivered() 
 def test_a_state_that_is_none() -> None:
     with pytest.raises(TypeError, match="load_state_dict: expected a mapping, got NoneType"):
         make(CountingEnv(NEVER)).load_state_dict(None)
+
+
+def test_a_policy_that_returns_nothing() -> None:
+    with pytest.raises(PolicyError, match=r"expected \['action'\], it returned None"):
+        SyncDataCollector(CountingEnv(NEVER), lambda observation: None, frames_per_batch=2)

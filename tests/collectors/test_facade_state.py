@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import io
 import math
 import os
+import pickle
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from gleanrl.errors import MissingKeyError, SchemaError
+from gleanrl.errors import MissingKeyError, SchemaError, UnsupportedError
 from tests.collectors.helpers import IDS, NEVER, SCRIPT, Net, check_names, make, take
 from tests.contract.helpers import on_td
 from tests.fakes import Script
@@ -131,3 +133,9 @@ class _Nothing(list[Any]):
 
     def append(self, item: Any) -> None:
         """Forget."""
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickle.dumps])
+def test_a_collector_is_not_copied(duplicate: Any) -> None:
+    with pytest.raises(UnsupportedError, match="state_dict"):
+        duplicate(make(CountingEnv(NEVER)))

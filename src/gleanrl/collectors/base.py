@@ -64,6 +64,12 @@ class DataCollectorBase(IterableDataset, ABC):  # type: ignore[type-arg]
         """Refuse: batches come in order only."""
         raise UnsupportedError("a collector can't be indexed; iterate over it")
 
+    def __getstate__(self) -> Any:
+        """Refuse: a running environment can't be copied."""
+        raise UnsupportedError(
+            f"{type(self).__name__} holds a running environment and can't be pickled or copied; save its state_dict()"
+        )
+
     def __del__(self) -> None:
         """Shut down with the last reference."""
         if getattr(self, "_ready", False):

@@ -175,6 +175,8 @@ class _Trial:
         with nullcontext() if self.act_now else torch.random.fork_rng(devices=[]), torch.no_grad():
             call = module.module if self.act_now else spare(module.module)
             out = call(*inputs) if names is None else call(**dict(zip(names, inputs, strict=True)))
+        if out is None:
+            raise PolicyError(f"policy: expected {list(module.out_keys)}, it returned None")
         extra = (len(out) if isinstance(out, tuple) else 1) - len(module.out_keys)
         out_keys = [*module.out_keys, *(f"output{i + 1}" for i in range(extra))]
         in_keys: Any = module.in_keys if names is None else dict(zip(names, module.in_keys, strict=True))
