@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
+
+_NOTHING: Mapping[Any, torch.Tensor] = MappingProxyType({})
 
 
 class Placement(NamedTuple):
@@ -46,15 +49,33 @@ class Placement(NamedTuple):
         return ((self.start, self.capacity), (0, stop - self.capacity))
 
 
+class Selection(NamedTuple):
+    """Which records of a write are kept, and where: for writers that choose by what a record holds.
+
+    Only for storages with one batch dimension, where a time step is one record.
+    """
+
+    rows: torch.Tensor
+    """Positions in the data of the records that are stored, ``(m,)`` int64."""
+    slots: torch.Tensor
+    """Their slots, ``(m,)`` int64, each once."""
+    returned: torch.Tensor
+    """What the write returns: each record's slot, -1 where it isn't stored, ``(n,)`` int64."""
+    length: int
+    """Records stored once the write is published."""
+
+
 class Draw(NamedTuple):
     """What a sampler chose; it names slots and never holds payload."""
 
     slots: torch.Tensor
     """Slots, ``(n,)`` int64 on the CPU, counted over time and batch dimensions flattened."""
-    extras: Mapping[str, torch.Tensor]
-    """What else the sampler delivers with each row, ``(n, ...)`` each: weights, say."""
+    extras: Mapping[Any, torch.Tensor] = _NOTHING
+    """What else the sampler delivers with each row, by key, ``(n, ...)`` each: weights, say."""
     generation: torch.Tensor | None = None
     """How often each slot had been written at the draw, ``(n,)`` int64, if it was asked for."""
+    last: torch.Tensor | None = None
+    """Of slices: whether a row is the last one of its slice, ``(n,)`` bool."""
 
 
 class BufferStats(NamedTuple):
@@ -69,4 +90,6 @@ class BufferStats(NamedTuple):
     batches_sampled: int
     """Batches handed out by `sample`."""
     rows_redrawn: int
-    """Rows that another thread overwrote while they were fetched, so that they were drawn again."""
+    """Rows that were overwritten between their draw and the end of their fetch, so that they were drawn again."""
+    priorities_dropped: int = 0
+    """Priority updates that came too late, for records that had been overwritten."""

@@ -221,3 +221,40 @@ def dict_batch(
 ) -> TensorDict:
     """Return a TensorDict around `entries`, tensors or TensorDicts of that size; no check, no copy."""
     return _new_unsafe(dict(entries), batch_size=batch_size, device=device, nested=False)
+
+
+def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor]) -> None:
+    """Put tensors ``(n, ...)`` into a batch ``[n, *item]`` of its own, replacing what stands at their keys.
+
+    With more batch dimensions than one each row's value is repeated over the rest. Tensors move to the batch's
+    device; the groups of nested keys have to exist.
+
+    Raises:
+        SchemaError: the batch is no TensorDict of n rows, or lacks a group.
+    """
+    if not isinstance(batch, TensorDictBase) or not batch.batch_dims:
+        raise SchemaError(
+            f"entries {sorted(map(str, entries))} can't be added to a {type(batch).__name__}: expected a TensorDict"
+        )
+    size, device = batch.batch_size, batch.device
+    for key, value in entries.items():
+        path = as_path(key)
+        group: Any = batch
+        for part in path[:-1]:
+            group = group.get(part, None)
+            if not isinstance(group, TensorDictBase):
+                raise SchemaError(f"{as_key(path)!r} can't be added: the batch has no group {part!r}")
+        if value.shape[0] != size[0]:
+            raise SchemaError(
+                f"{as_key(path)!r} has {value.shape[0]} rows, the batch {size[0]}: something changed its shape"
+            )
+        if len(size) > 1:
+            rest = size[1:]
+            value = value.view(size[0], *[1] * len(rest), *value.shape[1:])
+            value = value.expand(*size, *value.shape[len(size) :])
+        if device is not None and value.device != device:
+            value = value.to(device)
+        if type(group) is TensorDict and not group.is_locked:
+            group._tensordict[path[-1]] = value
+        else:
+            group.set(path[-1], value)

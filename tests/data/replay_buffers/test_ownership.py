@@ -67,7 +67,7 @@ def test_a_part_of_a_dead_buffer_is_free(name):
         {"seed": -1},
         {"transform": 3},
         {"batch_size": 0},
-        {"prefetch": 2},
+        {"prefetch": -1},
         {"storage": 3},
         {"batch_size": None},
     ],

@@ -70,8 +70,8 @@ class Overtaken(LazyTensorStorage):
 
     act: Any = None
 
-    def fetch(self, slots: torch.Tensor) -> Any:
-        rows = super().fetch(slots)
+    def fetch(self, slots: torch.Tensor, paths: object = None) -> Any:
+        rows = super().fetch(slots, paths)
         if self.act is not None:
             act, self.act = self.act, None
             thread = threading.Thread(target=act)
@@ -162,11 +162,11 @@ class Forgetful(ListStorage):
 
     act: Any = None
 
-    def fetch(self, slots: torch.Tensor) -> Any:
+    def fetch(self, slots: torch.Tensor, paths: object = None) -> Any:
         if self.act is not None:
             act, self.act = self.act, None
             act()
-        return super().fetch(slots)
+        return super().fetch(slots, paths)
 
 
 def test_objects_that_are_forgotten_before_the_fetch():

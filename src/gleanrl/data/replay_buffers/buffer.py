@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 
-from gleanrl.data.replay_buffers.parts import Parts
-from gleanrl.data.replay_buffers.pipeline import none_returned, pin
-from gleanrl.data.replay_buffers.samplers.base import Sampler, coordinates
-from gleanrl.data.replay_buffers.samplers.without_replacement import SamplerWithoutReplacement
-from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
+from gleanrl.data.replay_buffers.prefetch import Prefetcher
+from gleanrl.data.replay_buffers.recording import checked_dim
+from gleanrl.data.replay_buffers.samplers.base import Sampler
+from gleanrl.data.replay_buffers.serving import Serving
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.indexing import is_key
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.data.replay_buffers.writers.base import Writer
-from gleanrl.errors import EmptyBufferError, InvalidArgumentError, UnsupportedError
-from gleanrl.records import BufferStats, Draw, Placement
+from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.records import BufferStats
+from gleanrl.system import proc
+from gleanrl.tree import NestedKey
 
-_WHOLE = slice(None)
 
-
-class ReplayBuffer(Parts):
+class ReplayBuffer(Serving):
     """Stores records and serves batches of them.
 
     The parts are composed: the *storage* keeps records, the *writer* decides where new ones go, the *sampler*
@@ -43,7 +43,10 @@ class ReplayBuffer(Parts):
         collate_fn: makes a batch out of what the storage returns; None for stacking (list storages) or
             nothing at all (tensor storages return batches).
         pin_memory: whether batches come in pinned memory; needs CUDA.
-        prefetch: batches fetched ahead; not available yet, must be None or 0.
+        prefetch: batches drawn and fetched ahead by threads; None or 0 for none. A batch drawn ahead of a write
+            to one of its rows, of `empty` or of `load_state_dict` isn't served but drawn again; priorities are
+            those at the draw. The sequence of batches depends on the depth only if records or priorities are
+            written in between, and never on the number of threads.
         transform: a callable on batches, or an object with `forward` (on read) and `inv` (on write). A plain
             callable that changes the batch shape of data with more batch dimensions than the storage has acts
             on the way in: ``lambda data: data.reshape(-1)`` flattens ``[P, T]`` data. That is found out at
@@ -53,6 +56,7 @@ class ReplayBuffer(Parts):
             dimension 0. None for the last dimension that the storage takes as slots, ``storage.ndim - 1``.
         checkpointer: not available yet, must be None.
         seed: where the sampler's random sequence starts; None leaves the sampler as it is.
+        prefetch_threads: threads that fetch ahead; None for one for each batch, as far as there are CPUs.
 
     Raises:
         InvalidArgumentError: a bad value, or a part of another buffer, named.
@@ -83,155 +87,45 @@ class ReplayBuffer(Parts):
         dim_extend: int | None = None,
         checkpointer: Any = None,
         seed: int | None = None,
+        prefetch_threads: int | None = None,
     ) -> None:
-        if prefetch:
-            raise UnsupportedError(
-                f"prefetch={prefetch}: fetching ahead isn't available yet; leave it at None"
-            )
+        prefetcher = _prefetcher(prefetch, prefetch_threads)
         if checkpointer is not None:
             raise UnsupportedError("checkpointer: not available yet; save state_dict() with torch.save")
         if pin_memory and not torch.cuda.is_available():
             raise UnsupportedError("pin_memory=True needs a CUDA device, and torch sees none")
-        if batch_size is None and isinstance(sampler, SamplerWithoutReplacement) and sampler.drop_last:
-            raise InvalidArgumentError("batch_size: a sampler with drop_last=True needs it at construction")
+        if batch_size is None and (prefetcher is not None or getattr(sampler, "drop_last", False)):
+            raise InvalidArgumentError(
+                "batch_size: prefetch and samplers with drop_last=True need it at construction"
+            )
         self._batch_size = None if batch_size is None else _size(batch_size)
-        self._dim_extend = self._checked_dim(dim_extend)
+        self._dim_extend = checked_dim(dim_extend)
         super().__init__(storage, sampler, writer, transform, seed)
         self._collate_fn = collate_fn
-        self._pin_memory = bool(pin_memory)
-        self._batches_sampled = 0
-        self._rows_redrawn = 0
-
-    def _checked_dim(self, dim_extend: int | None) -> int | None:
-        if dim_extend is not None and (not isinstance(dim_extend, int) or dim_extend < 0):
-            raise InvalidArgumentError(f"dim_extend: expected an integer of 0 or more, got {dim_extend!r}")
-        return dim_extend
+        self._open(bool(pin_memory), prefetcher)
 
     @property
     def batch_size(self) -> int | None:
         """Transitions in a batch if `sample` isn't told otherwise."""
         return self._batch_size
 
-    @property
-    def dim_extend(self) -> int:
-        """The batch dimension of extended data that is time; fixed at construction."""
-        return self._storage.ndim - 1 if self._dim_extend is None else self._dim_extend
-
-    # Writing
-
-    def add(self, data: Any) -> Any:
-        """Store one record (with ``ndim > 1`` one time step of all batch entries).
-
-        Args:
-            data: a record without a time dimension. It isn't changed, and nothing of it is kept
-                (`ListStorage` keeps the object itself).
-
-        Returns:
-            Its index: an int, or ``(n, ndim)`` coordinates. An empty index if a transform held the record
-            back.
-
-        Raises:
-            SchemaError: other keys, shapes or dtypes than the first write had; nothing changed.
-            CapacityError: the first write found too little memory or disk.
-        """
-        return self._store(data, single=True, where="add")
-
-    def extend(self, data: Any) -> torch.Tensor:
-        """Store many records, the oldest first; the newest stay if they are more than fit.
-
-        Args:
-            data: records ``[T, ...]``; for ``ndim > 1`` ``[*batch, T]`` with time at `dim_extend`. A
-                TensorDict, a tensor, or a dictionary or tuple of tensors is one batch; a list holds single
-                records, as `add` takes them. It isn't changed, and nothing of it is kept (`ListStorage` keeps
-                the objects of a list themselves). ``index``, ``_weight``, ``priority_weight`` and
-                ``_generation``, which samples may carry, are left out.
-
-        Returns:
-            The indices of the records stored, ``(n,)`` int64 or ``(n, ndim)`` coordinates, in the order of
-            the data: all of them, or as many of the last as fit. An empty index if a transform held the
-            records back.
-
-        Raises:
-            SchemaError: no record, or other keys, shapes or dtypes than the first write had; nothing changed.
-            CapacityError: the first write found too little memory or disk.
-        """
-        return self._store(data, single=False, where="extend")
-
-    def _store(self, data: Any, single: bool, where: str) -> Any:
-        with self._lock:
-            storage, transforms = self._storage, self._transforms
-            dim_extend = 0 if single else self.dim_extend
-            if not single and isinstance(data, list):
-                data, dim_extend = storage.join(data, where), 0
-            if len(transforms):
-                slot_dims = storage.ndim - single
-                transforms.settle(data, slot_dims)
-                data = transforms.write(data, slot_dims)
-                if data is None:
-                    shape = (0,) if storage.ndim == 1 else (0, storage.ndim)
-                    return torch.empty(shape, dtype=torch.int64, device="cpu")
-            prepared = storage.prepare(data, single=single, dim_extend=dim_extend, where=where)
-            placement = self._writer.place(prepared.num_steps)
-            storage.write(prepared, placement)
-            self._sampler.on_write(storage, placement)
-            transforms.confirm()
-            if storage.ndim == 1:
-                if single:
-                    return placement.start
-                slots = _range(placement)
-                return slots if not placement.wraps else slots % placement.capacity
-            grid = [torch.arange(size, device="cpu") for size in storage.batch_shape]
-            return torch.cartesian_prod(_range(placement) % placement.capacity, *grid)
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        """Replace stored records, or a column by its key; inverse transforms act first, the cursor stays.
-
-        Args:
-            index: as in `__getitem__`, within the stored part. Of equal positions the last one wins.
-            value: records of the schema, of exactly the shape that the index selects.
-
-        Raises:
-            IndexRangeError: outside the stored part.
-            SchemaError: another shape, dtype or set of keys; nothing changed.
-        """
-        with self._lock:
-            if _is_key(index):
-                index, value = _WHOLE, self._with_column(index, value)
-            storage = self._storage
-            slots, shape = storage.slots_of(index)
-            value = self._transforms.write(value, len(shape))
-            if value is None:
-                return
-            prepared: Prepared = storage.prepare_selection(value, shape, "__setitem__")
-            if slots.shape[0]:
-                storage.write_slots(prepared, slots)
-                self._sampler.on_update(storage, slots)
-
-    def _with_column(self, key: Any, column: Any) -> Any:
-        """Return the whole content with another tensor at `key`; the content itself isn't changed."""
-        whole = self._storage.get(_WHOLE)
-        if not isinstance(whole, TensorDictBase):
-            raise UnsupportedError(
-                f"__setitem__: the key {key!r} needs a buffer of TensorDicts; index by position"
-            )
-        changed = whole.clone(recurse=False)
-        changed[key] = column
-        return changed
-
-    def empty(self) -> None:
-        """Forget every record; memory, schema and random state stay."""
-        with self._lock:
-            self._storage.clear()
-            self._sampler.clear()
-
     # Reading
 
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,
+        *,
+        keys: Iterable[NestedKey] | None = None,
+    ) -> Any:
         """Return a batch of records in fresh memory.
 
         Args:
-            batch_size: transitions; None for the one given at construction.
+            batch_size: transitions; None for the one given at construction. Batches drawn ahead (`prefetch`)
+                have that size; another one is drawn at once, beside them.
             return_info: whether to return ``(batch, info)``.
+            keys: the only columns to fetch; the key of a group stands for all below it. None for all. Such a
+                batch isn't fetched ahead.
 
         Returns:
             The batch ``[n]``. ``info`` holds ``"index"`` (``(n,)`` int64, or a tuple of ``ndim`` such
@@ -243,63 +137,13 @@ class ReplayBuffer(Parts):
             UnsupportedError: no batch size, here or at construction.
             InvalidArgumentError: a batch size that isn't an integer of 1 or more.
             InvalidTypeError: a transform or `collate_fn` returned None.
+            MissingKeyError: one of `keys` isn't stored.
         """
         size = self._size_of(batch_size)
-        with self._lock:
-            storage = self._storage
-            drawn = self._sampler.draw(storage, size, return_info)
-            changes, content = storage.changes, storage.content
-            self._batches_sampled += 1
-        try:
-            batch = storage.fetch(drawn.slots)
-        except IndexError:
-            if storage.content is content:
-                raise
-            batch = None  # the records were forgotten meanwhile: all of them are drawn again
-        if storage.content is not content:
-            drawn, batch = self._replace(storage, drawn, size, return_info)
-        elif storage.changes != changes:
-            drawn, batch = self._repair(storage, drawn, batch, changes, return_info)
-        batch = self._finish(storage, batch)
-        if not return_info:
-            return batch
-        info = {"index": coordinates(drawn.slots, storage), "generation": drawn.generation, **drawn.extras}
-        return batch, info
-
-    def _replace(self, storage: Storage, drawn: Draw, size: int, generations: bool) -> tuple[Draw, Any]:
-        """Draw and fetch a whole batch again: the buffer was emptied or loaded during the fetch."""
-        with self._lock:
-            if not len(storage):
-                raise EmptyBufferError("the buffer was emptied while a batch was fetched from it")
-            self._rows_redrawn += drawn.slots.shape[0]
-            drawn = self._sampler.draw(storage, size, generations)
-            return drawn, storage.fetch(drawn.slots)
-
-    def _repair(
-        self, storage: Storage, drawn: Draw, batch: Any, changes: int, generations: bool
-    ) -> tuple[Draw, Any]:
-        """Draw and fetch again what was written during the fetch; the lock keeps writers away this time."""
-        with self._lock:
-            stale = storage.stale(drawn.slots, changes)
-            count = int(stale.sum())
-            if not count:
-                return drawn, batch
-            self._rows_redrawn += count
-            drawn = self._sampler.redraw(storage, drawn, stale)
-            if generations:
-                drawn = drawn._replace(generation=storage.generation(drawn.slots))
-            return drawn, storage.fetch(drawn.slots)
-
-    def _finish(self, storage: Storage, records: Any) -> Any:
-        """Return what the user gets for records out of the storage: collated, transformed, pinned."""
-        collate = self._collate_fn or storage.collate
-        if collate is not None:
-            records = collate(records)
-            if records is None:
-                raise none_returned("collate_fn", collate)
-        if self._transforms.reads:
-            records = self._transforms.read(records)
-        return pin(records) if self._pin_memory else records
+        chosen = None if keys is None else (keys,) if isinstance(keys, str) else tuple(keys)
+        ahead = chosen is None and size == self._batch_size
+        batch, info, _ = self._serve(size, ahead, chosen, return_info)
+        return (batch, info) if return_info else batch
 
     def _size_of(self, batch_size: int | None) -> int:
         if batch_size is None:
@@ -319,9 +163,12 @@ class ReplayBuffer(Parts):
         if self._batch_size is None:
             raise UnsupportedError("iterating over a buffer needs the batch_size argument of its constructor")
         with self._lock:
+            self._drop_ahead()
             self._sampler.new_epoch()
-        while not self._sampler.ran_out:
-            yield self.sample()
+        ended = False
+        while not ended:
+            batch, _, ended = self._serve(self._batch_size, True, None, False)
+            yield batch
 
     def __getitem__(self, index: Any) -> Any:
         """Return stored records by position, or a column by its key; transforms act on what is returned.
@@ -337,7 +184,7 @@ class ReplayBuffer(Parts):
         Raises:
             IndexRangeError: outside the stored part.
         """
-        if _is_key(index):
+        if is_key(index):
             return self[:][index]
         with self._lock:
             storage = self._storage
@@ -346,7 +193,7 @@ class ReplayBuffer(Parts):
                 records = records.clone() if hasattr(records, "clone") else _clone_tree(records)
         if isinstance(storage, ListStorage) and not isinstance(records, list):
             return self._transforms.read(records)
-        return self._finish(storage, records)
+        return self._delivered(self._collated(storage, records))
 
     def __len__(self) -> int:
         """Return the number of transitions stored."""
@@ -362,6 +209,7 @@ class ReplayBuffer(Parts):
                 storage.rows_written,
                 self._batches_sampled,
                 self._rows_redrawn,
+                self._sampler.priorities_dropped,
             )
 
     def __repr__(self) -> str:
@@ -382,14 +230,15 @@ def _size(batch_size: Any) -> int:
     return size
 
 
-def _range(placement: Placement) -> torch.Tensor:
-    return torch.arange(placement.start, placement.start + placement.num_steps, device="cpu")
-
-
-def _is_key(index: Any) -> bool:
-    if isinstance(index, str):
-        return True
-    return isinstance(index, tuple) and bool(index) and all(_is_key(part) for part in index)
+def _prefetcher(depth: Any, threads: Any) -> Prefetcher | None:
+    for name, value in (("prefetch", depth), ("prefetch_threads", threads)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise InvalidArgumentError(f"{name}: expected an integer of 0 or more, got {value!r}")
+    if not depth:
+        if threads:
+            raise InvalidArgumentError("prefetch_threads: there is nothing to fetch ahead without prefetch")
+        return None
+    return Prefetcher(depth, threads or min(depth, proc.cpu_count()))
 
 
 def _clone_tree(records: Any) -> Any:

@@ -100,6 +100,7 @@ class Parts:
             self._collate_fn = collate_fn
             self._writer.register_storage(self._storage)
             self._sampler.clear()
+            self._drop_ahead()
             return old
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
@@ -107,6 +108,7 @@ class Parts:
         with self._lock:
             old, self._sampler = self._sampler, self._part("sampler", sampler, Sampler)
             _hand_over(old, sampler, self)
+            self._drop_ahead()
             return old
 
     def set_writer(self, writer: Writer) -> Writer:
@@ -121,6 +123,10 @@ class Parts:
         """Start the sampler's random sequence of `seed`."""
         with self._lock:
             self._sampler.set_seed(seed)
+            self._drop_ahead()
+
+    def _drop_ahead(self) -> None:
+        """Forget batches that were drawn ahead: what they were drawn from, or by, is another one."""
 
     def append_transform(self: _Self, transform: Any, *, invert: bool = False) -> _Self:
         """Add a transform after the others, and return the buffer; see `insert_transform`."""

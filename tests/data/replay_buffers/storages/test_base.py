@@ -42,7 +42,7 @@ class RingMachine(RuleBasedStateMachine):
     def write(self, count: int) -> None:
         values = self.fresh(count)
         prepared = self.storage.prepare(self.batch(values), single=False, dim_extend=0, where="test")
-        placement = self.writer.place(prepared.num_steps)
+        placement = self.writer.place(prepared)
         self.storage.write(prepared, placement)
         skipped = max(count - CAPACITY, 0)
         for position, value in enumerate(values):

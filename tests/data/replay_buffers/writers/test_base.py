@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from gleanrl.data.replay_buffers import LazyTensorStorage, RoundRobinWriter
+from gleanrl.data.replay_buffers.storages.base import Prepared
 from gleanrl.errors import UnsupportedError
 
 
 def test_a_writer_without_a_storage_says_so():
     with pytest.raises(UnsupportedError, match="has no storage"):
-        RoundRobinWriter().place(1)
+        RoundRobinWriter().place(Prepared(None, 1))
 
 
 def test_a_writer_writes_to_the_storage_registered_last():
@@ -19,4 +20,4 @@ def test_a_writer_writes_to_the_storage_registered_last():
     writer.register_storage(first)
     writer.register_storage(second)
     assert writer.storage is second
-    assert writer.place(1).capacity == 5
+    assert writer.place(Prepared(None, 1)).capacity == 5

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gleanrl.data.replay_buffers import LazyTensorStorage, RoundRobinWriter
+from gleanrl.data.replay_buffers.storages.base import Prepared
 from gleanrl.errors import SchemaError
 
 
@@ -19,7 +20,7 @@ def pair(capacity: int) -> tuple[RoundRobinWriter, LazyTensorStorage]:
 
 def write(writer: RoundRobinWriter, storage: LazyTensorStorage, values: torch.Tensor) -> None:
     prepared = storage.prepare(values, single=False, dim_extend=0, where="test")
-    placement = writer.place(prepared.num_steps)
+    placement = writer.place(prepared)
     storage.write(prepared, placement)
 
 
@@ -29,7 +30,7 @@ def test_long_writes_end_as_single_writes_would(capacity, counts):
     cursor, slots, clock = 0, [None] * capacity, 0
     for count in counts:
         before = len(storage)
-        placement = writer.place(count)
+        placement = writer.place(Prepared(None, count))
         assert placement.skipped == max(count - capacity, 0)
         assert placement.evicted == before + placement.num_steps - placement.length
         write(writer, storage, torch.arange(clock, clock + count))
@@ -45,7 +46,7 @@ def test_long_writes_end_as_single_writes_would(capacity, counts):
 
 def test_place_decides_and_changes_nothing():
     writer, _ = pair(10)
-    assert writer.place(4) == writer.place(4)
+    assert writer.place(Prepared(None, 4)) == writer.place(Prepared(None, 4))
     assert writer.cursor == 0
 
 

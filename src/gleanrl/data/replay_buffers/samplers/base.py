@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.errors import EmptyBufferError, InvalidArgumentError
 from gleanrl.records import Draw, Placement
 from gleanrl.seeding import OwnedGenerator
+from gleanrl.tree import NestedKey, Path
 
 
 class Sampler(Part, ABC):
@@ -60,16 +62,27 @@ class Sampler(Part, ABC):
         """
         if not storage.num_steps:
             raise EmptyBufferError("can't sample: the storage is empty; extend it first")
-        slots, extras = self._draw(storage, batch_size)
-        return Draw(slots, extras, storage.generation(slots) if generations else None)
+        return _stamped(self._draw(storage, batch_size), storage, generations)
 
     @abstractmethod
-    def _draw(self, storage: Storage, batch_size: int) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        """Return slots ``(n,)`` int64 and what else comes with each; the storage isn't empty."""
+    def _draw(self, storage: Storage, batch_size: int) -> Draw:
+        """Return slots and what else comes with each; the storage isn't empty."""
 
-    @abstractmethod
-    def redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
+    def redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor, generations: bool = False) -> Draw:
         """Return `draw` with other slots where `stale` (bool, ``(n,)``): those were overwritten meanwhile."""
+        return _stamped(self._redraw(storage, draw, stale), storage, generations)
+
+    @abstractmethod
+    def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
+        """Return other slots for the stale rows, or for all; generations don't matter here."""
+
+    def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
+        """Return what else is delivered with each row; `records` are the rows as they were fetched."""
+        return draw.extras
+
+    def annotated_paths(self, storage: Storage) -> tuple[Path, ...]:
+        """Return the columns that `annotate` looks at."""
+        return ()
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Return an index and what comes with it, for callers without a buffer.
@@ -86,7 +99,31 @@ class Sampler(Part, ABC):
         """Learn that a write was published."""
 
     def on_update(self, storage: Storage, slots: torch.Tensor) -> None:
-        """Learn that the records in `slots` were replaced by index."""
+        """Learn that the records in `slots`, ``(n,)`` int64, were replaced, or are new."""
+
+    def on_column(self, storage: Storage) -> None:
+        """Learn that a column of all records was replaced."""
+
+    def update_priority(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
+        """Take new priorities; a sampler without priorities warns and goes on.
+
+        Args:
+            storage: what the slots are of.
+            slots: ``(n,)`` int64 in the stored part, or -1 for "skip".
+            priority: one number or one for each slot.
+            generation: the slots' generations when they were drawn, or None.
+        """
+        warnings.warn(
+            f"update_priority: a {type(self).__name__} has no priorities, the update is ignored", stacklevel=3
+        )
+
+    def mark_update(self, storage: Storage, slots: torch.Tensor) -> None:
+        """Give `slots`, ``(n,)`` int64, the priority of new records; nothing to do without priorities."""
+
+    @property
+    def priorities_dropped(self) -> int:
+        """Priority updates that came too late; 0 for samplers without priorities."""
+        return 0
 
     def clear(self) -> None:
         """Learn that the storage was emptied or replaced."""
@@ -100,6 +137,12 @@ class Sampler(Part, ABC):
         """Go on from a saved state."""
         self._random.load_state_dict(state_dict)
         self._ran_out = bool(state_dict["ran_out"])
+
+
+def _stamped(draw: Draw, storage: Storage, generations: bool) -> Draw:
+    if generations and draw.generation is None:
+        return draw._replace(generation=storage.generation(draw.slots))
+    return draw
 
 
 def coordinates(slots: torch.Tensor, storage: Storage) -> Any:

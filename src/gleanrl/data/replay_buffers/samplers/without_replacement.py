@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,8 +10,6 @@ from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.errors import InvalidArgumentError, SchemaError
 from gleanrl.records import Draw
-
-_NOTHING: Mapping[str, torch.Tensor] = {}
 
 
 class SamplerWithoutReplacement(Sampler):
@@ -46,7 +43,7 @@ class SamplerWithoutReplacement(Sampler):
         self._order: torch.Tensor | None = None  # (size,) int64, None if not shuffled
         self._content: object | None = None  # what the epoch covers; None if a state was loaded since
 
-    def _draw(self, storage: Storage, batch_size: int) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+    def _draw(self, storage: Storage, batch_size: int) -> Draw:
         if self._content is not storage.content:
             self._move_to(storage)
         left = self._size - self._position
@@ -62,7 +59,7 @@ class SamplerWithoutReplacement(Sampler):
         )
         self._position = stop
         self._ran_out = self._size - stop < (batch_size if self.drop_last else 1)
-        return index, _NOTHING
+        return Draw(index)
 
     def _move_to(self, storage: Storage) -> None:
         """Keep a loaded epoch that fits; drop one of another content."""
@@ -80,9 +77,9 @@ class SamplerWithoutReplacement(Sampler):
         self._size = size
         self._position = 0
 
-    def redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
-        """Keep the slots: each is due once in the epoch, whatever it holds by now."""
-        return Draw(draw.slots, draw.extras)
+    def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
+        # Each slot is due once in the epoch, whatever it holds by now.
+        return Draw(draw.slots)
 
     def new_epoch(self) -> None:
         """Drop what is left of the epoch; the next draw begins a new one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any, NamedTuple
 
@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from gleanrl.data.replay_buffers.ownership import Part
-from gleanrl.errors import IndexRangeError, InvalidArgumentError, SchemaError
+from gleanrl.errors import IndexRangeError, InvalidArgumentError, SchemaError, UnsupportedError
 from gleanrl.native import bump, bump_at
-from gleanrl.records import Placement
+from gleanrl.records import Placement, Selection
+from gleanrl.tree import NestedKey, Path
 
 _REMEMBERED = 64  # recent changes that `stale` tells apart
 
@@ -199,6 +200,10 @@ class Storage(Part, ABC):
         """Copy the rows to `slots`, ``(n,)`` int64; of equal slots the last one wins."""
 
     @abstractmethod
+    def _pick(self, rows: Any, positions: torch.Tensor) -> Any:
+        """Return the rows at `positions`, ``(n,)`` int64, as `_copy_slots` takes them."""
+
+    @abstractmethod
     def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
         """Check records ``[*shape]`` that are to go to a selection of slots of that shape; see `prepare`."""
 
@@ -216,8 +221,17 @@ class Storage(Part, ABC):
         self._end = placement.cursor
         self._rows_written += count
 
+    def write_selected(self, prepared: Prepared, selection: Selection) -> None:
+        """Copy some of the prepared records to slots of their own and publish the new length."""
+        if selection.slots.shape[0]:
+            self.write_slots(Prepared(self._pick(prepared.rows, selection.rows), 0), selection.slots)
+        self._num_steps = selection.length
+        self._end = selection.length % self.capacity_steps
+
     def write_slots(self, prepared: Prepared, slots: torch.Tensor) -> None:
-        """Copy prepared data to `slots`, ``(n,)`` int64, n >= 1, within the stored part; the length stays."""
+        """Copy prepared data to `slots`, ``(n,)`` int64, n >= 1; the length stays."""
+        if self._generations is None:
+            self._counters()
         low = int(slots.min())
         self._mark(low, int(slots.max()) - low + 1)
         bump_at(self._generations_at, slots.data_ptr(), slots.shape[0], self.max_size)
@@ -267,8 +281,20 @@ class Storage(Part, ABC):
     # Reading
 
     @abstractmethod
-    def fetch(self, slots: torch.Tensor) -> Any:
-        """Return the records in `slots` (``(n,)`` int64 on the CPU, contiguous, in range) in fresh memory."""
+    def fetch(self, slots: torch.Tensor, paths: tuple[Path, ...] | None = None) -> Any:
+        """Return the records in `slots` (``(n,)`` int64 on the CPU, contiguous, in range) in fresh memory.
+
+        `paths` names the only columns to fetch, as `columns_of` found them; None for all.
+        """
+
+    def columns_of(self, keys: Iterable[NestedKey]) -> tuple[Path, ...]:
+        """Return the columns that `keys` name; the key of a group stands for all below it.
+
+        Raises:
+            MissingKeyError: a key without a column.
+            UnsupportedError: a storage without columns.
+        """
+        raise UnsupportedError(f"keys: a {type(self).__name__} has no columns to choose from")
 
     @abstractmethod
     def get(self, index: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,6 +18,10 @@ from gleanrl.native import Columns as NativeColumns
 from gleanrl.pool import BufferPool
 
 _PLANS = 64  # batch sizes whose allocations are remembered
+Wanted: TypeAlias = tuple[int, ...]
+"""Positions of columns."""
+Plan: TypeAlias = list[tuple[Callable[..., Any], tuple[int, ...], np.dtype[Any]]]
+
 _MAY_BE_LAZY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -50,8 +54,11 @@ class ColumnStore(ABC):
         """Copy ready leaves to `slots`, ``(n,)`` int64; of equal slots the last one wins."""
 
     @abstractmethod
-    def gather(self, slots: torch.Tensor) -> list[torch.Tensor]:
-        """Return the rows of `slots` (``(n,)`` int64, CPU) as fresh contiguous tensors ``[n, *field]``."""
+    def gather(self, slots: torch.Tensor, wanted: Wanted | None = None) -> list[torch.Tensor]:
+        """Return the rows of `slots` (``(n,)`` int64, CPU) as fresh contiguous tensors ``[n, *field]``.
+
+        `wanted` names the columns by position, in the order of the result; None for all.
+        """
 
 
 class HostColumns(ColumnStore):
@@ -65,13 +72,9 @@ class HostColumns(ColumnStore):
         self._lazy = [
             dtype in _MAY_BE_LAZY or dtype.is_complex for dtype in (field.dtype for field in fields)
         ]
-        self._plans: dict[int, list[tuple[Callable[..., Any], tuple[int, ...], np.dtype[Any]]]] = {}
+        self._plans: dict[tuple[int, Wanted | None], Plan] = {}
         self._pool = BufferPool()
-        self._disguised = [
-            (position, field.dtype)
-            for position, field in enumerate(fields)
-            if numpy_twin(field.dtype) is not field.dtype
-        ]
+        self._disguised = any(numpy_twin(field.dtype) is not field.dtype for field in fields)
         self._ranges = [(column.data_ptr(), column.data_ptr() + column.nbytes) for column in columns]
         self._low = min(low for low, _ in self._ranges)
         self._high = max(high for _, high in self._ranges)
@@ -93,14 +96,15 @@ class HostColumns(ColumnStore):
         """Copy row by row in the order of `slots`."""
         self._native.put(slots.data_ptr(), slots.shape[0], self._sources(leaves))
 
-    def gather(self, slots: torch.Tensor) -> list[torch.Tensor]:
+    def gather(self, slots: torch.Tensor, wanted: Wanted | None = None) -> list[torch.Tensor]:
         """Fetch all columns in one native call, the interpreter lock released."""
         count = slots.shape[0]
-        plan = self._plans.get(count) or self._plan(count)
+        plan = self._plans.get((count, wanted)) or self._plan(count, wanted)
         leaves = [from_numpy(make(shape, dtype)) for make, shape, dtype in plan]
-        self._native.gather(slots.data_ptr(), count, [leaf.data_ptr() for leaf in leaves])
-        for position, dtype in self._disguised:
-            leaves[position] = leaves[position].view(dtype)
+        self._native.gather(slots.data_ptr(), count, [leaf.data_ptr() for leaf in leaves], wanted)
+        if self._disguised:
+            fields = self.fields if wanted is None else [self.fields[position] for position in wanted]
+            leaves = [leaf.view(field.dtype) for leaf, field in zip(leaves, fields, strict=True)]
         return leaves
 
     def _sources(self, leaves: list[torch.Tensor]) -> list[int]:
@@ -114,7 +118,7 @@ class HostColumns(ColumnStore):
                 addresses[position] = leaves[position].data_ptr()
         return addresses
 
-    def _plan(self, count: int) -> list[tuple[Callable[..., Any], tuple[int, ...], np.dtype[Any]]]:
+    def _plan(self, count: int, wanted: Wanted | None) -> Plan:
         """Return, for each leaf of a batch, what makes its array, the array's shape and dtype."""
         if len(self._plans) >= _PLANS:
             self._plans.clear()
@@ -124,9 +128,9 @@ class HostColumns(ColumnStore):
                 (count, *field.shape),
                 numpy_dtype(field.dtype),
             )
-            for field in self.fields
+            for field in (self.fields if wanted is None else [self.fields[position] for position in wanted])
         ]
-        self._plans[count] = plan
+        self._plans[count, wanted] = plan
         return plan
 
 
@@ -163,10 +167,11 @@ class DeviceColumns(ColumnStore):
         for column, leaf, field in zip(self.columns, leaves, self.fields, strict=True):
             column[where] = leaf.reshape(slots.shape[0], *field.shape)[which]
 
-    def gather(self, slots: torch.Tensor) -> list[torch.Tensor]:
+    def gather(self, slots: torch.Tensor, wanted: Wanted | None = None) -> list[torch.Tensor]:
         """Fetch with one `index_select` per column on the device."""
         where = slots.to(self.device)
-        return [column.index_select(0, where) for column in self.columns]
+        columns = self.columns if wanted is None else [self.columns[position] for position in wanted]
+        return [column.index_select(0, where) for column in columns]
 
 
 def column_store(fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> ColumnStore:

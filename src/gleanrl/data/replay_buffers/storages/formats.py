@@ -8,7 +8,7 @@ fixed order.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +16,14 @@ from tensordict import TensorDictBase, is_tensor_collection, is_tensorclass
 from torch.utils import _pytree
 
 from gleanrl.block import Field, Schema
-from gleanrl.errors import InvalidTypeError, SchemaError
-from gleanrl.tree import Path, as_key, iter_leaves
+from gleanrl.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    MissingKeyError,
+    SchemaError,
+    UnsupportedError,
+)
+from gleanrl.tree import NestedKey, Path, as_key, as_path, iter_leaves
 
 # What samples carry beside the records. A sample that is written again must not store it as data.
 ADDED_KEYS = ("index", "_weight", "priority_weight", "_generation")
@@ -37,6 +43,7 @@ class RecordFormat(ABC):
         self.schema = schema
         self.item_shape = item_shape
         self._shapes: dict[torch.Size, list[tuple[torch.Size, torch.dtype]]] = {}
+        self._narrowed: dict[tuple[Path, ...], RecordFormat] = {}
 
     @abstractmethod
     def read(self, data: Any, dims: int, where: str) -> tuple[torch.Size, list[torch.Tensor]]:
@@ -56,6 +63,19 @@ class RecordFormat(ABC):
     @abstractmethod
     def state(self) -> dict[str, Any]:
         """Return what `format_from_state` needs to rebuild the format."""
+
+    def select(self, keys: Iterable[NestedKey]) -> tuple[Path, ...]:
+        """Return the leaves that `keys` name, in their order; the key of a group stands for all below it.
+
+        Raises:
+            MissingKeyError: a key without a leaf.
+            UnsupportedError: the records have no keys.
+        """
+        raise UnsupportedError("keys: only records that are TensorDicts can be fetched in part")
+
+    def narrow(self, paths: tuple[Path, ...]) -> RecordFormat:
+        """Return the format of the records with these leaves only."""
+        raise UnsupportedError("keys: only records that are TensorDicts can be fetched in part")
 
     def check(self, leaves: Sequence[torch.Tensor], lead: torch.Size, where: str) -> None:
         """Raise `SchemaError` unless every leaf is ``[*lead, *field]`` and of the field's dtype."""
@@ -104,6 +124,28 @@ class TensorDictFormat(RecordFormat):
     def build(self, leaves: Sequence[torch.Tensor], lead: torch.Size, device: torch.device) -> Any:
         """Return a TensorDict of batch size ``[*lead, *item_shape]``."""
         return self.schema.layout.build(leaves, lead + self.item_shape if self.item_shape else lead, device)
+
+    def select(self, keys: Iterable[NestedKey]) -> tuple[Path, ...]:
+        """Return the leaves that `keys` name (see `RecordFormat.select`)."""
+        chosen: dict[Path, None] = {}
+        for path in map(as_path, [keys] if isinstance(keys, str) else keys):
+            found = [leaf for leaf in self.schema.paths if leaf[: len(path)] == path]
+            if not found:
+                raise MissingKeyError(
+                    f"keys: {as_key(path)!r} isn't stored; there are {[as_key(p) for p in self.schema.paths]}"
+                )
+            chosen.update(dict.fromkeys(found))
+        if not chosen:
+            raise InvalidArgumentError("keys: expected at least one key, got none; None stands for all")
+        return tuple(chosen)
+
+    def narrow(self, paths: tuple[Path, ...]) -> RecordFormat:
+        """Return the format of the records with these leaves only; made once for each choice."""
+        found = self._narrowed.get(paths)
+        if found is None:
+            found = TensorDictFormat(Schema({path: self.schema[path] for path in paths}), self.item_shape)
+            self._narrowed[paths] = found
+        return found
 
     def state(self) -> dict[str, Any]:
         """Return the format as plain values."""

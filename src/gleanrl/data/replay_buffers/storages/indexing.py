@@ -76,6 +76,79 @@ def slots_at(index: Any, shape: torch.Size) -> tuple[torch.Tensor, torch.Size]:
     return picked.reshape(-1).contiguous(), picked.shape
 
 
+def slots_of_update(index: Any, shape: torch.Size) -> torch.Tensor:
+    """Return the slots of what `extend` or `sample` returned as index, with -1 for what is to be skipped.
+
+    Args:
+        index: an int, ``(n,)`` integers, ``(n, ndim)`` coordinates (with ``ndim > 1``), or a tuple of `ndim`
+            integer tensors. -1 (in any coordinate) skips a row.
+        shape: the visible part, ``[steps, *batch]``.
+
+    Returns:
+        ``(n,)`` int64, contiguous, on the CPU: in ``[-1, number of slots)``.
+
+    Raises:
+        IndexRangeError: another negative number, or one outside the visible part.
+        InvalidTypeError: not an index.
+    """
+    if isinstance(index, tuple) and len(index) == len(shape):
+        parts = [_integers(part).reshape(-1) for part in index]
+        if len({part.shape[0] for part in parts}) > 1:
+            raise IndexRangeError(f"index: the {len(parts)} coordinates have different lengths")
+        return _flat(torch.stack(parts, -1), shape)
+    positions = _integers(index)
+    if len(shape) > 1 and positions.ndim and positions.shape[-1] == len(shape):
+        return _flat(positions.reshape(-1, len(shape)), shape)
+    if positions.ndim > 1 and positions.shape[-1] == 1 or not positions.ndim:
+        positions = positions.reshape(-1)
+    if positions.ndim != 1:
+        raise IndexRangeError(
+            f"index: expected (n,) slots or (n, {len(shape)}) coordinates, got {tuple(positions.shape)}"
+        )
+    return _updatable(positions.contiguous(), shape.numel())
+
+
+def is_key(index: Any) -> bool:
+    """Return whether `index` names a column: a string or a (nested) tuple of strings."""
+    if isinstance(index, str):
+        return True
+    return isinstance(index, tuple) and bool(index) and all(is_key(part) for part in index)
+
+
+def _integers(index: Any) -> torch.Tensor:
+    if isinstance(index, torch.Tensor) and index.dtype == torch.int64 and index.is_cpu:
+        return index
+    index = _convert(int(index) if _is_number(index) else index)
+    tensor = torch.as_tensor(index, device="cpu") if not isinstance(index, slice) else None
+    if tensor is None or tensor.dtype == torch.bool:
+        raise InvalidTypeError(f"index: expected the integers that extend or sample returned, got {index!r}")
+    return tensor.to(torch.int64)
+
+
+def _is_number(index: Any) -> bool:
+    return isinstance(index, (int, np.integer)) and not isinstance(index, bool)
+
+
+def _flat(coordinates: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return slots of ``(n, ndim)`` coordinates."""
+    skipped = (coordinates == -1).any(-1)
+    flat = torch.zeros(coordinates.shape[0], dtype=torch.int64, device="cpu")
+    for position, size in enumerate(shape):
+        column = coordinates[:, position]
+        _updatable(torch.where(skipped, -1, column).contiguous(), size)
+        flat = flat * size + column
+    return torch.where(skipped, -1, flat)
+
+
+def _updatable(slots: torch.Tensor, size: int) -> torch.Tensor:
+    """Return `slots` if all lie in ``[-1, size)``."""
+    if slots.shape[0]:
+        low, high = (int(bound) for bound in slots.aminmax())
+        if low < -1 or high >= size:
+            raise IndexRangeError(f"index {low if low < -1 else high} is outside the {size} records stored")
+    return slots
+
+
 def _is_basic(part: Any) -> bool:
     return part is Ellipsis or isinstance(part, (slice, int, np.integer)) and not isinstance(part, bool)
 

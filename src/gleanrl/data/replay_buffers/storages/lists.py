@@ -13,6 +13,7 @@ from torch.utils import _pytree
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
 from gleanrl.errors import EmptyBufferError, InvalidTypeError, SchemaError, UnsupportedError
+from gleanrl.tree import Path
 
 
 class ListStorage(Storage):
@@ -65,6 +66,9 @@ class ListStorage(Storage):
         for slot, item in zip(slots.tolist(), rows, strict=True):
             self._place(slot, item)
 
+    def _pick(self, rows: list[Any], positions: torch.Tensor) -> list[Any]:
+        return [rows[position] for position in positions.tolist()]
+
     def _place(self, slot: int, item: Any) -> None:
         if slot >= len(self._items):
             # A first write longer than the storage starts in the middle and fills every slot before it ends.
@@ -76,7 +80,7 @@ class ListStorage(Storage):
         super().clear()
         self._items = []
 
-    def fetch(self, slots: torch.Tensor) -> list[Any]:
+    def fetch(self, slots: torch.Tensor, paths: tuple[Path, ...] | None = None) -> list[Any]:
         """Return the objects in `slots`."""
         items = self._items
         return [items[slot] for slot in slots.tolist()]

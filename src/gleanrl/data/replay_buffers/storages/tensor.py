@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from gleanrl.data.replay_buffers.storages.formats import (
 )
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
 from gleanrl.data.replay_buffers.storages.memory import Allocator, FileAllocator, HeapAllocator
+from gleanrl.data.rows import take_rows
 from gleanrl.errors import (
     EmptyBufferError,
     GleanError,
@@ -27,7 +28,7 @@ from gleanrl.errors import (
     SchemaError,
     UnsupportedError,
 )
-from gleanrl.tree import as_key
+from gleanrl.tree import NestedKey, Path, as_key
 
 
 class TensorStorage(Storage):
@@ -172,6 +173,9 @@ class TensorStorage(Storage):
         assert self._columns is not None
         self._columns.put(slots, rows)
 
+    def _pick(self, rows: list[torch.Tensor], positions: torch.Tensor) -> list[torch.Tensor]:
+        return [take_rows(leaf, 1, positions) for leaf in rows]
+
     def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
         """Check records ``[*shape]`` that are to go to a selection of slots of that shape."""
         try:
@@ -195,12 +199,24 @@ class TensorStorage(Storage):
 
     # Reading
 
-    def fetch(self, slots: torch.Tensor) -> Any:
-        """Return the records in `slots` as fresh contiguous tensors on the storage's device."""
+    def fetch(self, slots: torch.Tensor, paths: tuple[Path, ...] | None = None) -> Any:
+        """Return the records in `slots`, whole or with some columns only, on the storage's device."""
         form, columns = self._format, self._columns
         if form is None or columns is None:
             raise EmptyBufferError("the storage is empty: write records first")
-        return form.build(columns.gather(slots), slots.shape, self.device)
+        if paths is None:
+            return form.build(columns.gather(slots), slots.shape, self.device)
+        wanted = tuple(form.schema.index(path) for path in paths)
+        return form.narrow(paths).build(columns.gather(slots, wanted), slots.shape, self.device)
+
+    def columns_of(self, keys: Iterable[NestedKey]) -> tuple[Path, ...]:
+        """Return the columns that `keys` name (see `Storage.columns_of`)."""
+        return self.format.select(keys)
+
+    def column(self, path: Path) -> torch.Tensor:
+        """Return the live column at `path`, every slot of it: ``[num_slots, *field]``."""
+        assert self._columns is not None
+        return self._columns.columns[self.format.schema.index(path)]
 
     def get(self, index: Any) -> Any:
         """Return records of the visible part ``[steps, *batch]``.

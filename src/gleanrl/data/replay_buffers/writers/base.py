@@ -6,17 +6,18 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from gleanrl.data.replay_buffers.ownership import Part
-from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
-from gleanrl.records import Placement
+from gleanrl.records import Placement, Selection
 
 
 class Writer(Part, ABC):
-    """Turns "so many time steps" into a placement in one storage.
+    """Turns prepared records into a placement in one storage.
 
-    `place` decides and changes nothing; the storage takes the records and moves on. The buffer calls both
-    under its lock. A writer belongs to one buffer (see `Part`) and keeps no position of its own where the
-    storage knows it: whatever was written, cleared or loaded without the writer counts.
+    `place` decides and changes nothing that shows; the storage takes the records and moves on; `confirm` says
+    that it did. The buffer calls them under its lock. A writer belongs to one buffer (see `Part`) and keeps no
+    position of its own where the storage knows it: whatever was written, cleared or loaded without the writer
+    counts.
     """
 
     def __init__(self) -> None:
@@ -44,8 +45,18 @@ class Writer(Part, ABC):
         self._storage = storage
 
     @abstractmethod
-    def place(self, num_steps: int) -> Placement:
-        """Return where `num_steps` new time steps go; nothing changes."""
+    def place(self, prepared: Prepared) -> Placement | Selection:
+        """Return where prepared records go; nothing changes.
+
+        Returns:
+            A `Placement` for a run of time steps, or a `Selection` for chosen records in slots of their own.
+        """
+
+    def confirm(self) -> None:
+        """Learn that what was placed last is stored; for writers that keep books."""
+
+    def check_clear(self) -> None:
+        """Raise if the storage may not be emptied."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gleanrl.data.replay_buffers.storages.base import Prepared
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.errors import SchemaError
 from gleanrl.records import Placement
@@ -18,12 +19,12 @@ class RoundRobinWriter(Writer):
 
     Examples:
         >>> import torch
-        >>> from gleanrl.data.replay_buffers import LazyTensorStorage
-        >>> storage, writer = LazyTensorStorage(10), RoundRobinWriter()
-        >>> storage.set(0, torch.arange(8))
-        >>> writer.register_storage(storage)
-        >>> writer.place(5).spans()
-        ((8, 10), (0, 3))
+        >>> from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer
+        >>> buffer = ReplayBuffer(storage=LazyTensorStorage(5), writer=RoundRobinWriter())
+        >>> buffer.extend(torch.arange(4))
+        tensor([0, 1, 2, 3])
+        >>> buffer.extend(torch.arange(4, 7))
+        tensor([4, 0, 1])
     """
 
     @property
@@ -31,9 +32,9 @@ class RoundRobinWriter(Writer):
         """The time step that the next write starts at."""
         return self.storage.end
 
-    def place(self, num_steps: int) -> Placement:
-        """Return the next `num_steps` steps of the ring."""
-        storage = self.storage
+    def place(self, prepared: Prepared) -> Placement:
+        """Return the next steps of the ring."""
+        storage, num_steps = self.storage, prepared.num_steps
         capacity, stored, end = storage.capacity_steps, storage.num_steps, storage.end
         start, skipped, count = end, 0, num_steps
         if num_steps > capacity:

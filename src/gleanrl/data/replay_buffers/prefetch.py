@@ -1,0 +1,97 @@
+"""Batches drawn ahead: drawn in the caller's order, fetched by threads."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.records import Draw
+from gleanrl.tree import Path
+
+
+class Ticket(NamedTuple):
+    """A draw, and what its storage looked like at that moment."""
+
+    drawn: Draw
+    storage: Storage
+    changes: int
+    """`Storage.changes` at the draw."""
+    content: object
+    """`Storage.content` at the draw."""
+    ran_out: bool
+    """Whether the draw ended an epoch."""
+
+
+def fetch(ticket: Ticket, paths: tuple[Path, ...] | None = None) -> Any:
+    """Return the records of a draw, or None if the storage forgot them meanwhile; takes no lock."""
+    try:
+        return ticket.storage.fetch(ticket.drawn.slots, paths)
+    except IndexError:
+        if ticket.storage.content is ticket.content:
+            raise
+        return None
+
+
+class Prefetcher:
+    """A queue of draws whose records threads fetch while the caller is busy.
+
+    The caller draws, in its own order, and takes the batches in that order: what is served doesn't depend on
+    the number of threads. Whether a batch is still good when it is taken is for the caller to check.
+
+    Not thread-safe: the buffer calls it under its lock (`take` hands out a future, to wait for outside).
+
+    Args:
+        depth: batches kept ahead, at least 1.
+        threads: fetching threads, at least 1; they start with the first batch.
+    """
+
+    def __init__(self, depth: int, threads: int) -> None:
+        self.depth = depth
+        self.threads = threads
+        self._queue: deque[tuple[Ticket, Future[Any] | None]] = deque()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def __len__(self) -> int:
+        """Return the number of batches drawn and not taken."""
+        return len(self._queue)
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether another batch is to be drawn: never beyond the end of an epoch."""
+        return len(self._queue) <= self.depth and not (self._queue and self._queue[-1][0].ran_out)
+
+    def put(self, ticket: Ticket) -> None:
+        """Have the records of a draw fetched."""
+        self._queue.append((ticket, self._start(ticket)))
+
+    def take(self) -> tuple[Ticket, Future[Any]]:
+        """Return the oldest draw and its records to come."""
+        ticket, coming = self._queue.popleft()
+        return ticket, coming or self._start(ticket)
+
+    def _start(self, ticket: Ticket) -> Future[Any]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="gleanrl-prefetch")
+            weakref.finalize(self, self._pool.shutdown, wait=False)
+        return self._pool.submit(fetch, ticket)
+
+    def clear(self) -> None:
+        """Forget every batch that wasn't taken."""
+        self._queue.clear()
+
+    def __iter__(self) -> Iterator[Ticket]:
+        """Yield the draws that weren't taken, the oldest first."""
+        return (ticket for ticket, _ in self._queue)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the draws; their records are fetched again."""
+        return {"depth": self.depth, "threads": self.threads, "tickets": list(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle; each fetch starts when its batch is taken, the storage may not be there yet."""
+        self.__init__(state["depth"], state["threads"])  # type: ignore[misc]
+        self._queue.extend((ticket, None) for ticket in state["tickets"])

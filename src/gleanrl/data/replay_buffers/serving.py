@@ -1,0 +1,227 @@
+"""The reading half of a replay buffer: batches on their way out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from gleanrl.data.replay_buffers.pipeline import none_returned, pin
+from gleanrl.data.replay_buffers.prefetch import Prefetcher, Ticket, fetch
+from gleanrl.data.replay_buffers.recording import Recording
+from gleanrl.data.replay_buffers.samplers.base import coordinates
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.errors import EmptyBufferError, SchemaError
+from gleanrl.records import Draw
+from gleanrl.tree import NestedKey, Path, add_entries
+
+
+class Serving(Recording):
+    """Draws under the lock, fetches outside of it, and repairs what was written in between.
+
+    A batch whose rows were all still the ones that were drawn when its fetch had ended is served. Of a batch
+    that was fetched at once the overwritten rows are drawn again; one that was fetched ahead is drawn again
+    as a whole.
+    """
+
+    _carries = False
+    """Whether batches carry index, weights and generations as entries."""
+    _pin_memory = False
+    _prefetcher: Prefetcher | None = None
+
+    def _open(self, pin_memory: bool, prefetcher: Prefetcher | None) -> None:
+        self._pin_memory = pin_memory
+        self._prefetcher = prefetcher
+        self._batches_sampled = 0
+        self._rows_redrawn = 0
+
+    def _serve(
+        self, size: int, ahead: bool, keys: tuple[NestedKey, ...] | None, return_info: bool
+    ) -> tuple[Any, dict[str, Any] | None, bool]:
+        """Return a batch, its info if asked for, and whether it ended an epoch.
+
+        Args:
+            size: transitions to draw.
+            ahead: whether the batch may be one that was drawn ahead.
+            keys: the columns to fetch; None for all.
+            return_info: whether the info is wanted.
+        """
+        generations = return_info or self._carries
+        if ahead and self._prefetcher is not None:
+            ticket, drawn, records = self._take(self._prefetcher, size)
+        else:
+            ticket, drawn, records = self._fetch_now(size, keys, generations)
+        records = self._collated(ticket.storage, records)
+        info = None
+        if generations:
+            extras = self._sampler.annotate(drawn, records)
+            if self._carries:
+                self._carry(records, drawn, extras)
+            if return_info:
+                info = self._info(drawn, extras)
+        return self._delivered(records), info, ticket.ran_out
+
+    def _collated(self, storage: Storage, records: Any) -> Any:
+        """Return what the storage fetched as one batch."""
+        collate = self._collate_fn or storage.collate
+        if collate is not None:
+            records = collate(records)
+            if records is None:
+                raise none_returned("collate_fn", collate)
+        return records
+
+    def _delivered(self, batch: Any) -> Any:
+        """Return a batch as the user gets it: transformed and pinned."""
+        if self._transforms.reads:
+            batch = self._transforms.read(batch)
+        return pin(batch) if self._pin_memory else batch
+
+    def _draw(self, size: int, generations: bool) -> Ticket:
+        """Draw now; the caller holds the lock."""
+        storage, sampler = self._storage, self._sampler
+        drawn = sampler.draw(storage, size, generations)
+        return Ticket(drawn, storage, storage.changes, storage.content, sampler.ran_out)
+
+    def _fetch_now(
+        self, size: int, keys: tuple[NestedKey, ...] | None, generations: bool
+    ) -> tuple[Ticket, Draw, Any]:
+        with self._lock:
+            ticket = self._draw(size, generations)
+            paths = None if keys is None else self._columns_of(keys)
+            self._batches_sampled += 1
+        storage, drawn = ticket.storage, ticket.drawn
+        records = fetch(ticket, paths)
+        if storage.content is not ticket.content:
+            return self._replace(size, drawn, paths, generations)
+        if storage.changes != ticket.changes:
+            with self._lock:
+                stale = storage.stale(drawn.slots, ticket.changes)
+                if stale.any():
+                    drawn = self._redraw(ticket, stale, generations)
+                    records = storage.fetch(drawn.slots, paths)
+        return ticket, drawn, records
+
+    def _columns_of(self, keys: tuple[NestedKey, ...]) -> tuple[Path, ...]:
+        """Return the columns to fetch: those asked for and those that the sampler's own entries need."""
+        storage = self._storage
+        paths = storage.columns_of(keys)
+        needed = self._sampler.annotated_paths(storage) if self._carries else ()
+        return (*paths, *(path for path in needed if path not in paths))
+
+    def _take(self, prefetcher: Prefetcher, size: int) -> tuple[Ticket, Draw, Any]:
+        """Return the batch that was drawn first; draws ahead until enough are on their way."""
+        with self._lock:
+            while prefetcher.wants_more:
+                prefetcher.put(self._draw(size, True))
+            ticket, coming = prefetcher.take()
+            self._sampler.ran_out = ticket.ran_out
+            self._batches_sampled += 1
+        records = coming.result()
+        storage, drawn = ticket.storage, ticket.drawn
+        if storage.content is not ticket.content:
+            return self._replace(size, drawn, None, True)
+        if storage.changes != ticket.changes:
+            with self._lock:
+                if not torch.equal(storage.generation(drawn.slots), _generation(drawn)):
+                    everything = torch.ones(drawn.slots.shape, dtype=torch.bool, device="cpu")
+                    drawn = self._redraw(ticket, everything, True)
+                    records = storage.fetch(drawn.slots)
+        return ticket, drawn, records
+
+    def _replace(
+        self, size: int, drawn: Draw, paths: tuple[Path, ...] | None, generations: bool
+    ) -> tuple[Ticket, Draw, Any]:
+        """Draw and fetch a whole batch again: the buffer was emptied or loaded since its draw."""
+        with self._lock:
+            if not len(self._storage):
+                raise EmptyBufferError("the buffer was emptied while a batch was fetched from it")
+            self._rows_redrawn += drawn.slots.shape[0]
+            ticket = self._draw(size, generations)
+            return ticket, ticket.drawn, ticket.storage.fetch(ticket.drawn.slots, paths)
+
+    def _redraw(self, ticket: Ticket, stale: torch.Tensor, generations: bool) -> Draw:
+        """Draw the stale rows again; the lock keeps writers away until they are fetched."""
+        self._rows_redrawn += int(stale.sum())
+        return self._sampler.redraw(ticket.storage, ticket.drawn, stale, generations)
+
+    def _carry(self, records: Any, drawn: Draw, extras: Mapping[NestedKey, torch.Tensor]) -> None:
+        """Add index, weights and generations to a batch."""
+        index = coordinates(drawn.slots, self._storage)
+        entries: dict[NestedKey, torch.Tensor] = {
+            "index": torch.stack(index, -1) if isinstance(index, tuple) else index,
+            **extras,
+        }
+        if "_weight" in extras:
+            entries["_generation"] = _generation(drawn)
+        add_entries(records, entries)
+
+    def _info(self, drawn: Draw, extras: Mapping[NestedKey, torch.Tensor]) -> dict[Any, Any]:
+        return {"index": coordinates(drawn.slots, self._storage), "generation": drawn.generation, **extras}
+
+    # State: batches that were drawn ahead belong to it.
+
+    def _drop_ahead(self) -> None:
+        if self._prefetcher is not None:
+            self._prefetcher.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all parts and of the batches drawn ahead; copies that later calls don't change."""
+        with self._lock:
+            state = super().state_dict()
+            if self._prefetcher is not None:
+                state["_prefetched"] = [_saved(ticket) for ticket in self._prefetcher]
+            return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on exactly as the saved buffer would have; the same sequence of samples follows.
+
+        Args:
+            state_dict: what `state_dict` returned, of a buffer with parts like this one's. It is copied.
+
+        Raises:
+            SchemaError: a state that doesn't fit; nothing changed.
+        """
+        ahead = state_dict.get("_prefetched") or []
+        with self._lock:
+            if ahead and self._prefetcher is None:
+                raise SchemaError(
+                    f"load_state_dict: the state holds {len(ahead)} batches drawn ahead; build the buffer with "
+                    "prefetch, as the saved one"
+                )
+            super().load_state_dict(state_dict)
+            self._drop_ahead()
+            storage = self._storage
+            for saved in ahead:
+                assert self._prefetcher is not None
+                drawn = _restored(saved, storage.generation(saved["slots"]))
+                self._prefetcher.put(
+                    Ticket(drawn, storage, storage.changes - 1, storage.content, saved["ran_out"])
+                )
+
+
+def _generation(drawn: Draw) -> torch.Tensor:
+    assert drawn.generation is not None
+    return drawn.generation
+
+
+def _saved(ticket: Ticket) -> dict[str, Any]:
+    """Return a draw as plain values; rows that were overwritten since are marked, their draw is void."""
+    drawn, storage = ticket.drawn, ticket.storage
+    valid = storage.content is ticket.content
+    fresh = (
+        storage.generation(drawn.slots) == _generation(drawn) if valid else torch.zeros_like(drawn.slots) > 0
+    )
+    return {
+        "slots": drawn.slots.clone(),
+        "extras": [(key, value.clone()) for key, value in drawn.extras.items()],
+        "last": None if drawn.last is None else drawn.last.clone(),
+        "fresh": fresh,
+        "ran_out": ticket.ran_out,
+    }
+
+
+def _restored(saved: dict[str, Any], generation: torch.Tensor) -> Draw:
+    extras = {key: value.clone() for key, value in saved["extras"]}
+    last = None if saved["last"] is None else saved["last"].clone()
+    return Draw(saved["slots"].clone(), extras, torch.where(saved["fresh"], generation, -1), last)
