@@ -24,9 +24,11 @@
 #include <utility>
 #include <vector>
 
+#include "addresses.h"
 #include "columns.h"
 #include "episodes.h"
 #include "finite.h"
+#include "priorities.h"
 #include "sum_tree.h"
 #include "weights.h"
 
@@ -40,6 +42,9 @@ constexpr std::int64_t kReleaseBytes = 16 * 1024;
 constexpr std::int64_t kReleaseRows = 64;
 constexpr std::int64_t kReleaseSearches = 1024;
 constexpr std::int64_t kReleasePasses = 16 * 1024;
+
+// Of calls that are rare and long.
+using Unlocked = nb::call_guard<nb::gil_scoped_release>;
 
 std::int64_t as_number(PyObject* item) {
   const long long value = PyLong_AsLongLong(item);
@@ -69,21 +74,6 @@ std::vector<Value> read_list(nb::handle sequence, Read read) {
 template <class Pointer>
 std::vector<Pointer> read_addresses(nb::handle sequence) {
   return read_list<Pointer>(sequence, as_address<Pointer>);
-}
-
-// n values of T at an address.
-template <class T>
-std::span<const T> array_at(const char* call, std::uintptr_t address, std::int64_t n) {
-  if (n < 0) throw std::invalid_argument(std::string(call) + ": expected 0 or more values, got " + std::to_string(n));
-  if (address == 0 && n > 0) throw std::invalid_argument(std::string(call) + ": null address");
-  if (address % alignof(T) != 0) throw std::invalid_argument(std::string(call) + ": address isn't aligned");
-  return {reinterpret_cast<const T*>(address), static_cast<std::size_t>(n)};
-}
-
-// Room for n values of T at an address.
-template <class T>
-T* room_at(const char* call, std::uintptr_t address, std::int64_t n) {
-  return const_cast<T*>(array_at<T>(call, address, n).data());
 }
 
 // bytes_per_row * rows >= kReleaseBytes without the product, which may overflow before the arguments are checked.
@@ -145,10 +135,39 @@ void draw_rows(const SumTree& self, std::uintptr_t uniforms, std::int64_t n, std
   run(n >= kReleaseSearches, [&] { self.draw(from, stratified, rows, values); });
 }
 
+// value[i] = what `read` knows of row index[i].
+template <class Self, void (Self::*read)(std::span<const std::int64_t>, double*) const>
+void read_rows(const Self& self, std::uintptr_t index, std::int64_t n, std::uintptr_t value) {
+  (self.*read)(array_at<std::int64_t>("get", index, n), room_at<double>("get", value, n));
+}
+
 void weigh(std::uintptr_t priority, std::int64_t n, double scale, double beta, std::uintptr_t out, bool normalise) {
   const auto priorities = array_at<double>("weights", priority, n);
   auto* weights = room_at<float>("weights", out, n);
   run(n >= kReleaseSearches, [&] { importance_weights(priorities, scale, beta, normalise, weights); });
+}
+
+std::int64_t update_priorities(Priorities& self, std::uintptr_t index, std::uintptr_t priority, std::int64_t n,
+                               std::int64_t limit, std::uintptr_t written, std::uintptr_t expected) {
+  const auto rows = array_at<std::int64_t>("update", index, n);
+  const auto values = array_at<double>("update", priority, n);
+  const auto* counters = table_at<std::int64_t>("update", written);
+  const auto* generations = expected == 0 ? nullptr : array_at<std::int64_t>("update", expected, n).data();
+  std::int64_t dropped = 0;
+  run(n >= kReleaseSearches, [&] { dropped = self.update(rows, values, limit, counters, generations); });
+  return dropped;
+}
+
+void draw_priorities(Priorities& self, std::uintptr_t uniforms, std::int64_t n, bool stratified, double beta,
+                     bool by_batch, std::uintptr_t written, std::uintptr_t index, std::uintptr_t weight,
+                     std::uintptr_t generation) {
+  const auto from = array_at<double>("draw", uniforms, n);
+  const auto* counters = table_at<std::int64_t>("draw", written);
+  auto* rows = room_at<std::int64_t>("draw", index, n);
+  auto* weights = room_at<float>("draw", weight, n);
+  auto* generations = room_at<std::int64_t>("draw", generation, n);
+  run(n >= kReleaseSearches,
+      [&] { self.draw(from, {stratified, by_batch, beta}, counters, rows, weights, generations); });
 }
 
 void write_steps(Episodes& self, std::int64_t start, std::int64_t count, std::uintptr_t ends, nb::handle ids) {
@@ -243,31 +262,78 @@ NB_MODULE(_core, m) {
           "start"_a, "n"_a, "value"_a, "Set the priority of rows start, start + 1, ..., around the end of the ring.")
       .def("draw", &draw_rows, "uniforms"_a, "n"_a, "index"_a, "value"_a, "stratified"_a = false,
            "Draw n rows in proportion to their priorities.")
-      .def(
-          "get",
-          [](const SumTree& self, std::uintptr_t index, std::int64_t n, std::uintptr_t value) {
-            self.get(array_at<std::int64_t>("get", index, n), room_at<double>("get", value, n));
-          },
-          "index"_a, "n"_a, "value"_a, "Read the priorities of rows index[0:n].")
-      .def(
-          "clear", [](SumTree& self) { run(self.capacity() >= kReleasePasses, [&] { self.clear(); }); },
-          "Set every priority to 0.")
+      .def("get", &read_rows<SumTree, &SumTree::get>, "index"_a, "n"_a, "value"_a,
+           "Read the priorities of rows index[0:n].")
+      .def("clear", &SumTree::clear, Unlocked(), "Set every priority to 0.")
       .def(
           "save",
           [](const SumTree& self, std::uintptr_t leaves) {
             const auto from = self.leaves();
-            auto* to = room_at<double>("save", leaves, self.capacity());
-            run(self.capacity() >= kReleasePasses, [&] { std::copy(from.begin(), from.end(), to); });
+            std::copy(from.begin(), from.end(), room_at<double>("save", leaves, self.capacity()));
           },
-          "leaves"_a, "Write all priorities to an array of `capacity`.")
+          "leaves"_a, Unlocked(), "Write all priorities to an array of `capacity`.")
       .def(
           "load",
-          [](SumTree& self, std::uintptr_t leaves) {
-            const auto from = array_at<double>("load", leaves, self.capacity());
-            run(self.capacity() >= kReleasePasses, [&] { self.load(from); });
-          },
-          "leaves"_a, "Set all priorities from an array of `capacity`.")
+          [](SumTree& self, std::uintptr_t leaves) { self.load(array_at<double>("load", leaves, self.capacity())); },
+          "leaves"_a, Unlocked(), "Set all priorities from an array of `capacity`.")
       .def("check_valid", &SumTree::check_valid, "Raise RuntimeError if the tree contradicts itself.");
+
+  nb::class_<Priorities>(m, "Priorities", "The priorities of `capacity` rows, none in use at first.")
+      .def(nb::init<std::int64_t, bool>(), "capacity"_a, "single"_a)
+      .def_prop_ro("capacity", &Priorities::capacity)
+      .def_prop_ro("single", &Priorities::single)
+      .def_prop_ro("largest", &Priorities::largest)
+      .def_prop_ro("alpha", [](const Priorities& self) { return self.rule().alpha; })
+      .def_prop_ro("eps", [](const Priorities& self) { return self.rule().eps; })
+      .def_prop_ro("total", &Priorities::total)
+      .def_prop_ro("min_positive", &Priorities::min_positive)
+      .def_prop_ro("end", &Priorities::end)
+      .def_prop_rw("max_seen", &Priorities::max_seen, &Priorities::set_max_seen, nb::for_setter("value"_a.none()))
+      .def(
+          "set_rule", [](Priorities& self, double alpha, double eps) { self.set_rule({alpha, eps}); }, "alpha"_a,
+          "eps"_a, Unlocked(), "Compute leaves as (priority + eps) ** alpha from now on, also those there are.")
+      .def(
+          "fill",
+          [](Priorities& self, std::int64_t start, std::int64_t n, double priority) {
+            run(n >= kReleasePasses, [&] { self.fill(start, n, priority); });
+          },
+          "start"_a, "n"_a, "priority"_a, "Set the priority of rows start, start + 1, ..., around the end of the ring.")
+      .def("default_priority", &Priorities::default_priority, "within"_a, "The priority for new rows.")
+      .def("update", &update_priorities, "index"_a, "priority"_a, "n"_a, "limit"_a, "written"_a, "expected"_a = 0,
+           "Set the priorities of rows index[0:n] that weren't written since; return how many were.")
+      .def("draw", &draw_priorities, "uniforms"_a, "n"_a, "stratified"_a, "beta"_a, "by_batch"_a, "written"_a,
+           "index"_a, "weight"_a, "generation"_a, "Draw n rows, with weights and generations, which are remembered.")
+      .def(
+          "remember",
+          [](Priorities& self, std::uintptr_t index, std::int64_t n, std::uintptr_t written) {
+            self.remember(array_at<std::int64_t>("remember", index, n), table_at<std::int64_t>("remember", written));
+          },
+          "index"_a, "n"_a, "written"_a, "Remember the generations of rows index[0:n] as if they had been drawn.")
+      .def(
+          "block",
+          [](Priorities& self, std::uintptr_t index, std::int64_t n, std::uintptr_t flags) {
+            self.block(array_at<std::int64_t>("block", index, n), array_at<std::uint8_t>("block", flags, n).data());
+          },
+          "index"_a, "n"_a, "flags"_a, "Block rows index[0:n] whose flag isn't 0, unblock others.")
+      .def("clear_blocks", &Priorities::clear_blocks, Unlocked(), "Unblock every row.")
+      .def("get", &read_rows<Priorities, &Priorities::get>, "index"_a, "n"_a, "value"_a,
+           "Read the priorities of rows index[0:n].")
+      .def("leaves", &read_rows<Priorities, &Priorities::get_leaves>, "index"_a, "n"_a, "value"_a,
+           "Read the leaves of rows index[0:n].")
+      .def("clear", &Priorities::clear, Unlocked(), "Forget everything but the rule.")
+      .def(
+          "save",
+          [](const Priorities& self, std::uintptr_t priority, std::uintptr_t mark) {
+            self.save(room_at<double>("save", priority, self.end()), room_at<std::uint32_t>("save", mark, self.end()));
+          },
+          "priority"_a, "mark"_a, Unlocked(), "Write the priorities and marks of the rows below `end`.")
+      .def(
+          "load",
+          [](Priorities& self, std::uintptr_t priority, std::uintptr_t mark, std::int64_t n) {
+            self.load(array_at<double>("load", priority, n), array_at<std::uint32_t>("load", mark, n).data());
+          },
+          "priority"_a, "mark"_a, "n"_a, Unlocked(), "Go on from n saved rows.")
+      .def("check_valid", &Priorities::check_valid, "Raise RuntimeError if anything contradicts the rest.");
 
   m.def("importance_weights", &weigh, "priority"_a, "n"_a, "scale"_a, "beta"_a, "out"_a, "normalise"_a,
         "Write (priority * scale) ** -beta as float32, divided by the largest one if `normalise`.");

@@ -106,6 +106,125 @@ def importance_weights(priority: int, n: int, scale: float, beta: float, out: in
     With `normalise` they are divided by the largest one, which becomes exactly 1, and `scale` has no effect.
     """
 
+class Priorities:
+    """The priorities of `capacity` rows: what a prioritized sampler needs for a draw, an update or a write in one call.
+
+    A row is in use once it was filled or updated. It is drawn in proportion to its leaf, `(priority + eps) ** alpha`,
+    or 0 if it isn't in use or is blocked. `written` is always the address of the caller's write counters (int64, one
+    for each of the `capacity` rows). One call at a time: a caller that shares the object between threads holds one
+    lock around each call, draws included.
+
+    Args:
+        capacity: rows.
+        single: keep priorities as float32, not as float64.
+    """
+
+    def __init__(self, capacity: int, single: bool) -> None: ...
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def single(self) -> bool: ...
+    @property
+    def largest(self) -> float:
+        """The largest priority that can be kept."""
+
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def eps(self) -> float: ...
+    @property
+    def total(self) -> float:
+        """The sum of all leaves."""
+
+    @property
+    def min_positive(self) -> float:
+        """The smallest leaf that isn't 0, or 0 if all are."""
+
+    @property
+    def end(self) -> int:
+        """One more than the last row that was ever filled, updated, remembered or blocked."""
+
+    @property
+    def max_seen(self) -> float | None:
+        """The largest priority that an accepted update brought, None if there was none."""
+
+    @max_seen.setter
+    def max_seen(self, value: float | None) -> None: ...
+    def set_rule(self, alpha: float, eps: float) -> None:
+        """Compute leaves as `(priority + eps) ** alpha` from now on, also those of the rows in use.
+
+        1 and 0 at first. ValueError if alpha or eps is negative or not finite, or a leaf would exceed 2**959.
+        """
+
+    def fill(self, start: int, n: int, priority: float) -> None:
+        """Set the priority of n <= capacity rows from `start` on, around the end of the ring: they are in use."""
+
+    def default_priority(self, within: bool) -> float:
+        """The priority for new rows: `max_seen`, or the largest one of the rows in use (`within`); 1.0 for none."""
+
+    def update(self, index: int, priority: int, n: int, limit: int, written: int, expected: int = 0) -> int:
+        """Set the priorities of rows `index[0:n]` (int64) to `priority[0:n]` (float64); of equal rows the last wins.
+
+        An index of -1 is left out, any other lies in `[0, limit)`. A row is dropped if its counter differs from its
+        generation in `expected` (int64), or without those (0) from that of its last draw; one that was never drawn is
+        accepted then. Returns the number of dropped ones.
+
+        ValueError: a priority is NaN, negative or above `largest`, or its leaf above 2**959.
+        """
+
+    def draw(
+        self,
+        uniforms: int,
+        n: int,
+        stratified: bool,
+        beta: float,
+        by_batch: bool,
+        written: int,
+        index: int,
+        weight: int,
+        generation: int,
+    ) -> None:
+        """Draw n rows in proportion to their leaves, with n float64 in [0, 1), and remember their generations.
+
+        Writes rows to `index` (int64), importance weights to `weight` (float32) and the rows' counters to
+        `generation` (int64). Weights are `(leaf / min_positive) ** -beta`, or with `by_batch` divided by the batch's
+        largest, which becomes exactly 1. With `stratified`, draw i falls into the i-th of n equal parts of the total.
+        RuntimeError if all leaves are 0.
+        """
+
+    def remember(self, index: int, n: int, written: int) -> None:
+        """Remember the generations of rows `index[0:n]` as if they had been drawn."""
+
+    def block(self, index: int, n: int, flags: int) -> None:
+        """Block rows `index[0:n]` whose byte in `flags` isn't 0, unblock the others.
+
+        A blocked row keeps its priority, and takes new ones, but isn't drawn.
+        """
+
+    def clear_blocks(self) -> None:
+        """Unblock every row."""
+
+    def get(self, index: int, n: int, value: int) -> None:
+        """Write the priorities of rows `index[0:n]` to `value` (float64); 0 for rows that aren't in use."""
+
+    def leaves(self, index: int, n: int, value: int) -> None:
+        """Write the leaves of rows `index[0:n]` to `value` (float64)."""
+
+    def clear(self) -> None:
+        """Forget rows, blocks, draws and `max_seen`; the rule stays."""
+
+    def save(self, priority: int, mark: int) -> None:
+        """Write `priority` (float64) and `mark` (32 bits, opaque) of the rows below `end`.
+
+        With the rule and `max_seen`, that is the whole state.
+        """
+
+    def load(self, priority: int, mark: int, n: int) -> None:
+        """Go on from n saved rows, the others not in use; the rule and `max_seen` stay."""
+
+    def check_valid(self) -> None:
+        """Raise RuntimeError if anything contradicts the rest; costs a pass over all rows."""
+
 class Episodes:
     """Which stored steps belong to which trajectory, in a ring of `capacity` steps times `num_streams` streams.
 

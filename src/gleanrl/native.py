@@ -6,6 +6,7 @@ try:
     from gleanrl._core import (
         Columns,
         Episodes,
+        Priorities,
         SumTree,
         bump,
         bump_at,
@@ -22,6 +23,7 @@ except ImportError as cause:
 __all__ = [
     "Columns",
     "Episodes",
+    "Priorities",
     "SumTree",
     "bump",
     "bump_at",

@@ -1,0 +1,339 @@
+#include "priorities.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "powers.h"
+#include "weights.h"
+
+namespace gleanrl {
+namespace {
+
+using std::int64_t;
+using std::size_t;
+using std::uint32_t;
+
+// Rows whose leaves are computed at once: they stay in the first cache.
+constexpr int64_t kChunk = 512;
+// Rows between asking for one and touching it.
+constexpr size_t kAhead = 16;
+
+std::string text_of(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.17g", value);
+  return text;
+}
+
+void check_rows(const char* call, std::span<const int64_t> index, int64_t limit, bool skip_minus_one = false) {
+  // Negative numbers are large as unsigned ones; -1 is one below 0, and with the shift the only one below 1.
+  const auto shift = static_cast<std::uint64_t>(skip_minus_one);
+  const auto bound = static_cast<std::uint64_t>(limit) + shift;
+  const auto bad = [=](int64_t row) { return static_cast<std::uint64_t>(row) + shift >= bound; };
+  bool any = false;
+  for (const int64_t row : index) any |= bad(row);
+  if (!any) return;
+  const auto found = std::find_if(index.begin(), index.end(), bad);
+  throw std::out_of_range(std::string(call) + ": row " + std::to_string(*found) + " at position " +
+                          std::to_string(found - index.begin()) + " of " + std::to_string(index.size()) +
+                          " is outside the rows [0, " + std::to_string(limit) + ")");
+}
+
+// leaf[i] = (raw[i] + eps)^alpha. In one place, so that one priority has one leaf, to the last bit.
+[[gnu::noinline]] void leaves_of(const Priorities::Rule& rule, const double* raw, size_t n, double* leaf) {
+  constexpr double kSmallest = 0x1p-1000;
+  if (rule.alpha == 0.0) {
+    std::fill_n(leaf, n, 1.0);
+  } else if (rule.alpha == 1.0) {
+    for (size_t i = 0; i < n; ++i) {
+      const double sum = raw[i] + rule.eps;
+      leaf[i] = sum > 0.0 ? std::max(sum, kSmallest) : 0.0;
+    }
+  } else {
+    for (size_t i = 0; i < n; i += 2) {
+      const size_t j = std::min(i + 1, n - 1);
+      const Pair sum = Pair{raw[i], raw[j]} + rule.eps;
+      const Pair power = exp2_of(rule.alpha * log2_of(sum));
+      leaf[i] = sum[0] > 0.0 ? power[0] : 0.0;
+      leaf[j] = sum[1] > 0.0 ? power[1] : 0.0;
+    }
+  }
+}
+
+void check_leaves(const char* call, const Priorities::Rule& rule, const double* raw, size_t n, const double* leaf) {
+  bool any = false;
+  for (size_t i = 0; i < n; ++i) any |= leaf[i] > Priorities::kLargestLeaf;
+  if (!any) return;
+  const auto at = std::find_if(leaf, leaf + n, [](double value) { return value > Priorities::kLargestLeaf; }) - leaf;
+  throw std::invalid_argument(std::string(call) + ": priority " + text_of(raw[at]) + " is too large for alpha = " +
+                              text_of(rule.alpha) + ", eps = " + text_of(rule.eps) + ": its power exceeds 2^959");
+}
+
+}  // namespace
+
+Priorities::Priorities(int64_t capacity, bool single) : tree_(capacity), rows_(capacity, single) {}
+
+double Priorities::largest() const {
+  return single() ? static_cast<double>(std::numeric_limits<float>::max()) : SumTree::kLargest;
+}
+
+void Priorities::check_raw(const char* call, std::span<const double> raw) const {
+  // NaN fails both comparisons. "&", not "&&": a loop over it has no branch.
+  const auto legal = [most = largest()](double value) { return (value >= 0.0) & (value <= most); };
+  bool all = true;
+  for (const double value : raw) all &= legal(value);
+  if (all) return;
+  const auto found = std::find_if_not(raw.begin(), raw.end(), legal);
+  throw std::invalid_argument(std::string(call) + ": expected finite priorities of 0 or more (at most " +
+                              (single() ? "float32's largest number" : "2^960") + "), got " + text_of(*found) +
+                              " at position " + std::to_string(found - raw.begin()) + " of " +
+                              std::to_string(raw.size()));
+}
+
+// The leaf of one legal priority, if it has one.
+double Priorities::checked_leaf(const char* call, const Rule& rule, double raw) const {
+  double leaf;
+  leaves_of(rule, &raw, 1, &leaf);
+  check_leaves(call, rule, &raw, 1, &leaf);
+  return leaf;
+}
+
+void Priorities::set_rule(const Rule& rule) {
+  for (const auto& [name, value] : {std::pair{"alpha", rule.alpha}, std::pair{"eps", rule.eps}}) {
+    if (!(value >= 0.0) || !(value <= SumTree::kLargest)) {
+      throw std::invalid_argument(std::string("set_rule: expected a finite ") + name +
+                                  " of 0 or more (at most 2^960), got " + text_of(value));
+    }
+  }
+  if (rule.alpha == rule_.alpha && rule.eps == rule_.eps) return;
+  // Powers grow with their base: if the largest has a leaf, all have.
+  checked_leaf("set_rule", rule, std::max({rows_.largest_in_use(), max_seen_.value_or(0.0), 0.0}));
+  refresh_leaves(rule);
+  rule_ = rule;
+}
+
+// leaf[i] = that of row first + i by `rule`.
+void Priorities::compute_leaves(const Rule& rule, int64_t first, int64_t n, double* leaf) const {
+  for (int64_t i = 0; i < n; ++i) leaf[i] = rows_.raw(first + i);
+  leaves_of(rule, leaf, static_cast<size_t>(n), leaf);
+  for (int64_t i = 0; i < n; ++i) leaf[i] = rows_.drawable(first + i) ? leaf[i] : 0.0;
+}
+
+// Puts the leaves of all rows into the tree.
+void Priorities::refresh_leaves(const Rule& rule) {
+  std::vector<int64_t> rows(kChunk);
+  std::vector<double> leaf(kChunk);
+  for (int64_t first = 0; first < end(); first += kChunk) {
+    const int64_t n = std::min(kChunk, end() - first);
+    std::iota(rows.begin(), rows.end(), first);
+    compute_leaves(rule, first, n, leaf.data());
+    const auto size = static_cast<size_t>(n);
+    tree_.update({rows.data(), size}, {leaf.data(), size});
+  }
+}
+
+void Priorities::fill(int64_t start, int64_t n, double raw) {
+  if (n < 0 || n > capacity()) {
+    throw std::invalid_argument("fill: expected 0 to capacity rows, " + std::to_string(capacity()) + ", got " +
+                                std::to_string(n));
+  }
+  check_raw("fill", {&raw, 1});
+  raw = rounded(raw);
+  const double leaf = checked_leaf("fill", rule_, raw);
+  if (n == 0) return;
+  check_rows("fill", {&start, 1}, capacity());
+  const int64_t head = std::min(n, capacity() - start);
+  const auto row_at = [&](int64_t i) { return i < head ? start + i : i - head; };
+  if (rows_.num_blocked() == 0) {
+    tree_.fill(start, n, leaf);
+  } else {
+    row_work_.resize(static_cast<size_t>(n));
+    leaf_work_.resize(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i) {
+      row_work_[static_cast<size_t>(i)] = row_at(i);
+      leaf_work_[static_cast<size_t>(i)] = rows_.blocked(row_at(i)) ? 0.0 : leaf;
+    }
+    tree_.update(row_work_, leaf_work_);
+  }
+  for (int64_t i = 0; i < n; ++i) rows_.store(row_at(i), raw);
+}
+
+double Priorities::default_priority(bool within) {
+  if (!within) return max_seen_.value_or(1.0);
+  const double largest = rows_.largest_in_use();
+  return largest < 0.0 ? 1.0 : largest;
+}
+
+void Priorities::set_max_seen(std::optional<double> raw) {
+  if (raw) {
+    check_raw("max_seen", {&*raw, 1});
+    raw = rounded(*raw);
+    checked_leaf("max_seen", rule_, *raw);
+  }
+  max_seen_ = raw;
+}
+
+int64_t Priorities::update(std::span<const int64_t> index, std::span<const double> raw, int64_t limit,
+                           const int64_t* written, const int64_t* expected) {
+  const size_t n = index.size();
+  if (raw.size() != n) {
+    throw std::invalid_argument("update: expected one priority per row, " + std::to_string(n) + ", got " +
+                                std::to_string(raw.size()));
+  }
+  if (limit < 0 || limit > capacity()) {
+    throw std::invalid_argument("update: limit is " + std::to_string(limit) + ", expected at most the capacity, " +
+                                std::to_string(capacity()));
+  }
+  check_rows("update", index, limit, true);
+  row_work_.resize(n);
+  raw_work_.resize(n);
+  leaf_work_.resize(n);
+  for (size_t i = 0; i < n; ++i) {
+    raw_work_[i] = index[i] < 0 ? 0.0 : raw[i];
+    if (index[i] < 0) continue;
+    rows_.prefetch(index[i]);
+    __builtin_prefetch(written + index[i]);
+  }
+  check_raw("update", raw_work_);
+  for (double& value : raw_work_) value = rounded(value);
+  leaves_of(rule_, raw_work_.data(), n, leaf_work_.data());
+  check_leaves("update", rule_, raw_work_.data(), n, leaf_work_.data());
+
+  size_t kept = 0;
+  int64_t dropped = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const int64_t row = index[i];
+    if (row < 0) continue;
+    const bool late = expected ? written[row] != expected[i] : rows_.drawn_before(row, written[row]);
+    // At this point kept <= i: what is read is not yet overwritten.
+    row_work_[kept] = row;
+    raw_work_[kept] = raw_work_[i];
+    leaf_work_[kept] = rows_.blocked(row) ? 0.0 : leaf_work_[i];
+    kept += !late;
+    dropped += late;
+  }
+  tree_.update({row_work_.data(), kept}, {leaf_work_.data(), kept});
+  for (size_t i = 0; i < kept; ++i) rows_.store(row_work_[i], raw_work_[i]);
+  if (kept > 0) {
+    const double largest = *std::max_element(raw_work_.data(), raw_work_.data() + kept);
+    max_seen_ = std::max(max_seen_.value_or(largest), largest);
+  }
+  return dropped;
+}
+
+void Priorities::draw(std::span<const double> uniform, const DrawRule& rule, const int64_t* written, int64_t* index,
+                      float* weight, int64_t* generation) {
+  if (!(rule.beta >= 0.0) || !std::isfinite(rule.beta)) {
+    throw std::invalid_argument("draw: expected a finite beta of 0 or more, got " + text_of(rule.beta));
+  }
+  const size_t n = uniform.size();
+  if (n == 0) return;
+  leaf_work_.resize(n);
+  tree_.draw(uniform, rule.stratified, index, leaf_work_.data());
+  const auto ask = [&](size_t i) {
+    rows_.prefetch(index[i]);
+    __builtin_prefetch(written + index[i]);
+  };
+  // These arrive while the weights are computed.
+  const size_t asked = std::min(n, static_cast<size_t>(kChunk));
+  for (size_t i = 0; i < asked; ++i) ask(i);
+  importance_weights(leaf_work_, 1.0 / tree_.min_positive(), rule.beta, rule.by_batch, weight);
+  for (size_t i = 0; i < n; ++i) {
+    if (i + kAhead >= asked && i + kAhead < n) ask(i + kAhead);
+    generation[i] = written[index[i]];
+    rows_.remember(index[i], generation[i]);
+  }
+}
+
+void Priorities::remember(std::span<const int64_t> index, const int64_t* written) {
+  check_rows("remember", index, capacity());
+  for (const int64_t row : index) rows_.remember(row, written[row]);
+}
+
+void Priorities::block(std::span<const int64_t> index, const std::uint8_t* flag) {
+  check_rows("block", index, capacity());
+  const size_t n = index.size();
+  leaf_work_.resize(n);
+  for (size_t i = 0; i < n; ++i) leaf_work_[i] = rows_.raw(index[i]);
+  leaves_of(rule_, leaf_work_.data(), n, leaf_work_.data());
+  for (size_t i = 0; i < n; ++i) {
+    if (flag[i] || !rows_.in_use(index[i])) leaf_work_[i] = 0.0;
+  }
+  tree_.update(index, leaf_work_);
+  for (size_t i = 0; i < n; ++i) rows_.set_blocked(index[i], flag[i] != 0);
+}
+
+void Priorities::clear_blocks() {
+  if (rows_.num_blocked() == 0) return;
+  for (int64_t row = 0; row < end(); ++row) rows_.set_blocked(row, false);
+  refresh_leaves(rule_);
+}
+
+void Priorities::get(std::span<const int64_t> index, double* value) const {
+  check_rows("get", index, capacity());
+  for (size_t i = 0; i < index.size(); ++i) value[i] = rows_.raw(index[i]);
+}
+
+void Priorities::clear() {
+  SumTree tree(capacity());
+  PriorityRows rows(capacity(), single());
+  tree_ = std::move(tree);
+  rows_ = std::move(rows);
+  max_seen_.reset();
+}
+
+void Priorities::save(double* raw, uint32_t* mark) const {
+  for (int64_t row = 0; row < end(); ++row) {
+    raw[row] = rows_.raw(row);
+    mark[row] = rows_.mark(row);
+  }
+}
+
+void Priorities::load(std::span<const double> raw, const uint32_t* mark) {
+  const auto n = static_cast<int64_t>(raw.size());
+  if (n > capacity()) {
+    throw std::invalid_argument("load: expected at most capacity rows, " + std::to_string(capacity()) + ", got " +
+                                std::to_string(n));
+  }
+  check_raw("load", raw);
+  double most = 0.0;
+  for (int64_t row = 0; row < n; ++row) {
+    const double value = raw[static_cast<size_t>(row)];
+    if (!PriorityRows::is_mark(mark[row], value)) {
+      throw std::invalid_argument("load: row " + std::to_string(row) + " has mark " + std::to_string(mark[row]) +
+                                  ", which wasn't saved with priority " + text_of(value));
+    }
+    most = std::max(most, value);
+  }
+  checked_leaf("load", rule_, rounded(most));
+  const auto seen = max_seen_;
+  clear();
+  max_seen_ = seen;
+  for (int64_t row = 0; row < n; ++row) {
+    if (mark[row] & PriorityRows::kInUse) rows_.store(row, rounded(raw[static_cast<size_t>(row)]));
+    rows_.restore_mark(row, mark[row]);
+  }
+  refresh_leaves(rule_);
+}
+
+void Priorities::check_valid() const {
+  tree_.check_valid();
+  if (!rows_.summaries_hold()) throw std::logic_error("a summary of the rows is stale");
+  for (int64_t row = 0; row < capacity(); ++row) {
+    const bool touched = rows_.mark(row) != 0 || rows_.raw(row) != 0.0;
+    if (!PriorityRows::is_mark(rows_.mark(row), rows_.raw(row)) || (touched && row >= end())) {
+      throw std::logic_error("the mark of row " + std::to_string(row) + " is wrong");
+    }
+    double expected, leaf;
+    compute_leaves(rule_, row, 1, &expected);
+    tree_.get({&row, 1}, &leaf);
+    if (leaf != expected) throw std::logic_error("leaf " + std::to_string(row) + " isn't the power of its priority");
+  }
+}
+
+}  // namespace gleanrl
