@@ -61,6 +61,19 @@ def test_a_copy_goes_on_by_itself(storage: Any, sampler: Any, written: int, dupl
     assert 200 not in [int(x) for x in buffer[:]["x"]]
 
 
+@pytest.mark.parametrize("duplicate", COPIES, ids=["deepcopy", "pickle", "torch"])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_a_copy_counts_its_own_generations(storage: Any, duplicate: Any) -> None:
+    buffer = ReplayBuffer(storage=storage(3))
+    buffer.extend([records(0, 1)[0], records(1, 1)[0]])
+    other = duplicate(buffer)
+    slots = torch.arange(3)
+    before, copied = buffer.storage.generation(slots), other.storage.generation(slots)
+    other.extend([records(start, 1)[0] for start in range(4)])
+    assert torch.equal(buffer.storage.generation(slots), before)
+    assert (other.storage.generation(slots) > copied).all()
+
+
 def test_streams_and_a_wrapped_tensor() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
     buffer.extend(torch.arange(21).view(3, 7))

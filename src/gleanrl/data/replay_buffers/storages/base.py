@@ -169,6 +169,12 @@ class Storage(Part, ABC):
             self._generations_at = self._generations.data_ptr()
         return self._generations
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle or a deep copy: the counters have another address."""
+        self.__dict__.update(state)
+        if self._generations is not None:
+            self._generations_at = self._generations.data_ptr()
+
     # Writing
 
     @abstractmethod

@@ -289,7 +289,7 @@ class TensorStorage(Storage):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle."""
         saved = state.pop("_saved")
-        self.__dict__.update(state)
+        super().__setstate__(state)
         self.load_state_dict(saved)
         self.content = state["content"]  # an epoch that was pickled along covers it still
 
