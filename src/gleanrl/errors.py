@@ -17,6 +17,10 @@ class InvalidArgumentError(GleanError, ValueError):
     """An argument has a value that the call can't accept; the message names the argument and the value."""
 
 
+class LengthError(InvalidArgumentError, RuntimeError):
+    """A list of arguments has another length than what it is for."""
+
+
 class MissingArgumentError(GleanError, RuntimeError, ValueError):
     """A call lacks an argument that it needs here."""
 
@@ -53,12 +57,20 @@ class SpecError(GleanError, AssertionError, ValueError):
     """A value that isn't in the domain of its spec."""
 
 
+class BatchSizeError(GleanError, RuntimeError, ValueError):
+    """A batch size that can't be divided into the parts that were asked for."""
+
+
 class IndexRangeError(GleanError, IndexError):
     """An index outside the filled part of a storage."""
 
 
 class EmptyBufferError(GleanError, RuntimeError):
     """A sample was asked for from a buffer that holds nothing."""
+
+
+class ContainerError(GleanError, AttributeError):
+    """A transform was put into a second container."""
 
 
 class CapacityError(GleanError, RuntimeError):

@@ -76,6 +76,8 @@ class Draw(NamedTuple):
     """How often each slot had been written at the draw, ``(n,)`` int64, if it was asked for."""
     last: torch.Tensor | None = None
     """Of slices: whether a row is the last one of its slice, ``(n,)`` bool."""
+    asked: int | None = None
+    """Of slices: the batch size that was asked for; short slices make a smaller batch."""
 
 
 class BufferStats(NamedTuple):

@@ -60,6 +60,10 @@ class OwnedGenerator:
         """Return `count` independent draws from ``[0, high)``, int64 on the CPU."""
         return torch.randint(high, (count,), generator=self.get(), device="cpu")
 
+    def uniforms(self, count: int) -> torch.Tensor:
+        """Return `count` independent draws from ``[0, 1)``, float64 on the CPU."""
+        return torch.rand(count, dtype=torch.float64, generator=self.get(), device="cpu")
+
     def permutation(self, size: int) -> torch.Tensor:
         """Return the numbers of ``[0, size)`` in random order, int64 on the CPU."""
         return torch.randperm(size, generator=self.get(), device="cpu")

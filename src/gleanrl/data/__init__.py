@@ -1,34 +1,11 @@
 """Data: specs, replay buffers and post-processing."""
 
+from gleanrl.data import replay_buffers as _replay_buffers
 from gleanrl.data import specs as _specs
 from gleanrl.data.postprocs import MultiStep
-from gleanrl.data.replay_buffers import (
-    LazyMemmapStorage,
-    LazyTensorStorage,
-    ListStorage,
-    RandomSampler,
-    ReplayBuffer,
-    RoundRobinWriter,
-    Sampler,
-    SamplerWithoutReplacement,
-    Storage,
-    TensorStorage,
-    Writer,
-)
+from gleanrl.data.replay_buffers import *  # noqa: F403 - every part, under its own list of names
 from gleanrl.data.specs import *  # noqa: F403 - every spec, under its own list of names
 
-__all__ = [
-    "LazyMemmapStorage",
-    "LazyTensorStorage",
-    "ListStorage",
-    "MultiStep",
-    "RandomSampler",
-    "ReplayBuffer",
-    "RoundRobinWriter",
-    "Sampler",
-    "SamplerWithoutReplacement",
-    "Storage",
-    "TensorStorage",
-    "Writer",
-]
+__all__ = ["MultiStep"]
+__all__ += _replay_buffers.__all__
 __all__ += _specs.__all__

@@ -54,6 +54,7 @@ class Parts:
             "sampler", RandomSampler() if sampler is None else sampler, Sampler
         )
         self._writer: Writer = self._part("writer", RoundRobinWriter() if writer is None else writer, Writer)
+        self._writer.check_storage(self._storage)
         self._collate_fn: Callable[[Any], Any] | None = None
         self._transforms = Pipeline()
         if transform is not None:
@@ -95,7 +96,8 @@ class Parts:
             collate_fn: what makes a batch out of what it returns; None for its default.
         """
         with self._lock:
-            old, self._storage = self._storage, self._part("storage", storage, Storage)
+            self._writer.check_storage(self._part("storage", storage, Storage))
+            old, self._storage = self._storage, storage
             _hand_over(old, storage, self)
             self._collate_fn = collate_fn
             self._writer.register_storage(self._storage)
@@ -114,7 +116,8 @@ class Parts:
     def set_writer(self, writer: Writer) -> Writer:
         """Use another writer, which goes on where the old one stands, and return the old one."""
         with self._lock:
-            old, self._writer = self._writer, self._part("writer", writer, Writer)
+            self._part("writer", writer, Writer).check_storage(self._storage)
+            old, self._writer = self._writer, writer
             _hand_over(old, writer, self)
             self._writer.register_storage(self._storage)
             return old

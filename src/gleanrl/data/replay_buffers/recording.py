@@ -77,6 +77,7 @@ class Recording(Parts):
                 if data is None:
                     shape = (0,) if storage.ndim == 1 else (0, storage.ndim)
                     return torch.empty(shape, dtype=torch.int64, device="cpu")
+            self._writer.check_write(data, where)
             prepared = storage.prepare(data, single=single, dim_extend=dim_extend, where=where)
             placement = self._writer.place(prepared)
             if isinstance(placement, Selection):
@@ -111,6 +112,7 @@ class Recording(Parts):
             value = self._transforms.write(value, len(shape))
             if value is None:
                 return
+            self._writer.check_write(value, "__setitem__")
             prepared: Prepared = storage.prepare_selection(value, shape, "__setitem__")
             if slots.shape[0]:
                 storage.write_slots(prepared, slots)
@@ -145,8 +147,8 @@ class Recording(Parts):
         (`stats().priorities_dropped`): it belongs to a record that is gone.
 
         Args:
-            index: slots as `extend` or `sample` returned them: an int, ``(n,)`` integers, ``(n, ndim)``
-                coordinates or a tuple of ``ndim`` tensors. -1 is skipped.
+            index: slots as `extend` or `sample` returned them: an int or ``(n,)`` integers; with ``ndim > 1``
+                ``(n, ndim)`` coordinates or a tuple of ``ndim`` tensors. -1 is skipped.
             priority: one number, or one for each index; 0 or more and finite.
             generation: how often each slot had been written when its record was drawn, ``(n,)`` int64, as
                 samples carry it; None for the generation at the slot's last draw (a slot that was never drawn
@@ -158,9 +160,7 @@ class Recording(Parts):
             SchemaError: another number of priorities or generations than of indices; nothing changed.
         """
         with self._lock:
-            storage = self._storage
-            slots = slots_of_update(index, storage.shape)
-            self._sampler.update_priority(storage, slots, priority, generation)
+            self._sampler.update_priority(self._storage, self._slots(index), priority, generation)
 
     def mark_update(self, index: Any) -> None:
         """Give stored records the priority of new ones, as after a write; does nothing without priorities.
@@ -172,8 +172,11 @@ class Recording(Parts):
             IndexRangeError: an index outside the stored part; nothing changed.
         """
         with self._lock:
-            slots = slots_of_update(index, self._storage.shape)
+            slots = self._slots(index)
             self._sampler.mark_update(self._storage, slots[slots >= 0])
+
+    def _slots(self, index: Any) -> torch.Tensor:
+        return slots_of_update(index, self._storage.shape)
 
 
 def checked_dim(dim_extend: int | None) -> int | None:

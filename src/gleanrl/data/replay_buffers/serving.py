@@ -216,6 +216,7 @@ def _saved(ticket: Ticket) -> dict[str, Any]:
         "slots": drawn.slots.clone(),
         "extras": [(key, value.clone()) for key, value in drawn.extras.items()],
         "last": None if drawn.last is None else drawn.last.clone(),
+        "asked": drawn.asked,
         "fresh": fresh,
         "ran_out": ticket.ran_out,
     }
@@ -224,4 +225,6 @@ def _saved(ticket: Ticket) -> dict[str, Any]:
 def _restored(saved: dict[str, Any], generation: torch.Tensor) -> Draw:
     extras = {key: value.clone() for key, value in saved["extras"]}
     last = None if saved["last"] is None else saved["last"].clone()
-    return Draw(saved["slots"].clone(), extras, torch.where(saved["fresh"], generation, -1), last)
+    return Draw(
+        saved["slots"].clone(), extras, torch.where(saved["fresh"], generation, -1), last, saved["asked"]
+    )

@@ -121,6 +121,11 @@ class Sampler(Part, ABC):
         """Give `slots`, ``(n,)`` int64, the priority of new records; nothing to do without priorities."""
 
     @property
+    def default_priority(self) -> float:
+        """The priority of new records; 1 for samplers without priorities."""
+        return 1.0
+
+    @property
     def priorities_dropped(self) -> int:
         """Priority updates that came too late; 0 for samplers without priorities."""
         return 0

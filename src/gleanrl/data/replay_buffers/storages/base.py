@@ -140,13 +140,27 @@ class Storage(Part, ABC):
         Returns:
             bool, ``(n,)``.
         """
-        ago = self.changes - changes
-        if ago > len(self._recent):
+        changed = self.changed_since(changes)
+        if changed is None:
             return torch.ones(slots.shape, dtype=torch.bool, device="cpu")
         found = torch.zeros(slots.shape, dtype=torch.bool, device="cpu")
-        for start, count in list(self._recent)[len(self._recent) - ago :]:
+        for start, count in changed:
             found |= (slots - start) % self.max_size < count
         return found
+
+    def changed_since(self, changes: int) -> list[tuple[int, int]] | None:
+        """Return what was written or cleared since `changes` had that value: ``(first slot, count)`` ranges.
+
+        They go around the end, the oldest first, and cover at least what changed; None if it was too long ago
+        to tell.
+        """
+        ago = self.changes - changes
+        recent = list(self._recent)
+        return None if ago > len(recent) else recent[len(recent) - ago :]
+
+    def masked(self, slots: torch.Tensor) -> torch.Tensor | None:
+        """Return which of `slots` hold rows that are no steps, ``(n,)`` bool; None if there are none at all."""
+        return None
 
     def _mark(self, start: int, count: int) -> None:
         """Remember that `count` slots from `start` on, around the end, are about to change."""
@@ -161,6 +175,13 @@ class Storage(Part, ABC):
     def generation(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the generations of `slots` (``(n,)`` int64, in range), a fresh ``(n,)`` int64 tensor."""
         return self._counters().index_select(0, slots)
+
+    @property
+    def counters_at(self) -> int:
+        """The address of all slots' generations, int64, for the native core; fixed for the storage's life."""
+        if self._generations is None:
+            self._counters()
+        return self._generations_at
 
     def _counters(self) -> torch.Tensor:
         if self._generations is None:

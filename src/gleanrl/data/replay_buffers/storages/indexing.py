@@ -80,7 +80,7 @@ def slots_of_update(index: Any, shape: torch.Size) -> torch.Tensor:
     """Return the slots of what `extend` or `sample` returned as index, with -1 for what is to be skipped.
 
     Args:
-        index: an int, ``(n,)`` integers, ``(n, ndim)`` coordinates (with ``ndim > 1``), or a tuple of `ndim`
+        index: an int or ``(n,)`` integers; with ``ndim > 1`` ``(n, ndim)`` coordinates, or a tuple of `ndim`
             integer tensors. -1 (in any coordinate) skips a row.
         shape: the visible part, ``[steps, *batch]``.
 
@@ -91,21 +91,22 @@ def slots_of_update(index: Any, shape: torch.Size) -> torch.Tensor:
         IndexRangeError: another negative number, or one outside the visible part.
         InvalidTypeError: not an index.
     """
-    if isinstance(index, tuple) and len(index) == len(shape):
+    ndim = len(shape)
+    if isinstance(index, tuple) and len(index) == ndim:
         parts = [_integers(part).reshape(-1) for part in index]
         if len({part.shape[0] for part in parts}) > 1:
-            raise IndexRangeError(f"index: the {len(parts)} coordinates have different lengths")
+            raise IndexRangeError(f"index: the {ndim} coordinates have different lengths")
         return _flat(torch.stack(parts, -1), shape)
     positions = _integers(index)
-    if len(shape) > 1 and positions.ndim and positions.shape[-1] == len(shape):
-        return _flat(positions.reshape(-1, len(shape)), shape)
-    if positions.ndim > 1 and positions.shape[-1] == 1 or not positions.ndim:
-        positions = positions.reshape(-1)
-    if positions.ndim != 1:
-        raise IndexRangeError(
-            f"index: expected (n,) slots or (n, {len(shape)}) coordinates, got {tuple(positions.shape)}"
-        )
-    return _updatable(positions.contiguous(), shape.numel())
+    if ndim > 1:
+        if not positions.ndim or positions.shape[-1] != ndim:
+            raise IndexRangeError(
+                f"index: expected (n, {ndim}) coordinates or a tuple of {ndim} tensors, got {tuple(positions.shape)}"
+            )
+        return _flat(positions.reshape(-1, ndim), shape)
+    if positions.ndim > 2 or (positions.ndim == 2 and positions.shape[-1] != 1):
+        raise IndexRangeError(f"index: expected (n,) slots, got {tuple(positions.shape)}")
+    return _updatable(positions.reshape(-1).contiguous(), shape.numel())
 
 
 def is_key(index: Any) -> bool:

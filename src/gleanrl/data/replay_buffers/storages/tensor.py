@@ -174,7 +174,13 @@ class TensorStorage(Storage):
         self._columns.put(slots, rows)
 
     def _pick(self, rows: list[torch.Tensor], positions: torch.Tensor) -> list[torch.Tensor]:
-        return [take_rows(leaf, 1, positions) for leaf in rows]
+        assert self._columns is not None
+        # A single record comes without its time dimension.
+        many = [
+            leaf if leaf.ndim > len(field.shape) else leaf.unsqueeze(0)
+            for leaf, field in zip(rows, self._columns.fields, strict=True)
+        ]
+        return [take_rows(leaf, 1, positions) for leaf in many]
 
     def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
         """Check records ``[*shape]`` that are to go to a selection of slots of that shape."""

@@ -1,6 +1,17 @@
 """Writers: where new records go."""
 
 from gleanrl.data.replay_buffers.writers.base import Writer
+from gleanrl.data.replay_buffers.writers.ensemble import WriterEnsemble
+from gleanrl.data.replay_buffers.writers.immutable import ImmutableDatasetWriter
+from gleanrl.data.replay_buffers.writers.max_value import TensorDictMaxValueWriter
 from gleanrl.data.replay_buffers.writers.round_robin import RoundRobinWriter
+from gleanrl.data.replay_buffers.writers.tensordict import TensorDictRoundRobinWriter
 
-__all__ = ["RoundRobinWriter", "Writer"]
+__all__ = [
+    "ImmutableDatasetWriter",
+    "RoundRobinWriter",
+    "TensorDictMaxValueWriter",
+    "TensorDictRoundRobinWriter",
+    "Writer",
+    "WriterEnsemble",
+]

@@ -44,6 +44,17 @@ class Writer(Part, ABC):
             )
         self._storage = storage
 
+    def check_storage(self, storage: Storage) -> None:
+        """Raise if the writer can't write to `storage`; a buffer asks before it takes either."""
+
+    def check_write(self, data: Any, where: str) -> None:
+        """Raise if `data` isn't for this writer; nothing, not even the schema, was changed yet.
+
+        Args:
+            data: records as they are to be stored, one or many, behind the inverse transforms.
+            where: the call that error messages name.
+        """
+
     @abstractmethod
     def place(self, prepared: Prepared) -> Placement | Selection:
         """Return where prepared records go; nothing changes.

@@ -1,0 +1,243 @@
+"""Buffers with a choice of parts made beforehand, and buffers of TensorDicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from gleanrl.data.replay_buffers.buffer import ReplayBuffer
+from gleanrl.data.replay_buffers.samplers.prioritized import Prioritized, PrioritizedSampler
+from gleanrl.data.replay_buffers.samplers.priority_values import reduce_priority
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.lists import ListStorage
+from gleanrl.data.replay_buffers.writers.tensordict import TensorDictRoundRobinWriter
+from gleanrl.errors import InvalidArgumentError, MissingKeyError, SchemaError
+from gleanrl.tree import NestedKey, as_key, as_path
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """A `ReplayBuffer` with a `PrioritizedSampler` of the storage's size.
+
+    Args:
+        alpha: see `PrioritizedSampler`.
+        beta: see `PrioritizedSampler`.
+        eps: see `PrioritizedSampler`.
+        dtype: see `PrioritizedSampler`.
+        storage: see `ReplayBuffer`; so are the others.
+        collate_fn: see `ReplayBuffer`.
+        pin_memory: see `ReplayBuffer`.
+        prefetch: see `ReplayBuffer`.
+        transform: see `ReplayBuffer`.
+        batch_size: see `ReplayBuffer`.
+        dim_extend: see `ReplayBuffer`.
+        seed: see `ReplayBuffer`.
+        prefetch_threads: see `ReplayBuffer`.
+
+    Examples:
+        >>> import torch
+        >>> from gleanrl.data import LazyTensorStorage
+        >>> buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(10), seed=0)
+        >>> index = buffer.extend(torch.arange(4))
+        >>> buffer.update_priority(index, torch.tensor([0.0, 0.0, 3.0, 0.0]))
+        >>> batch, info = buffer.sample(2, return_info=True)
+        >>> batch, info["_weight"].shape
+        (tensor([2, 2]), torch.Size([2]))
+    """
+
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float32,
+        storage: Storage | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Any = None,
+        batch_size: int | None = None,
+        dim_extend: int | None = None,
+        seed: int | None = None,
+        prefetch_threads: int | None = None,
+    ) -> None:
+        storage = ListStorage(1000) if storage is None else storage
+        super().__init__(
+            storage=storage,
+            sampler=PrioritizedSampler(_size_of(storage), alpha, beta, eps, dtype),
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            prefetch=prefetch,
+            transform=transform,
+            batch_size=batch_size,
+            dim_extend=dim_extend,
+            seed=seed,
+            prefetch_threads=prefetch_threads,
+        )
+
+
+class TensorDictReplayBuffer(ReplayBuffer):
+    """A `ReplayBuffer` of TensorDicts, whose batches say where they came from.
+
+    Batches carry ``index`` (``(n,)`` int64, or ``(n, ndim)`` coordinates) and what the sampler adds: importance
+    weights ``_weight`` and ``priority_weight`` with ``_generation`` beside them, or the flags of cut slices.
+    Written again, these keys are left out. Nothing is written into what `extend` is given.
+
+    Args:
+        priority_key: the entry that holds priorities, for `add` and `update_tensordict_priority`.
+        **options: see `ReplayBuffer`. The writer is a `TensorDictRoundRobinWriter` if none is given.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from gleanrl.data import LazyTensorStorage
+        >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=2, seed=0)
+        >>> index = buffer.extend(TensorDict({"x": torch.arange(4) * 10}, [4]))
+        >>> batch = buffer.sample()
+        >>> bool((batch["x"] == batch["index"] * 10).all())
+        True
+    """
+
+    _carries = True
+
+    def __init__(self, *, priority_key: NestedKey = "td_error", **options: Any) -> None:
+        if options.get("writer") is None:
+            options["writer"] = TensorDictRoundRobinWriter()
+        super().__init__(**options)
+        self.priority_key = priority_key
+
+    def add(self, data: Any) -> Any:
+        """Store one TensorDict, with the priority that it brings at `priority_key`, if any; see `ReplayBuffer`."""
+        _check_tensordict(data, "add")
+        with self._lock:
+            index = super().add(data)
+            if isinstance(self._sampler, Prioritized) and not (
+                isinstance(index, torch.Tensor) and not len(index)
+            ):
+                priority = data.get(as_path(self.priority_key), None)
+                if priority is not None:
+                    count = 1 if isinstance(index, int) else len(index)
+                    slots = self._slots(index)
+                    values = reduce_priority(priority.reshape(count, -1), count, self._sampler.reduction)
+                    generation = self._storage.generation(slots)
+                    self._sampler.update_priority(self._storage, slots, values, generation)
+            return index
+
+    def extend(self, data: Any) -> torch.Tensor:
+        """Store many TensorDicts, the oldest first; see `ReplayBuffer`. Priorities in them aren't looked at."""
+        for record in data if isinstance(data, list) else (data,):
+            _check_tensordict(record, "extend")
+        return super().extend(data)
+
+    def update_tensordict_priority(self, data: TensorDictBase) -> None:
+        """Give the records of a batch the priorities that it holds at `priority_key`.
+
+        Several values for a record are reduced as the sampler says; without the entry the records get the
+        priority of new ones. Does nothing if the sampler has no priorities.
+
+        Args:
+            data: a batch ``[n, ...]`` as `sample` returned it, with ``index`` (and ``_generation``).
+
+        Raises:
+            MissingKeyError: no ``index``.
+            SchemaError: the entry doesn't fit the batch; nothing changed.
+            InvalidArgumentError: a priority that is negative, infinite or no number; nothing changed.
+        """
+        sampler = self._sampler
+        if not isinstance(sampler, Prioritized):
+            return
+        index = data.get("index", None)
+        if index is None:
+            raise MissingKeyError(
+                "update_tensordict_priority: the batch has no 'index'; give it one of sample()"
+            )
+        with self._lock:
+            ndim, rows = self._storage.ndim, self._storage
+            coordinates = index.reshape(-1, ndim) if ndim > 1 else index.reshape(-1)
+            slots = self._slots(coordinates)
+            count = slots.shape[0]
+            priority = data.get(as_path(self.priority_key), None)
+            if priority is None:
+                sampler.mark_update(rows, slots[slots >= 0])
+                return
+            if not isinstance(priority, torch.Tensor) or priority.numel() % max(count, 1):
+                raise SchemaError(
+                    f"update_tensordict_priority: {as_key(as_path(self.priority_key))!r} expected values for "
+                    f"{count} records, got shape {tuple(getattr(priority, 'shape', ()))}"
+                )
+            generation = data.get("_generation", None)
+            values = reduce_priority(priority.detach().reshape(count, -1), count, sampler.reduction)
+            expected = None if generation is None else generation.reshape(-1)
+            sampler.update_priority(rows, slots, values, expected)
+
+
+class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
+    """A `TensorDictReplayBuffer` with a `PrioritizedSampler` of the storage's size.
+
+    Args:
+        alpha: see `PrioritizedSampler`.
+        beta: see `PrioritizedSampler`.
+        priority_key: see `TensorDictReplayBuffer`.
+        eps: see `PrioritizedSampler`.
+        dtype: see `PrioritizedSampler`.
+        reduction: see `PrioritizedSampler`.
+        storage: see `ReplayBuffer`.
+        **options: see `ReplayBuffer`; a sampler can't be given.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from gleanrl.data import LazyTensorStorage
+        >>> buffer = TensorDictPrioritizedReplayBuffer(
+        ...     alpha=0.7, beta=0.5, storage=LazyTensorStorage(10), batch_size=2, seed=0
+        ... )
+        >>> index = buffer.extend(TensorDict({"x": torch.arange(4)}, [4]))
+        >>> batch = buffer.sample()
+        >>> batch["td_error"] = torch.tensor([0.5, 2.0])
+        >>> buffer.update_tensordict_priority(batch)
+        >>> buffer.sample()["_weight"].shape
+        torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        priority_key: NestedKey = "td_error",
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float32,
+        reduction: str = "max",
+        storage: Storage | None = None,
+        **options: Any,
+    ) -> None:
+        if options.get("sampler") is not None:
+            raise InvalidArgumentError("sampler: this buffer brings a PrioritizedSampler of its own")
+        storage = ListStorage(1000) if storage is None else storage
+        options["sampler"] = PrioritizedSampler(_size_of(storage), alpha, beta, eps, dtype, reduction)
+        super().__init__(priority_key=priority_key, storage=storage, **options)
+
+
+class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
+    """A `TensorDictReplayBuffer` whose methods other processes will call; here it is the buffer itself.
+
+    Args:
+        **options: see `TensorDictReplayBuffer`.
+    """
+
+
+def _size_of(storage: Any) -> int:
+    size = getattr(storage, "max_size", None)
+    if not isinstance(size, int):
+        raise InvalidArgumentError(f"storage: expected a Storage, got {storage!r}")
+    return size
+
+
+def _check_tensordict(data: Any, where: str) -> None:
+    if not isinstance(data, TensorDictBase):
+        raise InvalidArgumentError(
+            f"{where}: expected a TensorDict, got {type(data).__name__}; ReplayBuffer takes other data"
+        )

@@ -1,0 +1,281 @@
+"""The trajectories of a storage, known at any time without a look at what is stored."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from gleanrl.block import Schema, numpy_view
+from gleanrl.data.boundaries import TRAJ_IDS
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
+from gleanrl.errors import (
+    EmptyBufferError,
+    GleanError,
+    InvalidArgumentError,
+    MissingKeyError,
+    SchemaError,
+    UnsupportedError,
+)
+from gleanrl.native import Episodes
+from gleanrl.records import Placement
+from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path
+
+_DEFAULT_ID: Path = ("episode",)
+_DONE: Path = ("next", "done")
+_STEPS: Path = ("steps_to_next_obs",)
+_Array = np.ndarray[Any, Any]
+
+
+class BoundaryKeys(NamedTuple):
+    """Where a user says that the ends of trajectories stand."""
+
+    end: NestedKey | None = None
+    """A flag that ends a trajectory; None for every ``done``, ``terminated`` and ``truncated`` below ``next``."""
+    trajectory: NestedKey | None = None
+    """An integer that changes with the trajectory; None for ``"episode"`` where that is stored."""
+
+
+class EpisodeTable:
+    """Keeps a native episode table in step with a storage.
+
+    A trajectory is a maximal run of adjacent time steps of one stream (batch entry) with one id and no end
+    inside; the write cursor ends it too. ``("collector", "traj_ids")`` and ``("next", "done")`` always bound
+    where they are stored. In n-step data (``"steps_to_next_obs"``) flags count only in rows where that is 1.
+
+    Ring writes that the table is told of cost what they wrote. It looks at the whole storage once when it
+    meets one that is in use, and after records were replaced by index.
+
+    Not thread-safe: the buffer calls it under its lock.
+
+    Args:
+        keys: where ends stand.
+        ends: ``[steps, *batch]`` bool, further ends of a storage that isn't written any more; None for none.
+        trajectories: ``[steps, *batch]`` integers whose changes end trajectories of such a storage.
+    """
+
+    def __init__(
+        self,
+        keys: BoundaryKeys,
+        ends: torch.Tensor | None = None,
+        trajectories: torch.Tensor | None = None,
+    ) -> None:
+        self.keys = keys
+        self._ends = None if ends is None else _given("ends", ends, torch.bool)
+        self._trajectories = (
+            None if trajectories is None else _given("trajectories", trajectories, torch.int64)
+        )
+        self._forget()
+
+    def _forget(self) -> None:
+        self._native: Episodes | None = None
+        self._reader: _Reader | None = None
+        self._storage: Storage | None = None
+        self._content: object | None = None
+        self._changes = -1
+
+    def clear(self) -> None:
+        """Learn that the storage was emptied or exchanged."""
+        self._forget()
+
+    def invalidate(self) -> None:
+        """Learn that boundaries may have been rewritten: the next draw looks at all of them."""
+        self._content = None
+
+    def on_write(self, storage: Storage, placement: Placement) -> bool:
+        """Learn of a ring write.
+
+        Returns:
+            Whether the table followed it; the next `sync` catches up otherwise.
+        """
+        native = self._native
+        if native is None:
+            # What is missing is an error of the draw: the write is done.
+            with suppress(GleanError):
+                self.sync(storage)
+            return False
+        if (
+            self._content is not storage.content
+            or self._changes != storage.changes - 1
+            or self._static
+            or (placement.start != native.cursor and placement.num_steps < placement.capacity)
+        ):
+            return False
+        for start, stop in placement.spans():
+            self._tell(native, storage, start, stop)
+        self._changes = storage.changes
+        return True
+
+    @property
+    def _static(self) -> bool:
+        return self._ends is not None or self._trajectories is not None
+
+    def sync(self, storage: Storage) -> Episodes:
+        """Return the native table of what `storage` holds.
+
+        Raises:
+            MissingKeyError: nothing stored tells where trajectories end.
+            UnsupportedError: a storage without columns, or one that was written after its ends had been given.
+        """
+        native = self._native
+        if native is not None and self._content is storage.content and self._changes == storage.changes:
+            return native
+        return self._take_over(storage)
+
+    def _take_over(self, storage: Storage) -> Episodes:
+        """Look at everything stored, the oldest step first."""
+        if self._static and self._content is not None:
+            raise UnsupportedError(
+                "ends, trajectories: they describe what was stored when they were given, and the storage has "
+                "been written since; name keys instead"
+            )
+        if self._storage is not storage or self._native is None or self._reader is None:
+            self._forget()
+            self._reader = _reader(storage, self.keys, self._static)
+            self._native = Episodes(storage.capacity_steps, max(storage.rows_per_step, 1))
+            self._storage = storage
+        native = self._native
+        native.clear()
+        capacity, stored, end = storage.capacity_steps, storage.num_steps, storage.end
+        self._check_given(len(storage))
+        for start, stop in ((end, capacity), (0, end)) if stored == capacity else ((0, stored),):
+            if stop > start:
+                self._tell(native, storage, start, stop)
+        self._content, self._changes = storage.content, storage.changes
+        return native
+
+    def _check_given(self, rows: int) -> None:
+        for name, given in (("ends", self._ends), ("trajectories", self._trajectories)):
+            if given is not None and given.shape[0] != rows:
+                raise SchemaError(
+                    f"{name}: expected one value for each of the {rows} stored, got {given.shape[0]}"
+                )
+
+    def _tell(self, native: Episodes, storage: Storage, start: int, stop: int) -> None:
+        """Tell the native table of the time steps ``[start, stop)``."""
+        assert self._reader is not None
+        streams = native.num_streams
+        rows = slice(start * streams, stop * streams)
+        ends, ids = self._reader.read(rows)
+        if self._ends is not None:
+            given = self._ends[rows]
+            ends = given if ends is None else ends | given
+        if self._trajectories is not None:
+            ids = [*ids, self._trajectories[rows]]
+        native.on_write(
+            start,
+            stop - start,
+            0 if ends is None else ends.ctypes.data,
+            [values.ctypes.data for values in ids],
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the keys; the copy looks at its storage again."""
+        return {"keys": self.keys, "_ends": self._ends, "_trajectories": self._trajectories}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle."""
+        self.__dict__.update(state)
+        self._forget()
+
+
+class _Reader:
+    """Reads the boundary columns of a storage.
+
+    Args:
+        storage: where they stand.
+        flags: bool columns, of any width.
+        ids: integer columns with one number to a row.
+        steps: the column of `steps_to_next_obs`, if it is stored.
+    """
+
+    def __init__(
+        self, storage: TensorStorage, flags: list[Path], ids: list[Path], steps: Path | None
+    ) -> None:
+        self._flags = [_flat(storage, path, "bool", wide=True) for path in flags]
+        self._ids = [_flat(storage, path, "integer") for path in ids]
+        self._steps = None if steps is None else _flat(storage, steps, "integer")
+
+    def read(self, rows: slice) -> tuple[_Array | None, list[_Array]]:
+        """Return ends ``(n,)`` bool or None, and the id columns, ``(n,)`` int64 each; contiguous."""
+        ends: _Array | None = None
+        for column in self._flags:
+            flag = _host(column, rows)
+            flag = np.asarray(flag.any(1)) if flag.ndim > 1 else flag
+            ends = flag if ends is None else ends | flag
+        if self._steps is not None and ends is not None:
+            ends = ends & (_host(self._steps, rows) == 1)
+        ids = [np.ascontiguousarray(_host(column, rows), np.int64) for column in self._ids]
+        return (None if ends is None else np.ascontiguousarray(ends)), ids
+
+
+def _reader(storage: Storage, keys: BoundaryKeys, given: bool) -> _Reader:
+    """Find the boundary columns of a storage.
+
+    Raises:
+        MissingKeyError: an end key that isn't stored, or nothing to go by.
+        UnsupportedError: a storage without columns.
+    """
+    if not isinstance(storage, TensorStorage):
+        raise UnsupportedError(
+            f"slices need records in columns, a {type(storage).__name__} holds single objects; use LazyTensorStorage"
+        )
+    if not storage.initialized:
+        raise EmptyBufferError("can't sample: the storage is empty; extend it first")
+    schema = storage.format.schema
+    flags = _flag_paths(schema, keys.end)
+    wanted = _DEFAULT_ID if keys.trajectory is None else as_path(keys.trajectory)
+    ids = [path for path in dict.fromkeys((wanted, TRAJ_IDS)) if path in schema]
+    if keys.trajectory is not None and wanted not in schema and (flags or ids):
+        warnings.warn(
+            f"trajectory key {as_key(wanted)!r} isn't stored; trajectories are bounded by "
+            f"{[as_key(path) for path in (*flags, *ids)]}",
+            stacklevel=2,
+        )
+    if not (flags or ids or given):
+        raise MissingKeyError(
+            f"nothing stored tells where trajectories end: neither {as_key(wanted)!r}, {TRAJ_IDS!r} nor a flag "
+            f"below 'next'; there are {[as_key(path) for path in schema.paths]}"
+        )
+    return _Reader(storage, flags, ids, _STEPS if _STEPS in schema else None)
+
+
+def _flag_paths(schema: Schema, end_key: NestedKey | None) -> list[Path]:
+    if end_key is None:
+        return [path for path in schema.paths if path[0] == "next" and path[-1] in FLAGS]
+    path = as_path(end_key)
+    if path not in schema:
+        raise MissingKeyError(
+            f"end_key: {as_key(path)!r} isn't stored; there are {[as_key(p) for p in schema.paths]}"
+        )
+    return [path for path in dict.fromkeys((path, _DONE)) if path in schema]
+
+
+def _flat(storage: TensorStorage, path: Path, kind: str, wide: bool = False) -> torch.Tensor:
+    """Return a live column as ``[rows]``, or ``[rows, width]``, after checking what it holds."""
+    column = storage.column(path)
+    column = column.view(column.shape[0], -1)
+    integers = not (column.dtype.is_floating_point or column.dtype.is_complex or column.dtype == torch.bool)
+    if (column.dtype == torch.bool if kind == "bool" else integers) and (wide or column.shape[1] == 1):
+        return column.view(-1) if column.shape[1] == 1 else column
+    raise SchemaError(
+        f"{as_key(path)!r} can't tell where trajectories end: expected one {kind} value for each row, got "
+        f"{tuple(column.shape[1:])} {column.dtype}"
+    )
+
+
+def _host(column: torch.Tensor, rows: slice) -> _Array:
+    return numpy_view(column[rows] if column.is_cpu else column[rows].cpu())
+
+
+def _given(name: str, values: Any, dtype: torch.dtype) -> _Array:
+    tensor = torch.as_tensor(values, device="cpu")
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or not tensor.ndim:
+        raise InvalidArgumentError(
+            f"{name}: expected a tensor [steps, *batch] of {dtype}, got {tensor.dtype}"
+        )
+    return tensor.reshape(-1).to(dtype).contiguous().numpy()

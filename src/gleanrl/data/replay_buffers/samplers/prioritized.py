@@ -1,0 +1,169 @@
+"""Prioritized draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gleanrl.data.replay_buffers.samplers.base import Sampler
+from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
+from gleanrl.data.replay_buffers.samplers.priority_values import check_reduction
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.records import Draw, Placement
+
+
+class Prioritized(Sampler):
+    """What samplers with priorities share: their table, and what the buffer tells it."""
+
+    reduction: str
+    """How several priorities of one record become one."""
+    _priorities: PriorityTable
+
+    def _prioritize(self, table: PriorityTable, reduction: str) -> None:
+        """Take priorities; every constructor calls it."""
+        self.reduction = check_reduction(reduction)
+        self._priorities = table
+
+    @property
+    def alpha(self) -> float:
+        """The exponent of priorities; setting it weighs every stored record anew."""
+        return self._priorities.alpha
+
+    @alpha.setter
+    def alpha(self, value: float) -> None:
+        self._priorities.alpha = value
+
+    @property
+    def beta(self) -> float:
+        """The exponent of importance weights."""
+        return self._priorities.beta
+
+    @beta.setter
+    def beta(self, value: float) -> None:
+        self._priorities.beta = value
+
+    @property
+    def eps(self) -> float:
+        """What is added to every priority; setting it weighs every stored record anew."""
+        return self._priorities.eps
+
+    @eps.setter
+    def eps(self, value: float) -> None:
+        self._priorities.eps = value
+
+    @property
+    def default_priority(self) -> float:
+        """The priority of new records."""
+        return self._priorities.default
+
+    @property
+    def priorities_dropped(self) -> int:
+        """Priority updates that came too late."""
+        return self._priorities.dropped
+
+    def on_write(self, storage: Storage, placement: Placement) -> None:
+        """Give new records their priority."""
+        self._priorities.on_write(storage, placement)
+
+    def on_update(self, storage: Storage, slots: torch.Tensor) -> None:
+        """Give replaced records the priority of new ones."""
+        self._priorities.on_update(storage, slots)
+
+    def on_column(self, storage: Storage) -> None:
+        """Keep all priorities."""
+        self._priorities.on_column(storage)
+
+    def update_priority(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
+        """Take new priorities; those for records that were overwritten since are dropped and counted."""
+        self._priorities.update(storage, slots, priority, generation)
+
+    def mark_update(self, storage: Storage, slots: torch.Tensor) -> None:
+        """Give `slots` the priority of new records."""
+        self._priorities.reset(storage, slots)
+
+    def clear(self) -> None:
+        """Forget every priority."""
+        super().clear()
+        self._priorities.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return rule, priorities and random generator."""
+        return {**super().state_dict(), "priorities": self._priorities.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a saved state; the priorities belong to the storage of the next draw or write."""
+        before = self._random.state_dict()
+        super().load_state_dict(state_dict)
+        try:
+            self._priorities.load_state_dict(state_dict.get("priorities", {}))
+        except BaseException:
+            self._random.load_state_dict(before)
+            raise
+
+
+class PrioritizedSampler(Prioritized):
+    """Draws transitions in proportion to ``(priority + eps) ** alpha``, with replacement.
+
+    Batches come with importance weights, ``_weight`` and ``priority_weight`` (one tensor, ``(n,)`` float32):
+    ``(p / p_ref) ** -beta`` for a row of probability p. With ``normalize="buffer"`` p_ref is the smallest
+    probability that a stored row has, so that weights are at most 1; with ``"batch"`` it is the smallest of
+    the batch, so that its largest weight is exactly 1.
+
+    New records get the largest priority that was ever given (1 before the first). An update for a slot that
+    was overwritten since its record was drawn is dropped, and counted in ``buffer.stats()``.
+
+    A draw or an update of n rows costs O(n log8 capacity). Memory: 20 to 24 bytes for each row.
+
+    Args:
+        max_capacity: the size of the storage.
+        alpha: 0 draws uniformly, 1 in full proportion. May be set at any time.
+        beta: 0 makes all weights 1, 1 corrects the draw in full. May be set at any time.
+        eps: what is added to every priority, so that none is 0.
+        dtype: what priorities are kept in: float32 or float64.
+        reduction: how several priorities of one record become one in `update_tensordict_priority`: ``"max"``,
+            ``"min"``, ``"mean"``, ``"median"`` or ``"sum"``.
+        max_priority_within_buffer: whether new records get the largest priority stored instead.
+        normalize: ``"buffer"`` or ``"batch"``.
+        seed: see `Sampler`.
+
+    Raises:
+        InvalidArgumentError: a value that is out of range.
+        UnsupportedError: another dtype.
+
+    Source: Schaul et al., Prioritized Experience Replay, https://arxiv.org/abs/1511.05952.
+
+    Examples:
+        >>> import torch
+        >>> from gleanrl.data import LazyTensorStorage, ReplayBuffer
+        >>> sampler = PrioritizedSampler(10, alpha=1.0, beta=1.0, seed=0)
+        >>> buffer = ReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler)
+        >>> index = buffer.extend(torch.arange(4))
+        >>> buffer.update_priority(index, torch.tensor([0.0, 0.0, 3.0, 0.0]))
+        >>> buffer.sample(3)
+        tensor([2, 2, 2])
+    """
+
+    def __init__(
+        self,
+        max_capacity: int,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float32,
+        reduction: str = "max",
+        max_priority_within_buffer: bool = False,
+        *,
+        normalize: str = "buffer",
+        seed: int | None = None,
+    ) -> None:
+        table = PriorityTable(max_capacity, alpha, beta, eps, dtype, max_priority_within_buffer, normalize)
+        super().__init__(seed)
+        self._prioritize(table, reduction)
+
+    def _draw(self, storage: Storage, batch_size: int) -> Draw:
+        slots, weight, generation = self._priorities.draw(storage, self._random.uniforms(batch_size))
+        return Draw(slots, {"_weight": weight, "priority_weight": weight}, generation)
+
+    def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
+        return self._draw(storage, draw.slots.shape[0])  # as a whole: its weights belong together

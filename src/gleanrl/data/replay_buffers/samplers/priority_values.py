@@ -1,0 +1,64 @@
+"""Priorities as users give them: numbers, one or several for a record."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
+
+_REDUCTIONS = ("max", "min", "mean", "median", "sum")
+
+
+def number(name: str, value: Any) -> float:
+    """Return `value` if it is a finite number of 0 or more."""
+    try:
+        found = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        found = math.nan
+    if not 0.0 <= found < math.inf:
+        raise InvalidArgumentError(f"{name}: expected a finite number of 0 or more, got {value!r}")
+    return found
+
+
+def reduce_priority(values: torch.Tensor, count: int, reduction: str) -> torch.Tensor:
+    """Return one priority for each of `count` items out of ``(count, ...)`` values."""
+    if values.shape[:1] != (count,):
+        raise SchemaError(f"priority: expected {count} items, got {tuple(values.shape)}")
+    flat = values.reshape(count, -1)
+    if flat.shape[1] == 1:
+        return flat[:, 0]
+    if reduction in ("max", "min"):
+        return getattr(flat, f"a{reduction}")(1)
+    return flat.median(1).values if reduction == "median" else getattr(flat.double(), reduction)(1)
+
+
+def check_reduction(reduction: str) -> str:
+    """Return `reduction` if it is one that `reduce_priority` knows."""
+    if reduction not in _REDUCTIONS:
+        raise InvalidArgumentError(f"reduction: expected one of {_REDUCTIONS}, got {reduction!r}")
+    return reduction
+
+
+def per_slot(name: str, values: Any, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return `values` as ``(count,)`` of `dtype` on the CPU."""
+    try:
+        tensor = torch.as_tensor(values).detach()
+    except (TypeError, ValueError, RuntimeError) as cause:
+        raise InvalidTypeError(f"{name}: expected numbers, got {values!r}") from cause
+    if (
+        tensor.dtype == torch.bool
+        or tensor.dtype.is_complex
+        or (dtype == torch.int64 and tensor.dtype.is_floating_point)
+    ):
+        raise InvalidTypeError(f"{name}: expected real numbers, got {tensor.dtype}")
+    tensor = tensor.to("cpu", dtype)
+    if tensor.numel() == 1 and count != 1 and tensor.ndim == 0:
+        return tensor.expand(count).contiguous()
+    if tensor.numel() != count or tensor.shape[:1] not in ((count,), ()):
+        raise SchemaError(
+            f"{name}: expected one number or {count}, one for each index, got shape {tuple(tensor.shape)}"
+        )
+    return tensor.reshape(-1).contiguous()

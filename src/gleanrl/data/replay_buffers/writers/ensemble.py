@@ -1,0 +1,85 @@
+"""The writers of the members of an ensemble."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from gleanrl.data.replay_buffers.utils import positions
+from gleanrl.data.replay_buffers.writers.base import Writer
+from gleanrl.errors import InvalidArgumentError, SchemaError, UnsupportedError
+
+
+class WriterEnsemble:
+    """Several writers side by side; each member of an ensemble is written through itself.
+
+    It isn't a `Writer`: there is no one place where new records would go.
+
+    Args:
+        writers: one for each buffer.
+
+    Raises:
+        InvalidArgumentError: no writers.
+
+    Examples:
+        >>> from gleanrl.data.replay_buffers import RoundRobinWriter
+        >>> writers = WriterEnsemble(RoundRobinWriter(), RoundRobinWriter())
+        >>> len(writers), len(writers[:1])
+        (2, 1)
+    """
+
+    def __init__(self, *writers: Writer) -> None:
+        for writer in writers:
+            if not isinstance(writer, Writer):
+                raise InvalidArgumentError(f"writers: expected Writers, got {writer!r}")
+        if not writers:
+            raise InvalidArgumentError("writers: an ensemble has at least one")
+        self._writers = writers
+
+    def __len__(self) -> int:
+        """Return the number of writers."""
+        return len(self._writers)
+
+    def __iter__(self) -> Iterator[Writer]:
+        """Yield the writers."""
+        return iter(self._writers)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the writer at an int, an ensemble of them at a slice, list or tensor."""
+        chosen = positions(index, len(self._writers))
+        if isinstance(chosen, int):
+            return self._writers[chosen]
+        return WriterEnsemble(*(self._writers[position] for position in chosen))
+
+    def add(self, data: Any) -> NoReturn:
+        """Raise `UnsupportedError`."""
+        refuse("add")
+
+    def extend(self, data: Any) -> NoReturn:
+        """Raise `UnsupportedError`."""
+        refuse("extend")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each writer."""
+        return {"writers": [writer.state_dict() for writer in self._writers]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Give each writer its saved state.
+
+        Raises:
+            SchemaError: another number of writers, or a state that doesn't fit; nothing changed.
+        """
+        states = state_dict.get("writers")
+        if not isinstance(states, list) or len(states) != len(self._writers):
+            raise SchemaError(f"load_state_dict: expected the states of {len(self._writers)} writers")
+        for writer, state in zip(self._writers, states, strict=True):
+            writer.check_state(state, writer.storage.num_steps, writer.storage.capacity_steps)
+        for writer, state in zip(self._writers, states, strict=True):
+            writer.load_state_dict(state)
+
+
+def refuse(where: str) -> NoReturn:
+    """Raise `UnsupportedError`: an ensemble is read, its members are written."""
+    raise UnsupportedError(
+        f"{where}: an ensemble is only read; write to one of its members, ensemble[0].{where}(...)"
+    )
