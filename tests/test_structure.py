@@ -29,6 +29,8 @@ FACADES = (
     "data/replay_buffers/buffer.py",
     "data/replay_buffers/presets.py",
     "envs/libs/gym.py",
+    "envs/vector/serial.py",
+    "envs/vector/parallel.py",
 )
 
 

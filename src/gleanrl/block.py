@@ -197,6 +197,10 @@ class Block:
         num_steps: T.
         device: where the columns live; None for the CPU.
         pool: where large columns come from; None for the allocator.
+        columns: columns that exist already, one for each leaf (views of another block, or shared memory); None
+            allocates them.
+        borrowed: whether the columns are written again after the rollout, so that what is handed out must be a
+            copy (see `owned`).
     """
 
     def __init__(
@@ -206,15 +210,40 @@ class Block:
         num_steps: int,
         device: torch.device | None = None,
         pool: BufferPool | None = None,
+        columns: Sequence[torch.Tensor] | None = None,
+        borrowed: bool = False,
     ) -> None:
         self.schema = schema
         self.batch_size = torch.Size((*batch_size, num_steps))
         self.num_steps = num_steps
         self.num_whole = 0  # steps that a rollout has written, or had written when it failed
         self.time_dim = len(batch_size)
-        self.columns: list[torch.Tensor] = [
-            allocate((*self.batch_size, *field.shape), field.dtype, device, pool) for field in schema.fields
-        ]
+        self.borrowed = borrowed
+        if columns is None:
+            columns = [
+                allocate((*self.batch_size, *field.shape), field.dtype, device, pool)
+                for field in schema.fields
+            ]
+        self.columns: list[torch.Tensor] = list(columns)
+
+    def part(self, index: int) -> Block:
+        """Return the block of environment `index` of the first batch dimension: views of this one's columns."""
+        columns = [column[index] for column in self.columns]
+        return Block(self.schema, self.batch_size[1:-1], self.num_steps, columns=columns)
+
+    def owned(self, pool: BufferPool | None = None, into: Block | None = None) -> Block:
+        """Return a block that nobody writes any more: this one itself, or a copy if its memory is borrowed.
+
+        Args:
+            pool: where the copy's large columns come from.
+            into: a block of the same shape to copy into instead of a fresh one.
+        """
+        if not self.borrowed:
+            return self
+        out = into or Block(self.schema, self.batch_size[:-1], self.num_steps, pool=pool)
+        for target, column in zip(out.columns, self.columns, strict=True):
+            target.copy_(column)
+        return out
 
     def column(self, path: Path) -> torch.Tensor:
         """Return the whole column at `path`, ``[*batch, T, *leaf]``."""

@@ -287,4 +287,6 @@ class Collection:
         if fault.env < 0:
             return explain(fault, self.env)
         done = self._done(block, block.num_whole).cpu().numpy()
-        return explain(fault, self.env, *self.episodes.where(done, fault.env))
+        actions = [as_path(key) for key in self.env.action_keys]
+        action = self._rows(block, actions[0], block.num_steps)[fault.env, fault.t] if actions else None
+        return explain(fault, self.env, *self.episodes.where(done, fault.env), action)

@@ -1,6 +1,7 @@
 """Environments: the base class, gymnasium's environments, and helpers."""
 
 from gleanrl.envs.base import EnvBase
+from gleanrl.envs.batched_envs import SerialEnv
 from gleanrl.envs.libs.gym import GymEnv, GymWrapper, gym_backend, set_gym_backend
 from gleanrl.envs.utils import (
     ExplorationType,
@@ -19,6 +20,7 @@ __all__ = [
     "GymEnv",
     "GymWrapper",
     "RandomPolicy",
+    "SerialEnv",
     "check_env_specs",
     "exploration_mode",
     "exploration_type",

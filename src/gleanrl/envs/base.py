@@ -81,6 +81,14 @@ class EnvBase(SpecProperties, nn.Module):
     def _set_seed(self, seed: int | None) -> Any:
         raise UnsupportedError(f"{type(self).__name__} doesn't define _set_seed")
 
+    def _blank(self) -> TensorDictBase:
+        """Return a TensorDict without entries; environments whose data are stacked lazily override it."""
+        return TensorDict({}, self.batch_size, device=self.device)
+
+    def _seed_all(self, seed: int, static_seed: bool) -> None:
+        """Seed the simulators; environments made of others override it."""
+        self._set_seed(seed)
+
     def make_stepper(self) -> Stepper:
         """Return what steps this environment into the rows of a block (a hook for fast environments)."""
         return TensorDictStepper(self)
@@ -220,7 +228,7 @@ class EnvBase(SpecProperties, nn.Module):
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Write random actions into `tensordict` (a new one if None) and return it."""
         if tensordict is None:
-            tensordict = TensorDict({}, self.batch_size, device=self.device)
+            tensordict = self._blank()
         return RandomPolicy(self.full_action_spec)(tensordict)
 
     def rand_step(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
@@ -280,7 +288,7 @@ class EnvBase(SpecProperties, nn.Module):
         self._check_open()
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InvalidArgumentError(f"seed: expected an integer, got {seed!r}")
-        self._set_seed(seed)
+        self._seed_all(seed, static_seed)
         return seed if static_seed else seed + self.numel() - 1
 
     def close(self, **kwargs: Any) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from gleanrl.data.specs import Categorical, Composite, TensorSpec, Unbounded
+from gleanrl.data.specs.mapping import SpecMapping
 from gleanrl.errors import EnvironmentContractError, InvalidTypeError, MissingKeyError
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path
 
@@ -49,7 +50,7 @@ class EnvSpecs:
         if not isinstance(spec, TensorSpec):
             raise InvalidTypeError(f"{role}_spec: expected a spec, got {type(spec).__name__}")
         leaves: dict[NestedKey, TensorSpec | None] = {role: spec}
-        if isinstance(spec, Composite):
+        if isinstance(spec, SpecMapping):
             leaves = {key: spec[key] for key in spec.keys(True, True)}
         elif role in ("observation", "state"):
             raise InvalidTypeError(f"{role}_spec: expected a Composite, which names its keys, got {spec!r}")
@@ -59,11 +60,11 @@ class EnvSpecs:
                     f"{role}_spec: {key!r} has shape {tuple(leaf.shape)}, which doesn't begin with the "
                     f"environment's batch size {tuple(self.batch_size)}"
                 )
-        if not isinstance(spec, Composite):
+        if not isinstance(spec, SpecMapping):
             spec = Composite({role: spec}, shape=self.batch_size, device=self.device)
-        if self.device is not None:
-            spec = spec.to(self.device)
-        self._specs[role] = self._complete(spec) if role == "done" else spec
+        # A stack of unlike composites has the methods of one.
+        found = cast(Composite, spec if self.device is None else spec.to(self.device))
+        self._specs[role] = self._complete(found) if role == "done" else found
 
     def full(self, role: str) -> Composite:
         """Return the composite spec of `role`."""

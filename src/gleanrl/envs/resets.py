@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.errors import SchemaError
-from gleanrl.tree import FLAGS, Path, as_key, as_path
+from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path
 
 
 def reset_masks(tensordict: TensorDictBase | None, groups: Sequence[Path]) -> dict[Path, torch.Tensor]:
@@ -56,7 +56,6 @@ def merge_reset(
         SchemaError: if `before` lacks an observation of the rows that aren't reset.
     """
     size = fresh.batch_size
-    rows = reset_rows(masks, size)
     out = fresh.copy()
     for key in list(fresh.keys(True, True)):
         path, value, old = as_path(key), fresh.get(key), before.get(key, None)
@@ -67,9 +66,22 @@ def merge_reset(
                 f"partial reset: the input has no {key!r} for the rows that aren't reset", stacklevel=4
             )
             continue
-        own = next((mask for group, mask in masks.items() if group and path[: len(group)] == group), None)
-        out.set(key, torch.where(_aligned(rows if own is None else own, value, size), value, old))
+        out.set(key, chosen(masks, path, value, old, size))
     return out
+
+
+def chosen(
+    masks: Mapping[Path, torch.Tensor],
+    key: NestedKey,
+    fresh: torch.Tensor,
+    before: torch.Tensor,
+    batch_size: torch.Size,
+) -> torch.Tensor:
+    """Return `fresh` where the masks are True for the entry at `key`, `before` elsewhere; see `merge_reset`."""
+    path = as_path(key)
+    own = next((mask for group, mask in masks.items() if group and path[: len(group)] == group), None)
+    mask = reset_rows(masks, batch_size) if own is None else own
+    return torch.where(_aligned(mask, fresh, batch_size), fresh, before)
 
 
 def _aligned(mask: torch.Tensor, value: torch.Tensor, batch_size: torch.Size) -> torch.Tensor:

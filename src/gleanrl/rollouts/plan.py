@@ -28,6 +28,9 @@ from gleanrl.rollouts.policies import RandomPolicy, wrap_policy
 from gleanrl.rollouts.steppers import BATCH, make_stepper
 from gleanrl.tree import FLAGS, Layout, Path, as_key, as_path
 
+_MOST_SHOWN = 200
+"""Characters of an action in an error message."""
+
 
 @dataclass(frozen=True)
 class RolloutPlan:
@@ -102,7 +105,7 @@ def plan_rollout(
     _check_written(written, env_schema)
     fields = {**env_schema.items(), **written}
     device = env.device
-    roots = tuple(path for path in env_schema.paths if path[0] != "next")
+    roots = tuple(path for path in env_schema.paths if path[0] != "next" and path != MASK)
     layout = RowLayout(roots, tuple(actions), stepper.batch_size, device, moved)
     actor = make_actor(wrapped, written, layout, trial.first)
     random_actor = RandomActor(RandomPolicy(env.full_action_spec), written)
@@ -211,8 +214,22 @@ def _outputs(
     return wrapped, trial.run(wrapped, actions)
 
 
-def explain(fault: StepFault, env: Any, episode: int | None = None, step: int | None = None) -> GleanError:
-    """Return the error that tells a user what `fault` was: which environment, episode and step, and why."""
+def explain(
+    fault: StepFault,
+    env: Any,
+    episode: int | None = None,
+    step: int | None = None,
+    action: torch.Tensor | None = None,
+) -> GleanError:
+    """Return the error that tells a user what `fault` was: which environment, episode and step, and why.
+
+    Args:
+        fault: what happened.
+        env: the environment, or the batch of them.
+        episode: the trajectory's id.
+        step: steps of the trajectory before this one.
+        action: the action that the environment had been given.
+    """
     place = type(env).__name__
     if fault.env != BATCH:
         place = f"environment {fault.env} ({place})"
@@ -220,9 +237,15 @@ def explain(fault: StepFault, env: Any, episode: int | None = None, step: int | 
         place += f", episode {episode}"
     if step is not None:
         place += f", step {step}"
+    given = "" if action is None else f" (action {_shown(action)})"
     cause = fault.cause
     if isinstance(cause, (EnvironmentContractError, PolicyError, EnvironmentFailure)):
-        error = type(cause)(f"{place}: {cause}")
+        error = type(cause)(f"{place}: {cause}{given}")
         error.__cause__ = cause
         return error
-    return failure_from(cause, f"{place}: {fault.during} raised {type(cause).__name__}: {cause}")
+    return failure_from(cause, f"{place}: {fault.during} raised {type(cause).__name__}: {cause}{given}")
+
+
+def _shown(action: torch.Tensor) -> str:
+    text = str(action.tolist())
+    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "…"

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase, is_tensorclass
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 
 from gleanrl.errors import InvalidTypeError, PolicyError
-from gleanrl.tree import NestedKey, Path, as_key, as_path, flatten
+from gleanrl.tree import NestedKey, Path, as_path, flatten
 
 
 class RandomPolicy:
@@ -37,9 +37,10 @@ class RandomPolicy:
 
     def __call__(self, td: TensorDictBase) -> TensorDictBase:
         """Write an action into `td` and return it."""
-        for path, action in self.draw(()).items():
-            td.set(as_key(path), action)
-        return td
+        drawn = self.action_spec.rand(())
+        if isinstance(drawn, TensorDictBase):
+            return td.update(drawn)
+        return td.set(self.action_key, drawn)
 
     def draw(self, shape: Sequence[int]) -> dict[Path, torch.Tensor]:
         """Return actions for each action path, with the dimensions `shape` before those of the spec."""

@@ -1,0 +1,5 @@
+"""Batches of environments under the module name of the public API."""
+
+from gleanrl.envs.vector.serial import SerialEnv
+
+__all__ = ["SerialEnv"]

@@ -1,0 +1,325 @@
+"""What every batch of environments offers; `SerialEnv` and `ParallelEnv` say where the members live.
+
+A batch is *unstarted* until somebody steps, resets, seeds or asks a member something: it knows what its
+environments declare (`metadata`), and can be copied and pickled. Started, it owns its members until `close`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+
+from gleanrl.devices import as_device, columns_device
+from gleanrl.envs.base import EnvBase
+from gleanrl.envs.env_specs import ROLES
+from gleanrl.envs.resets import reset_masks, reset_rows
+from gleanrl.envs.vector.factories import factories
+from gleanrl.envs.vector.members import ResetRequest, member_states
+from gleanrl.envs.vector.metadata import (
+    common_batch_size,
+    common_device,
+    read_metadata,
+    stackable,
+    stacked_spec,
+)
+from gleanrl.envs.vector.options import BatchOptions, ThreadCap
+from gleanrl.errors import (
+    EnvironmentContractError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    LengthError,
+    UnsupportedError,
+)
+from gleanrl.rollouts.loop import StepFault
+from gleanrl.rollouts.plan import explain
+
+
+class BatchedEnv(EnvBase):
+    """Abstract: several environments that step as one, ``[n, *batch]``.
+
+    A method or attribute that this class lacks is looked up in every member and gives the list of what they
+    answered. Names that begin with an underscore aren't looked up. Not thread-safe.
+
+    Args:
+        num_envs: n.
+        create_env_fn: a callable or an unused environment for all, or a list with one for each.
+        create_env_kwargs: keyword arguments of the callables, for all or a list with one for each.
+        options: the rest; see `BatchOptions`.
+    """
+
+    def __init__(
+        self, num_envs: Any, create_env_fn: Any, create_env_kwargs: Any, options: BatchOptions
+    ) -> None:
+        given = factories(num_envs, create_env_fn, create_env_kwargs)
+        each = read_metadata(given)
+        device = as_device(options.device) if options.device is not None else common_device(each)
+        super().__init__(
+            device=device,
+            batch_size=(num_envs, *common_batch_size(each)),
+            allow_done_after_reset=any(metadata.allow_done_after_reset for metadata in each),
+        )
+        self.num_workers: int = num_envs
+        self.options = options
+        self._declare(given, each)
+        if not self._stackable and options.share_individual_td is False:
+            raise InvalidArgumentError(
+                "share_individual_td: False, but the environments' data differ in keys, shapes or dtypes and "
+                "can't be stacked in one TensorDict; leave it out"
+            )
+        self._cap = ThreadCap(options.num_threads)
+
+    def _declare(self, given: Any, each: Any) -> None:
+        """Take over what the members declare."""
+        self._factories = given
+        self.meta_data = each
+        self._stackable = stackable(each)
+        for role in ROLES:
+            self._specs.set(role, stacked_spec(role, each, self.device))
+
+    # ---------------------------------------------------- for the two subclasses
+    @property
+    @abstractmethod
+    def is_started(self) -> bool:
+        """Whether the members live."""
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Make the members."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Close the members; they have been started."""
+
+    @abstractmethod
+    def _step_members(self, roots: Sequence[TensorDictBase]) -> list[TensorDictBase]:
+        """Step every member; StepFault if one raised."""
+
+    @abstractmethod
+    def _reset_members(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
+        """Reset some of the members; StepFault if one raised."""
+
+    @abstractmethod
+    def _seed_members(self, seeds: Sequence[int], static_seed: bool) -> None:
+        """Seed every member."""
+
+    @abstractmethod
+    def _attribute(self, name: str) -> Any:
+        """Return the list of the members' attributes, or what calls the method of all of them."""
+
+    @abstractmethod
+    def _member_states(self) -> list[dict[str, Any]]:
+        """Return the state of every member."""
+
+    @abstractmethod
+    def _load_member_states(self, states: Sequence[Mapping[str, Any]], strict: bool) -> None:
+        """Load a state into every member."""
+
+    # ------------------------------------------------------------------- life
+    def start(self) -> None:
+        """Make the members, if that hasn't happened yet; the first use does it by itself.
+
+        Raises:
+            ClosedError: if the batch was closed.
+        """
+        self._check_open()
+        if not self.is_started:
+            self._cap.apply()
+            try:
+                self._start()
+            except BaseException:
+                self._cap.lift()
+                raise
+
+    def close(self, **kwargs: Any) -> None:
+        """Close every member; calling it again does nothing."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._cap.lift()
+        if self.is_started:
+            self._end()
+
+    def update_kwargs(self, kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Add keyword arguments to those of the members' callables, for all or a list with one for each.
+
+        Raises:
+            InvalidArgumentError: if the batch was started already.
+        """
+        if self.is_started:
+            raise InvalidArgumentError("update_kwargs: the environments exist already")
+        extra = [kwargs] * self.num_workers if isinstance(kwargs, Mapping) else list(kwargs)
+        if len(extra) != self.num_workers:
+            raise LengthError(f"update_kwargs: expected {self.num_workers} mappings, got {len(extra)}")
+        merged = [{**old.kwargs, **new} for old, new in zip(self._factories, extra, strict=True)]
+        given = factories(self.num_workers, [factory.source for factory in self._factories], merged)
+        self._declare(given, read_metadata(given))
+
+    def add_truncated_keys(self) -> Any:
+        """Raise: a flag that the members don't know can't be set by them.
+
+        Raises:
+            UnsupportedError: always (also a RuntimeError).
+        """
+        raise UnsupportedError(
+            f"add_truncated_keys: {type(self).__name__} can't add flags to its environments; "
+            "call it on the environment inside create_env_fn"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of an unstarted batch.
+
+        Raises:
+            InvalidArgumentError: if it was started: copies of live simulators would go on from the same state.
+        """
+        if self.is_started:
+            raise InvalidArgumentError(
+                f"{type(self).__name__}: a started batch can't be copied or pickled; pass what makes it"
+            )
+        return self.__dict__.copy()
+
+    # ------------------------------------------------------------------ steps
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        self.start()
+        try:
+            outcomes = self._step_members(self._parts(tensordict))
+        except StepFault as fault:
+            raise explain(fault, self, action=self._action_of(tensordict, fault)) from fault.cause
+        return self._together(outcomes)
+
+    def _parts(self, tensordict: TensorDictBase) -> list[TensorDictBase]:
+        """Return the members' rows, each where its member lives."""
+        parts = zip(tensordict.unbind(0), self.meta_data, strict=True)
+        return [
+            part if part.device == metadata.device else part.to(columns_device(metadata.device))
+            for part, metadata in parts
+        ]
+
+    def _action_of(self, tensordict: TensorDictBase, fault: StepFault) -> Any:
+        if fault.env < 0 or len(self.action_keys) != 1:
+            return None
+        action = tensordict.unbind(0)[fault.env // max(1, self.numel() // self.num_workers)]
+        return action.get(self.action_keys[0], None)
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        self.start()
+        each = self._kwargs_of_each(kwargs)
+        if tensordict is None:
+            requests = {i: ResetRequest(None, each[i]) for i in range(self.num_workers)}
+            return self._together(list(self._reset_some(requests).values()))
+        parts = self._parts(tensordict)
+        masks = reset_masks(tensordict, self._specs.groups())
+        rows = reset_rows(masks, self.batch_size).reshape(self.num_workers, -1).any(-1) if masks else None
+        wanted = [rows is None or bool(rows[i]) for i in range(self.num_workers)]
+        requests = {i: ResetRequest(parts[i], each[i]) for i in range(self.num_workers) if wanted[i]}
+        fresh = self._reset_some(requests)
+        kept = {i: self._kept(parts[i], fresh) for i in range(self.num_workers) if not wanted[i]}
+        return self._together([fresh[i] if wanted[i] else kept[i] for i in range(self.num_workers)])
+
+    def _kwargs_of_each(self, kwargs: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the keyword arguments of each member's reset."""
+        given = kwargs.pop("list_of_kwargs", None)
+        if given is None:
+            return [kwargs] * self.num_workers
+        if len(given) != self.num_workers:
+            raise LengthError(f"reset: list_of_kwargs: expected {self.num_workers} entries, got {len(given)}")
+        return [{**kwargs, **own} for own in given]
+
+    def _reset_some(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
+        try:
+            return self._reset_members(requests)
+        except StepFault as fault:
+            raise explain(fault, self) from fault.cause
+
+    def _kept(self, part: TensorDictBase, fresh: Mapping[int, TensorDictBase]) -> TensorDictBase:
+        """Return the row of a member that isn't reset, with the keys that the fresh rows have."""
+        actions = [*self.action_keys, *self.reward_keys]
+        kept = part.exclude("next", *self.reset_keys, *actions)
+        if not fresh or not self._stackable:
+            return kept
+        model = next(iter(fresh.values()))
+        out = model.apply(torch.zeros_like)
+        assert out is not None
+        return out.update(kept.select(*model.keys(True, True), strict=False))
+
+    def _together(self, parts: Sequence[TensorDictBase]) -> TensorDictBase:
+        """Return the members' rows as one TensorDict, a lazy stack if they differ."""
+        if not self._stackable:
+            return LazyStackedTensorDict.lazy_stack([self._on_device(part) for part in parts], 0)
+        try:
+            stacked: Any = torch.stack(list(parts), 0)
+            return self._on_device(stacked)
+        except (RuntimeError, KeyError) as cause:
+            raise EnvironmentContractError(
+                f"{type(self).__name__}: the environments' outcomes can't be stacked, though their specs "
+                f"agree: {cause}"
+            ) from cause
+
+    def _blank(self) -> TensorDictBase:
+        if self._stackable:
+            return super()._blank()
+        rows = [TensorDict({}, self.batch_size[1:], device=self.device) for _ in range(self.num_workers)]
+        return LazyStackedTensorDict.lazy_stack(rows, 0)
+
+    def _on_device(self, part: TensorDictBase) -> TensorDictBase:
+        if part.device == self.device:
+            return part
+        if self.device is None:
+            return TensorDict(dict(part.items()), part.batch_size)
+        return part.to(self.device)
+
+    def _seed_all(self, seed: int, static_seed: bool) -> None:
+        self.start()
+        width = self.numel() // self.num_workers
+        seeds = [seed if static_seed else seed + i * width for i in range(self.num_workers)]
+        self._seed_members(seeds, static_seed)
+
+    # --------------------------------------------------------------- dispatch
+    def __getattr__(self, name: str) -> Any:
+        """Return the members' attributes of that name as a list, or what calls their method of that name."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_") or "meta_data" not in self.__dict__:
+                raise
+        self.start()
+        return self._attribute(name)
+
+    # ------------------------------------------------------------------ state
+    def state_dict(self, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:  # type: ignore[override]
+        """Return the state of every member, under ``"worker0"``, ``"worker1"``, …."""
+        self.start()
+        return OrderedDict((f"worker{i}", state) for i, state in enumerate(self._member_states()))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **kwargs: Any) -> None:  # type: ignore[override]
+        """Load what `state_dict` returned, or one member's state into every member.
+
+        Raises:
+            InvalidTypeError: if it isn't a mapping.
+            MissingKeyError: if the state of some members is missing.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise InvalidTypeError(f"load_state_dict: expected a mapping, got {type(state_dict).__name__}")
+        self.start()
+        self._load_member_states(member_states(state_dict, self.num_workers), strict)
+
+    def __repr__(self) -> str:
+        """Show the class, what it is made of, batch size and device."""
+        names = ", ".join(dict.fromkeys(metadata.name for metadata in self.meta_data))
+        return f"{type(self).__name__}({names}, batch_size={tuple(self.batch_size)}, device={self.device})"
+
+
+def dispatched(name: str, answers: Sequence[Any], call: Callable[..., list[Any]]) -> Any:
+    """Return `answers`, or what calls the method of all members if every one of them is callable."""
+    if not all(callable(answer) for answer in answers):
+        return list(answers)
+
+    def method(*args: Any, **kwargs: Any) -> list[Any]:
+        return call(name, args, kwargs)
+
+    method.__name__ = name
+    return method

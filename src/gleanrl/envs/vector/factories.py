@@ -1,0 +1,154 @@
+"""Recipes for environments: what a user passes as `create_env_fn` and its keyword arguments."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import cloudpickle
+
+from gleanrl.errors import ClosedError, InvalidArgumentError, InvalidTypeError, LengthError, UnsupportedError
+
+
+@dataclass(frozen=True)
+class Factory:
+    """How one environment is made. It can be pickled whatever it holds (by cloudpickle).
+
+    Attributes:
+        source: a callable that makes an environment, or an environment that nobody has used yet.
+        kwargs: keyword arguments for the callable; for an environment, those of its `update_kwargs`.
+    """
+
+    source: Any
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_instance(self) -> bool:
+        """Whether the environment exists already."""
+        return is_environment(self.source)
+
+    def __call__(self) -> Any:
+        """Return the environment.
+
+        Raises:
+            InvalidTypeError: if the callable made something else.
+            ClosedError, InvalidArgumentError: if the environment was closed or used before.
+        """
+        if not self.is_instance:
+            made = self.source(**self.kwargs)
+            if not is_environment(made):
+                raise InvalidTypeError(
+                    f"create_env_fn: expected a callable that makes an environment, {self.source!r} made "
+                    f"{type(made).__name__}; wrap a gymnasium environment in GymWrapper"
+                )
+            return made
+        require_unused(self.source)
+        if self.kwargs:
+            self.source.update_kwargs(self.kwargs)
+        return self.source
+
+    def own_copy(self) -> Factory:
+        """Return a factory for an equal environment that shares nothing with this one's."""
+        return replace(self, source=copy.deepcopy(self.source)) if self.is_instance else self
+
+    def alike(self, other: Factory) -> bool:
+        """Return whether `other` surely makes environments with the same specs."""
+        if self.source is not other.source or self.kwargs.keys() != other.kwargs.keys():
+            return False
+        return all(value is other.kwargs[name] for name, value in self.kwargs.items())
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        """Pickle by value, functions of the user's main module and lambdas included."""
+        return _unpickled, (cloudpickle.dumps((self.source, dict(self.kwargs))),)
+
+
+def _unpickled(data: bytes) -> Factory:
+    return Factory(*cloudpickle.loads(data))
+
+
+def is_environment(candidate: Any) -> bool:
+    """Return whether `candidate` keeps EnvBase's public protocol."""
+    names = ("step", "reset", "batch_size", "full_action_spec")
+    return not isinstance(candidate, type) and all(hasattr(candidate, name) for name in names)
+
+
+def require_unused(env: Any) -> None:
+    """Raise if `env` was closed or used: copies would all go on from the same state.
+
+    Raises:
+        ClosedError: if it was closed.
+        InvalidArgumentError: if it was stepped, reset or started.
+    """
+    usage = getattr(env, "usage", None)
+    if usage is None:  # a foreign environment: it doesn't say
+        return
+    if env.is_closed:
+        raise ClosedError(
+            f"create_env_fn: the {type(env).__name__} was closed; pass a callable that makes it"
+        )
+    if usage.started or getattr(env, "is_started", False):
+        raise InvalidArgumentError(
+            f"create_env_fn: the {type(env).__name__} was started already; "
+            "pass a callable that makes it, or one that nobody has used"
+        )
+
+
+def factories(num_envs: Any, create_env_fn: Any, create_env_kwargs: Any) -> tuple[Factory, ...]:
+    """Return one factory for each environment.
+
+    Args:
+        num_envs: how many.
+        create_env_fn: a callable or an unused environment for all, or a sequence with one for each.
+        create_env_kwargs: keyword arguments for all, or a sequence of them with one for each.
+
+    Raises:
+        InvalidArgumentError: if `num_envs` isn't a positive integer.
+        LengthError: if a sequence has another length.
+        InvalidTypeError: if something is neither callable nor an environment.
+        UnsupportedError: for keyword arguments to an environment that doesn't take them.
+    """
+    if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
+        raise InvalidArgumentError(f"num_workers: expected a positive integer, got {num_envs!r}")
+    sources = _spread("create_env_fn", create_env_fn, num_envs)
+    kwargs = _spread("create_env_kwargs", create_env_kwargs, num_envs)
+    return tuple(_factory(source, given) for source, given in zip(sources, kwargs, strict=True))
+
+
+def _spread(name: str, given: Any, num_envs: int) -> Sequence[Any]:
+    """Return one entry for each environment."""
+    if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
+        return [given] * num_envs
+    if len(given) != num_envs:
+        raise LengthError(f"{name}: expected {num_envs} entries, one for each environment, got {len(given)}")
+    return given
+
+
+def _factory(source: Any, kwargs: Any) -> Factory:
+    if kwargs is None:
+        kwargs = {}
+    if not isinstance(kwargs, Mapping):
+        raise InvalidTypeError(f"create_env_kwargs: expected a mapping, got {type(kwargs).__name__}")
+    if is_environment(source):
+        require_unused(source)
+        if kwargs and not hasattr(source, "update_kwargs"):
+            raise UnsupportedError(
+                f"create_env_kwargs: the {type(source).__name__} exists already; pass a callable that makes it"
+            )
+    elif not callable(source):
+        raise InvalidTypeError(
+            f"create_env_fn: expected a callable or an environment, got {type(source).__name__}"
+        )
+    return Factory(source, dict(kwargs))
+
+
+def with_own_copies(given: Sequence[Factory]) -> tuple[Factory, ...]:
+    """Return `given` with a copy of every environment that stands in it for a second time."""
+    seen: set[int] = set()
+    out = []
+    for factory in given:
+        repeated = factory.is_instance and id(factory.source) in seen
+        seen.add(id(factory.source))
+        out.append(factory.own_copy() if repeated else factory)
+    return tuple(out)

@@ -1,0 +1,145 @@
+"""Live environments side by side in one process, stepped and reset through their TensorDict protocol.
+
+`SerialEnv` holds one group of all its members; every worker process of a `ParallelEnv` holds one of its share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from gleanrl.errors import MissingKeyError
+from gleanrl.rollouts.loop import StepFault, Stepper
+from gleanrl.rollouts.steppers import make_stepper
+
+STEP, RESET = "step", "reset"
+
+
+@dataclass(frozen=True)
+class ResetRequest:
+    """How one environment is to be reset.
+
+    Attributes:
+        tensordict: what its `reset` gets, its ``"_reset"`` masks included; None for nothing.
+        kwargs: keyword arguments of its `reset`.
+    """
+
+    tensordict: TensorDictBase | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+class MemberGroup:
+    """Environments side by side. One thread at a time; it owns them.
+
+    Args:
+        envs: the environments.
+        place: its first entry is set to the number of the environment at work, before the work begins: shared
+            memory in a worker, so that the parent can tell where a worker hangs or died.
+    """
+
+    def __init__(self, envs: Sequence[Any], place: MutableSequence[int] | None = None) -> None:
+        self.envs = tuple(envs)
+        self.place: MutableSequence[int] = [0] if place is None else place
+
+    def __len__(self) -> int:
+        """Return the number of environments."""
+        return len(self.envs)
+
+    def each(self) -> Iterator[Any]:
+        """Yield the environments in order, noting which one is at work."""
+        for index, env in enumerate(self.envs):
+            self.place[0] = index
+            yield env
+
+    # ------------------------------------------------------------------ steps
+    def step(self, roots: Sequence[TensorDictBase]) -> list[TensorDictBase]:
+        """Return what ``"next"`` holds of each environment after taking the actions in its root.
+
+        Raises:
+            StepFault: if an environment raised; those before it were stepped.
+        """
+        with self._faults(STEP):
+            return [env.step(root).get("next") for env, root in zip(self.each(), roots, strict=True)]
+
+    def reset(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
+        """Reset the environments that `requests` names, by their number; return what each gave.
+
+        Raises:
+            StepFault: if an environment raised.
+        """
+        out = {}
+        with self._faults(RESET):
+            for index, request in requests.items():
+                self.place[0] = index
+                out[index] = self.envs[index].reset(request.tensordict, **request.kwargs)
+        return out
+
+    @contextmanager
+    def _faults(self, during: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as cause:
+            raise StepFault(0, self.place[0], during, cause) from cause
+
+    # -------------------------------------------------------------- dispatch
+    def seed(self, seeds: Sequence[int], static_seed: bool) -> None:
+        """Seed each environment."""
+        for env, seed in zip(self.each(), seeds, strict=True):
+            env.set_seed(seed, static_seed=static_seed)
+
+    def attribute(self, name: str) -> list[Any]:
+        """Return the attribute of each environment."""
+        return [getattr(env, name) for env in self.each()]
+
+    def call(self, name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return what the method of each environment returns."""
+        return [getattr(env, name)(*args, **kwargs) for env in self.each()]
+
+    def state_dicts(self) -> list[dict[str, Any]]:
+        """Return the state of each environment."""
+        return [dict(env.state_dict()) for env in self.each()]
+
+    def load_state_dicts(self, states: Sequence[Mapping[str, Any]], strict: bool) -> None:
+        """Load a state into each environment."""
+        for env, state in zip(self.each(), states, strict=True):
+            env.load_state_dict(state, strict=strict)
+
+    # ------------------------------------------------------------------ ends
+    def steppers(self) -> list[Stepper]:
+        """Return a fresh stepper of each environment."""
+        return [make_stepper(env) for env in self.each()]
+
+    def close(self) -> None:
+        """Close every environment, also if one of them raises; the first error is raised at the end."""
+        close_all([env.close for env in self.envs if not getattr(env, "is_closed", False)])
+
+
+def close_all(closers: Iterable[Callable[[], object]]) -> None:
+    """Call every closer, then raise the first error that one of them raised."""
+    first: Exception | None = None
+    for close in closers:
+        try:
+            close()
+        except Exception as error:
+            first = first or error
+    if first is not None:
+        raise first
+
+
+def member_states(state: Mapping[str, Any], num_envs: int) -> list[Mapping[str, Any]]:
+    """Return the state for each environment: those under ``worker0`` …, or else `state` itself for all.
+
+    Raises:
+        MissingKeyError: if some of the workers' states are there and others aren't.
+    """
+    names = [f"worker{index}" for index in range(num_envs)]
+    if not any(name in state for name in names):
+        return [state] * num_envs
+    missing = [name for name in names if name not in state]
+    if missing:
+        raise MissingKeyError(f"load_state_dict: missing {missing}; got {sorted(state)}")
+    return [state[name] for name in names]

@@ -1,0 +1,129 @@
+"""What environments declare: read from one that is thrown away, or never built if it exists already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gleanrl.data.specs import TensorSpec, check_no_exclusive_keys, stack_specs
+from gleanrl.envs.env_specs import ROLES
+from gleanrl.envs.vector.factories import Factory
+from gleanrl.errors import InvalidArgumentError
+from gleanrl.tree import Path, as_path
+
+
+@dataclass(frozen=True)
+class EnvMetaData:
+    """What one environment declares.
+
+    Attributes:
+        specs: the composite spec of each role: observation, action, reward, done, state.
+        batch_size: its batch dimensions.
+        device: its device; None for none.
+        allow_done_after_reset: whether its resets may return done.
+        name: its class.
+    """
+
+    specs: Mapping[str, Any]
+    batch_size: torch.Size
+    device: torch.device | None
+    allow_done_after_reset: bool
+    name: str
+
+    @classmethod
+    def of(cls, env: Any) -> EnvMetaData:
+        """Read them off an environment."""
+        specs = {role: getattr(env, f"full_{role}_spec").clone() for role in ROLES}
+        allow = bool(getattr(env, "allow_done_after_reset", False))
+        return cls(specs, torch.Size(env.batch_size), env.device, allow, type(env).__name__)
+
+    def fields(self, role: str) -> dict[Path, tuple[torch.Size, Any]]:
+        """Return shape and dtype of each leaf of `role`."""
+        spec = self.specs[role]
+        leaves = {as_path(key): spec[key] for key in spec.keys(True, True)}
+        return {path: (leaf.shape, leaf.dtype) for path, leaf in leaves.items() if leaf is not None}
+
+
+def read_metadata(given: Sequence[Factory]) -> tuple[EnvMetaData, ...]:
+    """Return the metadata of the environment of each factory.
+
+    Factories that are surely alike share one throw-away environment; an environment that exists is read as it
+    is; a factory that knows its metadata (`EnvCreator`) builds nothing.
+    """
+    found: list[tuple[Factory, EnvMetaData]] = []
+    out = []
+    for factory in given:
+        known = next((metadata for other, metadata in found if factory.alike(other)), None)
+        if known is None:
+            known = _read(factory)
+            found.append((factory, known))
+        out.append(known)
+    return tuple(out)
+
+
+def _read(factory: Factory) -> EnvMetaData:
+    known = getattr(factory.source, "meta_data", None)
+    if isinstance(known, EnvMetaData) and not factory.kwargs:
+        return known
+    env = factory()
+    try:
+        return EnvMetaData.of(env)
+    finally:
+        if not factory.is_instance:
+            env.close()
+
+
+def common_batch_size(each: Sequence[EnvMetaData]) -> torch.Size:
+    """Return the batch size of every environment.
+
+    Raises:
+        InvalidArgumentError: if they differ.
+    """
+    sizes = {metadata.batch_size for metadata in each}
+    if len(sizes) > 1:
+        raise InvalidArgumentError(
+            f"create_env_fn: expected environments of one batch size, got {sorted(map(tuple, sizes))}"
+        )
+    return each[0].batch_size
+
+
+def common_device(each: Sequence[EnvMetaData]) -> torch.device | None:
+    """Return the device of every environment.
+
+    Raises:
+        InvalidArgumentError: if they differ.
+    """
+    devices = {metadata.device for metadata in each}
+    if len(devices) > 1:
+        raise InvalidArgumentError(
+            f"device: the environments live on {sorted(map(str, devices))}; say where the batch is to live"
+        )
+    return each[0].device
+
+
+def stackable(each: Sequence[EnvMetaData]) -> bool:
+    """Return whether the environments' data have the same keys, shapes and dtypes."""
+    return all(m.fields(role) == each[0].fields(role) for m in each[1:] for role in ROLES)
+
+
+def stacked_spec(role: str, each: Sequence[EnvMetaData], device: torch.device | None) -> TensorSpec:
+    """Return the spec of the batch: one with a new first dimension, or a stack of those that differ."""
+    specs = [metadata.specs[role] for metadata in each]
+    if device is None:
+        return _stacked(specs)
+    return _stacked([spec.to(torch.device("cpu")) for spec in specs]).to(
+        device
+    )  # compared where that is possible
+
+
+def _stacked(specs: Sequence[TensorSpec]) -> TensorSpec:
+    stacked: TensorSpec = stack_specs(specs, 0)
+    return stacked
+
+
+def exclusive_keys(each: Sequence[EnvMetaData]) -> bool:
+    """Return whether some environment has a key that another one lacks."""
+    return not all(check_no_exclusive_keys(stacked_spec(role, each, None)) for role in ROLES)

@@ -1,0 +1,93 @@
+"""The options that batches of environments share, and what the old keywords among them mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gleanrl.errors import InvalidArgumentError, UnsupportedError
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """Options of a batch of environments.
+
+    Attributes:
+        device: where its TensorDicts live; None for where the environments' do.
+        num_threads: torch threads of this process while the batch lives; None leaves them.
+        share_individual_td: False asks for data that can be stacked densely.
+    """
+
+    device: Any = None
+    num_threads: int | None = None
+    share_individual_td: bool | None = None
+
+    @classmethod
+    def of(
+        cls,
+        device: Any,
+        num_threads: Any,
+        share_individual_td: bool | None,
+        refused: dict[str, Any],
+        shared_memory: bool,
+        memmap: bool,
+    ) -> BatchOptions:
+        """Check the keywords.
+
+        Args:
+            device: see the attributes.
+            num_threads: likewise.
+            share_individual_td: likewise.
+            refused: arguments that nothing but their default will do for, by name.
+            shared_memory: no effect, unless with `memmap`.
+            memmap: no effect, unless with `shared_memory`.
+
+        Raises:
+            InvalidArgumentError: for a refused argument, or a bad number.
+            UnsupportedError: if both kinds of memory are asked for (also a RuntimeError).
+        """
+        for name, value in refused.items():
+            if value:
+                raise InvalidArgumentError(f"{name}: {value!r} isn't supported; leave it out")
+        if memmap and shared_memory:
+            raise UnsupportedError("memmap: pass shared_memory=False with it; neither has an effect")
+        return cls(device, positive("num_threads", num_threads), share_individual_td)
+
+
+def positive(name: str, value: Any) -> int | None:
+    """Return `value` if it is a positive integer or None.
+
+    Raises:
+        InvalidArgumentError: otherwise.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgumentError(f"{name}: expected a positive integer, got {value!r}")
+    return value
+
+
+class ThreadCap:
+    """Torch's number of threads in this process while a batch lives.
+
+    Args:
+        num_threads: the number; None leaves it.
+    """
+
+    def __init__(self, num_threads: int | None) -> None:
+        self._num_threads = num_threads
+        self._before: int | None = None
+
+    def apply(self) -> None:
+        """Set the number and remember the one before."""
+        if self._num_threads is not None:
+            self._before = torch.get_num_threads()
+            torch.set_num_threads(self._num_threads)
+
+    def lift(self) -> None:
+        """Set the number that was there before."""
+        if self._before is not None:
+            torch.set_num_threads(self._before)
+            self._before = None

@@ -1,0 +1,157 @@
+"""`SerialEnv`: several environments in this process that step as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from gleanrl.devices import columns_device
+from gleanrl.envs.vector.base import BatchedEnv, dispatched
+from gleanrl.envs.vector.factories import with_own_copies
+from gleanrl.envs.vector.members import MemberGroup, ResetRequest, close_all
+from gleanrl.envs.vector.options import BatchOptions
+from gleanrl.envs.vector.steppers import MemberSteppers
+from gleanrl.errors import InvalidArgumentError
+from gleanrl.rollouts.loop import Stepper
+
+
+class SerialEnv(BatchedEnv):
+    """Several environments in this process that step as one, ``[num_workers, *batch]``.
+
+    They are stepped one after the other, each straight into its rows of a batch. Data are those of a
+    `ParallelEnv` of the same environments and seeds, bit for bit. Gradients pass.
+
+    An environment is built and thrown away to read its specs, unless it exists already; the members
+    themselves are made at the first use. Environments that differ in specs give stacked specs; those that differ
+    in keys, shapes or dtypes give lazily stacked TensorDicts, and can't be used in collectors.
+
+    Methods and attributes that this class lacks are those of the members: ``env.name`` is the list of their
+    attributes, ``env.method(...)`` the list of what they return.
+
+    Args:
+        num_workers: how many environments.
+        create_env_fn: a callable that makes one, or an environment that nobody has used; or a list of them, one
+            for each. An environment that stands in it for the second time is copied.
+        create_env_kwargs: keyword arguments of the callables, for all or a list with one for each.
+        pin_memory: must be False.
+        share_individual_td: False asks for data that can be stacked densely; otherwise no effect.
+        shared_memory: no effect; accepted for compatibility.
+        memmap: no effect; not together with `shared_memory`.
+        policy_proof: must be None.
+        device: where TensorDicts live; None for where the environments' do.
+        allow_step_when_done: must be False.
+        num_threads: torch threads of this process from the start until the end; None leaves them.
+        num_sub_threads: must be 1: there are no processes.
+        serial_for_single: no effect: the batch is serial anyway.
+        non_blocking: no effect; accepted for compatibility.
+        use_buffers: no effect; accepted for compatibility.
+
+    Raises:
+        InvalidArgumentError: for a value that isn't supported, or unlike devices without `device` (also a
+            ValueError).
+        LengthError: if a list hasn't one entry for each environment (also a RuntimeError).
+
+    Examples:
+        >>> from gleanrl.envs import GymEnv
+        >>> env = SerialEnv(3, lambda: GymEnv("CartPole-v1"))
+        >>> env.set_seed(1)
+        3
+        >>> env.rollout(5, break_when_any_done=False).shape
+        torch.Size([3, 5])
+        >>> env.close()
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        create_env_fn: Any,
+        *,
+        create_env_kwargs: Any = None,
+        pin_memory: bool = False,
+        share_individual_td: bool | None = None,
+        shared_memory: bool = True,
+        memmap: bool = False,
+        policy_proof: Any = None,
+        device: Any = None,
+        allow_step_when_done: bool = False,
+        num_threads: int | None = None,
+        num_sub_threads: int = 1,
+        serial_for_single: bool = False,
+        non_blocking: bool = False,
+        use_buffers: bool | None = None,
+    ) -> None:
+        refused = {
+            "pin_memory": pin_memory,
+            "policy_proof": policy_proof,
+            "allow_step_when_done": allow_step_when_done,
+        }
+        options = BatchOptions.of(device, num_threads, share_individual_td, refused, shared_memory, memmap)
+        if num_sub_threads != 1:
+            raise InvalidArgumentError(
+                f"num_sub_threads: a SerialEnv has no processes, expected 1, got {num_sub_threads!r}"
+            )
+        self._live: MemberGroup | None = None
+        super().__init__(num_workers, create_env_fn, create_env_kwargs, options)
+
+    # ------------------------------------------------------------------- life
+    @property
+    def is_started(self) -> bool:
+        """Whether the members live."""
+        return self._live is not None
+
+    def _start(self) -> None:
+        made: list[Any] = []
+        try:
+            for factory in with_own_copies(self._factories):
+                made.append(factory())
+        except BaseException:
+            close_all([env.close for env in made])
+            raise
+        self._live = MemberGroup(made)
+
+    def _end(self) -> None:
+        self._running.close()
+
+    @property
+    def _running(self) -> MemberGroup:
+        assert self._live is not None
+        return self._live
+
+    # ------------------------------------------------------------------ steps
+    def _step_members(self, roots: Sequence[TensorDictBase]) -> list[TensorDictBase]:
+        return self._running.step(roots)
+
+    def _reset_members(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
+        return self._running.reset(requests)
+
+    def make_stepper(self) -> Stepper:
+        """Return the part that steps the members into the rows of a block, each through its own stepper.
+
+        If the members' data don't live where the batch's do, TensorDicts are moved instead.
+        """
+        self.start()
+        steppers = self._running.steppers()
+        here = columns_device(self.device)
+        if any(columns_device(stepper.device) != here for stepper in steppers):
+            return super().make_stepper()
+        return MemberSteppers(steppers, self.usage)
+
+    # --------------------------------------------------------------- dispatch
+    def _seed_members(self, seeds: Sequence[int], static_seed: bool) -> None:
+        self._running.seed(seeds, static_seed)
+
+    def _attribute(self, name: str) -> Any:
+        return dispatched(name, self._running.attribute(name), self._running.call)
+
+    def _member_states(self) -> list[dict[str, Any]]:
+        return self._running.state_dicts()
+
+    def _load_member_states(self, states: Sequence[Mapping[str, Any]], strict: bool) -> None:
+        self._running.load_state_dicts(states, strict)
+
+    @property
+    def members(self) -> tuple[Any, ...]:
+        """The environments; none before the start."""
+        return () if self._live is None else self._live.envs

@@ -1,0 +1,258 @@
+"""What every kind of batch does alike; run on each of them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import cloudpickle
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict
+
+from gleanrl.collectors import SyncDataCollector
+from gleanrl.data.specs import Bounded, contains_lazy_spec
+from gleanrl.envs import SerialEnv, check_env_specs
+from gleanrl.envs.vector.base import dispatched
+from gleanrl.errors import ClosedError, InvalidArgumentError, LengthError, MissingKeyError, UnsupportedError
+from tests.contract.helpers import check_stream
+from tests.envs.vector.makers import SCRIPT, counting, equal, nested, oracle, streams, with_goal
+from tests.fakes_base import CountingEnv, StillDoneEnv, TeamEnv
+
+KINDS = {"serial": SerialEnv}
+
+
+@pytest.fixture(params=list(KINDS))
+def make(request):
+    """Makes batches and closes them."""
+    made = []
+
+    def build(*args, **kwargs):
+        made.append(KINDS[request.param](*args, **kwargs))
+        return made[-1]
+
+    yield build
+    for env in made:
+        env.close()
+        env.close()
+
+
+def test_declares_without_starting(make):
+    env = make(3, oracle)
+    assert env.batch_size == (3,) and env.num_workers == 3 and env.device is None
+    assert env.observation_spec["observation"].shape == (3, 3) and env.action_spec.shape == (3, 2)
+    assert env.reward_spec.shape == (3, 1) and env.done_spec["done"].shape == (3, 1)
+    assert "OracleEnv" in repr(env) or "GymWrapper, batch_size=(3,)" in repr(env)
+    assert not env.is_started
+
+
+def test_keeps_its_declaration(make):
+    check_env_specs(make(2, oracle))
+
+
+def test_steps_and_resets_by_mask(make):
+    env = make(3, oracle, create_env_kwargs=streams(3))
+    td = env.reset()
+    assert td["observation"].tolist() == [[0, 0, 0], [1, 0, 0], [2, 0, 0]]
+    td = env.step(td.set("action", torch.zeros(3, 2)))
+    assert td["next", "observation"].tolist() == [[0, 0, 1], [1, 0, 1], [2, 0, 1]]
+    assert td["next", "reward"].squeeze(-1).tolist() == [SCRIPT.reward(i, 0, 1) for i in range(3)]
+    mask = torch.tensor([[False], [True], [False]])
+    root = td["next"].exclude("reward").set("_reset", mask)
+    kept = mask.clone()
+    fresh = env.reset(root)
+    assert fresh["observation"].tolist() == [[0, 0, 1], [1, 1, 0], [2, 0, 1]]
+    assert torch.equal(root["_reset"], kept) and "_reset" not in fresh.keys()
+    none = env.reset(fresh.set("_reset", torch.zeros(3, 1, dtype=torch.bool)))
+    assert none["observation"].tolist() == fresh["observation"].tolist()
+
+
+def test_a_collector_delivers_every_stream_whole(make):
+    env = make(3, oracle, create_env_kwargs=streams(3))
+    batches = list(SyncDataCollector(env, None, frames_per_batch=24, total_frames=120))
+    assert [batch.shape for batch in batches] == [(3, 8)] * 5
+    check_stream(batches, SCRIPT)
+    first = batches[0]["collector", "traj_ids"][:, 0].tolist()
+    assert first == [0, 1, 2]
+    assert env.is_closed
+
+
+def test_a_batch_of_batches(make):
+    env = make(2, counting, create_env_kwargs=[{}, {"first": 2}])
+    assert env.batch_size == (2, 2) and env.set_seed(3) == 6
+    assert env.seeds == [[3], [5]]
+    batches = list(SyncDataCollector(env, None, frames_per_batch=20, total_frames=40))
+    assert batches[0].shape == (2, 2, 5)
+    check_stream([batch.reshape(4, 5) for batch in batches], SCRIPT)
+
+
+def test_seeds_are_chained(make):
+    env = make(6, oracle)
+    assert env.set_seed(1) == 6
+    env.reset()
+    assert [resets[-1][0] for resets in env.resets] == [1, 2, 3, 4, 5, 6]
+    assert env.set_seed(1, static_seed=True) == 1
+    env.reset()
+    assert [resets[-1][0] for resets in env.resets] == [1] * 6
+
+
+def test_keyword_arguments_of_each_reset(make):
+    env = make(2, oracle)
+    env.reset(list_of_kwargs=[{"options": {"a": 1}}, {"seed": 5}], seed=3)
+    assert [resets[-1] for resets in env.resets] == [(3, {"a": 1}), (5, None)]
+    with pytest.raises(LengthError, match="list_of_kwargs"):
+        env.reset(list_of_kwargs=[{}])
+
+
+def test_attributes_and_methods_of_the_members(make):
+    env = make(2, oracle, create_env_kwargs=streams(2))
+    assert env.stream == [0, 1]
+    assert env.is_started
+    assert env.hello("you") == ["hello you from 0", "hello you from 1"]
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        env.nothing_of_the_kind  # noqa: B018
+    with pytest.raises(AttributeError):
+        env._private  # noqa: B018
+    assert dispatched("a", [1, len], lambda *_: []) == [1, len]
+
+
+def test_keyword_arguments_can_be_added_before_the_start(make):
+    env = make(2, oracle, create_env_kwargs={"stream": 3})
+    env.update_kwargs([{}, {"stream": 4}])
+    assert env.stream == [3, 4]
+    with pytest.raises(InvalidArgumentError, match="exist already"):
+        env.update_kwargs({})
+    with pytest.raises(LengthError, match="update_kwargs"):
+        make(2, oracle).update_kwargs([{}])
+
+
+def test_closed(make):
+    env = make(2, oracle)
+    env.close()
+    for use in (
+        env.reset,
+        env.rand_step,
+        lambda: env.stream,
+        lambda: env.set_seed(0),
+        env.state_dict,
+        env.start,
+    ):
+        with pytest.raises(ClosedError):
+            use()
+
+
+def test_copies_and_pickles_while_unstarted(make):
+    env = make(2, oracle, create_env_kwargs=streams(2))
+    again = [copy.deepcopy(env), cloudpickle.loads(cloudpickle.dumps(env)), pickle.loads(pickle.dumps(env))]
+    assert all(other.stream == [0, 1] for other in again)
+    for other in again:
+        with pytest.raises(InvalidArgumentError, match="started batch"):
+            copy.deepcopy(other)
+        other.close()
+    assert not env.is_started
+
+
+def test_nested_in_another_batch(make):
+    env = SerialEnv(2, make(2, oracle, create_env_kwargs=streams(2)))
+    assert env.batch_size == (2, 2)
+    assert env.stream == [[0, 1], [0, 1]]
+    env.close()
+
+
+def test_states(make):
+    env = make(2, CountingEnv)
+    state = env.state_dict()
+    assert list(state) == ["worker0", "worker1"]
+    env.load_state_dict(state)
+    env.load_state_dict({})
+    with pytest.raises(MissingKeyError, match="worker1"):
+        env.load_state_dict({"worker0": {}})
+    with pytest.raises(TypeError, match="mapping"):
+        env.load_state_dict(3)
+
+
+def test_nested_keys_and_groups(make):
+    env = make(2, lambda: TeamEnv(SCRIPT, nested_flags=True))
+    assert ("agents", "action") in env.action_keys and env.reset_keys == ["_reset", ("agents", "_reset")]
+    batch = env.rollout(9, break_when_any_done=False)
+    assert batch["next", "agents", "reward"].shape == (2, 9, 2, 1)
+    pose = make(2, nested).rollout(9, break_when_any_done=False)["next", "robot", "pose"]
+    assert pose.shape == (2, 9, 3)
+
+
+def test_unlike_members_of_one_shape(make):
+    def wide():
+        env = CountingEnv(SCRIPT)
+        env.action_spec = Bounded(-2.0, 2.0, (2,))
+        return env
+
+    env = make(2, [lambda: CountingEnv(SCRIPT), wide])
+    assert contains_lazy_spec(env.full_action_spec)
+    torch.manual_seed(0)
+    actions = env.rollout(60, break_when_any_done=False)["action"]
+    assert actions[0].abs().max() <= 1 < actions[1].abs().max() <= 2
+
+
+def test_unlike_members_are_stacked_lazily(make):
+    env = make(2, [oracle, with_goal])
+    td = env.reset()
+    assert isinstance(td, LazyStackedTensorDict) and "goal" in td[1].keys() and "goal" not in td[0].keys()
+    td = env.rand_step(td)
+    assert td["next", "observation"].tolist() == [[0, 0, 1], [0, 0, 1]]
+    assert td[1]["next", "goal"].shape == (2, 2)
+    fresh = env.reset(td["next"].set("_reset", torch.tensor([[True], [False]])))
+    assert fresh["observation"].tolist() == [[0, 1, 0], [0, 0, 1]]
+    assert equal(fresh[1].select("goal"), td[1]["next"].select("goal"))
+    with pytest.raises(UnsupportedError, match="can't stand in one batch of columns"):
+        SyncDataCollector(env, None, frames_per_batch=4, total_frames=4)
+    with pytest.raises(ValueError, match="share_individual_td"):
+        make(2, [oracle, with_goal], share_individual_td=False)
+
+
+def test_refuses_what_it_cannot_do(make):
+    for name in ("pin_memory", "allow_step_when_done"):
+        with pytest.raises(ValueError, match=name):
+            make(2, oracle, **{name: True})
+    with pytest.raises(RuntimeError, match="memmap"):
+        make(2, oracle, memmap=True)
+    with pytest.raises(RuntimeError, match="add_truncated_keys"):
+        make(2, oracle).add_truncated_keys()
+    with pytest.raises(ValueError, match="device"):
+        make(2, [CountingEnv, lambda: CountingEnv(device="cpu")])
+
+
+def test_options_without_effect_and_devices(make):
+    env = make(
+        2,
+        oracle,
+        device="cpu",
+        shared_memory=False,
+        non_blocking=True,
+        use_buffers=False,
+        serial_for_single=True,
+    )
+    assert env.device == torch.device("cpu") and env.reset().device == torch.device("cpu")
+    assert env.rollout(3).device == torch.device("cpu")
+    mixed = make(2, [CountingEnv, lambda: CountingEnv(device="cpu")], device="cpu")
+    assert mixed.reset()["observation"].shape == (2, 3)
+
+
+def test_threads_are_capped_while_it_lives(make):
+    before = torch.get_num_threads()
+    env = make(2, oracle, num_threads=before + 2)
+    env.start()
+    assert torch.get_num_threads() == before + 2
+    env.close()
+    assert torch.get_num_threads() == before
+
+
+def test_resets_that_are_done(make):
+    env = make(2, lambda: StillDoneEnv(allow_done_after_reset=True))
+    assert env.allow_done_after_reset and env.reset()["done"].all()
+
+
+def test_a_rollout_goes_on_from_a_root(make):
+    env = make(2, oracle, create_env_kwargs=streams(2))
+    root = env.reset()
+    batch = env.rollout(3, auto_reset=False, tensordict=root, break_when_any_done=False)
+    assert batch["observation"][:, 0].tolist() == root["observation"].tolist()

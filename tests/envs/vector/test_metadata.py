@@ -1,0 +1,89 @@
+"""What environments declare, read without starting them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gleanrl.data.specs import Bounded, Composite, Unbounded
+from gleanrl.envs.vector.factories import factories
+from gleanrl.envs.vector.metadata import (
+    EnvMetaData,
+    common_batch_size,
+    common_device,
+    exclusive_keys,
+    read_metadata,
+    stackable,
+    stacked_spec,
+)
+from gleanrl.errors import InvalidArgumentError
+from tests.envs.vector.makers import oracle, streams, with_goal
+from tests.fakes_base import CountingEnv
+
+
+class Built:
+    """Counts what it makes, and whether that was closed."""
+
+    def __init__(self):
+        self.made = []
+
+    def __call__(self, **kwargs):
+        self.made.append(oracle(**kwargs))
+        return self.made[-1]
+
+
+def test_alike_factories_share_one_throw_away_environment():
+    build = Built()
+    assert len(read_metadata(factories(4, build, None))) == 4
+    assert len(build.made) == 1 and build.made[0].is_closed
+    read_metadata(factories(3, build, streams(3)))
+    assert len(build.made) == 4
+
+
+def test_an_existing_environment_is_read_as_it_is():
+    env = oracle()
+    read_metadata(factories(2, env, None))
+    assert not env.is_closed and not env.usage.started
+
+
+def test_a_factory_that_knows_builds_nothing():
+    class Knowing(Built):
+        meta_data = EnvMetaData.of(oracle())
+
+    build = Knowing()
+    assert read_metadata(factories(2, build, None))[0] is Knowing.meta_data
+    assert not build.made
+
+
+def test_specs_are_stacked():
+    each = read_metadata(factories(2, oracle, None))
+    spec = stacked_spec("observation", each, None)
+    assert isinstance(spec, Composite) and spec["observation"].shape == (2, 3)
+    assert stackable(each) and not exclusive_keys(each)
+
+
+def test_unlike_specs():
+    tight = lambda: CountingEnv()  # noqa: E731
+    wide = CountingEnv()
+    wide.action_spec = Bounded(-2.0, 2.0, (2,))
+    each = read_metadata(factories(2, [tight, wide], None))
+    assert stackable(each) and not exclusive_keys(each)
+    assert stacked_spec("action", each, None)["action"].rand().shape == (2, 2)
+    each = read_metadata(factories(2, [oracle, with_goal], None))
+    assert not stackable(each) and exclusive_keys(each)
+    longer = CountingEnv()
+    longer.observation_spec = Composite(observation=Unbounded((4,)))
+    each = read_metadata(factories(2, [tight, longer], None))
+    assert not stackable(each) and not exclusive_keys(each)
+    assert stacked_spec("observation", each, None)["observation"].shape == (2, -1)
+
+
+def test_sizes_and_devices_must_agree():
+    each = read_metadata(factories(2, [lambda: CountingEnv(batch_size=(2,)), CountingEnv], None))
+    with pytest.raises(InvalidArgumentError, match="one batch size"):
+        common_batch_size(each)
+    each = read_metadata(factories(2, [lambda: CountingEnv(device="cpu"), CountingEnv], None))
+    with pytest.raises(InvalidArgumentError, match="device"):
+        common_device(each)
+    assert common_device(each[:1]) == torch.device("cpu")
+    assert stacked_spec("reward", each, torch.device("cpu")).device == torch.device("cpu")

@@ -1,0 +1,43 @@
+"""Options of batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gleanrl.envs.vector.options import BatchOptions, ThreadCap, positive
+from gleanrl.errors import InvalidArgumentError
+
+
+def options(refused=None, shared_memory=True, memmap=False, num_threads=None):
+    return BatchOptions.of(None, num_threads, None, refused or {}, shared_memory, memmap)
+
+
+def test_what_is_refused():
+    with pytest.raises(InvalidArgumentError, match="pin_memory"):
+        options({"pin_memory": True})
+    with pytest.raises(RuntimeError, match="memmap"):
+        options(memmap=True)
+    options(memmap=True, shared_memory=False)
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.5])
+def test_numbers(value):
+    with pytest.raises(InvalidArgumentError, match="num_threads"):
+        options(num_threads=value)
+    assert positive("x", 2) == 2 and positive("x", None) is None
+
+
+def test_the_thread_cap_is_lifted_once():
+    before = torch.get_num_threads()
+    cap = ThreadCap(before + 1)
+    cap.apply()
+    assert torch.get_num_threads() == before + 1
+    cap.lift()
+    torch.set_num_threads(before)
+    cap.lift()
+    assert torch.get_num_threads() == before
+    idle = ThreadCap(None)
+    idle.apply()
+    idle.lift()
+    assert torch.get_num_threads() == before
