@@ -55,7 +55,7 @@ def pairwise(
 ) -> list[Any]:
     """Return few cases that show every possible pair of choices; the same ones every time."""
     choices = random.Random(0)
-    every = [case for case in map(lambda v: make(*v), itertools.product(*factors.values())) if possible(case)]
+    every = [case for case in (make(*v) for v in itertools.product(*factors.values())) if possible(case)]
     pairs = {case: set(itertools.combinations(enumerate(case), 2)) for case in every}
     missing = set().union(*pairs.values())
     chosen = []
