@@ -98,7 +98,7 @@ class ReplayBuffer(Serving):
             raise InvalidArgumentError(
                 "batch_size: prefetch and samplers with drop_last=True need it at construction"
             )
-        self._batch_size = None if batch_size is None else _size(batch_size)
+        self._batch_size = None if batch_size is None else checked_size(batch_size)
         self._dim_extend = checked_dim(dim_extend)
         super().__init__(storage, sampler, writer, transform, seed)
         self._collate_fn = collate_fn
@@ -150,7 +150,7 @@ class ReplayBuffer(Serving):
             if self._batch_size is not None:
                 return self._batch_size
             raise UnsupportedError("sample: no batch_size was given, to this call or at construction")
-        size = batch_size if type(batch_size) is int and batch_size > 0 else _size(batch_size)
+        size = batch_size if type(batch_size) is int and batch_size > 0 else checked_size(batch_size)
         if self._batch_size is not None and size != self._batch_size:
             warnings.warn(
                 f"sample: batch_size={size} differs from the buffer's {self._batch_size}; {size} is used",
@@ -162,9 +162,7 @@ class ReplayBuffer(Serving):
         """Yield the batches of one whole epoch, a new one (for ever, with samplers without epochs)."""
         if self._batch_size is None:
             raise UnsupportedError("iterating over a buffer needs the batch_size argument of its constructor")
-        with self._lock:
-            self._drop_ahead()
-            self._sampler.new_epoch()
+        self._new_epoch()
         ended = False
         while not ended:
             batch, _, ended = self._serve(self._batch_size, True, None, False)
@@ -220,7 +218,8 @@ class ReplayBuffer(Serving):
         )
 
 
-def _size(batch_size: Any) -> int:
+def checked_size(batch_size: Any) -> int:
+    """Return `batch_size` if it is an integer of 1 or more."""
     try:
         size = operator.index(batch_size)
     except TypeError:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, is_tensor_collection
 from torch import nn
 
 from gleanrl.errors import InvalidTypeError, SchemaError
@@ -80,6 +80,14 @@ class Pipeline:
         """Return the number of transforms."""
         return len(self._stages)
 
+    def copy(self) -> Pipeline:
+        """Return a pipeline of the same transforms, to which others can be added."""
+        other = Pipeline()
+        other._stages = list(self._stages)
+        other._written = self._written
+        other._bind()
+        return other
+
     def insert(self, position: int, transform: Any, invert: bool) -> None:
         """Put a transform before the one at `position`; see `Stage`."""
         self._stages.insert(position, Stage(transform, invert))
@@ -105,13 +113,13 @@ class Pipeline:
         plain = [stage for stage in reversed(self._stages) if stage.is_plain and not stage.invert]
         for stage in plain:
             stage.face(on_write=False)
-        if isinstance(data, TensorDictBase) and data.numel():
+        if is_tensor_collection(data) and data.numel():
             corner = data[(slice(1),) * data.ndim] if data.ndim > slot_dims else data
             for stage in plain:
                 if corner.ndim <= slot_dims:
                     break
                 result = stage.try_on(corner)
-                if isinstance(result, TensorDictBase) and result.batch_size != corner.batch_size:
+                if is_tensor_collection(result) and result.batch_size != corner.batch_size:
                     stage.face(on_write=True)
                     corner = result
         self._bind()
@@ -162,7 +170,7 @@ class Pipeline:
             written = [self.write(record, slot_dims - 1) for record in data]
             return [record for record in written if record is not None] or None
         for inverse, only_deeper in self.writes:
-            if isinstance(data, TensorDictBase):
+            if is_tensor_collection(data):
                 if only_deeper and data.ndim <= slot_dims:
                     continue
                 data = data.clone(recurse=False)
@@ -195,4 +203,4 @@ def none_returned(kind: str, function: Callable[[Any], Any]) -> InvalidTypeError
 
 def pin(batch: Any) -> Any:
     """Return `batch` in pinned memory."""
-    return batch.pin_memory() if isinstance(batch, (torch.Tensor, TensorDictBase)) else batch
+    return batch.pin_memory() if isinstance(batch, torch.Tensor) or is_tensor_collection(batch) else batch

@@ -62,6 +62,12 @@ class Serving(Recording):
                 info = self._info(drawn, extras)
         return self._delivered(records), info, ticket.ran_out
 
+    def _new_epoch(self) -> None:
+        """Begin a new epoch with the next batch."""
+        with self._lock:
+            self._drop_ahead()
+            self._sampler.new_epoch()
+
     def _collated(self, storage: Storage, records: Any) -> Any:
         """Return what the storage fetched as one batch."""
         collate = self._collate_fn or storage.collate

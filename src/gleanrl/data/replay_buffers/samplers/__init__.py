@@ -1,6 +1,7 @@
 """Samplers: which records make a batch."""
 
 from gleanrl.data.replay_buffers.samplers.base import Sampler
+from gleanrl.data.replay_buffers.samplers.ensemble import SamplerEnsemble
 from gleanrl.data.replay_buffers.samplers.prioritized import PrioritizedSampler
 from gleanrl.data.replay_buffers.samplers.prioritized_slices import PrioritizedSliceSampler
 from gleanrl.data.replay_buffers.samplers.random import RandomSampler
@@ -13,6 +14,7 @@ __all__ = [
     "PrioritizedSliceSampler",
     "RandomSampler",
     "Sampler",
+    "SamplerEnsemble",
     "SamplerWithoutReplacement",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",

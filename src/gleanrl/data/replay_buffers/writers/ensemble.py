@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from gleanrl.data.replay_buffers.utils import positions
+from gleanrl.data.replay_buffers.utils import positions, states_in
 from gleanrl.data.replay_buffers.writers.base import Writer
-from gleanrl.errors import InvalidArgumentError, SchemaError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
 
 class WriterEnsemble:
@@ -69,9 +69,7 @@ class WriterEnsemble:
         Raises:
             SchemaError: another number of writers, or a state that doesn't fit; nothing changed.
         """
-        states = state_dict.get("writers")
-        if not isinstance(states, list) or len(states) != len(self._writers):
-            raise SchemaError(f"load_state_dict: expected the states of {len(self._writers)} writers")
+        states = states_in(state_dict, "writers", len(self._writers))
         for writer, state in zip(self._writers, states, strict=True):
             writer.check_state(state, writer.storage.num_steps, writer.storage.capacity_steps)
         for writer, state in zip(self._writers, states, strict=True):

@@ -1,0 +1,419 @@
+"""Several replay buffers, read as one mixture."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from gleanrl.data.replay_buffers.buffer import ReplayBuffer, checked_size
+from gleanrl.data.replay_buffers.pipeline import Pipeline, none_returned
+from gleanrl.data.replay_buffers.samplers.ensemble import SamplerEnsemble, join_infos
+from gleanrl.data.replay_buffers.samplers.mixture import Mixture
+from gleanrl.data.replay_buffers.storages.ensemble import StorageEnsemble
+from gleanrl.data.replay_buffers.storages.indexing import is_key
+from gleanrl.data.replay_buffers.utils import load_all, positions, stack_samples, states_in
+from gleanrl.data.replay_buffers.writers.ensemble import WriterEnsemble, refuse
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, UnsupportedError
+from gleanrl.records import BufferStats
+from gleanrl.tree import NestedKey
+
+
+class ReplayBufferEnsemble:
+    """Several replay buffers, read as one mixture; each member is written through itself.
+
+    A batch has `num_buffer_sampled` parts of equal size, each sampled by one member with its own sampler and
+    transforms, and is ``[num_buffer_sampled, batch_size // num_buffer_sampled, ...]``. The ensemble's transforms
+    act on the whole. It isn't a `ReplayBuffer`, which takes records in.
+
+    Threads: `sample` and indexing may be called from any threads, beside any use of the members: each part is
+    drawn and fetched by its member, under that member's rules, and no two locks are held at a time. State is
+    saved member after member.
+
+    Args:
+        rbs: the members. A buffer may be a member of several ensembles.
+        storages: instead of members, what to make them of: a `StorageEnsemble` or a sequence of storages.
+        samplers: their samplers, a `SamplerEnsemble` or a sequence.
+        writers: their writers, a `WriterEnsemble` or a sequence; None for `RoundRobinWriter`.
+        transform: acts on batches that are read, behind the members' own.
+        batch_size: transitions in a batch if `sample` isn't told otherwise; needed for iteration.
+        collate_fn: makes a batch of the list of the members' samples; None for stacking them.
+        collate_fns: one for each storage, what makes a sample of what it returns; only with `storages`.
+        p: how often each member is chosen (see `SamplerEnsemble`).
+        sample_from_all: whether each batch has one part from every member.
+        num_buffer_sampled: parts of a batch; None for as many as there are members.
+        seed: where the sequence of choices, and those of the members, start; None leaves them as they are.
+
+    Raises:
+        InvalidArgumentError: a bad value.
+        UnsupportedError: arguments that exclude each other, `p` and `sample_from_all`, say.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble
+        >>> demos, online = (ReplayBuffer(storage=LazyTensorStorage(10)) for _ in range(2))
+        >>> ensemble = ReplayBufferEnsemble(demos, online, batch_size=6, sample_from_all=True)
+        >>> for member, value in ((0, 1.0), (1, 2.0)):
+        ...     _ = ensemble[member].extend(TensorDict({"x": torch.full((4,), value)}, [4]))
+        >>> ensemble.sample()["x"]
+        tensor([[1., 1., 1.],
+                [2., 2., 2.]])
+    """
+
+    def __init__(
+        self,
+        *rbs: ReplayBuffer,
+        storages: StorageEnsemble | Sequence[Any] | None = None,
+        samplers: SamplerEnsemble | Sequence[Any] | None = None,
+        writers: WriterEnsemble | Sequence[Any] | None = None,
+        transform: Any = None,
+        batch_size: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        collate_fns: Sequence[Callable[[Any], Any] | None] | None = None,
+        p: Sequence[float] | torch.Tensor | None = None,
+        sample_from_all: bool = False,
+        num_buffer_sampled: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        parts = {"storages": storages, "samplers": samplers, "writers": writers, "collate_fns": collate_fns}
+        if not rbs:
+            rbs = assemble(**parts)
+        elif given := [name for name, part in parts.items() if part is not None]:
+            raise UnsupportedError(
+                f"{', '.join(given)}: the buffers given bring their own; give one or the other"
+            )
+        for member in rbs:
+            if not isinstance(member, ReplayBuffer):
+                raise InvalidArgumentError(f"rbs: expected ReplayBuffers, got {member!r}")
+        if not isinstance(samplers, SamplerEnsemble):
+            self._mixture = Mixture(len(rbs), p, sample_from_all, num_buffer_sampled)
+        elif p is None and not sample_from_all and num_buffer_sampled is None:
+            self._mixture = samplers.mixture
+        else:
+            raise UnsupportedError(
+                "p, sample_from_all and num_buffer_sampled: the SamplerEnsemble given has them; give them to it"
+            )
+        self._members = rbs
+        self._lock = threading.Lock()
+        self._batch_size = None if batch_size is None else checked_size(batch_size)
+        if self._batch_size is not None:
+            self._mixture.share(self._batch_size)
+        self._collate_fn = collate_fn
+        self._transforms = Pipeline()
+        if transform is not None:
+            self.append_transform(transform)
+        if seed is not None:
+            self.set_seed(seed)
+
+    # Members
+
+    @property
+    def storage(self) -> StorageEnsemble:
+        """The members' storages, with their transforms."""
+        return StorageEnsemble(
+            *(member.storage for member in self._members),
+            transforms=[
+                member._transforms.read if len(member._transforms) else None for member in self._members
+            ],
+        )
+
+    @property
+    def sampler(self) -> SamplerEnsemble:
+        """The members' samplers, and what chooses among them."""
+        samplers = SamplerEnsemble(*(member.sampler for member in self._members))
+        samplers.mixture = self._mixture
+        return samplers
+
+    @property
+    def writer(self) -> WriterEnsemble:
+        """The members' writers."""
+        return WriterEnsemble(*(member.writer for member in self._members))
+
+    _storage, _sampler, _writer = storage, sampler, writer
+
+    @property
+    def batch_size(self) -> int | None:
+        """Transitions in a batch if `sample` isn't told otherwise."""
+        return self._batch_size
+
+    def __len__(self) -> int:
+        """Return the number of transitions that all members hold."""
+        return sum(len(member) for member in self._members)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a member, an ensemble of some members, or records inside members.
+
+        Args:
+            index: an int gives the member itself. A slice, list, tensor or mask gives an ensemble of these
+                members, `p` among them, with choices of its own. A tuple: its first part picks members in these
+                ways, ``...`` all of them, the rest is the index inside each one.
+
+        Returns:
+            For a tuple that starts with an int what the member returns; for other tuples the members' records
+            put together and transformed like samples.
+
+        Raises:
+            IndexError: no such member.
+            InvalidTypeError: a key; the members may be of different lengths.
+        """
+        if is_key(index):
+            raise InvalidTypeError(
+                f"a key reads a whole buffer: use ensemble[0][{index!r}], or ensemble[:, i]"
+            )
+        if not isinstance(index, tuple):
+            chosen = positions(index, len(self._members))
+            return self._members[chosen] if isinstance(chosen, int) else self._some(chosen)
+        first, *rest = index
+        inside = rest[0] if len(rest) == 1 else tuple(rest)
+        chosen = positions(first, len(self._members))
+        if isinstance(chosen, int):
+            return self._members[chosen][inside] if rest else self._members[chosen]
+        if not rest:
+            return self._some(chosen)
+        return self._finish([self._members[member][inside] for member in chosen], chosen)
+
+    def _some(self, chosen: list[int]) -> ReplayBufferEnsemble:
+        """Return an ensemble of some members, that shares nothing else with this one but its transforms."""
+        some = ReplayBufferEnsemble(
+            *(self._members[member] for member in chosen), collate_fn=self._collate_fn
+        )
+        some._mixture = self._mixture.among(chosen)
+        some._batch_size = self._batch_size
+        some._transforms = self._transforms.copy()
+        return some
+
+    # Reading
+
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,
+        *,
+        keys: Iterable[NestedKey] | None = None,
+    ) -> Any:
+        """Return a batch of parts that members sampled, in fresh memory.
+
+        Args:
+            batch_size: transitions, a multiple of `num_buffer_sampled`; None for the one given at construction.
+            return_info: whether to return ``(batch, info)``.
+            keys: the only columns to fetch, as in `ReplayBuffer.sample`; None for all.
+
+        Returns:
+            The batch ``[num_buffer_sampled, n]``. ``info`` is a TensorDict ``[num_buffer_sampled]`` with
+            ``("index", "buffer_ids")``, the member of each part, ``("index", "index")``, ``(parts, n)`` or
+            ``(parts, n, ndim)``, ``"generation"``, and whatever else all parts have (weights, say).
+
+        Raises:
+            EmptyBufferError: nothing is stored in a member that was chosen.
+            UnsupportedError: no batch size, here or at construction.
+            InvalidArgumentError: a batch size that can't be shared.
+            SchemaError: samples that differ in a key, shape, dtype or device, and no `collate_fn`.
+        """
+        if batch_size is None and self._batch_size is None:
+            raise UnsupportedError("sample: no batch_size was given, to this call or at construction")
+        wanted = None if keys is None else (keys,) if isinstance(keys, str) else tuple(keys)
+        size = self._batch_size if batch_size is None else checked_size(batch_size)
+        batch, info, _ = self._serve(size, wanted, return_info)
+        return (batch, info) if return_info else batch
+
+    def _serve(
+        self, size: Any, keys: tuple[NestedKey, ...] | None, return_info: bool
+    ) -> tuple[Any, Any, bool]:
+        """Return a batch, its info if asked for, and whether a member's epoch ended with it."""
+        each = self._mixture.share(size)
+        with self._lock:
+            chosen = self._mixture.choose()
+        numbers = chosen.tolist()
+        parts = [self._part(self._members[member], each, keys, return_info) for member in numbers]
+        batch = self._finish([part for part, _, _ in parts], numbers)
+        info = join_infos(chosen, [info or {} for _, info, _ in parts]) if return_info else None
+        return batch, info, any(ended for _, _, ended in parts)
+
+    @staticmethod
+    def _part(
+        member: ReplayBuffer, size: int, keys: tuple[NestedKey, ...] | None, return_info: bool
+    ) -> tuple[Any, dict[Any, Any] | None, bool]:
+        """Return a member's sample, its info if asked for, and whether its epoch ended."""
+        return member._serve(size, keys is None and size == member.batch_size, keys, return_info)
+
+    def _finish(self, samples: list[Any], members: Sequence[int]) -> Any:
+        """Return the members' samples as the user gets them."""
+        if self._collate_fn is None:
+            batch = stack_samples(samples, [f"member {member}" for member in members])
+        else:
+            batch = self._collate_fn(samples)
+            if batch is None:
+                raise none_returned("collate_fn", self._collate_fn)
+        return self._transforms.read(batch)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield batches until the epoch of a member ends (for ever, with samplers without epochs)."""
+        if self._batch_size is None:
+            raise UnsupportedError(
+                "iterating over an ensemble needs the batch_size argument of its constructor"
+            )
+        for member in self._members:
+            member._new_epoch()
+        ended = False
+        while not ended:
+            batch, _, ended = self._serve(self._batch_size, None, False)
+            yield batch
+
+    # Writing: through the members
+
+    def add(self, data: Any) -> NoReturn:
+        """Raise `UnsupportedError`."""
+        refuse("add")
+
+    def extend(self, data: Any) -> NoReturn:
+        """Raise `UnsupportedError`."""
+        refuse("extend")
+
+    def empty(self) -> NoReturn:
+        """Raise `UnsupportedError`."""
+        refuse("empty")
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        """Raise `UnsupportedError`."""
+        refuse("__setitem__")
+
+    def update_priority(self, index: Any, priority: Any, generation: Any = None) -> None:
+        """Give records the priorities that their members' samplers draw them by, part by part.
+
+        Args:
+            index: ``info["index"]`` as `sample` returned it.
+            priority: one number, or one for each record, ``(parts, n)``.
+            generation: ``info["generation"]``, or None (see `ReplayBuffer.update_priority`).
+
+        Raises:
+            SchemaError: another number of priorities than of parts; nothing changed.
+        """
+        members, inside = index["buffer_ids"].tolist(), index["index"]
+        priorities = torch.as_tensor(priority)
+        for name, values in (("priority", priorities), ("generation", generation)):
+            if values is not None and values.ndim and len(values) != len(members):
+                raise SchemaError(
+                    f"update_priority: {len(values)} parts in {name}, {len(members)} in the index"
+                )
+        for part, member in enumerate(members):
+            self._members[member].update_priority(
+                inside[part],
+                priorities[part] if priorities.ndim else priorities,
+                None if generation is None else generation[part],
+            )
+
+    # Transforms, seeds, state
+
+    def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBufferEnsemble:
+        """Add a transform behind the others, and return the ensemble; see `insert_transform`."""
+        return self.insert_transform(len(self._transforms), transform, invert=invert)
+
+    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> ReplayBufferEnsemble:
+        """Add a transform before the one at `index`, in evaluation mode, and return the ensemble.
+
+        Args:
+            index: its place in the order in which batches pass.
+            transform: a callable on batches, or an object with `forward` (and `inv`).
+            invert: whether `inv` acts on batches instead.
+
+        Raises:
+            UnsupportedError: a plain callable with `invert`, which would act on writes only.
+        """
+        if invert and not callable(getattr(transform, "inv", None)):
+            raise UnsupportedError(
+                "invert=True makes a callable without inv act on writes, and an ensemble isn't written; give it to a "
+                "member"
+            )
+        self._transforms.insert(index, transform, invert)
+        return self
+
+    def set_seed(self, seed: int) -> int:
+        """Start the sequence of choices of `seed`, and those of the members of the numbers after it.
+
+        Returns:
+            The last seed used.
+        """
+        with self._lock:
+            self._mixture.set_seed(seed)
+        for offset, member in enumerate(self._members, 1):
+            member.set_seed(seed + offset)
+        return seed + len(self._members)
+
+    def stats(self) -> tuple[BufferStats, ...]:
+        """Return the counters of each member."""
+        return tuple(member.stats() for member in self._members)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the members' states, that of the choices and of the ensemble's transforms: copies."""
+        with self._lock:
+            mixture = self._mixture.state_dict()
+        return {
+            "_members": [member.state_dict() for member in self._members],
+            "_mixture": mixture,
+            "_transforms": self._transforms.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on exactly as the saved ensemble would have.
+
+        While a filled ensemble is loaded its old content is kept as a copy, for the case that a state doesn't
+        fit.
+
+        Raises:
+            SchemaError: a state that doesn't fit; nothing changed.
+        """
+        states = states_in(state_dict, "_members", len(self._members))
+        with self._lock:
+            load_all(
+                [self._mixture, self._transforms, *self._members],
+                [state_dict.get("_mixture"), state_dict.get("_transforms", []), *states],
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle everything but the lock."""
+        with self._lock:
+            self._mixture.state_dict()  # a generator that was never used takes its seed now, for both
+            return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle."""
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        """Show the members."""
+        members = "".join(f"\n    {member!r}," for member in self._members)
+        return f"ReplayBufferEnsemble({members}\n    batch_size={self._batch_size})"
+
+
+def assemble(storages: Any, samplers: Any, writers: Any, collate_fns: Any) -> tuple[ReplayBuffer, ...]:
+    """Return buffers made of parts, which lie side by side in ensembles or sequences of equal length.
+
+    Raises:
+        InvalidArgumentError: no storages or samplers, or parts of another number.
+    """
+    if storages is None or samplers is None:
+        raise InvalidArgumentError(
+            "rbs: expected ReplayBuffers, or else storages= and samplers= to make them of"
+        )
+    held = storages.storages if isinstance(storages, StorageEnsemble) else tuple(storages)
+    transforms = storages.transforms if isinstance(storages, StorageEnsemble) else (None,) * len(held)
+    columns = {
+        "samplers": tuple(samplers),
+        "writers": (None,) * len(held) if writers is None else tuple(writers),
+        "collate_fns": (None,) * len(held) if collate_fns is None else tuple(collate_fns),
+    }
+    for name, column in columns.items():
+        if len(column) != len(held):
+            raise InvalidArgumentError(
+                f"{name}: expected {len(held)}, one for each storage, got {len(column)}"
+            )
+    return tuple(
+        ReplayBuffer(storage=storage, transform=transform, sampler=sampler, writer=writer, collate_fn=collate)
+        for storage, transform, sampler, writer, collate in zip(
+            held, transforms, *columns.values(), strict=True
+        )
+    )

@@ -1,0 +1,116 @@
+"""The storages of the members of an ensemble."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+from torch import nn
+
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.utils import load_all, positions, states_in
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+
+
+class StorageEnsemble:
+    """Several storages side by side, read by the number of the storage and the index in it.
+
+    It isn't a `Storage`: it has no slots of its own, and each of its storages is written through its buffer.
+
+    Args:
+        storages: one for each buffer.
+        transforms: one for each storage, a callable on what is read from it or None; None for none at all.
+
+    Raises:
+        InvalidArgumentError: no storages.
+        InvalidTypeError: another number of transforms.
+
+    Examples:
+        >>> import torch
+        >>> from gleanrl.data.replay_buffers import TensorStorage
+        >>> storages = StorageEnsemble(TensorStorage(torch.arange(3)), TensorStorage(torch.arange(10, 12)))
+        >>> storages.get({"buffer_ids": [1, 0], "index": [[1, 0], [2, 2]]})
+        [(1, tensor([11, 10])), (0, tensor([2, 2]))]
+    """
+
+    def __init__(
+        self, *storages: Storage, transforms: Sequence[Callable[[Any], Any] | None] | None = None
+    ) -> None:
+        for storage in storages:
+            if not isinstance(storage, Storage):
+                raise InvalidArgumentError(f"storages: expected Storages, got {storage!r}")
+        if not storages:
+            raise InvalidArgumentError("storages: an ensemble has at least one")
+        if transforms is not None and len(transforms) != len(storages):
+            raise InvalidTypeError(
+                f"transforms: expected {len(storages)}, one for each storage or None for it, got {len(transforms)}"
+            )
+        for transform in transforms or ():
+            if isinstance(transform, nn.Module):
+                transform.eval()
+        self._storages = storages
+        self._transforms = tuple(transforms or (None,) * len(storages))
+
+    @property
+    def storages(self) -> tuple[Storage, ...]:
+        """The storages."""
+        return self._storages
+
+    @property
+    def transforms(self) -> tuple[Callable[[Any], Any] | None, ...]:
+        """What acts on records that are read from each storage."""
+        return self._transforms
+
+    def __len__(self) -> int:
+        """Return the number of transitions in all storages."""
+        return sum(len(storage) for storage in self._storages)
+
+    def __iter__(self) -> Iterator[Storage]:
+        """Yield the storages."""
+        return iter(self._storages)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the storage at an int, an ensemble of them at a slice, list or tensor."""
+        chosen = positions(index, len(self._storages))
+        if isinstance(chosen, int):
+            return self._storages[chosen]
+        return StorageEnsemble(
+            *(self._storages[position] for position in chosen),
+            transforms=[self._transforms[position] for position in chosen],
+        )
+
+    def get(self, index: Any) -> list[tuple[int, Any]]:
+        """Return the records at an index, transformed, part by part: the storage's number and its records.
+
+        Args:
+            index: a TensorDict or dictionary with ``"buffer_ids"``, ``(parts,)``, and ``"index"``, the index in
+                that storage of each part (see `SamplerEnsemble.sample`).
+
+        Raises:
+            IndexRangeError: outside the stored part of a storage.
+        """
+        found = []
+        for number, inside in zip(index["buffer_ids"], index["index"], strict=True):
+            storage = self._storages[int(number)]
+            records = storage.get(inside)
+            if storage.collate is not None:
+                records = storage.collate(records)
+            transform = self._transforms[int(number)]
+            found.append((int(number), records if transform is None else transform(records)))
+        return found
+
+    def set(self, *args: Any, **options: Any) -> NoReturn:
+        """Raise `UnsupportedError`: each storage is written through its buffer."""
+        raise UnsupportedError("set: an ensemble of storages is only read; write to one of its members")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each storage."""
+        return {"storages": [storage.state_dict() for storage in self._storages]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Replace the content of each storage by its saved state.
+
+        Raises:
+            SchemaError: another number of storages, or a state that doesn't fit; nothing changed.
+        """
+        load_all(self._storages, states_in(state_dict, "storages", len(self._storages)))

@@ -1,0 +1,199 @@
+"""Putting samples together: stacking what several buffers or rows deliver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
+from torch.utils import _pytree
+
+from gleanrl.errors import InvalidArgumentError, SchemaError
+from gleanrl.tree import Path, as_key
+
+
+def stack_tensors(list_of_tensor_iterators: Iterable[Iterable[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
+    """Stack the first tensors of all iterators, the second ones, and so on.
+
+    Args:
+        list_of_tensor_iterators: iterators of equal length; tensors at one place have one shape.
+
+    Returns:
+        One tensor per place, with a new first dimension as long as the list.
+
+    Raises:
+        InvalidArgumentError: iterators of different lengths.
+
+    Examples:
+        >>> import torch
+        >>> a, b = stack_tensors([[torch.ones(3), torch.zeros(1, 2)] for _ in range(4)])
+        >>> a.shape, b.shape
+        (torch.Size([4, 3]), torch.Size([4, 1, 2]))
+    """
+    rows = [list(row) for row in list_of_tensor_iterators]
+    if len({len(row) for row in rows}) > 1:
+        raise InvalidArgumentError(
+            f"stack_tensors: expected iterators of one length, got lengths {[len(row) for row in rows]}"
+        )
+    return tuple(torch.stack(place) for place in zip(*rows, strict=True))
+
+
+class InPlaceSampler:
+    """A `collate_fn` that stacks records into one and the same batch: each batch overwrites the last one.
+
+    Saves an allocation, at a price: whoever keeps a batch sees it change. A batch of another size or
+    structure than the last one gets new memory.
+
+    Args:
+        device: where the batch is; None for the device of the records.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> collate = InPlaceSampler()
+        >>> first = collate([TensorDict({"x": torch.ones(())}), TensorDict({"x": torch.zeros(())})])
+        >>> second = collate([TensorDict({"x": torch.zeros(())}), TensorDict({"x": torch.zeros(())})])
+        >>> first is second, first["x"]
+        (True, tensor([0., 0.]))
+    """
+
+    def __init__(self, device: torch.device | str | int | None = None) -> None:
+        self.device = None if device is None else torch.device(device)
+        self.out: Any = None
+
+    def __call__(self, list_of_tds: Sequence[TensorDictBase]) -> Any:
+        """Return the records as one batch, in the memory of the last one if that fits."""
+        fresh = torch.stack(list(list_of_tds))
+        if self.device is not None:
+            fresh = fresh.to(self.device)
+        if self.out is None or describe(self.out) != describe(fresh):
+            self.out = fresh.contiguous()
+        else:
+            self.out.update_(fresh)
+        return self.out
+
+
+def positions(index: Any, size: int) -> list[int] | int:
+    """Return the members of a sequence of `size` that `index` selects: one for an int, a list for all else.
+
+    Args:
+        index: an int, a slice, a list or tensor of ints, a boolean mask, or ``...`` for all.
+        size: how many there are.
+
+    Raises:
+        InvalidArgumentError: no such index, or nothing selected.
+        IndexError: outside the sequence.
+    """
+    if isinstance(index, int) and not isinstance(index, bool):
+        return range(size)[index]
+    if isinstance(index, (list, tuple, range)):
+        index = torch.as_tensor(list(index), device="cpu")
+    try:
+        found: list[int] = torch.arange(size, device="cpu")[index].reshape(-1).tolist()
+    except TypeError as cause:
+        raise InvalidArgumentError(
+            f"an ensemble is indexed by ints, slices, lists, tensors or masks of its members, got {index!r}"
+        ) from cause
+    if not found:
+        raise InvalidArgumentError(f"the index {index!r} selects none of the {size} members")
+    return found
+
+
+def stack_samples(samples: Sequence[Any], names: Sequence[str]) -> Any:
+    """Return samples of one structure as one, ``[len(samples), ...]``.
+
+    Args:
+        samples: TensorDicts, tensorclasses, tensors, or trees of tensors.
+        names: what error messages call each of them.
+
+    Raises:
+        SchemaError: samples that differ in a key, a shape, a dtype or a device, naming the keys.
+    """
+    descriptions = [describe(sample) for sample in samples]
+    for name, found in zip(names, descriptions, strict=True):
+        if found != descriptions[0]:
+            raise SchemaError(
+                f"sample: the samples of {names[0]} and {name} can't be stacked: "
+                f"{_difference(descriptions[0], found)}; make them equal by a transform of each member, or "
+                "give the ensemble a collate_fn, which gets the list of samples"
+            )
+    if is_tensor_collection(samples[0]):
+        return torch.stack(list(samples))
+    try:
+        return _pytree.tree_map(lambda *leaves: torch.stack(leaves), *samples)
+    except TypeError as cause:
+        raise SchemaError(
+            f"sample: samples of {type(samples[0]).__name__} can't be stacked: {cause}; give the ensemble a "
+            "collate_fn, which gets the list of samples"
+        ) from cause
+
+
+def describe(sample: Any) -> dict[Path, str]:
+    """Return what stands at each path of a sample: its kind, and a tensor's shape, dtype and device."""
+    if not is_tensor_collection(sample):
+        pairs, spec = _pytree.tree_flatten_with_path(sample)
+        leaves: dict[Path, str] = {(_pytree.keystr(place),): _kind(leaf) for place, leaf in pairs}
+        return leaves if len(leaves) == 1 and ("",) in leaves else {**leaves, (): str(spec)}
+    found: dict[Path, str] = {}
+    _describe_groups(sample, (), found)
+    return found
+
+
+def _describe_groups(group: Any, path: Path, found: dict[Path, str]) -> None:
+    found[path] = f"a {_class_of(group)} {tuple(group.batch_size)}"
+    for key in group.keys():
+        value = group.get(key)
+        if is_tensor_collection(value) and not is_non_tensor(value):
+            _describe_groups(value, (*path, key), found)
+        else:
+            found[(*path, key)] = _kind(value)
+
+
+def _class_of(group: Any) -> str:
+    return "TensorDict" if isinstance(group, TensorDictBase) else type(group).__name__
+
+
+def _kind(leaf: Any) -> str:
+    if isinstance(leaf, torch.Tensor):
+        return f"{tuple(leaf.shape)} {leaf.dtype} on {leaf.device}"
+    return f"a {type(leaf).__name__}"
+
+
+def _difference(first: dict[Path, str], other: dict[Path, str]) -> str:
+    """Say where two descriptions differ: keys that only one has, or else what stands at common ones."""
+    parts = []
+    for which, mine, theirs in (("first", first, other), ("second", other, first)):
+        only = [as_key(path) for path in mine if path and path not in theirs]
+        if only:
+            parts.append(f"only the {which} has {only}")
+    differing = [path for path in first if path in other and first[path] != other[path]]
+    if not parts:
+        parts = [
+            f"{as_key(path)!r} is {first[path]} and {other[path]}"
+            if path
+            else f"{first[path]} and {other[path]}"
+            for path in differing
+        ]
+    return "; ".join(parts)
+
+
+def states_in(state_dict: Any, name: str, count: int) -> list[Any]:
+    """Return the `count` states that stand under `name`; `SchemaError` if there are others."""
+    states = state_dict.get(name) if isinstance(state_dict, dict) else None
+    if not isinstance(states, list) or len(states) != count:
+        raise SchemaError(f"load_state_dict: expected the states of {count} members under {name!r}")
+    return states
+
+
+def load_all(parts: Sequence[Any], states: Sequence[Any]) -> None:
+    """Give each part its state; when one raises, those before it go back to what they were."""
+    before: list[Any] = []
+    try:
+        for part, state in zip(parts, states, strict=True):
+            before.append(part.state_dict())
+            part.load_state_dict(state)
+    except BaseException:
+        for part, state in zip(parts, before[:-1], strict=False):
+            part.load_state_dict(state)
+        raise
