@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict import NonTensorData, TensorDict, tensorclass
+from tensordict import NonTensorData, TensorDict
 
 from gleanrl.data.replay_buffers import (
     LazyMemmapStorage,
@@ -195,15 +195,6 @@ def test_a_first_write_whose_leaves_cant_be_copied_takes_nothing(tmp_path):
     with pytest.raises(RuntimeError, match="no"):
         storage.set(0, torch.ones(3).as_subclass(Stubborn))
     assert not storage.initialized and not (tmp_path / "columns").exists()
-
-
-def test_tensorclasses_are_refused_by_name():
-    @tensorclass
-    class Point:
-        x: torch.Tensor
-
-    with pytest.raises(InvalidTypeError, match="tensorclass Point"):
-        LazyTensorStorage(8).set(0, Point(x=torch.ones(3), batch_size=[3]))
 
 
 @pytest.mark.parametrize("kind", LAZY)

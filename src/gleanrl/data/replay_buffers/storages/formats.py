@@ -8,14 +8,21 @@ fixed order.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase, is_tensor_collection, is_tensorclass
+from tensordict import TensorDictBase, is_tensor_collection
 from torch.utils import _pytree
 
 from gleanrl.block import Field, Schema
+from gleanrl.data.replay_buffers.storages.tensorclasses import (
+    classes_below,
+    classes_of,
+    from_names,
+    to_names,
+    wrap,
+)
 from gleanrl.errors import (
     InvalidArgumentError,
     InvalidTypeError,
@@ -60,9 +67,18 @@ class RecordFormat(ABC):
     def build(self, leaves: Sequence[torch.Tensor], lead: torch.Size, device: torch.device) -> Any:
         """Return records ``[*lead]`` around `leaves`; nothing is copied or checked."""
 
+    def same_as(self, other: RecordFormat) -> bool:
+        """Return whether records of the one format are records of the other."""
+        return type(self) is type(other) and self.schema == other.schema
+
     @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """Return what `format_from_state` needs to rebuild the format."""
+    def state(self, by_name: bool = True) -> dict[str, Any]:
+        """Return what `format_from_state` needs to rebuild the format.
+
+        Args:
+            by_name: whether tensorclasses are named, so that all values are plain; otherwise they are the
+                classes themselves, for pickles.
+        """
 
     def select(self, keys: Iterable[NestedKey]) -> tuple[Path, ...]:
         """Return the leaves that `keys` name, in their order; the key of a group stands for all below it.
@@ -104,14 +120,24 @@ class RecordFormat(ABC):
 
 
 class TensorDictFormat(RecordFormat):
-    """Records that are TensorDicts of tensors, nested ones included."""
+    """Records that are TensorDicts or tensorclasses of tensors, nested ones included.
+
+    Args:
+        schema: see `RecordFormat`.
+        item_shape: see `RecordFormat`.
+        classes: the groups that are tensorclasses, by path (see `classes_of`).
+    """
+
+    def __init__(
+        self, schema: Schema, item_shape: torch.Size, classes: Mapping[Path, type[Any]] | None = None
+    ) -> None:
+        super().__init__(schema, item_shape)
+        self.classes = dict(classes or {})
 
     def read(self, data: Any, dims: int, where: str) -> tuple[torch.Size, list[torch.Tensor]]:
         """Read `data`; keys that samples carry beside the records (`ADDED_KEYS`) are left out."""
-        if not isinstance(data, TensorDictBase):
-            raise InvalidTypeError(
-                f"{where}: the first write fixed the records as TensorDicts, got {type(data).__name__}"
-            )
+        if not isinstance(data, TensorDictBase) or self.classes:
+            self._check_classes(data, where)
         lead = _lead(data.batch_size, dims, "batch dimensions", where)
         try:
             return lead, self.schema.layout.read(data, where)
@@ -121,9 +147,24 @@ class TensorDictFormat(RecordFormat):
                 raise
             return lead, self.schema.layout.read(known, where)
 
+    def _check_classes(self, data: Any, where: str) -> None:
+        """Raise `InvalidTypeError` unless `data` is made of the very tensorclasses that the records are."""
+        found: dict[Path, type[Any]] = classes_of(data) if is_tensor_collection(data) else {(): type(data)}
+        for path in {**self.classes, **found}:
+            expected, got = (kinds.get(path, TensorDictBase) for kinds in (self.classes, found))
+            if expected is not got:
+                kind = "TensorDict" if expected is TensorDictBase else f"tensorclass {expected.__name__}"
+                other = "TensorDict" if got is TensorDictBase else got.__name__
+                place = f" at {as_key(path)!r}" if path else "s"
+                raise InvalidTypeError(
+                    f"{where}: the first write fixed the records as a {kind}{place}, got a {other}"
+                )
+
     def build(self, leaves: Sequence[torch.Tensor], lead: torch.Size, device: torch.device) -> Any:
-        """Return a TensorDict of batch size ``[*lead, *item_shape]``."""
-        return self.schema.layout.build(leaves, lead + self.item_shape if self.item_shape else lead, device)
+        """Return a TensorDict, or the tensorclass, of batch size ``[*lead, *item_shape]``."""
+        size = lead + self.item_shape if self.item_shape else lead
+        record = self.schema.layout.build(leaves, size, device)
+        return wrap(record, self.classes) if self.classes else record
 
     def select(self, keys: Iterable[NestedKey]) -> tuple[Path, ...]:
         """Return the leaves that `keys` name (see `RecordFormat.select`)."""
@@ -143,13 +184,19 @@ class TensorDictFormat(RecordFormat):
         """Return the format of the records with these leaves only; made once for each choice."""
         found = self._narrowed.get(paths)
         if found is None:
-            found = TensorDictFormat(Schema({path: self.schema[path] for path in paths}), self.item_shape)
+            schema = Schema({path: self.schema[path] for path in paths})
+            found = TensorDictFormat(schema, self.item_shape, classes_below(paths, self.classes))
             self._narrowed[paths] = found
         return found
 
-    def state(self) -> dict[str, Any]:
-        """Return the format as plain values."""
-        return _state("tensordict", self)
+    def state(self, by_name: bool = True) -> dict[str, Any]:
+        """Return the format as plain values; see `RecordFormat.state`."""
+        classes = to_names(self.classes) if by_name else list(self.classes.items())
+        return {**_state("tensordict", self), "classes": classes}
+
+    def same_as(self, other: RecordFormat) -> bool:
+        """Return whether the schemas and the tensorclasses are the same."""
+        return super().same_as(other) and self.classes == getattr(other, "classes", None)
 
 
 class TreeFormat(RecordFormat):
@@ -179,7 +226,7 @@ class TreeFormat(RecordFormat):
         """Return the tree around `leaves`."""
         return _pytree.tree_unflatten(list(leaves), self.spec)
 
-    def state(self) -> dict[str, Any]:
+    def state(self, by_name: bool = True) -> dict[str, Any]:
         """Return the format as plain values; the structure as a tree with the leaves' numbers in it."""
         numbered = _pytree.tree_unflatten(range(self.spec.num_leaves), self.spec)
         return {**_state("tree", self), "tree": numbered}
@@ -189,16 +236,11 @@ def find_format(data: Any, dims: int, where: str) -> RecordFormat:
     """Return the format of `data`; its first `dims` batch dimensions are slots, not part of a record.
 
     Raises:
-        InvalidTypeError: neither a TensorDict nor a tree of tensors.
+        InvalidTypeError: neither a TensorDict, a tensorclass nor a tree of tensors.
         SchemaError: fewer than `dims` batch dimensions, a leaf that isn't a tensor, or one that columns can't
             hold, or no leaf at all.
     """
-    if is_tensorclass(data):
-        raise InvalidTypeError(
-            f"{where}: got the tensorclass {type(data).__name__}, which isn't kept as such; "
-            "write data.to_tensordict(), records come back as TensorDicts"
-        )
-    if isinstance(data, TensorDictBase):
+    if is_tensor_collection(data):
         return _find_tensordict(data, dims, where)
     paths_and_leaves, spec = _pytree.tree_flatten_with_path(data, is_leaf=is_tensor_collection)
     fields: dict[Path, Field] = {}
@@ -241,7 +283,7 @@ def check_storable(leaf: torch.Tensor, path: Path, where: str) -> None:
 
 def check_all_storable(data: Any, where: str) -> None:
     """Raise `SchemaError`, naming the key, if a tensor of `data` is one that columns can't hold."""
-    if isinstance(data, TensorDictBase):
+    if is_tensor_collection(data):
         for path, leaf in iter_leaves(data):
             check_storable(leaf, path, where)
         return
@@ -258,12 +300,13 @@ def format_from_state(state: dict[str, Any]) -> RecordFormat:
     }
     if state["kind"] == "tree":
         return TreeFormat(Schema(fields), _pytree.tree_flatten(state["tree"])[1])
-    return TensorDictFormat(Schema(fields), torch.Size(state["item_shape"]))
+    classes = from_names(state.get("classes", ()))
+    return TensorDictFormat(Schema(fields), torch.Size(state["item_shape"]), classes)
 
 
 def swap_batch_dims(data: Any, dim: int, where: str) -> Any:
     """Return `data` with its batch dimensions 0 and `dim` exchanged (views)."""
-    if isinstance(data, TensorDictBase):
+    if is_tensor_collection(data):
         _lead(data.batch_size, dim + 1, "batch dimensions", where)
         return data.transpose(0, dim)
     return _pytree.tree_map(lambda leaf: leaf.transpose(0, dim), data)
@@ -274,20 +317,20 @@ def stack_records(records: Sequence[Any], where: str) -> Any:
     if not records:
         raise SchemaError(f"{where}: got no record at all; write at least one")
     try:
-        if isinstance(records[0], TensorDictBase):
+        if is_tensor_collection(records[0]):
             return torch.stack(list(records))
         return _pytree.tree_map(lambda *leaves: torch.stack(leaves), *records)
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as cause:
         raise SchemaError(f"{where}: a list holds records of one structure, these differ: {cause}") from cause
 
 
-def without_added_keys(data: TensorDictBase) -> TensorDictBase:
+def without_added_keys(data: Any) -> Any:
     """Return `data` without the root keys of `ADDED_KEYS`: itself if it has none, else a shallow copy."""
     found = [key for key in ADDED_KEYS if key in data.keys()]
     return data.exclude(*found) if found else data
 
 
-def _find_tensordict(data: TensorDictBase, dims: int, where: str) -> RecordFormat:
+def _find_tensordict(data: Any, dims: int, where: str) -> RecordFormat:
     _lead(data.batch_size, dims, "batch dimensions", where)
     known = without_added_keys(data)
     check_all_storable(known, where)
@@ -296,7 +339,7 @@ def _find_tensordict(data: TensorDictBase, dims: int, where: str) -> RecordForma
         raise SchemaError(f"{where}: got a TensorDict without any tensor; there is nothing to store")
     item_shape = data.batch_size[dims:]
     fields = {path: Field(item_shape + field.shape, field.dtype) for path, field in whole.items().items()}
-    return TensorDictFormat(Schema(fields), item_shape)
+    return TensorDictFormat(Schema(fields), item_shape, classes_of(known))
 
 
 def _lead(shape: torch.Size, dims: int, what: str, where: str) -> torch.Size:

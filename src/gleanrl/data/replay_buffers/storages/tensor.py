@@ -287,6 +287,8 @@ class TensorStorage(Storage):
         """
         state = super().__getstate__()
         state["_saved"] = self.state_dict()
+        if self._format is not None:
+            state["_saved"]["format"] = self._format.state(by_name=False)
         state["_columns"] = state["_format"] = None
         if not isinstance(self._allocate, (HeapAllocator, FileAllocator)):
             state["_allocate"] = HeapAllocator(self.device)  # the columns were the user's
@@ -348,9 +350,7 @@ class TensorStorage(Storage):
                 "load_state_dict: expected what state_dict() of a tensor storage returned"
             ) from cause
         mine = self._format
-        if mine is not None and (
-            type(mine) is not type(form) or mine.schema != form.schema or batch != self._batch_shape
-        ):
+        if mine is not None and (not mine.same_as(form) or batch != self._batch_shape):
             raise SchemaError(
                 f"load_state_dict: the state's schema {form.schema!r} with batch {tuple(batch)} isn't this "
                 f"storage's {mine.schema!r} with batch {tuple(self.batch_shape)}"

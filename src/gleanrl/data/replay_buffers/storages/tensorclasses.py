@@ -1,0 +1,82 @@
+"""Tensorclasses in columns: which groups of a record are tensorclasses, and how they become such again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tensordict import TensorDict, is_non_tensor, is_tensor_collection, is_tensorclass
+
+from gleanrl.errors import SchemaError
+from gleanrl.tree import Path
+
+
+def classes_of(data: Any, path: Path = ()) -> dict[Path, type[Any]]:
+    """Return the tensorclasses in `data` by their paths, the deepest first; the root's path is empty.
+
+    Args:
+        data: a TensorDict or tensorclass whose leaves are all tensors.
+        path: where it stands.
+    """
+    found: dict[Path, type[Any]] = {}
+    for key in data.keys():
+        below = data.get(key)
+        if is_tensor_collection(below) and not is_non_tensor(below):
+            found.update(classes_of(below, (*path, key)))
+    if is_tensorclass(data):
+        found[path] = type(data)
+    return found
+
+
+def wrap(record: TensorDict, classes: Mapping[Path, type[Any]]) -> Any:
+    """Return `record` with its groups as the tensorclasses they were; fields without a column are None.
+
+    Args:
+        record: a TensorDict that nobody else holds; it is changed.
+        classes: what `classes_of` returned.
+    """
+    whole: Any = record
+    for path, kind in classes.items():
+        if not path:
+            whole = kind.from_tensordict(record)
+        else:
+            parent = record if len(path) == 1 else record.get(path[:-1])
+            parent.set(path[-1], kind.from_tensordict(parent.get(path[-1])))
+    return whole
+
+
+def classes_below(paths: Sequence[Path], classes: Mapping[Path, type[Any]]) -> dict[Path, type[Any]]:
+    """Return those of `classes` that hold one of the leaves `paths`."""
+    return {
+        group: kind for group, kind in classes.items() if any(path[: len(group)] == group for path in paths)
+    }
+
+
+def to_names(classes: Mapping[Path, type[Any]]) -> list[tuple[list[str], str]]:
+    """Return `classes` as plain values, ``"module:Class"`` for each path."""
+    return [(list(path), f"{kind.__module__}:{kind.__qualname__}") for path, kind in classes.items()]
+
+
+def from_names(named: Sequence[tuple[Sequence[str], str | type[Any]]]) -> dict[Path, type[Any]]:
+    """Return the classes that `to_names` described, or that stand there themselves.
+
+    Looks only at modules that the program has imported.
+
+    Raises:
+        SchemaError: a class that isn't there.
+    """
+    return {tuple(path): _class_named(name) if isinstance(name, str) else name for path, name in named}
+
+
+def _class_named(name: str) -> type[Any]:
+    module, _, qualified = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in qualified.split("."):
+        found = getattr(found, part, None)
+    if not (isinstance(found, type) and is_tensorclass(found)):
+        raise SchemaError(
+            f"load_state_dict: the records are of the tensorclass {name!r}, which isn't known here: import its "
+            "module first (a class that was made within a function can't be found by its name)"
+        )
+    return found
