@@ -11,10 +11,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <vector>
+
+#include "pages.h"
 
 namespace gleanrl {
 
@@ -27,13 +26,9 @@ class PriorityRows {
   PriorityRows(std::int64_t capacity, bool single)
       : single_(single),
         row_bytes_(single ? 8 : 16),
-        // calloc hands out pages that cost nothing until they are written.
-        memory_(static_cast<std::byte*>(
-            std::calloc(static_cast<std::size_t>(capacity), static_cast<std::size_t>(row_bytes_)))),
+        memory_(static_cast<std::size_t>(capacity) * static_cast<std::size_t>(row_bytes_)),
         largest_(static_cast<std::size_t>((capacity + kBlockRows - 1) / kBlockRows), -1.0),
-        stale_(largest_.size(), 0) {
-    if (!memory_) throw std::bad_alloc();
-  }
+        stale_(largest_.size(), 0) {}
 
   bool single() const { return single_; }
   // No row from here on was ever touched.
@@ -122,11 +117,8 @@ class PriorityRows {
 
  private:
   static constexpr std::int64_t kBlockRows = 1024;
-  struct Free {
-    void operator()(std::byte* block) const { std::free(block); }
-  };
 
-  std::byte* at(std::int64_t row) const { return memory_.get() + row * row_bytes_; }
+  std::byte* at(std::int64_t row) const { return memory_.data() + row * row_bytes_; }
   std::byte* mark_at(std::int64_t row) const { return at(row) + row_bytes_ / 2; }
   void set_mark(std::int64_t row, std::uint32_t mark) {
     *reinterpret_cast<std::uint32_t*>(mark_at(row)) = mark;
@@ -141,7 +133,7 @@ class PriorityRows {
 
   bool single_;
   std::int64_t row_bytes_;
-  std::unique_ptr<std::byte, Free> memory_;
+  Pages memory_;
   // The largest raw priority in use in each block, -1 if there is none; of a stale block a bound.
   std::vector<double> largest_;
   std::vector<std::uint8_t> stale_;

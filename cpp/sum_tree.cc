@@ -128,7 +128,6 @@ PairMask choose(const double* a, const double* b, Pair& left) {
 
 SumTree::SumTree(int64_t capacity) : capacity_(capacity) {
   if (capacity < 1) throw std::invalid_argument("capacity: expected 1 or more, got " + std::to_string(capacity));
-  constexpr int64_t kLine = 64;
   // Above this the sizes below would overflow; no machine has the memory either.
   if (capacity > std::numeric_limits<int64_t>::max() / 32) throw std::bad_alloc();
   for (int64_t size = capacity; levels_ == 0 || sizes_[static_cast<size_t>(levels_ - 1)] > kFanOut;) {
@@ -138,11 +137,8 @@ SumTree::SumTree(int64_t capacity) : capacity_(capacity) {
     ++levels_;
     size /= kFanOut;
   }
-  // calloc hands out pages that cost nothing until they are written.
-  memory_.reset(std::calloc(static_cast<size_t>(doubles_) * sizeof(double) + kLine, 1));
-  if (!memory_) throw std::bad_alloc();
-  const auto address = reinterpret_cast<std::uintptr_t>(memory_.get());
-  auto* next = reinterpret_cast<double*>((address + kLine - 1) / kLine * kLine);
+  memory_ = Pages(static_cast<std::size_t>(doubles_) * sizeof(double));
+  auto* next = reinterpret_cast<double*>(memory_.data());
   for (size_t level = 0; level < static_cast<size_t>(levels_); ++level) {
     for (auto* summary : {&sums_, &lows_, &highs_}) {
       (*summary)[level] = next;

@@ -24,10 +24,10 @@
 
 #include <array>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
 #include <span>
 #include <vector>
+
+#include "pages.h"
 
 namespace gleanrl {
 
@@ -73,9 +73,6 @@ class SumTree {
 
  private:
   static constexpr int kMaxLevels = 21;  // 8^21 = 2^63
-  struct Free {
-    void operator()(void* block) const { std::free(block); }
-  };
   struct Summary {
     double sum, low, high;
   };
@@ -93,7 +90,7 @@ class SumTree {
   // by all three arrays' level 1. lows_[0] and highs_[0] are the leaves themselves.
   std::array<std::int64_t, kMaxLevels> sizes_{};
   std::array<double*, kMaxLevels> sums_{}, lows_{}, highs_{};
-  std::unique_ptr<void, Free> memory_;
+  Pages memory_;
   std::int64_t doubles_ = 0;
   double total_ = 0.0, lowest_ = 0.0, highest_ = 0.0;
   std::vector<std::int64_t> sum_work_, low_work_, high_work_;

@@ -223,38 +223,47 @@ def dict_batch(
     return _new_unsafe(dict(entries), batch_size=batch_size, device=device, nested=False)
 
 
-def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor]) -> None:
-    """Put tensors ``(n, ...)`` into a batch ``[n, *item]`` of its own, replacing what stands at their keys.
+def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows: int) -> None:
+    """Put tensors ``(num_rows, ...)`` into a batch of its own, replacing what stands at their keys.
 
     With more batch dimensions than one each row's value is repeated over the rest. Tensors move to the batch's
-    device; the groups of nested keys have to exist.
+    device; missing groups of nested keys are made.
+
+    Args:
+        batch: a TensorDict ``[num_rows, *item]`` that nobody else holds.
+        entries: the tensors by key.
+        num_rows: the size of their first dimension.
 
     Raises:
-        SchemaError: the batch is no TensorDict of n rows, or lacks a group.
+        SchemaError: the batch is no TensorDict of that many rows.
     """
-    if not isinstance(batch, TensorDictBase) or not batch.batch_dims:
+    if not isinstance(batch, TensorDictBase) or batch.batch_size[:1] != (num_rows,):
+        found = f"batch size {tuple(batch.batch_size)}" if isinstance(batch, TensorDictBase) else type(batch).__name__
         raise SchemaError(
-            f"entries {sorted(map(str, entries))} can't be added to a {type(batch).__name__}: expected a TensorDict"
+            f"{sorted(map(str, entries))} can't be added to the batch: expected a TensorDict of {num_rows} rows, "
+            f"got {found}; collate_fn has to keep the rows"
         )
     size, device = batch.batch_size, batch.device
+    plain = type(batch) is TensorDict and len(size) == 1 and (device is None or device.type == "cpu")
     for key, value in entries.items():
-        path = as_path(key)
-        group: Any = batch
-        for part in path[:-1]:
-            group = group.get(part, None)
-            if not isinstance(group, TensorDictBase):
-                raise SchemaError(f"{as_key(path)!r} can't be added: the batch has no group {part!r}")
-        if value.shape[0] != size[0]:
-            raise SchemaError(
-                f"{as_key(path)!r} has {value.shape[0]} rows, the batch {size[0]}: something changed its shape"
-            )
-        if len(size) > 1:
-            rest = size[1:]
-            value = value.view(size[0], *[1] * len(rest), *value.shape[1:])
-            value = value.expand(*size, *value.shape[len(size) :])
-        if device is not None and value.device != device:
-            value = value.to(device)
-        if type(group) is TensorDict and not group.is_locked:
-            group._tensordict[path[-1]] = value
+        if plain and type(key) is str:
+            batch._tensordict[key] = value
         else:
-            group.set(path[-1], value)
+            _add_entry(batch, as_path(key), value, size, device)
+
+
+def _add_entry(
+    batch: TensorDictBase, path: Path, value: torch.Tensor, size: torch.Size, device: torch.device | None
+) -> None:
+    group: Any = batch
+    for part in path[:-1]:
+        below = group.get(part, None)
+        if not isinstance(below, TensorDictBase):
+            below = dict_batch({}, size, device)
+            group.set(part, below)
+            below = group.get(part)
+        group = below
+    if len(size) > 1 and value.shape[: len(size)] != size:
+        value = value.view(size[0], *[1] * (len(size) - 1), *value.shape[1:])
+        value = value.expand(*size, *value.shape[len(size) :])
+    group.set(path[-1], value if device is None else value.to(device))

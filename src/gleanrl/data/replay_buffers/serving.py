@@ -160,7 +160,7 @@ class Serving(Recording):
         }
         if "_weight" in extras:
             entries["_generation"] = _generation(drawn)
-        add_entries(records, entries)
+        add_entries(records, entries, drawn.slots.shape[0])
 
     def _info(self, drawn: Draw, extras: Mapping[NestedKey, torch.Tensor]) -> dict[Any, Any]:
         return {"index": coordinates(drawn.slots, self._storage), "generation": drawn.generation, **extras}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from numpy import empty, float32, int64
+from torch import from_numpy
 
 from gleanrl.data.replay_buffers.samplers.priority_values import number, per_slot
 from gleanrl.data.replay_buffers.storages.base import Storage
@@ -230,9 +232,10 @@ class PriorityTable:
         """
         native = self.sync(storage)
         count = uniforms.shape[0]
-        slots = torch.empty(count, dtype=torch.int64, device="cpu")
-        generation = torch.empty(count, dtype=torch.int64, device="cpu")
-        weight = torch.empty(count, dtype=torch.float32, device="cpu")
+        # In NumPy because that is cheaper than in torch.
+        slots = from_numpy(empty(count, int64))
+        weight = from_numpy(empty(count, float32))
+        generation = from_numpy(empty(count, int64))
         if not native.total > 0.0:
             raise EmptyBufferError(
                 "can't sample: all stored priorities are 0, and eps is; give some row a priority above 0"

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from gleanrl.data.replay_buffers.ownership import Part
+from gleanrl.data.replay_buffers.storages.memory import zeroed
 from gleanrl.errors import IndexRangeError, InvalidArgumentError, SchemaError, UnsupportedError
 from gleanrl.native import bump, bump_at
 from gleanrl.records import Placement, Selection
@@ -186,7 +187,7 @@ class Storage(Part, ABC):
     def _counters(self) -> torch.Tensor:
         if self._generations is None:
             # Zeroed pages cost nothing until they are touched: 8 bytes for each row in use.
-            self._generations = torch.from_numpy(np.zeros(self.max_size, np.int64))
+            self._generations = torch.from_numpy(zeroed(8 * self.max_size, self.max_size).view(np.int64))
             self._generations_at = self._generations.data_ptr()
         return self._generations
 

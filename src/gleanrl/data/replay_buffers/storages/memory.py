@@ -62,7 +62,7 @@ class HeapAllocator:
         starts = list(
             accumulate((-(-num_rows * f.row_bytes // _ALIGNMENT) * _ALIGNMENT for f in fields), initial=0)
         )
-        memory = _zeros(starts[-1], num_rows)
+        memory = zeroed(starts[-1], num_rows)
         return [
             _as_column(memory[start : start + num_rows * f.row_bytes], f, num_rows)
             for start, f in zip(starts, fields, strict=False)
@@ -137,8 +137,8 @@ class FileAllocator:
                         fs.remove_file(file, missing_ok=True)
 
 
-def _zeros(num_bytes: int, num_rows: int) -> np.ndarray[Any, Any]:
-    """Return zeroed bytes, aligned, in huge pages where the system has them and the size is worth it."""
+def zeroed(num_bytes: int, num_rows: int) -> np.ndarray[Any, Any]:
+    """Return zeroed bytes for `num_rows` rows, aligned, in huge pages where the system has them and the size is worth it."""
     if num_bytes < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         memory = np.zeros(num_bytes + _ALIGNMENT, np.uint8)
         skip = -memory.ctypes.data % _ALIGNMENT
