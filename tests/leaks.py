@@ -12,6 +12,8 @@ from pathlib import Path
 SHARED_MEMORY = Path("/dev/shm")
 # Descriptors that come with a first use and stay, and those that pytest itself holds.
 HARMLESS = ("/dev/null", "/dev/urandom", "/dev/tty")
+# The standard library's heap of shared memory (gymnasium's AsyncVectorEnv uses it) keeps small pieces for later.
+HEAP = f"{SHARED_MEMORY}/pym-{os.getpid()}-"
 # multiprocessing's bookkeeper lives as long as the process that needed it once.
 LASTING_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
@@ -68,7 +70,7 @@ def descriptors() -> list[str]:
             target = os.readlink(f"/proc/self/fd/{name}")
         except FileNotFoundError:  # the listing's own descriptor
             continue
-        if target not in HARMLESS and not target.startswith(f"/proc/{os.getpid()}/fd"):
+        if target not in HARMLESS and not target.startswith((f"/proc/{os.getpid()}/fd", HEAP)):
             found.append(target)
     return found
 

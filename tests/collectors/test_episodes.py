@@ -59,10 +59,10 @@ def columns(num_envs: int, num_steps: int) -> tuple[Any, Any]:
     return np.full((num_envs, num_steps), -7, np.int64), np.full((num_envs, num_steps), -7, np.int64)
 
 
-def record(tracker: EpisodeTracker, done: Any, reward: Any = None) -> tuple[Any, Any]:
+def record(tracker: EpisodeTracker, done: Any, reward: Any = None, mask: Any = None) -> tuple[Any, Any]:
     """Record a batch and return its ids and counts."""
     ids, counts = columns(*done.shape)
-    tracker.record(done, reward, ids, counts)
+    tracker.record(done, reward, ids, counts, mask)
     return ids, counts
 
 
@@ -217,3 +217,26 @@ def test_an_infinite_reward_concerns_its_own_episode_only() -> None:
     tracker.record(done, reward, np.empty((1, 6), np.int64))
     first, second, third = tracker.recent_returns
     assert first == np.inf and second == 2.0 and np.isnan(third)
+
+
+@settings(max_examples=100)
+@given(st.integers(1, 4), st.lists(st.integers(0, 6), max_size=5), st.integers(0, 2**32 - 1))
+def test_steps_that_are_no_frames_count_for_nothing(num_envs: int, sizes: list[int], seed: int) -> None:
+    draws = np.random.default_rng(seed)
+    tracker, oracle = EpisodeTracker(num_envs), SlowTracker(num_envs, 0, 1)
+    for size in sizes:
+        done, mask = draws.random((2, num_envs, size)) < [[[0.3]], [[0.7]]]
+        reward = draws.integers(-64, 64, (num_envs, size)) / 16
+        ids, counts = record(tracker, done, reward, mask)
+        for t in range(size):
+            for env in range(num_envs):
+                if not mask[env, t]:
+                    assert ids[env, t] == -1
+                    continue
+                assert (ids[env, t], counts[env, t]) == (oracle.name(env), oracle.steps[env])
+                oracle.steps[env] += 1
+                oracle.returns[env] += reward[env, t]
+                if done[env, t]:
+                    oracle.ended.append((oracle.returns[env], oracle.steps[env]))
+                    oracle.renew(env)
+    assert list(zip(tracker.recent_returns, tracker.recent_lengths, strict=True)) == oracle.ended[-100:]

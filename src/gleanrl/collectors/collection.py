@@ -20,6 +20,7 @@ from gleanrl.collectors.checks import check_actions, check_finite, nonfinite_row
 from gleanrl.collectors.episodes import EpisodeTracker
 from gleanrl.collectors.ledger import FrameLedger
 from gleanrl.collectors.plan import warn
+from gleanrl.data.boundaries import MASK
 from gleanrl.errors import InvalidArgumentError, NonFiniteError, PolicyError
 from gleanrl.pool import BufferPool
 from gleanrl.rollouts.loop import StepFault, collect
@@ -146,13 +147,22 @@ class Collection:
         """Begin the next batch with a reset of every environment."""
         self._reset_first = True
 
-    def collect(self, num_steps: int, random: bool, device: torch.device | None) -> TensorDict:
+    @property
+    def frames(self) -> int:
+        """Frames of the batch that was collected last; steps that the batch's mask leaves out are none."""
+        return self._pending[0]
+
+    def collect(
+        self, num_steps: int, random: bool, device: torch.device | None, most: int | None = None
+    ) -> TensorDict:
         """Return the next batch, ``[*batch, T]``.
 
         Args:
             num_steps: T; the batch is shorter if the rollout was stopped.
             random: whether actions are drawn from the action spec instead of asked of the policy.
             device: what the batch says of its device.
+            most: frames that may be delivered, more than those of ``T - 1`` steps; None for any number. What is
+                beyond it, in the last step of the last environments, is masked and discarded.
 
         Raises:
             EnvironmentFailure, EnvironmentContractError: the environment raised or broke its declaration.
@@ -171,7 +181,7 @@ class Collection:
         begin = clock.monotonic()
         try:
             count = self._run(block, random)
-            self._complete(block, count)
+            self._complete(block, count, most)
         except PolicyError:
             self._abandon(block, "policy")
             raise
@@ -239,21 +249,38 @@ class Collection:
         ]
         return ended[0] if len(ended) == 1 else torch.stack(ended).any(0)
 
-    def _complete(self, block: Block, count: int) -> None:
+    def _mask(self, block: Block, count: int) -> torch.Tensor | None:
+        """Return ``(P, count)`` bool, False on the steps that are no frames; None if all are."""
+        return self._rows(block, MASK, count) if MASK in self._schema else None
+
+    def _cut(self, mask: torch.Tensor, most: int) -> None:
+        """Mask the last frames of the last step, down to `most`."""
+        excess = int(mask.sum()) - most
+        if excess > 0:
+            last = mask[:, -1]
+            last[last.nonzero()[-excess:, 0]] = False
+            self.ledger.discard(excess, "budget")
+
+    def _complete(self, block: Block, count: int, most: int | None) -> None:
         """Check the columns, then fill in ids and counts and account for the frames."""
         check_actions([(p, self._rows(block, p, count)) for p in self._action_paths], count)
         flagged = 0
+        mask = self._mask(block, count)
+        if mask is not None and most is not None:
+            self._cut(mask, most)
         env_columns = [(p, self._rows(block, p, count)) for p in self._env_paths]
         if self.options.nonfinite == "raise":
             check_finite(env_columns, count, type(self.env).__name__)
         elif self.options.nonfinite == "mark":
             mark = self._rows(block, NONFINITE, count)
             mark.copy_(nonfinite_rows(env_columns, mark))
+            if mask is not None:
+                mark &= mask
             flagged = int(mark.sum())
-        self._number(block, count)
-        self._pending = (count * self.num_envs, flagged)
+        self._number(block, count, None if mask is None else mask.cpu().numpy())
+        self._pending = (count * self.num_envs if mask is None else int(mask.sum()), flagged)
 
-    def _number(self, block: Block, count: int) -> None:
+    def _number(self, block: Block, count: int, mask: Any) -> None:
         done = self._done(block, count).cpu().numpy()
         reward = None
         if self._reward_path is not None:
@@ -266,7 +293,7 @@ class Collection:
         if self.options.max_steps is not None:
             counts = self._rows(block, _COUNT, count).squeeze(-1)
             counts_array = numpy_view(counts) if on_cpu else counts.cpu().numpy()
-        self.episodes.record(done, reward, ids_array, counts_array)
+        self.episodes.record(done, reward, ids_array, counts_array, mask)
         if not on_cpu:
             ids.copy_(torch.from_numpy(ids_array))
             if counts_array is not None:
@@ -275,7 +302,8 @@ class Collection:
             self._rows(block, _NEXT_COUNT, count).copy_(self._rows(block, _COUNT, count)).add_(1)
 
     def _abandon(self, block: Block, reason: str) -> None:
-        self._discard(block.num_whole * self.num_envs, reason)
+        mask = self._mask(block, block.num_whole)
+        self._discard(block.num_whole * self.num_envs if mask is None else int(mask.sum()), reason)
 
     def _discard(self, frames: int, reason: str) -> None:
         """Lose frames: what follows belongs to new trajectories, so that none has a hole."""

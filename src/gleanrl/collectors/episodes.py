@@ -37,6 +37,8 @@ class EpisodeTracker:
     def where(self, done: Array, env: int) -> tuple[int, int]:
         """Return where environment `env` stands after some steps: ``(episode id, steps within it)``.
 
+        For environments whose every step is a frame.
+
         Args:
             done: ``(P, t)`` bool, the steps since the last `record`.
             env: its index.
@@ -47,43 +49,70 @@ class EpisodeTracker:
             return self._global(self._ids[env]), int(self._steps[env]) + done.shape[1]
         return self._global(self._next_id + mine[-1]), done.shape[1] - 1 - int(ends[mine[-1]][0])
 
-    def record(self, done: Array, reward: Array | None, ids: Array, counts: Array | None = None) -> None:
+    def record(
+        self,
+        done: Array,
+        reward: Array | None,
+        ids: Array,
+        counts: Array | None = None,
+        mask: Array | None = None,
+    ) -> None:
         """Take note of a batch and fill in its columns.
 
         Args:
             done: ``(P, T)`` bool, whether the episode ended with this step.
             reward: ``(P, T)``, or None if returns aren't followed.
-            ids: ``(P, T)`` int64, written.
+            ids: ``(P, T)`` int64, written: -1 on steps that are no frames.
             counts: ``(P, T)`` int64, written: steps of the episode before this one; None if not wanted.
+            mask: ``(P, T)`` bool, False on steps that are no frames; None if all are.
         """
-        num_steps = done.shape[1]
-        begins = np.zeros(len(self._ids), dtype=np.int64)  # row at which the current episode began
-        first_ids, first_steps = self._ids.copy(), self._steps.copy()
-        ids[...] = self._global(first_ids)[:, None]
+        num_envs, num_steps = done.shape
+        before = np.broadcast_to(
+            np.arange(num_steps + 1), (num_envs, num_steps + 1)
+        )  # frames before each step
+        if mask is not None:
+            before = np.pad(mask.cumsum(1), ((0, 0), (1, 0)))
+            done = done & mask
+            reward = None if reward is None else np.where(mask, reward, 0)
+        ended = np.argwhere(done.T)  # (k, 2): ends in the order of time, then of the environments
+        t, env = ended[:, 0], ended[:, 1]
+        # What each step's episode began with, filled forward: ids and frame numbers grow along every row.
+        first_id = self._ids[:, None].repeat(num_steps + 1, axis=1)
+        first_frame = -self._steps[:, None].repeat(num_steps + 1, axis=1)
+        first_id[env, t + 1] = self._next_id + np.arange(len(ended))
+        first_frame[env, t + 1] = before[env, t + 1]
+        np.maximum.accumulate(first_id, axis=1, out=first_id)
+        np.maximum.accumulate(first_frame, axis=1, out=first_frame)
+        steps = before - first_frame
+        ids[...] = self._global(first_id[:, :-1])
+        if mask is not None:
+            ids[~mask] = -1
         if counts is not None:
-            counts[...] = first_steps[:, None] + np.arange(num_steps)
-        for t, env in np.argwhere(done.T).tolist():
-            begin = int(begins[env])
-            self._end(env, t + 1 - begin, None if reward is None else reward[env, begin : t + 1])
-            begins[env] = t + 1
-            ids[env, t + 1 :] = self._global(self._ids[env])
-            if counts is not None:
-                counts[env, t + 1 :] = np.arange(num_steps - t - 1)
-        self._steps += num_steps - begins
-        if reward is not None:
-            for env, begin in enumerate(begins.tolist()):
-                self._returns[env] += _sum(reward[env, begin:])
+            counts[...] = steps[:, :-1]
+        self.recent_lengths.extend((before[env, t + 1] - first_frame[env, t]).tolist())
+        if reward is not None and num_steps:
+            self.recent_returns.extend(self._sum(reward, done, t, env))
+        self.num_ended += len(ended)
+        self._next_id += len(ended)
+        self._ids, self._steps = first_id[:, -1].copy(), steps[:, -1].copy()
 
-    def _end(self, env: int, num_steps: int, rewards: Array | None) -> None:
-        """End the episode of `env`, whose last `num_steps` steps are in this batch, with those `rewards`."""
-        if rewards is not None:
-            self.recent_returns.append(float(self._returns[env]) + _sum(rewards))
-        self.recent_lengths.append(int(self._steps[env]) + num_steps)
-        self.num_ended += 1
-        self._steps[env] = 0
-        self._returns[env] = 0.0
-        self._ids[env] = self._next_id
-        self._next_id += 1
+    def _sum(self, reward: Array, done: Array, t: Array, env: Array) -> list[float]:
+        """Return the returns of the episodes that end at steps `t` of `env`; go on with those of the others.
+
+        Sums are float64; infinities of both signs give NaN, for their episode alone.
+        """
+        num_envs, num_steps = done.shape
+        begins = np.zeros((num_envs, num_steps), dtype=np.bool_)
+        begins[:, 0] = True
+        begins[:, 1:] = done[:, :-1]
+        begin = np.flatnonzero(begins)
+        with np.errstate(invalid="ignore", over="ignore"):
+            sums = np.add.reduceat(reward.ravel(), begin, dtype=np.float64)
+            sums[np.searchsorted(begin, np.arange(num_envs) * num_steps)] += self._returns
+        last = np.searchsorted(begin, np.arange(1, num_envs + 1) * num_steps) - 1  # each row's last episode
+        self._returns = np.where(done[:, -1], 0.0, sums[last])
+        found: list[float] = sums[np.searchsorted(begin, env * num_steps + t, side="right") - 1].tolist()
+        return found
 
     def abandon(self, mask: Array | None = None) -> None:
         """Take note of a reset in mid-episode: environments whose episode has frames get new ids.
@@ -122,9 +151,3 @@ class EpisodeTracker:
         self.num_ended = int(state["num_ended"])
         self.recent_returns = deque(state["recent_returns"], maxlen=self.recent_returns.maxlen)
         self.recent_lengths = deque(state["recent_lengths"], maxlen=self.recent_lengths.maxlen)
-
-
-def _sum(rewards: Array) -> float:
-    """Return the sum in float64; infinities of both signs give NaN, for this episode alone."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        return float(np.add.reduce(rewards, dtype=np.float64))

@@ -231,7 +231,8 @@ class SyncDataCollector(DataCollectorBase):
         """Return the next batch as it is handed out; `counted` against the budget."""
         if self.reset_at_each_iter:
             self._collection.reset()
-        collected = self._collection.collect(num_steps, random, self._batch_device())
+        most = self._budget.left_after(self._frames) if counted else None
+        collected = self._collection.collect(num_steps, random, self._batch_device(), most)
         with self._collection.handing_out():
             batch = self._moved(collected)
             if self.split_trajs:
@@ -243,7 +244,7 @@ class SyncDataCollector(DataCollectorBase):
                     f"postproc: expected the batch that is delivered, got None from {self.postproc!r}"
                 )
             if counted:
-                self._frames += collected.numel()
+                self._frames += self._collection.frames
                 self._iter += 1
         return batch
 

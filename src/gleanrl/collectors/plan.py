@@ -104,10 +104,17 @@ class FramePlan:
         return self.steps_per_batch * self.num_envs
 
     def steps_after(self, frames: int) -> int:
-        """Return the steps of the batch that follows `frames` delivered ones; 0 if the budget is spent."""
+        """Return the steps of the batch that follows `frames` delivered ones; 0 if the budget is spent.
+
+        Steps that turn out to be no frames don't count: another batch makes up for them.
+        """
         if self.total_frames is None:
             return self.steps_per_batch
-        return min(self.steps_per_batch, max(0, self.total_frames - frames) // self.num_envs)
+        return min(self.steps_per_batch, -(-max(0, self.total_frames - frames) // self.num_envs))
+
+    def left_after(self, frames: int) -> int | None:
+        """Return the frames that may follow `frames` delivered ones; None for any number."""
+        return None if self.total_frames is None else max(0, self.total_frames - frames)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from gleanrl.data.boundaries import MASK
 from gleanrl.errors import EnvironmentContractError, GleanError, SpecError
 from gleanrl.tree import as_key, flatten
 
@@ -39,7 +40,7 @@ def check_env_specs(
         real = real.contiguous()
     dims = len(env.batch_size)
     fake = flatten(env.fake_tensordict())
-    came = flatten(real)
+    came = {path: leaf for path, leaf in flatten(real).items() if path != MASK}  # the rollout's own
     if set(fake) != set(came):
         missing, extra = sorted(set(fake) - set(came)), sorted(set(came) - set(fake))
         raise SpecError(f"check_env_specs: the rollout lacks {missing} and has {extra} beyond the specs")

@@ -37,7 +37,11 @@ class Stepper(Protocol):
         """Whether somebody else stepped or reset the environment since: the carry isn't its state any more."""
 
     def schema(self) -> Schema:
-        """Return the columns that the stepper writes, root and ``next``; resets if there was no reset yet."""
+        """Return the columns that the stepper writes, root and ``next``; resets if there was no reset yet.
+
+        A stepper with steps that are no frames has the column ``("collector", "mask")`` too, bool, one value a
+        step, and writes it: False where an environment did nothing but reset.
+        """
 
     def reset(self, mask: torch.Tensor | None = None) -> None:
         """Reset every environment, or those where `mask` (bool, ``batch_size``) is True, into the carry."""

@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 
 from gleanrl.block import Block, Field, Schema
+from gleanrl.data.boundaries import MASK
 from gleanrl.devices import columns_device
 from gleanrl.errors import (
     EnvironmentContractError,

@@ -12,7 +12,7 @@ import gleanrl.envs
 from gleanrl.data.specs import Categorical, OneHot
 from gleanrl.envs import check_env_specs
 from gleanrl.envs.libs.gym import GymEnv, GymWrapper, gym_backend
-from gleanrl.errors import InvalidTypeError, UnsupportedError
+from gleanrl.errors import InvalidTypeError
 from tests.fakes import ORACLE_ID, OracleEnv, Script
 
 LONG = Script(lengths=(50,))
@@ -52,17 +52,6 @@ def test_keywords_reach_make() -> None:
     env = GymEnv("FrozenLake-v1", is_slippery=False, max_episode_steps=3)
     assert len(env.rollout(20, policy=lambda td: td.set("action", torch.tensor([1, 0, 0, 0])))) == 3
     assert env.env_name == "FrozenLake-v1"
-
-
-@pytest.mark.parametrize("num_envs", [1, 2, -1])
-def test_vector_environments_are_not_there_yet(num_envs: int) -> None:
-    with pytest.raises(UnsupportedError, match="num_envs"):
-        GymEnv("CartPole-v1", num_envs=num_envs)
-    if num_envs > 0:
-        vector = gym.make_vec("CartPole-v1", num_envs=num_envs)
-        with pytest.raises(UnsupportedError, match="vector"):
-            GymWrapper(vector)
-        vector.close()
 
 
 def test_an_environment_of_ours_is_not_wrapped() -> None:

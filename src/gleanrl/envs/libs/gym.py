@@ -1,4 +1,4 @@
-"""gymnasium's environments: `GymEnv` by name, `GymWrapper` around one that exists."""
+"""gymnasium's environments, single ones and vectors of them: `GymEnv` by name, `GymWrapper` around one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from gleanrl.envs.libs.gym_backend import gym_backend, set_gym_backend
 from gleanrl.envs.libs.gym_info import default_info_dict_reader
 from gleanrl.envs.libs.gym_like import GymLikeEnv
 from gleanrl.envs.libs.gym_pixels import PIXELS, rendering, with_pixels
-from gleanrl.errors import InvalidTypeError, UnsupportedError
+from gleanrl.envs.libs.gym_vector import make_vector
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 
 __all__ = [
     "GymEnv",
@@ -25,9 +26,11 @@ __all__ = [
 
 
 class GymWrapper(GymLikeEnv):
-    """A gymnasium environment that exists already.
+    """A gymnasium environment, or vector environment, that exists already.
 
-    Keys, encodings, seeds, hooks and attributes are those of `GymLikeEnv`.
+    Keys, encodings, seeds, hooks and attributes are those of `GymLikeEnv`. A vector environment may have any
+    autoreset mode; with NEXT_STEP, collectors mark the rows of its resets as no frames
+    (``("collector", "mask")`` is False).
 
     Args:
         env: the environment; `close` closes it.
@@ -35,18 +38,19 @@ class GymWrapper(GymLikeEnv):
             included, give integers; if not, they give one-hot vectors (int64).
         from_pixels: whether to observe rendered frames, ``(H, W, 3)`` uint8 under ``"pixels"``; the
             environment must have been made with ``render_mode="rgb_array"``, and is reset once to find out
-            the frames' shape.
+            the frames' shape. Not for vector environments.
         pixels_only: with `from_pixels`, whether the frame is the only observation.
         frame_skip: how often an action is repeated in a step; rewards are added up, an episode's end ends the
-            step.
+            step. Not for vector environments.
         device: where TensorDicts live; None for TensorDicts without a device.
-        batch_size: ``()`` or None: one environment.
+        batch_size: ``()`` for one environment, ``[P]`` for a vector environment; None for whichever it is.
         allow_done_after_reset: accepted for any environment; gymnasium's resets never return done.
 
     Raises:
         InvalidTypeError: if `env` isn't a gymnasium environment.
         SpaceError: if columns can't hold the values of one of its spaces.
-        UnsupportedError: for a vector environment, or `from_pixels` without rendering.
+        UnsupportedError: for `from_pixels` or `frame_skip` with a vector environment, or `from_pixels` without
+            rendering.
 
     Examples:
         >>> env = GymWrapper(gymnasium.make("CartPole-v1"))
@@ -68,9 +72,10 @@ class GymWrapper(GymLikeEnv):
         batch_size: Any = None,
         allow_done_after_reset: bool = False,
     ) -> None:
-        if isinstance(env, gymnasium.vector.VectorEnv):
+        if isinstance(env, gymnasium.vector.VectorEnv) and (from_pixels or frame_skip != 1):
             raise UnsupportedError(
-                f"env: {env} is a vector environment, which isn't supported yet; wrap single environments"
+                f"from_pixels, frame_skip: {env} steps and observes all of its environments at once; wrap the single "
+                "ones before they are put together, or let GymEnv(name, num_envs=...) do so"
             )
         if isinstance(env, EnvBase):
             raise InvalidTypeError(
@@ -88,14 +93,20 @@ class GymWrapper(GymLikeEnv):
 
 
 class GymEnv(GymWrapper):
-    """A gymnasium environment by name.
+    """A gymnasium environment by name, or several of them that step at once.
 
     Keys, encodings, seeds, hooks and attributes are those of `GymLikeEnv`.
+
+    With `num_envs` the environments are put into gymnasium's SyncVectorEnv, or AsyncVectorEnv with
+    ``vectorization_mode="async"``, that leaves resets to us (``AutoresetMode.DISABLED``): no row is wasted and none
+    is masked. ``vectorization_mode="vector_entry_point"`` takes the vector environment that comes with the name
+    (CartPole has one), which is faster but resets as it was written to.
 
     Args:
         env_name: the id of a registered environment.
         categorical_action_encoding: see `GymWrapper`.
-        num_envs: 0: one environment. Vector environments aren't supported yet.
+        num_envs: how many environments step at once, ``batch_size=[num_envs]``; 0 for one, without a batch
+            dimension.
         disable_env_checker: passed to `gymnasium.make`: whether to leave out gymnasium's own checks of every
             step.
         from_pixels: see `GymWrapper`; ``render_mode="rgb_array"`` is added to `gym_kwargs`.
@@ -104,15 +115,19 @@ class GymEnv(GymWrapper):
         device: see `GymWrapper`.
         batch_size: see `GymWrapper`.
         allow_done_after_reset: see `GymWrapper`.
-        **gym_kwargs: passed to `gymnasium.make`.
+        **gym_kwargs: passed to `gymnasium.make`; with `num_envs`, `vectorization_mode` and `vector_kwargs` go to
+            `gymnasium.make_vec`.
 
     Raises:
-        UnsupportedError: if `num_envs` is positive.
+        InvalidArgumentError: if `num_envs` isn't an integer from 0.
+        UnsupportedError: for `from_pixels` or `frame_skip` with ``vectorization_mode="vector_entry_point"``.
 
     Examples:
         >>> env = GymEnv("Pendulum-v1")
         >>> env.rollout(3).shape
         torch.Size([3])
+        >>> GymEnv("Pendulum-v1", num_envs=4).rollout(3).shape
+        torch.Size([4, 3])
     """
 
     def __init__(
@@ -130,22 +145,25 @@ class GymEnv(GymWrapper):
         allow_done_after_reset: bool = False,
         **gym_kwargs: Any,
     ) -> None:
-        if num_envs != 0:
-            raise UnsupportedError(
-                f"num_envs: vector environments aren't supported yet, got {num_envs!r}; "
-                "leave it out for one environment"
-            )
+        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 0:
+            raise InvalidArgumentError(f"num_envs: expected an integer from 0, got {num_envs!r}")
         if from_pixels:
             gym_kwargs = rendering(gym_kwargs)
-        env = gymnasium.make(env_name, disable_env_checker=disable_env_checker, **gym_kwargs)
-        super().__init__(
-            env,
-            categorical_action_encoding,
-            from_pixels=from_pixels,
-            pixels_only=pixels_only,
-            frame_skip=frame_skip,
-            device=device,
-            batch_size=batch_size,
-            allow_done_after_reset=allow_done_after_reset,
-        )
+        gym_kwargs = {**gym_kwargs, "disable_env_checker": disable_env_checker}
+        options: dict[str, Any] = {
+            "categorical_action_encoding": categorical_action_encoding,
+            "device": device,
+            "batch_size": batch_size,
+            "allow_done_after_reset": allow_done_after_reset,
+        }
+        if num_envs == 0:
+            env = gymnasium.make(env_name, **gym_kwargs)
+            pixels = {"from_pixels": from_pixels, "pixels_only": pixels_only}
+            super().__init__(env, **pixels, frame_skip=frame_skip, **options)
+        else:
+            only = pixels_only if from_pixels else None
+            vector = make_vector(env_name, num_envs, only, frame_skip, gym_kwargs)
+            # Its parts render and repeat actions already, which GymWrapper would refuse to do for a vector.
+            key = PIXELS if only else "observation"
+            GymLikeEnv.__init__(self, vector, observation_key=key, frame_skip=frame_skip, **options)
         self.env_name = env_name

@@ -183,7 +183,7 @@ class ArrayCodec(Codec):
 class RewardCodec(Codec):
     """Rewards: anything that is a number, cast to the spec; arrays must have the spec's shape.
 
-    A reward of shape ``()`` fits the spec's shape ``(1,)``.
+    A reward may lack the spec's last dimension of size 1: ``()`` fits ``(1,)``.
     """
 
     def encode(self, value: Any) -> Array:
@@ -193,9 +193,9 @@ class RewardCodec(Codec):
         except ValueError:
             array = np.asarray(self._number(value))
         if array.shape != self.shape:
-            if array.shape != () or self.shape != (1,):
+            if (*array.shape, 1) != self.shape:
                 raise self._fail(value)
-            array = array.reshape(1)
+            array = array.reshape(self.shape)
         with np.errstate(over="ignore"):  # infinities are looked for once a batch, whatever they came from
             return array.astype(self.dtype)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.data.specs import Categorical, Composite, TensorSpec, Unbounded
@@ -27,6 +28,9 @@ from gleanrl.envs.libs.gym_spaces import (
     tree_spec,
 )
 from gleanrl.envs.libs.gym_stepper import GymCodecs, GymStepper
+from gleanrl.envs.libs.gym_vector_codecs import as_flags, batched
+from gleanrl.envs.libs.gym_vector_simulator import VectorSimulator
+from gleanrl.envs.libs.gym_vector_stepper import VectorGymStepper
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpaceError, UnsupportedError
 from gleanrl.rollouts.loop import Stepper
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path
@@ -46,7 +50,11 @@ class GymLikeEnv(EnvBase):
     that is free) or, for any other space, under one key. Actions stand under ``"action"``, those of a Dict
     space below it. How spaces become specs is told in `gleanrl.envs.libs.gym_spaces`.
 
-    A seed is passed to the next reset and to that one only. Attributes that this class lacks are those of the
+    A vector environment gives a batch of P environments, ``batch_size=[P]``; whatever its autoreset mode,
+    ``"next"`` holds the observation that ended an episode, and a reset the first one of the next.
+
+    A seed is passed to the next reset and to that one only. A vector environment that isn't made of single ones
+    (gymnasium's own for CartPole, say) takes one seed for all. Attributes that this class lacks are those of the
     wrapped environment.
 
     Subclasses may override `read_action`, `read_obs`, `read_reward`, `read_done`, `_step` and `_reset`.
@@ -58,9 +66,9 @@ class GymLikeEnv(EnvBase):
         categorical_action_encoding: whether Discrete and MultiDiscrete spaces, those of observations
             included, give integers; if not, they give one-hot vectors.
         frame_skip: how often an action is repeated in a step; rewards are added up, an episode's end ends the
-            step.
+            step. Of a vector environment: how often its parts repeat it by themselves.
         device: where TensorDicts live; None for TensorDicts without a device.
-        batch_size: ``()``: one environment.
+        batch_size: ``()`` for one environment, ``[P]`` for a vector environment; None for whichever it is.
         allow_done_after_reset: passed to `EnvBase`; gymnasium's resets never return done.
     """
 
@@ -77,21 +85,24 @@ class GymLikeEnv(EnvBase):
     ) -> None:
         if isinstance(frame_skip, bool) or not isinstance(frame_skip, int) or frame_skip < 1:
             raise InvalidArgumentError(f"frame_skip: expected a positive integer, got {frame_skip!r}")
-        if batch_size is not None and tuple(np.atleast_1d(batch_size)):
-            raise UnsupportedError(f"batch_size: one environment has batch size (), got {batch_size!r}")
         for name in ("step", "reset", "observation_space", "action_space"):
             if not hasattr(env, name):
                 raise InvalidTypeError(
                     f"env: expected a gymnasium environment, got {type(env).__name__} without {name}"
                 )
-        super().__init__(device=device, allow_done_after_reset=allow_done_after_reset)
-        self._simulator = Simulator(env, frame_skip)
+        size = (int(env.num_envs),) if isinstance(env, VectorEnv) else ()
+        if batch_size is not None and tuple(np.atleast_1d(batch_size)) != size:
+            raise UnsupportedError(f"batch_size: {env} has batch size {size}, got {batch_size!r}")
+        super().__init__(device=device, batch_size=size, allow_done_after_reset=allow_done_after_reset)
+        self._simulator = VectorSimulator(env, frame_skip) if size else Simulator(env, frame_skip)
         self._readers: list[Any] = []
-        self._observation = _observation_tree(
-            env.observation_space, observation_key, categorical_action_encoding
-        )
-        self._action = make_tree(env.action_space, ("action",), categorical_action_encoding)
-        self._reward = RewardCodec(("reward",), _reward_spec(env))
+        one = "single_" if size else ""
+        observation_space, action_space = (getattr(env, f"{one}{k}_space") for k in ("observation", "action"))
+        observation = _observation_tree(observation_space, observation_key, categorical_action_encoding)
+        action = make_tree(action_space, ("action",), categorical_action_encoding)
+        self._observation = batched(observation, *size) if size else observation
+        self._action = batched(action, *size) if size else action
+        self._reward = RewardCodec(("reward",), _reward_spec(env, size))
         self._declare()
 
     def _declare(self) -> None:
@@ -101,10 +112,12 @@ class GymLikeEnv(EnvBase):
                 f"observation: the keys {clash} of {self._env.observation_space} have a meaning of their own "
                 "in records; rename them with a gymnasium wrapper"
             )
-        self.observation_spec = tree_spec(self._observation)
-        self.action_spec = tree_spec(self._action)
+        size = self.batch_size
+        self.observation_spec = tree_spec(self._observation, size)
+        self.action_spec = tree_spec(self._action, size)
         self.reward_spec = self._reward.spec
-        self.done_spec = Composite({name: Categorical(2, shape=(1,), dtype=torch.bool) for name in FLAGS})
+        flag = Categorical(2, shape=(*size, 1), dtype=torch.bool)
+        self.done_spec = Composite(dict.fromkeys(FLAGS, flag), shape=size)
 
     # ------------------------------------------------------- wrapped environment
     @property
@@ -177,11 +190,21 @@ class GymLikeEnv(EnvBase):
 
     def read_done(
         self, terminated: Any = False, truncated: Any = False, done: Any = False
-    ) -> tuple[bool, bool, bool, bool]:
-        """Return ``(terminated, truncated, done, any of them)`` from what the environment returned."""
-        terminated, truncated = as_flag("terminated", terminated), as_flag("truncated", truncated)
-        done = terminated or truncated or bool(done)
-        return terminated, truncated, done, done
+    ) -> tuple[Any, Any, Any, bool]:
+        """Return ``(terminated, truncated, done, any of them)`` from what the environment returned.
+
+        The flags are bools, or arrays ``(P,)`` of a vector environment's.
+        """
+        terminated, truncated = self._flag("terminated", terminated), self._flag("truncated", truncated)
+        done = terminated | truncated | self._flag("done", done is not None and done)
+        return terminated, truncated, done, bool(np.any(done))
+
+    def _flag(self, name: str, value: Any) -> Any:
+        if not self.batch_size:
+            return as_flag(name, value)
+        return as_flags(
+            name, np.full(self.batch_size, value) if np.ndim(value) == 0 else value, *self.batch_size
+        )
 
     # ------------------------------------------------------------------ protocol
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -196,8 +219,16 @@ class GymLikeEnv(EnvBase):
         if mask is not None and not mask.any():
             assert tensordict is not None
             return tensordict.exclude("_reset", "next")
+        if self.batch_size and mask is not None:
+            kwargs["mask"] = mask.reshape(-1).cpu().numpy()
         observation, info = self._simulator.reset(**kwargs)
         return self._packed(self.read_obs(observation), info, False, False, False)
+
+    def _seed_all(self, seed: int, static_seed: bool) -> None:
+        if isinstance(self._simulator, VectorSimulator):
+            self._simulator.seed(seed, static_seed)
+        else:
+            self._set_seed(seed)
 
     def _set_seed(self, seed: int | None) -> None:
         self._simulator.seed(seed)
@@ -206,15 +237,16 @@ class GymLikeEnv(EnvBase):
         self,
         observation: Mapping[NestedKey, torch.Tensor],
         info: dict[str, Any],
-        terminated: bool,
-        truncated: bool,
-        done: bool,
+        terminated: Any,
+        truncated: Any,
+        done: Any,
     ) -> TensorDictBase:
         out: TensorDictBase = TensorDict({}, self.batch_size, device=self.device)
         for key, value in observation.items():
             out.set(key, value)
         for name, flag in zip(FLAGS, (done, terminated, truncated), strict=True):
-            out.set(name, torch.tensor([flag], device=self.device))
+            rows = np.broadcast_to(np.asarray(flag, np.bool_)[..., None], (*self.batch_size, 1))
+            out.set(name, self._tensor(rows))
         for reader in self._readers:
             out = reader(info, out)
         return out
@@ -303,6 +335,8 @@ class GymLikeEnv(EnvBase):
             or (self.device or torch.device("cpu")).type != "cpu"
         ):
             return super().make_stepper()
+        if isinstance(self._simulator, VectorSimulator):
+            return VectorGymStepper(self._simulator, codecs, self.usage)
         return GymStepper(self._simulator, codecs, self.usage)
 
     def _overridden(self) -> bool:
@@ -346,11 +380,11 @@ def _observation_tree(space: spaces.Space[Any], key: str, categorical: bool) -> 
     return tree
 
 
-def _reward_spec(env: Any) -> TensorSpec:
+def _reward_spec(env: Any, size: tuple[int, ...]) -> TensorSpec:
     space = getattr(env, "reward_space", None)
     if space is None:
-        return Unbounded(shape=(1,), dtype=torch.float32)
+        return Unbounded(shape=(*size, 1), dtype=torch.float32)
     if not isinstance(space, spaces.Box):
         raise SpaceError(f"reward_space: expected a Box, got {space}")
-    shape = space.shape or (1,)
+    shape = space.shape if len(space.shape) > len(size) else (*size, 1)
     return box_spec(space.low.reshape(shape), space.high.reshape(shape), torch_dtype(space.dtype))

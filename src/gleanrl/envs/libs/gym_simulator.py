@@ -53,13 +53,7 @@ class Simulator:
         seed, self._seed = self._seed, None
         if seed is not None and kwargs.get("seed") is None:
             kwargs["seed"] = seed
-        result = self.env.reset(**kwargs)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise EnvironmentContractError(
-                f"reset: expected (observation, info), got {type(result).__name__}; an environment of the "
-                "old gym interface needs gymnasium's compatibility wrappers"
-            )
-        return result
+        return checked_reset(self.env.reset(**kwargs))
 
     def close(self) -> None:
         """Close the environment; calling it again does nothing."""
@@ -102,4 +96,18 @@ def checked_step(result: Any) -> StepResult:
     raise EnvironmentContractError(
         f"step: expected (observation, reward, terminated, truncated, info), got {got}; an environment of "
         "the old gym interface needs gymnasium's compatibility wrappers"
+    )
+
+
+def checked_reset(result: Any) -> tuple[Any, dict[str, Any]]:
+    """Return what `reset` returned, after checking that it is a pair.
+
+    Raises:
+        EnvironmentContractError: if it isn't.
+    """
+    if isinstance(result, tuple) and len(result) == 2:
+        return result
+    raise EnvironmentContractError(
+        f"reset: expected (observation, info), got {type(result).__name__}; an environment of the "
+        "old gym interface needs gymnasium's compatibility wrappers"
     )

@@ -16,7 +16,7 @@ have values without one fixed shape, which columns can't hold: they raise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -119,9 +119,9 @@ def assemble(tree: Tree, values: list[Any]) -> Any:
     return values[0] if isinstance(tree, Codec) else tree.assemble(iter(values))
 
 
-def tree_spec(tree: Tree) -> Composite:
-    """Return the spec with every leaf of `tree` under its key."""
-    return Composite({as_key(leaf.key): leaf.spec for leaf in leaves(tree)})
+def tree_spec(tree: Tree, batch_size: Sequence[int] = ()) -> Composite:
+    """Return the spec with every leaf of `tree` under its key; each has the dimensions of `batch_size` first."""
+    return Composite({as_key(leaf.key): leaf.spec for leaf in leaves(tree)}, shape=torch.Size(batch_size))
 
 
 def make_tree(space: spaces.Space[Any], key: Path, categorical: bool) -> Tree:

@@ -1,0 +1,291 @@
+"""The gymnasium vector environment behind a wrapper: one place for autoreset modes, seeds and partial resets.
+
+Whatever the mode, a step returns the observations that the actions led to, and a reset of some rows the first
+observations of their new episodes:
+
+- DISABLED: the environment resets the rows that it is told to, by ``options={"reset_mask": ...}``.
+- SAME_STEP: the environment has reset the rows that ended. `step` puts their last observations (``final_obs``)
+  back and keeps the first ones until `reset` is asked for those rows.
+- NEXT_STEP: the environment spends the following step of a row that ended on its reset. Those rows are no
+  steps: `skipped` names them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from gleanrl.envs.libs.gym_codecs import Array, describe
+from gleanrl.envs.libs.gym_simulator import StepResult, checked_reset, checked_step
+from gleanrl.envs.libs.gym_vector_codecs import as_flags
+from gleanrl.errors import ClosedError, EnvironmentContractError, UnsupportedError
+
+_FINAL = ("final_obs", "final_info", "_final_obs", "_final_info")
+
+
+class VectorSimulator:
+    """P gymnasium environments that step at once. Not thread-safe.
+
+    Args:
+        env: the vector environment.
+        frame_skip: how often its parts repeat an action by themselves.
+
+    Raises:
+        EnvironmentContractError: if it doesn't say how it resets.
+    """
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], frame_skip: int = 1) -> None:
+        self.env = env
+        self.frame_skip = frame_skip
+        self.closed = False
+        self.num_envs = int(env.num_envs)
+        self.mode = autoreset_mode(env)
+        known = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+        self.partial = known or self.mode is AutoresetMode.DISABLED
+        """Whether the environment can reset some rows and leave the others."""
+        # Without shared memory, AsyncVectorEnv's workers go on to reset at the next step after an explicit reset.
+        self._forgets = not (isinstance(env.unwrapped, AsyncVectorEnv) and not env.unwrapped.shared_memory)
+        self.pending: Array | None = None
+        """NEXT_STEP: the rows that the next step resets, ``(P,)`` bool; None for none."""
+        self.skipped: Array | None = None
+        """NEXT_STEP: the rows that the last step reset; they are no steps."""
+        self._first: tuple[Array, Any, dict[str, Any]] | None = None  # SAME_STEP: rows, observations, info
+        self._seeds: list[int | None] = [None] * self.num_envs
+        self._warned = False
+
+    # ------------------------------------------------------------------ step
+    def stepping(self) -> Callable[[Any], StepResult]:
+        """Return the function that takes the actions of all environments."""
+        return self.step
+
+    def step(self, action: Any) -> StepResult:
+        """Step all environments.
+
+        Returns:
+            As gymnasium's `step`, with the true last observation (and info) of rows that ended, and flags that
+            are ``(P,)`` bool. The arrays may be the environment's own: valid until its next call.
+
+        Raises:
+            EnvironmentContractError: if the environment doesn't keep to its interface or its mode.
+        """
+        obs, reward, terminated, truncated, info = checked_step(self.env.step(action))
+        terminated = as_flags("terminated", terminated, self.num_envs)
+        truncated = as_flags("truncated", truncated, self.num_envs)
+        if self.mode is AutoresetMode.NEXT_STEP:
+            ended = terminated | truncated
+            self.skipped, self.pending = self.pending, ended if np.count_nonzero(ended) else None
+            if self.skipped is not None:
+                terminated, truncated = terminated & ~self.skipped, truncated & ~self.skipped
+        elif self.mode is AutoresetMode.SAME_STEP:
+            ended = terminated | truncated
+            self._first = (ended, obs, info) if np.count_nonzero(ended) else None
+            if self._first is not None:
+                obs, info = self._last(ended, obs, info)
+        return obs, reward, terminated, truncated, info
+
+    def _last(self, ended: Array, obs: Any, info: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return the observations and the info that the steps led to, the rows that `ended` included."""
+        final = info.get("final_obs")
+        if (
+            final is None
+            or len(final) != self.num_envs
+            or any(final[i] is None for i in np.flatnonzero(ended))
+        ):
+            raise EnvironmentContractError(
+                f"step: {self.env} resets in the same step, but info['final_obs'] lacks the last observation of "
+                f"the environments {np.flatnonzero(ended).tolist()}, which ended"
+            )
+        rows = {int(i): final[i] for i in np.flatnonzero(ended)}
+        last = with_rows(obs, rows)
+        if not self._warned and any(_equal_row(obs, last, i) for i in rows):
+            self._warned = True
+            warnings.warn(
+                f"{self.env}: final_obs equals the first observation of the following episode. An environment that "
+                "overwrites its own array has lost its last observation before anybody could copy it; make the "
+                "environments return fresh arrays, or build the vector environment with AutoresetMode.DISABLED",
+                stacklevel=2,
+            )
+        # What final_info lacks comes from wrappers around the vector environment: it belongs to this step.
+        return last, merge_info(info, {**info, **info.get("final_info", {})}, ended)
+
+    # ----------------------------------------------------------------- reset
+    def seed(self, seed: int | None, static: bool = False) -> None:
+        """Seed the environments at their next reset, and at that one only: number i gets ``seed + i``.
+
+        Args:
+            seed: the first environment's.
+            static: whether all get `seed` itself.
+
+        Raises:
+            UnsupportedError: for `static`, if the environment takes one seed for all.
+        """
+        if static and not isinstance(self.env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
+            raise UnsupportedError(f"static_seed: {self.env} takes one seed for all of its environments")
+        self._seeds = [None if seed is None else seed + (0 if static else i) for i in range(self.num_envs)]
+
+    def reset(self, mask: Array | None = None, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Start episodes.
+
+        Args:
+            mask: which environments, ``(P,)`` bool; None for all.
+            **kwargs: what the environment's `reset` takes; a `seed` given here wins over one that waits.
+
+        Returns:
+            The observations and the info; only the rows of `mask` mean anything.
+
+        Raises:
+            UnsupportedError: if the environment can't reset some rows and leave the others.
+            ClosedError: if the simulator was closed.
+        """
+        self.require_open()
+        first, self._first = self._first, None
+        if mask is None:
+            return self._reset(None, **kwargs)
+        if first is None or kwargs:
+            return self._reset(None if mask.all() else mask, **kwargs)
+        ended, obs, info = first
+        info = {name: value for name, value in info.items() if name not in _FINAL}
+        rest = mask & ~ended
+        if rest.any() or (ended & ~mask).any():
+            obs = copied(obs)  # a reset may overwrite the environment's own arrays
+        if (ended & ~mask).any():
+            self._first = (ended & ~mask, obs, info)
+        if not rest.any():
+            return obs, info
+        fresh, fresh_info = self._reset(rest)
+        return merged(obs, fresh, rest), merge_info(info, fresh_info, rest)
+
+    def _reset(self, mask: Array | None, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        if mask is not None and not self.partial:
+            raise UnsupportedError(
+                f"reset: {self.env} resets its environments by itself, at the step after their end, and none of them "
+                "before; it can't reset some and leave the others. Build the vector environment with "
+                "GymEnv(name, num_envs=...), or from single environments with AutoresetMode.DISABLED"
+            )
+        if kwargs.get("seed") is None and (seed := self._take_seed(mask)) is not None:
+            kwargs["seed"] = seed
+        if mask is not None:
+            kwargs["options"] = {**(kwargs.get("options") or {}), "reset_mask": mask.copy()}
+        result = checked_reset(self.env.reset(**kwargs))
+        self.skipped = None
+        if self._forgets and self.pending is not None:
+            left = None if mask is None else self.pending & ~mask
+            self.pending = left if left is not None and left.any() else None
+        return result
+
+    def _take_seed(self, mask: Array | None) -> Any:
+        """Return the waiting seeds of the rows to reset, and let go of them."""
+        rows = [True] * self.num_envs if mask is None else mask.tolist()
+        taken = [seed if row else None for seed, row in zip(self._seeds, rows, strict=True)]
+        self._seeds = [None if row else seed for seed, row in zip(self._seeds, rows, strict=True)]
+        if all(seed is None for seed in taken):
+            return None
+        first = taken[0]
+        chained = first is not None and taken == list(range(first, first + self.num_envs))
+        return first if chained else taken
+
+    def close(self) -> None:
+        """Close the environment; calling it again does nothing."""
+        if not self.closed:
+            self.closed = True
+            self.env.close()
+
+    def require_open(self) -> None:
+        """Check that the simulator wasn't closed.
+
+        Raises:
+            ClosedError: if it was.
+        """
+        if self.closed:
+            raise ClosedError(f"{self.env} was closed; make a new environment")
+
+
+def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    """Return how `env` resets environments that ended.
+
+    Raises:
+        EnvironmentContractError: if it doesn't say.
+    """
+    mode = (env.metadata or {}).get("autoreset_mode")
+    try:
+        return mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
+    except ValueError as cause:
+        raise EnvironmentContractError(
+            f"{env}: expected metadata['autoreset_mode'], one of gymnasium's AutoresetMode, got {mode!r}; without it "
+            "nobody can tell last observations from first ones"
+        ) from cause
+
+
+def with_rows(batch: Any, rows: Mapping[int, Any]) -> Any:
+    """Return a copy of batched values with single environments' values in some rows.
+
+    Args:
+        batch: an array ``(P, *leaf)``, or a dict or tuple of such values.
+        rows: environment -> its value.
+
+    Raises:
+        EnvironmentContractError: if a value doesn't fit its row.
+    """
+    if isinstance(batch, Mapping):
+        return {
+            name: with_rows(part, {i: row[name] for i, row in rows.items()}) for name, part in batch.items()
+        }
+    if isinstance(batch, tuple):
+        return tuple(with_rows(part, {i: row[k] for i, row in rows.items()}) for k, part in enumerate(batch))
+    out = np.array(batch)
+    for i, row in rows.items():
+        value = np.asarray(row)
+        if value.shape != out.shape[1:] or not np.can_cast(value.dtype, out.dtype, "same_kind"):
+            raise EnvironmentContractError(
+                f"step: final_obs of environment {i} expected shape {out.shape[1:]} {out.dtype}, got {describe(value)}"
+            )
+        out[i] = value
+    return out
+
+
+def merged(old: Any, new: Any, mask: Array) -> Any:
+    """Return the rows of `new` where `mask` is True and those of `old` elsewhere."""
+    if isinstance(old, Mapping):
+        return {name: merged(part, new[name], mask) for name, part in old.items()}
+    if isinstance(old, tuple):
+        return tuple(merged(part, other, mask) for part, other in zip(old, new, strict=True))
+    out = np.array(old)
+    out[mask] = np.asarray(new)[mask]
+    return out
+
+
+def copied(batch: Any) -> Any:
+    """Return a copy of batched values."""
+    return with_rows(batch, {})
+
+
+def merge_info(old: Mapping[str, Any], new: Mapping[str, Any], mask: Array) -> dict[str, Any]:
+    """Return the info `old` with the rows of `mask` taken from `new`; an entry that one lacks is zero there."""
+    out: dict[str, Any] = {}
+    for name in {**old, **new}:
+        if name in _FINAL:
+            continue
+        before, after = old.get(name), new.get(name)
+        if isinstance(before, Mapping) or isinstance(after, Mapping):
+            out[name] = merge_info(before or {}, after or {}, mask)
+            continue
+        known = np.asarray(before if before is not None else after)
+        if known.shape[:1] != mask.shape:
+            out[name] = after if before is None else before  # one value for all environments
+            continue
+        value = np.zeros_like(known) if before is None else known.copy()
+        value[mask] = 0 if after is None else np.asarray(after)[mask]
+        out[name] = value
+    return out
+
+
+def _equal_row(first: Any, last: Any, i: int) -> bool:
+    if isinstance(first, Mapping):
+        return all(_equal_row(first[name], last[name], i) for name in first)
+    if isinstance(first, tuple):
+        return all(_equal_row(a, b, i) for a, b in zip(first, last, strict=True))
+    return bool(np.array_equal(first[i], last[i]))

@@ -1,0 +1,288 @@
+"""How a gymnasium vector environment steps into the rows of a block: whole rows ``(P, ...)`` with NumPy.
+
+A step costs the environment's own `step` plus a few microseconds, whatever P: no TensorDict and no dictionary
+is built. What the autoreset modes differ in is settled in `gleanrl.envs.libs.gym_vector_simulator`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+from tensordict import TensorDictBase
+
+from gleanrl.block import Block, Field, Schema, numpy_view
+from gleanrl.data.boundaries import MASK
+from gleanrl.envs.libs.gym_codecs import Array, ArrayCodec, Codec
+from gleanrl.envs.libs.gym_spaces import assemble, leaves
+from gleanrl.envs.libs.gym_stepper import GymCodecs
+from gleanrl.envs.libs.gym_vector_simulator import VectorSimulator
+from gleanrl.errors import SchemaError, UnsupportedError
+from gleanrl.rollouts.loop import StepFault
+from gleanrl.rollouts.steppers import BATCH
+from gleanrl.rollouts.usage import Usage
+from gleanrl.tree import FLAGS, Path, as_key
+
+_Array = np.ndarray
+
+
+class VectorGymStepper:
+    """Steps a gymnasium vector environment; see `gleanrl.rollouts.loop.Stepper` for the contract.
+
+    With an environment that resets in the step after an end (NEXT_STEP) the rows of those resets are no frames:
+    the column ``("collector", "mask")`` is False there.
+
+    The carry is what the environment returned last, by reference: it is valid until the next call of the
+    environment, and by then it stands in a block.
+
+    Args:
+        simulator: the environment.
+        codecs: its conversions, of all environments at once.
+        usage: who used the environment last; None if nobody else can.
+    """
+
+    def __init__(self, simulator: VectorSimulator, codecs: GymCodecs, usage: Usage | None = None) -> None:
+        self._usage = usage or Usage()
+        self._token = object()
+        self._simulator = simulator
+        self._codecs = codecs
+        self._num_envs = simulator.num_envs
+        self.batch_size = torch.Size((self._num_envs,))
+        self.device: torch.device | None = None
+        self.reset_when_done = True
+        self._root_leaves = codecs.root_leaves()
+        self._action_leaves = leaves(codecs.action)
+        self._masked = simulator.mode is AutoresetMode.NEXT_STEP
+        first = self._root_leaves[0]
+        alone = len(self._root_leaves) == 1 and not codecs.readers and codecs.observation is first
+        self._plain = first if alone and isinstance(first, ArrayCodec) and first.start is None else None
+        # Of the first row of a block: what precedes it.
+        self._carry: list[Array] | None = None
+        self._carry_flags = np.zeros((len(FLAGS), self._num_envs), np.bool_)
+        self._max_steps: int | None = None
+        self._counts = np.zeros(self._num_envs, np.int64)
+
+    # ----------------------------------------------------------------- carry
+    def reset(self, mask: torch.Tensor | None = None) -> None:
+        """Start new episodes: in all environments, or where `mask` is True."""
+        rows = None if mask is None or self._carry is None else mask.reshape(-1).cpu().numpy()
+        if rows is not None and not rows.any():
+            return
+        old = None if rows is None else [np.array(array) for array in self._carry or ()]
+        self._carry = None
+        self._carry = self._fresh(0, rows, old)
+        self._usage.by(self._token)
+
+    def load(self, root: TensorDictBase) -> None:
+        """Take `root` as the carry; the episodes' steps are counted from here."""
+        self._usage.by(self._token)
+        self._carry = [self._loaded(root, c.key, c.shape, c.spec.dtype) for c in self._root_leaves]
+        self._carry_flags[:] = False
+        for k, name in enumerate(FLAGS):
+            if name in root.keys():
+                self._carry_flags[k] = self._loaded(root, (name,), (self._num_envs, 1), torch.bool)[:, 0]
+        self._counts[:] = 0
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether somebody else used the environment since."""
+        return not self._usage.is_by(self._token)
+
+    def root(self) -> dict[Path, torch.Tensor]:
+        """Return the carry's leaves, ``(P, *leaf)``."""
+        carry = self._require_carry()
+        out = {
+            codec.key: torch.from_numpy(np.array(array, codec.dtype))
+            for codec, array in zip(self._root_leaves, carry, strict=True)
+        }
+        flags = torch.from_numpy(self._carry_flags.copy()).unsqueeze(-1)
+        return out | {(name,): flags[k] for k, name in enumerate(FLAGS)}
+
+    def limit(self, max_steps: int) -> None:
+        """Truncate every episode at `max_steps` steps.
+
+        Raises:
+            UnsupportedError: if the environment can't reset some of its environments and leave the others.
+        """
+        if not self._simulator.partial:
+            raise UnsupportedError(
+                f"max_frames_per_traj: {self._simulator.env} can't be told to reset; make it with "
+                f"max_episode_steps={max_steps}"
+            )
+        self._max_steps = max_steps
+
+    def schema(self) -> Schema:
+        """Return the columns: observations, info entries, flags; under next the same and the reward."""
+        self._require_carry()
+        root = {codec.key: self._field(codec) for codec in self._root_leaves}
+        root |= {(name,): Field(torch.Size((1,)), torch.bool) for name in FLAGS}
+        outcome = {**root, ("reward",): self._field(self._codecs.reward)}
+        mask = {MASK: Field(torch.Size(), torch.bool)} if self._masked else {}
+        return Schema({**root, **{("next", *path): field for path, field in outcome.items()}, **mask})
+
+    # ----------------------------------------------------------------- block
+    def bind(self, block: Block, actions_ready: bool) -> None:
+        """Write into `block` from now on, the carry into its row 0."""
+        self._simulator.require_open()
+        carry = self._require_carry()
+        self._last = block.num_steps - 1
+        self._roots = [_by_time(block, codec.key) for codec in self._root_leaves]
+        self._nexts = [_by_time(block, ("next", *codec.key)) for codec in self._root_leaves]
+        self._next_rows = self._nexts[0]
+        for rows, array in zip(self._roots, carry, strict=True):
+            rows[0] = array
+        self._root_flags = [_by_time(block, (name,))[..., 0] for name in FLAGS]
+        self._next_flags = [_by_time(block, ("next", name))[..., 0] for name in FLAGS]
+        for name in FLAGS:
+            block.column((name,)).zero_()
+            block.column(("next", name)).zero_()
+        for flags, flag in zip(self._root_flags, self._carry_flags, strict=True):
+            flags[0] = flag
+        self._rewards = _by_time(block, ("next", "reward"))
+        self._flat_rewards, self._row = self._rewards[..., 0], (self._num_envs,)
+        single = self._codecs.reward.shape == (self._num_envs, 1)
+        self._reward_dtype = self._codecs.reward.dtype if single else None
+        if self._masked:
+            block.column(MASK).fill_(True)
+            self._frames = _by_time(block, MASK)
+        self._bind_actions(block, actions_ready)
+
+    def _bind_actions(self, block: Block, actions_ready: bool) -> None:
+        columns: list[Array] = []
+        for codec in self._action_leaves:
+            column = block.column(codec.key).movedim(1, 0)  # (T, P, *leaf)
+            codec.check_action(column.shape[1:], column.dtype)
+            columns.append(numpy_view(column))
+        self._action_columns = list(zip(self._action_leaves, columns, strict=True))
+        self._actions: Sequence[Any] | None = None
+        if actions_ready:
+            decoded = [codec.decode_all(column) for codec, column in self._action_columns]
+            tree = self._codecs.action
+            self._actions = (
+                decoded[0]
+                if isinstance(tree, Codec)
+                else [assemble(tree, list(values)) for values in zip(*decoded, strict=True)]
+            )
+
+    def _action(self, t: int) -> Any:
+        """Return the actions of row `t`."""
+        values = [codec.decode(column[t]) for codec, column in self._action_columns]
+        return assemble(self._codecs.action, values)
+
+    # ------------------------------------------------------------------ loop
+    def step(self, t: int) -> None:
+        """Step with the actions of row `t`, and reset where episodes end."""
+        actions = self._actions
+        try:
+            action = self._action(t) if actions is None else actions[t]
+            obs, reward, terminated, truncated, info = self._simulator.step(action)
+            if self._plain is not None:
+                arrays = [self._plain.encode(obs)]
+                self._next_rows[t] = arrays[0]
+            else:
+                arrays = self._codecs.encode(obs, info)
+                for rows, array in zip(self._nexts, arrays, strict=True):
+                    rows[t] = array
+            if (
+                reward.__class__ is _Array
+                and reward.dtype is self._reward_dtype
+                and reward.shape == self._row
+            ):
+                self._flat_rewards[t] = reward
+            else:
+                self._rewards[t] = self._codecs.reward.encode(reward)
+            skipped = self._simulator.skipped
+            if skipped is not None:
+                self._frames[t] = ~skipped
+            over = None if self._max_steps is None else self._over(self._max_steps, skipped)
+            if np.count_nonzero(terminated) or np.count_nonzero(truncated) or over is not None:
+                arrays = self._end(t, arrays, terminated, truncated, over)
+            if t < self._last:
+                for rows, array in zip(self._roots, arrays, strict=True):
+                    rows[t + 1] = array
+            self._carry = arrays
+        except BaseException as cause:
+            self._carry = None  # the next rollout begins with a reset
+            if not isinstance(cause, Exception) or isinstance(cause, StepFault):
+                raise
+            raise StepFault(t, self._index(), "step", cause) from cause
+
+    def stop(self, num_steps: int) -> None:
+        """Do nothing: the carry is what the environment returned last, whatever the block holds."""
+
+    def _over(self, max_steps: int, skipped: Array | None) -> Array | None:
+        """Count a step; return where an episode has reached its limit, None if nowhere."""
+        self._counts += 1
+        if skipped is not None:
+            self._counts[skipped] = 0
+        over = self._counts >= max_steps
+        return over if np.count_nonzero(over) else None
+
+    def _end(
+        self, t: int, arrays: list[Array], terminated: Array, truncated: Array, over: Array | None
+    ) -> list[Array]:
+        """Write the flags of the episodes that end at row `t`; return the following root's leaves."""
+        natural = terminated | truncated
+        truncated = truncated if over is None else truncated | over
+        done = terminated | truncated
+        for flags, flag in zip(self._next_flags, (done, terminated, truncated), strict=True):
+            flags[t] = flag
+        if not self.reset_when_done:
+            self._carry_flags[:] = (done, terminated, truncated)
+            if t < self._last:
+                for flags, flag in zip(self._root_flags, self._carry_flags, strict=True):
+                    flags[t + 1] = flag
+            return arrays
+        self._counts[done] = 0
+        if self._masked:  # the environment resets those that ended of themselves
+            done &= ~natural
+            if not np.count_nonzero(done):
+                return arrays
+        return self._fresh(t, done, [np.array(rows[t]) for rows in self._nexts])
+
+    # -------------------------------------------------------------- episodes
+    def _fresh(self, t: int, mask: Array | None, old: list[Array] | None) -> list[Array]:
+        """Reset the rows of `mask`; return their first observations, and those of `old` in the other rows."""
+        try:
+            obs, info = self._simulator.reset(mask)
+            arrays = self._codecs.encode(obs, info)
+        except Exception as cause:
+            raise StepFault(t, self._index(), "reset", cause) from cause
+        if mask is None or old is None:
+            self._counts[:] = 0
+            self._carry_flags[:] = False
+            return arrays
+        self._counts[mask] = 0
+        self._carry_flags[:, mask] = False
+        for array, fresh in zip(old, arrays, strict=True):
+            array[mask] = fresh[mask]
+        return old
+
+    def _require_carry(self) -> list[Array]:
+        if self._carry is None:
+            self.reset()
+        assert self._carry is not None
+        return self._carry
+
+    def _index(self) -> int:
+        return 0 if self._num_envs == 1 else BATCH
+
+    @staticmethod
+    def _loaded(root: TensorDictBase, key: Path, shape: tuple[int, ...], dtype: torch.dtype | None) -> Array:
+        leaf = root.get(as_key(key), None)
+        if not isinstance(leaf, torch.Tensor) or leaf.shape != torch.Size(shape) or leaf.dtype is not dtype:
+            got = f"{tuple(leaf.shape)} {leaf.dtype}" if isinstance(leaf, torch.Tensor) else "none"
+            raise SchemaError(f"root: key {as_key(key)!r} expected {shape} {dtype}, got {got}")
+        return np.array(leaf.detach().cpu().numpy())
+
+    def _field(self, codec: Codec) -> Field:
+        assert codec.spec.dtype is not None
+        return Field(torch.Size(codec.shape[1:]), codec.spec.dtype)
+
+
+def _by_time(block: Block, path: Path) -> Array:
+    """Return a view of the column at `path` with time first, ``(T, P, *leaf)``."""
+    return np.moveaxis(block.array(path), 1, 0)

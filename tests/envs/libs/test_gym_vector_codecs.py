@@ -1,0 +1,110 @@
+"""Batched codecs: P environments' values at once are what P single codecs make of them one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, iterate
+
+from gleanrl.envs.libs.gym_codecs import Codec
+from gleanrl.envs.libs.gym_spaces import assemble, encode, leaves, make_tree
+from gleanrl.envs.libs.gym_vector_codecs import as_flags, batched
+from gleanrl.errors import EnvironmentContractError, PolicyError, SpaceError
+
+P = 4
+SPACES = [
+    spaces.Box(-1, 1, (2, 3)),
+    spaces.Box(0, 255, (2,), np.uint8),
+    spaces.Discrete(3),
+    spaces.Discrete(3, start=-1),
+    spaces.MultiDiscrete([3, 2]),
+    spaces.MultiDiscrete([3, 2], start=[1, 2]),
+    spaces.MultiDiscrete([[3, 2], [2, 2]]),
+    spaces.MultiBinary(3),
+    spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Dict({"c": spaces.Box(-1, 1, (1,))})}),
+    spaces.Tuple((spaces.Box(-1, 1, (2,)), spaces.Box(0, 2, (2,)))),
+    spaces.Tuple((spaces.Discrete(3), spaces.Discrete(3))),
+]
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return all(same(a[k], b[k]) for k in a)
+    if isinstance(a, tuple):
+        return all(same(x, y) for x, y in zip(a, b, strict=True))
+    a, b = np.asarray(a), np.asarray(b)
+    return a.dtype == b.dtype and np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("categorical", [False, True])
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_they_do_what_single_ones_do(space: Any, categorical: bool) -> None:
+    whole = batch_space(space, P)
+    whole.seed(0)
+    one = make_tree(space, ("x",), categorical)
+    tree = batched(one, P)
+    values = [whole.sample() for _ in range(5)]
+    columns = [np.stack(rows) for rows in zip(*(encode(tree, value) for value in values), strict=True)]
+    for t, value in enumerate(values):
+        encoded = encode(tree, value)
+        for p, single in enumerate(iterate(whole, value)):
+            for leaf, part in zip(encoded, encode(one, single), strict=True):
+                assert leaf.dtype == part.dtype and np.array_equal(leaf[p], part)
+        decoded = assemble(tree, [c.decode(a) for c, a in zip(leaves(tree), encoded, strict=True)])
+        assert same(decoded, value) and whole.contains(decoded)
+        at_once = assemble(tree, [c.decode_all(a)[t] for c, a in zip(leaves(tree), columns, strict=True)])
+        assert same(at_once, value)
+    for codec, single in zip(leaves(tree), leaves(one), strict=True):
+        assert codec.spec.shape == (P, *single.spec.shape) and codec.spec.dtype is single.spec.dtype
+        assert bool(codec.spec.contains(codec.spec.rand()))
+        codec.check_action((P, *single.shape), single.spec.dtype)
+        with pytest.raises(PolicyError):
+            codec.check_action(single.shape, single.spec.dtype)
+
+
+@pytest.mark.parametrize("categorical", [False, True])
+@pytest.mark.parametrize("value", [[0, 1, 2], [0, 1, 2, 3], [0.0, 1.0, 2.0, 0.0], None, ["a"] * P, 1])
+def test_choices_outside_the_space(value: Any, categorical: bool) -> None:
+    codec = batched(make_tree(spaces.Discrete(3), ("x",), categorical), P)
+    assert isinstance(codec, Codec)
+    with pytest.raises(EnvironmentContractError, match="'x' expected 4 integers from 0 to 2"):
+        codec.encode(value if value is None else np.array(value))
+
+
+def test_other_values_that_do_not_fit() -> None:
+    multi = batched(make_tree(spaces.MultiDiscrete([2, 2]), ("x",), False), P)
+    stack = batched(make_tree(spaces.Tuple([spaces.Box(0, 1, (2,))] * 2), ("x",), False), P)
+    for codec, value in ((multi, np.zeros((3, 2), int)), (multi, None), (stack, (np.zeros((P, 2)),))):
+        assert isinstance(codec, Codec)
+        with pytest.raises(EnvironmentContractError, match="'x'"):
+            codec.encode(value)
+
+
+def test_rows_that_are_no_one_hot_vectors() -> None:
+    codec = batched(make_tree(spaces.Discrete(3), ("action",), False), 2)
+    assert isinstance(codec, Codec)
+    with pytest.raises(PolicyError, match="one-hot"):
+        codec.decode(np.array([[1, 0, 0], [1, 1, 0]]))
+
+
+def test_a_codec_without_counterpart() -> None:
+    class Odd(Codec):
+        encode = decode = None  # type: ignore[assignment]
+
+    Odd.__abstractmethods__ = frozenset()
+    with pytest.raises(SpaceError, match="Odd"):
+        batched(Odd(("x",), make_tree(spaces.Discrete(3), ("x",), True).spec), 2)  # type: ignore[union-attr, abstract]
+
+
+def test_flags() -> None:
+    flags = np.array([True, False])
+    assert as_flags("terminated", flags, 2) is flags
+    for good in ([1, 0], np.array([1, 0]), torch.tensor([True, False])):
+        assert as_flags("terminated", good, 2).tolist() == [True, False]
+    for bad in (True, [True], [[True, False]], [0.0, 1.0], [2, 0], None, "ab"):
+        with pytest.raises(EnvironmentContractError, match="truncated expected 2 bools"):
+            as_flags("truncated", bad, 2)
