@@ -27,6 +27,7 @@ TEXTS = [
 FACADES = (
     "collectors/facade.py",
     "data/replay_buffers/buffer.py",
+    "data/replay_buffers/ensemble.py",
     "data/replay_buffers/presets.py",
     "envs/libs/gym.py",
     "envs/vector/serial.py",

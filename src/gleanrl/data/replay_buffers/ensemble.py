@@ -9,12 +9,13 @@ from typing import Any, NoReturn
 import torch
 
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer, checked_size
+from gleanrl.data.replay_buffers.members import assemble
 from gleanrl.data.replay_buffers.pipeline import Pipeline, none_returned
 from gleanrl.data.replay_buffers.samplers.ensemble import SamplerEnsemble, join_infos
 from gleanrl.data.replay_buffers.samplers.mixture import Mixture
 from gleanrl.data.replay_buffers.storages.ensemble import StorageEnsemble
-from gleanrl.data.replay_buffers.storages.indexing import is_key
-from gleanrl.data.replay_buffers.utils import load_all, positions, stack_samples, states_in
+from gleanrl.data.replay_buffers.storages.indexing import is_key, members_at
+from gleanrl.data.replay_buffers.utils import load_all, stack_samples, states_in
 from gleanrl.data.replay_buffers.writers.ensemble import WriterEnsemble, refuse
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, UnsupportedError
 from gleanrl.records import BufferStats
@@ -164,11 +165,11 @@ class ReplayBufferEnsemble:
                 f"a key reads a whole buffer: use ensemble[0][{index!r}], or ensemble[:, i]"
             )
         if not isinstance(index, tuple):
-            chosen = positions(index, len(self._members))
+            chosen = members_at(index, len(self._members))
             return self._members[chosen] if isinstance(chosen, int) else self._some(chosen)
         first, *rest = index
         inside = rest[0] if len(rest) == 1 else tuple(rest)
-        chosen = positions(first, len(self._members))
+        chosen = members_at(first, len(self._members))
         if isinstance(chosen, int):
             return self._members[chosen][inside] if rest else self._members[chosen]
         if not rest:
@@ -176,12 +177,16 @@ class ReplayBufferEnsemble:
         return self._finish([self._members[member][inside] for member in chosen], chosen)
 
     def _some(self, chosen: list[int]) -> ReplayBufferEnsemble:
-        """Return an ensemble of some members, that shares nothing else with this one but its transforms."""
+        """Return an ensemble of some members, with this one's transforms and, if it can be shared, batch size."""
+        mixture, size = self._mixture.among(chosen), self._batch_size
         some = ReplayBufferEnsemble(
-            *(self._members[member] for member in chosen), collate_fn=self._collate_fn
+            *(self._members[member] for member in chosen),
+            batch_size=None if size is None or size % mixture.num_buffer_sampled else size,
+            collate_fn=self._collate_fn,
+            p=mixture.p,
+            sample_from_all=mixture.sample_from_all,
+            num_buffer_sampled=mixture.num_buffer_sampled,
         )
-        some._mixture = self._mixture.among(chosen)
-        some._batch_size = self._batch_size
         some._transforms = self._transforms.copy()
         return some
 
@@ -387,33 +392,3 @@ class ReplayBufferEnsemble:
         """Show the members."""
         members = "".join(f"\n    {member!r}," for member in self._members)
         return f"ReplayBufferEnsemble({members}\n    batch_size={self._batch_size})"
-
-
-def assemble(storages: Any, samplers: Any, writers: Any, collate_fns: Any) -> tuple[ReplayBuffer, ...]:
-    """Return buffers made of parts, which lie side by side in ensembles or sequences of equal length.
-
-    Raises:
-        InvalidArgumentError: no storages or samplers, or parts of another number.
-    """
-    if storages is None or samplers is None:
-        raise InvalidArgumentError(
-            "rbs: expected ReplayBuffers, or else storages= and samplers= to make them of"
-        )
-    held = storages.storages if isinstance(storages, StorageEnsemble) else tuple(storages)
-    transforms = storages.transforms if isinstance(storages, StorageEnsemble) else (None,) * len(held)
-    columns = {
-        "samplers": tuple(samplers),
-        "writers": (None,) * len(held) if writers is None else tuple(writers),
-        "collate_fns": (None,) * len(held) if collate_fns is None else tuple(collate_fns),
-    }
-    for name, column in columns.items():
-        if len(column) != len(held):
-            raise InvalidArgumentError(
-                f"{name}: expected {len(held)}, one for each storage, got {len(column)}"
-            )
-    return tuple(
-        ReplayBuffer(storage=storage, transform=transform, sampler=sampler, writer=writer, collate_fn=collate)
-        for storage, transform, sampler, writer, collate in zip(
-            held, transforms, *columns.values(), strict=True
-        )
-    )

@@ -74,32 +74,6 @@ class InPlaceSampler:
         return self.out
 
 
-def positions(index: Any, size: int) -> list[int] | int:
-    """Return the members of a sequence of `size` that `index` selects: one for an int, a list for all else.
-
-    Args:
-        index: an int, a slice, a list or tensor of ints, a boolean mask, or ``...`` for all.
-        size: how many there are.
-
-    Raises:
-        InvalidArgumentError: no such index, or nothing selected.
-        IndexError: outside the sequence.
-    """
-    if isinstance(index, int) and not isinstance(index, bool):
-        return range(size)[index]
-    if isinstance(index, (list, tuple, range)):
-        index = torch.as_tensor(list(index), device="cpu")
-    try:
-        found: list[int] = torch.arange(size, device="cpu")[index].reshape(-1).tolist()
-    except TypeError as cause:
-        raise InvalidArgumentError(
-            f"an ensemble is indexed by ints, slices, lists, tensors or masks of its members, got {index!r}"
-        ) from cause
-    if not found:
-        raise InvalidArgumentError(f"the index {index!r} selects none of the {size} members")
-    return found
-
-
 def stack_samples(samples: Sequence[Any], names: Sequence[str]) -> Any:
     """Return samples of one structure as one, ``[len(samples), ...]``.
 

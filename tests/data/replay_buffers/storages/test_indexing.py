@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
+from gleanrl.data.replay_buffers.storages.indexing import basic_index, members_at, slots_at
 from gleanrl.errors import IndexRangeError, InvalidTypeError
 
 ONE = torch.Size([6])
@@ -97,3 +97,37 @@ def test_basic_indices_are_told_from_the_others():
     assert basic_index((slice(1, 2), -1), TWO) == (slice(1, 2), -1)
     assert basic_index([2], ONE) is None
     assert basic_index((0, torch.tensor([1])), TWO) is None
+
+
+@pytest.mark.parametrize(
+    "index, found",
+    [
+        (1, 1),
+        (-1, 2),
+        (np.int64(2), 2),
+        (slice(1, None), [1, 2]),
+        (slice(None, None, 2), [0, 2]),
+        ([2, 0], [2, 0]),
+        (range(2), [0, 1]),
+        (np.array([1, 1]), [1, 1]),
+        (torch.tensor([0, -1]), [0, 2]),
+        (torch.tensor(1), 1),
+        ([True, False, True], [0, 2]),
+        (torch.tensor([False, True, False]), [1]),
+        (..., [0, 1, 2]),
+    ],
+)
+def test_members_of_an_ensemble(index, found):
+    assert members_at(index, 3) == found
+
+
+@pytest.mark.parametrize("index", [3, -4, [0, 3], torch.tensor([5]), [True, False], [], slice(3, None)])
+def test_members_that_dont_exist(index):
+    with pytest.raises(IndexRangeError, match="3 members of the ensemble"):
+        members_at(index, 3)
+
+
+@pytest.mark.parametrize("index", ["a", 1.5, None, True, {}, [1.5]])
+def test_what_picks_no_member(index):
+    with pytest.raises(InvalidTypeError):
+        members_at(index, 3)

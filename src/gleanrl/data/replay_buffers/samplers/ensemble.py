@@ -10,7 +10,8 @@ from tensordict import TensorDict
 
 from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.samplers.mixture import Mixture
-from gleanrl.data.replay_buffers.utils import load_all, positions, states_in
+from gleanrl.data.replay_buffers.storages.indexing import members_at
+from gleanrl.data.replay_buffers.utils import load_all, states_in
 from gleanrl.errors import InvalidArgumentError, SchemaError
 
 
@@ -81,7 +82,7 @@ class SamplerEnsemble:
 
     def __getitem__(self, index: Any) -> Any:
         """Return the sampler at an int; at a slice, list or tensor an ensemble of them, `p` among them."""
-        chosen = positions(index, len(self._samplers))
+        chosen = members_at(index, len(self._samplers))
         if isinstance(chosen, int):
             return self._samplers[chosen]
         some = SamplerEnsemble(*(self._samplers[position] for position in chosen))

@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 from torch import nn
 
 from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.data.replay_buffers.utils import load_all, positions, states_in
+from gleanrl.data.replay_buffers.storages.indexing import members_at
+from gleanrl.data.replay_buffers.utils import load_all, states_in
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 
 
@@ -71,7 +72,7 @@ class StorageEnsemble:
 
     def __getitem__(self, index: Any) -> Any:
         """Return the storage at an int, an ensemble of them at a slice, list or tensor."""
-        chosen = positions(index, len(self._storages))
+        chosen = members_at(index, len(self._storages))
         if isinstance(chosen, int):
             return self._storages[chosen]
         return StorageEnsemble(

@@ -109,6 +109,26 @@ def slots_of_update(index: Any, shape: torch.Size) -> torch.Tensor:
     return _updatable(positions.reshape(-1).contiguous(), shape.numel())
 
 
+def members_at(index: Any, size: int) -> list[int] | int:
+    """Return the members of an ensemble of `size` that `index` selects: one for an int, a list for all else.
+
+    Args:
+        index: an int, a slice, a list or tensor of ints, a boolean mask, or ``...`` for all.
+        size: how many there are.
+
+    Raises:
+        IndexRangeError: a member that isn't there, or none at all.
+        InvalidTypeError: not an index.
+    """
+    try:
+        found, shape = slots_at(index, torch.Size([size]))
+    except IndexRangeError as cause:
+        raise IndexRangeError(f"index {index!r} doesn't fit the {size} members of the ensemble") from cause
+    if not found.numel():
+        raise IndexRangeError(f"index {index!r} selects none of the {size} members of the ensemble")
+    return found.tolist() if shape else int(found)
+
+
 def is_key(index: Any) -> bool:
     """Return whether `index` names a column: a string or a (nested) tuple of strings."""
     if isinstance(index, str):

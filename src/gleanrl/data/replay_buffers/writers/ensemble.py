@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from gleanrl.data.replay_buffers.utils import positions, states_in
+from gleanrl.data.replay_buffers.storages.indexing import members_at
+from gleanrl.data.replay_buffers.utils import states_in
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
@@ -46,7 +47,7 @@ class WriterEnsemble:
 
     def __getitem__(self, index: Any) -> Any:
         """Return the writer at an int, an ensemble of them at a slice, list or tensor."""
-        chosen = positions(index, len(self._writers))
+        chosen = members_at(index, len(self._writers))
         if isinstance(chosen, int):
             return self._writers[chosen]
         return WriterEnsemble(*(self._writers[position] for position in chosen))
