@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import collection, memory, replay, report
+from benchmarks import collection, memory, replay, report, vector_envs
 from benchmarks.harness import Case, Gauge, GaugeResult, run_case, run_gauge
 
 ROUNDS, QUICK = 15, 3
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", help="cases, groups (collection, replay, memory) or patterns; default all"
+        "names", nargs="*", help="cases, groups (collection, vector, replay, memory) or patterns; default all"
     )
     parser.add_argument(
         "--rounds", type=int, default=ROUNDS, help=f"counted rounds of a case (default {ROUNDS})"
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error(f"--rounds: expected a positive number, got {options.rounds}")
-    selected = chosen([*collection.CASES, *replay.CASES, *memory.GAUGES], options.names)
+    selected = chosen([*collection.CASES, *vector_envs.CASES, *replay.CASES, *memory.GAUGES], options.names)
     console = Console(width=None if sys.stdout.isatty() else 150)
     if options.list:
         for item in selected:

@@ -379,12 +379,9 @@ class StackCodec(Codec):
 
 def one_hot_choices(column: Array) -> Array | None:
     """Return the positions of the ones in ``(T, n)``, ``(T,)`` int64; None if any row isn't one-hot."""
-    rows, choices = column.nonzero()
-    if (
-        len(rows) != len(column)
-        or (rows != np.arange(len(column))).any()
-        or (column[rows, choices] != 1).any()
-    ):
+    choices = column.argmax(-1)
+    # A 1 in every row and as many numbers that aren't 0 as rows: a single 1 in each.
+    if np.count_nonzero(column) != len(column) or (column[np.arange(len(column)), choices] != 1).any():
         return None
     return choices
 

@@ -74,6 +74,7 @@ class VectorGymStepper:
         old = None if rows is None else [np.array(array) for array in self._carry or ()]
         self._carry = None
         self._carry = self._fresh(0, rows, old)
+        self._carry_flags[:, slice(None) if rows is None else rows] = False
         self._usage.by(self._token)
 
     def load(self, root: TensorDictBase) -> None:
@@ -141,6 +142,7 @@ class VectorGymStepper:
             block.column(("next", name)).zero_()
         for flags, flag in zip(self._root_flags, self._carry_flags, strict=True):
             flags[0] = flag
+        self._carry_flags[:] = False  # whatever step comes next, it isn't done any more
         self._rewards = _by_time(block, ("next", "reward"))
         self._flat_rewards, self._row = self._rewards[..., 0], (self._num_envs,)
         single = self._codecs.reward.shape == (self._num_envs, 1)
@@ -236,7 +238,8 @@ class VectorGymStepper:
                 for flags, flag in zip(self._root_flags, self._carry_flags, strict=True):
                     flags[t + 1] = flag
             return arrays
-        self._counts[done] = 0
+        if self._max_steps is not None:
+            self._counts[done] = 0
         if self._masked:  # the environment resets those that ended of themselves
             done &= ~natural
             if not np.count_nonzero(done):
@@ -253,10 +256,9 @@ class VectorGymStepper:
             raise StepFault(t, self._index(), "reset", cause) from cause
         if mask is None or old is None:
             self._counts[:] = 0
-            self._carry_flags[:] = False
             return arrays
-        self._counts[mask] = 0
-        self._carry_flags[:, mask] = False
+        if self._max_steps is not None:
+            self._counts[mask] = 0
         for array, fresh in zip(old, arrays, strict=True):
             array[mask] = fresh[mask]
         return old
