@@ -17,61 +17,70 @@ using std::size_t;
 // Rows up to this size have kernels of their own. 16 floats cover the observations of the classic environments.
 constexpr size_t kFixedBytes = 64;
 
-enum class Way { kTake, kPlace };
+constexpr size_t kLine = 64;
+// Cache lines that are asked for ahead of the copy, and those of one row at most.
+constexpr size_t kLinesAhead = 128, kLinesOfRow = 64;
 
-// kTake: to[i] = from[index[i]].  kPlace: to[index[i]] = from[i].
-// No software prefetch: the loads of one column don't depend on each other, so the core has them in flight on its
-// own; measured on 256 to 4096 rows out of a million, prefetching 8 to 32 rows ahead costs 2 to 12 %.
-template <Way way, size_t kBytes>
-void copy_fixed(std::byte* to, const std::byte* from, const int64_t* index, int64_t n, size_t /*row_bytes*/) {
-  for (int64_t i = 0; i < n; ++i) {
-    const size_t row = static_cast<size_t>(index[i]) * kBytes;
-    const size_t step = static_cast<size_t>(i) * kBytes;
-    if constexpr (way == Way::kTake) {
-      std::memcpy(to + step, from + row, kBytes);
-    } else {
-      std::memcpy(to + row, from + step, kBytes);
-    }
-  }
+// Rows asked for ahead of the one that is copied.
+int64_t rows_ahead(size_t row_bytes) {
+  const size_t lines = std::clamp((row_bytes + kLine - 1) / kLine, size_t{1}, kLinesOfRow);
+  return static_cast<int64_t>(kLinesAhead / lines);
 }
 
-// Longer rows are more than the core looks ahead by itself, so the rows to come are asked for: the first kLines lines
-// of the row kAhead later; the processor's own prefetcher fetches the rest of a row. The two pairs below were the best
-// of 16 over rows of 68 bytes to 28 kB.
-template <Way way, int64_t kAhead, int64_t kLines>
-void copy_any(std::byte* to, const std::byte* from, const int64_t* index, int64_t n, size_t row_bytes) {
-  constexpr size_t kLine = 64;
-  const size_t lead = std::min(row_bytes, static_cast<size_t>(kLines) * kLine);
+// Asks for a row, into the second cache: the first one has room for far fewer lines on their way, and asking it for
+// more stalls. Always inline: GCC takes a function that does nothing else for one without an effect, and drops the call.
+[[gnu::always_inline]] inline void ask_for(const std::byte* row, size_t row_bytes) {
+  const size_t bytes = std::min(row_bytes, kLinesOfRow * kLine);
+  for (size_t b = 0; b < bytes; b += kLine) __builtin_prefetch(row + b, 0, 2);
+  // A row that doesn't begin with a line may reach into one more.
+  if (kLine % bytes != 0) __builtin_prefetch(row + bytes - 1, 0, 2);
+}
+
+// kTake: to[i] = from[index[i]].  kTakeAhead: the same, and row index[i + ahead] is asked for.
+// kPlace: to[index[i]] = from[i].
+enum class Way { kTake, kTakeAhead, kPlace };
+
+template <Way way>
+[[gnu::always_inline]] inline void copy_rows(std::byte* to, const std::byte* from, const int64_t* index, int64_t n,
+                                             size_t row_bytes, int64_t ahead) {
   for (int64_t i = 0; i < n; ++i) {
     const size_t row = static_cast<size_t>(index[i]) * row_bytes;
     const size_t step = static_cast<size_t>(i) * row_bytes;
-    if constexpr (way == Way::kTake) {
-      if (i + kAhead < n) {
-        const std::byte* next = from + static_cast<size_t>(index[i + kAhead]) * row_bytes;
-        for (size_t b = 0; b < lead; b += kLine) __builtin_prefetch(next + b);
-      }
-      std::memcpy(to + step, from + row, row_bytes);
-    } else {
+    if constexpr (way == Way::kTakeAhead) {
+      ask_for(from + static_cast<size_t>(index[i + ahead]) * row_bytes, row_bytes);
+    }
+    if constexpr (way == Way::kPlace) {
       std::memcpy(to + row, from + step, row_bytes);
+    } else {
+      std::memcpy(to + step, from + row, row_bytes);
     }
   }
 }
 
-void copy_nothing(std::byte*, const std::byte*, const int64_t*, int64_t, size_t) {}
+template <Way way, size_t kBytes>
+void copy_fixed(std::byte* to, const std::byte* from, const int64_t* index, int64_t n, size_t, int64_t ahead) {
+  copy_rows<way>(to, from, index, n, kBytes, ahead);
+}
 
-using Kernel = void (*)(std::byte*, const std::byte*, const int64_t*, int64_t, size_t);
+template <Way way>
+void copy_any(std::byte* to, const std::byte* from, const int64_t* index, int64_t n, size_t row_bytes, int64_t ahead) {
+  copy_rows<way>(to, from, index, n, row_bytes, ahead);
+}
+
+void copy_nothing(std::byte*, const std::byte*, const int64_t*, int64_t, size_t, int64_t) {}
+
+using Kernel = void (*)(std::byte*, const std::byte*, const int64_t*, int64_t, size_t, int64_t);
 
 // kernels[b] copies rows of b bytes: its own for 1, 2, 3 and every multiple of 4, the general one for the rest.
 template <Way way, size_t... b>
 constexpr std::array<Kernel, sizeof...(b)> make_kernels(std::index_sequence<b...>) {
-  return {(b == 0 ? &copy_nothing : (b < 4 || b % 4 == 0) ? &copy_fixed<way, b> : &copy_any<way, 8, 2>)...};
+  return {(b == 0 ? &copy_nothing : (b < 4 || b % 4 == 0) ? &copy_fixed<way, b> : &copy_any<way>)...};
 }
 
 template <Way way>
 Kernel kernel_for(int64_t row_bytes) {
   static constexpr auto kernels = make_kernels<way>(std::make_index_sequence<kFixedBytes + 1>());
-  if (row_bytes <= static_cast<int64_t>(kFixedBytes)) return kernels[static_cast<size_t>(row_bytes)];
-  return row_bytes < 1024 ? &copy_any<way, 8, 2> : &copy_any<way, 2, 8>;
+  return row_bytes <= static_cast<int64_t>(kFixedBytes) ? kernels[static_cast<size_t>(row_bytes)] : &copy_any<way>;
 }
 
 void check_rows(const char* call, std::span<const int64_t> index, int64_t limit) {
@@ -125,7 +134,8 @@ Columns::Columns(std::vector<std::byte*> bases, std::vector<int64_t> row_bytes, 
     if (bytes > kMost - bytes_per_row_) throw std::invalid_argument(name + " makes a row too long for 64 bits");
     bytes_per_row_ += bytes;
     all_columns_.push_back(static_cast<int64_t>(j));
-    columns_.push_back({bases[j], bytes, kernel_for<Way::kTake>(bytes), kernel_for<Way::kPlace>(bytes)});
+    columns_.push_back({bases[j], bytes, rows_ahead(static_cast<size_t>(bytes)), kernel_for<Way::kTake>(bytes),
+                        kernel_for<Way::kTakeAhead>(bytes), kernel_for<Way::kPlace>(bytes)});
   }
 }
 
@@ -156,9 +166,22 @@ void Columns::gather(std::span<const int64_t> index, std::span<std::byte* const>
     if (n > 0) check_not_null("gather", out[p], c.row_bytes, p);
   }
   check_rows("gather", index, limit);
+  // The rows that a column begins with are asked for before the column ahead of it has ended.
+  const auto ask_for_first = [&](size_t p) {
+    if (p == out.size()) return;
+    const Column& c = column(wanted[p]);
+    if (c.row_bytes == 0) return;
+    const auto bytes = static_cast<size_t>(c.row_bytes);
+    for (int64_t i = 0; i < std::min(n, c.ahead); ++i) ask_for(c.base + static_cast<size_t>(index[i]) * bytes, bytes);
+  };
+  ask_for_first(0);
   for (size_t p = 0; p < out.size(); ++p) {
     const Column& c = column(wanted[p]);
-    c.take(out[p], c.base, index.data(), n, static_cast<size_t>(c.row_bytes));
+    const auto bytes = static_cast<size_t>(c.row_bytes);
+    const int64_t first = std::max<int64_t>(n - c.ahead, 0);
+    c.take_ahead(out[p], c.base, index.data(), first, bytes, c.ahead);
+    ask_for_first(p + 1);
+    c.take(out[p] + first * c.row_bytes, c.base, index.data() + first, n - first, bytes, 0);
   }
 }
 
@@ -191,7 +214,7 @@ void Columns::put(std::span<const int64_t> index, std::span<const std::byte* con
   check_rows("put", index, num_rows_);
   for (size_t j = 0; j < src.size(); ++j) {
     const Column& c = columns_[j];
-    c.place(c.base, src[j], index.data(), static_cast<int64_t>(index.size()), static_cast<size_t>(c.row_bytes));
+    c.place(c.base, src[j], index.data(), static_cast<int64_t>(index.size()), static_cast<size_t>(c.row_bytes), 0);
   }
 }
 

@@ -13,8 +13,8 @@
 // Failure.   Every argument is checked before the first byte is written; a call that throws has changed nothing.
 //   std::out_of_range for a row number outside its range, std::invalid_argument for everything else.
 // Duplicates. gather may repeat a row. put with a repeated row number: the last one wins, in every column alike.
-// Cost.      gather: one pass over the index per column, so that the misses of one column overlap each other and
-//   its pages stay in the TLB. write: at most two memcpy per column. Checking n row numbers costs about 0.1 ns each.
+// Cost.      gather: one pass over the index per column. Rows are asked for 128 cache lines ahead, across the ends of
+//   columns, so that as many misses overlap as the processor can have on their way. write: at most two memcpy per column. Checking n row numbers costs about 0.1 ns each.
 //   A call runs on its caller's thread alone: with a helper thread, 14 MB of long rows were gathered 1.4 times as
 //   fast on two idle cores, and 6 times as slowly (median) beside two busy processes, when the call had to wait for
 //   a helper that wasn't scheduled. Sampling beside busy environment workers is the usual case.
@@ -59,11 +59,13 @@ class Columns {
  private:
   // One kernel per row size, chosen once: fixed sizes become one or two moves instead of a call of memcpy.
   using RowCopy = void (*)(std::byte* to, const std::byte* from, const std::int64_t* index, std::int64_t n,
-                           std::size_t row_bytes);
+                           std::size_t row_bytes, std::int64_t ahead);
   struct Column {
     std::byte* base;
     std::int64_t row_bytes;
+    std::int64_t ahead;  // rows asked for ahead of the copy
     RowCopy take;
+    RowCopy take_ahead;
     RowCopy place;
   };
 
