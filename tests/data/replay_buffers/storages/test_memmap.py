@@ -61,3 +61,34 @@ def test_the_space_is_reserved_at_the_first_write(tmp_path):
 def test_files_live_on_the_cpu(device):
     with pytest.raises(InvalidArgumentError, match="live on the CPU"):
         LazyMemmapStorage(10, device=device)
+
+
+def test_files_of_an_earlier_run_are_replaced_if_asked_for(tmp_path):
+    old = LazyMemmapStorage(10, scratch_dir=tmp_path)
+    old.set(0, ted(10))
+    storage = LazyMemmapStorage(10, scratch_dir=tmp_path, existsok=True)
+    assert clock(old.get(slice(None))).tolist() == list(range(10))
+    storage.set(0, ted(3, start=50))
+    assert clock(storage.get(slice(None))).tolist() == [50, 51, 52]
+    assert clock(old.get(slice(None))).tolist() == list(range(10))
+    rewards = torch.from_file(str(tmp_path / "next" / "reward.memmap"), size=10)
+    assert rewards.tolist() == [50, 51, 52, 0, 0, 0, 0, 0, 0, 0]
+
+
+def test_trees_have_a_file_for_each_leaf(tmp_path):
+    storage = LazyMemmapStorage(4, scratch_dir=tmp_path)
+    storage.set(0, {"a": (torch.arange(3), torch.ones(3, 2))})
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.memmap")) == [
+        "a/0.memmap",
+        "a/1.memmap",
+    ]
+    with pytest.raises(UnsupportedError, match="a/0.memmap.* exists already"):
+        LazyMemmapStorage(4, scratch_dir=tmp_path).set(0, {"a": (torch.arange(3), torch.ones(3, 2))})
+
+
+def test_capacity_is_rounded_up_to_whole_time_steps(tmp_path):
+    storage = LazyMemmapStorage(100, ndim=2, scratch_dir=tmp_path)
+    assert storage.max_size == 100
+    storage.set(0, ted(4, streams=3).transpose(0, 1))
+    assert (storage.max_size, storage.shape, len(storage)) == (102, (4, 3), 12)
+    assert (tmp_path / "next" / "reward.memmap").stat().st_size == 102 * 4

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gleanrl.block import Field
+from gleanrl.data.replay_buffers.storages import memory
 from gleanrl.data.replay_buffers.storages.memory import FileAllocator, HeapAllocator, file_of
 from gleanrl.errors import CapacityError, UnsupportedError
 from gleanrl.system import faults
@@ -80,6 +81,29 @@ def test_existing_files_are_refused(tmp_path):
         FileAllocator(tmp_path)(PATHS, FIELDS, 7)
     assert (tmp_path / "next" / "a.memmap").read_bytes() == b"mine"
     assert not (tmp_path / "a.memmap").exists()
+
+
+def test_existing_files_are_replaced_if_asked_for(tmp_path):
+    old = FileAllocator(tmp_path)(PATHS, FIELDS, 7)
+    check(old)
+    other = tmp_path / "other.memmap"
+    other.write_bytes(b"mine")
+    new = FileAllocator(tmp_path, replace=True)(PATHS, FIELDS, 9)
+    assert (tmp_path / "a.memmap").stat().st_size == 108
+    assert not new[0].any() and (old[0] == 1).all(), "who has the old file keeps it"
+    check(FileAllocator(tmp_path, replace=True)(PATHS, FIELDS, 7))
+    assert other.read_bytes() == b"mine"
+
+
+def test_replaced_files_make_room_for_the_new_ones(tmp_path, monkeypatch):
+    FileAllocator(tmp_path)(PATHS, FIELDS, 7)
+    needed = memory._total(FIELDS, 7) - sum(path.stat().st_size for path in tmp_path.rglob("*.memmap"))
+    monkeypatch.setattr("gleanrl.system.fs.free_bytes", lambda path: needed)
+    check(FileAllocator(tmp_path, replace=True)(PATHS, FIELDS, 7))
+    monkeypatch.setattr("gleanrl.system.fs.free_bytes", lambda path: needed - 1)
+    with pytest.raises(CapacityError):
+        FileAllocator(tmp_path, replace=True)(PATHS, FIELDS, 7)
+    assert (tmp_path / "a.memmap").exists(), "refused before anything is removed"
 
 
 @pytest.mark.parametrize("point", ["fs.create", "fs.allocate", "fs.map"])

@@ -21,9 +21,11 @@ class LazyMemmapStorage(TensorStorage):
         max_size: transitions that fit.
         scratch_dir: where the files stay, ``next/reward.memmap`` for ``("next", "reward")``. None for
             nameless files in the system's temporary directory, which vanish with the storage. Existing files
-            are refused.
+            are refused, unless `existsok`.
         device: the CPU; mapped files live nowhere else.
         ndim: leading batch dimensions of the data that are slots; the first is time.
+        existsok: whether files that exist in `scratch_dir` are replaced at the first write. What they hold is
+            lost; a storage that still has them mapped keeps its own.
 
     Raises:
         InvalidArgumentError: a device other than the CPU.
@@ -43,6 +45,7 @@ class LazyMemmapStorage(TensorStorage):
         scratch_dir: str | Path | None = None,
         device: torch.device | str = "cpu",
         ndim: int = 1,
+        existsok: bool = False,
     ) -> None:
         place = torch.device(device)
         if place.type != "cpu":
@@ -50,4 +53,4 @@ class LazyMemmapStorage(TensorStorage):
                 f"device: memory-mapped files live on the CPU, got {place}; use LazyTensorStorage"
             )
         self.scratch_dir = None if scratch_dir is None else Path(scratch_dir)
-        self._open(max_size, FileAllocator(self.scratch_dir), place, ndim)
+        self._open(max_size, FileAllocator(self.scratch_dir, existsok), place, ndim)

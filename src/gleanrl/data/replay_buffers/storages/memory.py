@@ -73,13 +73,14 @@ class FileAllocator:
     """Mapped files, their space reserved on the disk.
 
     Args:
-        directory: where the files stay, one folder per level of the key; they may not exist yet. None for
-            files without a name: the operating system frees them with the last view, whatever happens to the
-            process.
+        directory: where the files stay, one folder per level of the key. None for files without a name: the
+            operating system frees them with the last view, whatever happens to the process.
+        replace: whether files that exist are replaced; whoever has them mapped keeps the old ones.
     """
 
-    def __init__(self, directory: Path | None) -> None:
+    def __init__(self, directory: Path | None, replace: bool = False) -> None:
         self.directory = directory
+        self.replace = replace
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle; files that somebody named can't be made twice."""
@@ -97,7 +98,7 @@ class FileAllocator:
 
         Raises:
             CapacityError: the disk is too full.
-            UnsupportedError: a file of a column's name exists.
+            UnsupportedError: a file of a column's name exists and isn't to be replaced.
         """
         if self.directory is not None:
             return self._map_all(self.directory, paths, fields, num_rows)
@@ -108,19 +109,21 @@ class FileAllocator:
         self, directory: Path, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
     ) -> list[torch.Tensor]:
         files = [file_of(directory, path) for path in paths]
-        taken = [str(file) for file in files if file.exists()]
-        if taken:
+        taken = [file for file in files if file.exists()]
+        if taken and not self.replace:
             raise UnsupportedError(
-                f"scratch_dir: {', '.join(taken)} exists already and isn't overwritten; choose an empty "
-                "directory or remove the files"
+                f"scratch_dir: {', '.join(map(str, taken))} exists already and isn't overwritten; choose an empty "
+                "directory, remove the files, or ask for it by existsok=True"
             )
+        regained = sum(file.stat().st_size for file in taken)
         fs.make_dir(directory)
         advice = "choose another scratch_dir, or TMPDIR without one"
-        _check_room(
-            f"disk at {directory}", _total(fields, num_rows), fs.free_bytes(directory), num_rows, advice
-        )
+        room = fs.free_bytes(directory) + regained
+        _check_room(f"disk at {directory}", _total(fields, num_rows), room, num_rows, advice)
         made: list[Path] = []
         try:
+            for file in taken:
+                fs.remove_file(file)
             return [
                 _map_column(file, field, num_rows, made) for file, field in zip(files, fields, strict=True)
             ]
