@@ -1,0 +1,40 @@
+"""Over three hundred calls that must be refused: a typed error that names what is wrong, and nothing changed."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from gleanrl.errors import GleanError
+from tests.contract.buffers.bad_calls import SUBJECTS, Bad, names, state
+from tests.contract.buffers.bad_constructors import CONSTRUCTORS
+from tests.contract.buffers.bad_reads import CALLS
+from tests.contract.buffers.bad_writes import WRITES
+
+
+def refused(row: Bad, subject: object = None) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(row.error, match=f"(?s){row.match}") as caught:
+            row.call(subject)
+    assert isinstance(caught.value, GleanError), f"not of our family: {caught.value!r}"
+    assert len(str(caught.value)) > 20, "a message says what was expected, what came and what to do"
+
+
+@pytest.mark.parametrize("row", CONSTRUCTORS, ids=names(CONSTRUCTORS))
+def test_constructors(row: Bad) -> None:
+    refused(row)
+
+
+@pytest.mark.parametrize("row", [*WRITES, *CALLS], ids=names([*WRITES, *CALLS]))
+def test_calls_that_change_nothing(row: Bad) -> None:
+    buffer = SUBJECTS[row.subject]()
+    before = state(buffer)
+    refused(row, buffer)
+    assert state(buffer) == before
+    buffer.sample()
+
+
+def test_there_are_many() -> None:
+    assert len(CONSTRUCTORS) + len(WRITES) + len(CALLS) >= 300
