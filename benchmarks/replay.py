@@ -19,6 +19,7 @@ EXTEND = 200
 ABOUT_20_US = 25.0
 """The line of "about 20 us": absolute times of one machine differ by more than this from hour to hour."""
 PEERS = ("torchrl", "sb3", "tianshou", "cpprb")
+FASTER_THAN_PEERS = (Target(1.5, against="cpprb"), Target(4.0, against="torchrl"))
 
 
 def our_buffer(kind: str) -> ReplayBuffer:
@@ -175,20 +176,38 @@ CASES = (
         peers=PEERS,
     ),
     Case(
+        "replay/sample-32",
+        "sample(32) of CartPole-like rows (11 leaves) out of a million, in fresh tensors and a TensorDict",
+        "call",
+        _sampling("cartpole", 32, 1000),
+        "numpy.take(out=)",
+        targets=(Target(2.0, "time"),),
+    ),
+    Case(
         "replay/sample",
-        "sample(256) of CartPole-like rows (11 leaves) out of a million, in fresh tensors and a TensorDict",
+        "sample(256) of the same",
         "call",
         _sampling("cartpole", 256, 500),
         "numpy.take(out=)",
-        targets=(Target(1.1, "time"),),
+        targets=(Target(1.0, "time"), *FASTER_THAN_PEERS),
         peers=PEERS,
     ),
     Case(
-        "replay/sample-humanoid",
-        "sample(256) of Humanoid-like rows (376 float32 twice) out of 50,000; no target",
+        "replay/sample-1024",
+        "sample(1024) of the same",
         "call",
-        _sampling("humanoid", 256, 200),
+        _sampling("cartpole", 1024, 200),
         "numpy.take(out=)",
+        targets=(Target(0.7, "time"), *FASTER_THAN_PEERS),
+        peers=("torchrl", "cpprb"),
+    ),
+    Case(
+        "replay/sample-humanoid",
+        "sample(256) of Humanoid-like rows (376 float32 twice) out of 200,000, against the C gather into ready buffers",
+        "call",
+        {"C gather": c_gather("humanoid", 256, 200), "gleanrl": ours_sampling("humanoid", 256, 200)},
+        "C gather",
+        targets=(Target(0.85),),
         peers=PEERS,
     ),
     Case(

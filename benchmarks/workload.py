@@ -15,7 +15,7 @@ from torch import Tensor, nn
 FRAME = (84, 84, 4)
 FRAMES_ENV = "GleanrlBenchFrames-v0"
 IMAGE_CHUNK = 200
-STORED = {"cartpole": 1_000_000, "humanoid": 50_000, "image": 20_000}
+STORED = {"cartpole": 1_000_000, "humanoid": 200_000, "image": 20_000}
 """Rows of the buffers that are sampled from."""
 Columns = dict[tuple[str, ...], NDArray[Any]]
 

@@ -48,8 +48,8 @@ def writing(n: int, calls: int) -> Callable[[], Work]:
     return setup
 
 
-def sampling(kind: str, calls: int) -> Callable[[], Work]:
-    """`sample(256)`."""
+def sampling(kind: str, calls: int, batch: int = 256) -> Callable[[], Work]:
+    """`sample(batch)`."""
 
     def setup() -> Work:
         columns = flat(stored(kind))
@@ -61,7 +61,7 @@ def sampling(kind: str, calls: int) -> Callable[[], Work]:
 
         def work() -> int:
             for _ in range(calls):
-                buffer.sample(256)
+                buffer.sample(batch)
             return calls
 
         return work
@@ -73,6 +73,7 @@ SETUPS = {
     "replay/extend": writing(EXTEND, 200),
     "replay/add": writing(1, 500),
     "replay/sample": sampling("cartpole", 200),
+    "replay/sample-1024": sampling("cartpole", 60, 1024),
     "replay/sample-humanoid": sampling("humanoid", 50),
     "replay/sample-image": sampling("image", 10),
 }

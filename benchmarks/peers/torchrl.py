@@ -63,8 +63,8 @@ def writing(one: bool, calls: int) -> Callable[[], Work]:
     return setup
 
 
-def sampling(kind: str, calls: int) -> Callable[[], Work]:
-    """`sample(256)`."""
+def sampling(kind: str, calls: int, batch: int = 256) -> Callable[[], Work]:
+    """`sample(batch)`."""
 
     def setup() -> Work:
         columns = stored(kind)
@@ -74,7 +74,7 @@ def sampling(kind: str, calls: int) -> Callable[[], Work]:
 
         def work() -> int:
             for _ in range(calls):
-                buffer.sample(256)
+                buffer.sample(batch)
             return calls
 
         return work
@@ -91,6 +91,7 @@ SETUPS = {
     "replay/extend": writing(False, 100),
     "replay/add": writing(True, 200),
     "replay/sample": sampling("cartpole", 200),
+    "replay/sample-1024": sampling("cartpole", 60, 1024),
     "replay/sample-humanoid": sampling("humanoid", 50),
     "replay/sample-image": sampling("image", 10),
 }
