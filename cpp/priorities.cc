@@ -82,6 +82,13 @@ double Priorities::largest() const {
   return single() ? static_cast<double>(std::numeric_limits<float>::max()) : SumTree::kLargest;
 }
 
+// As it is kept.
+double Priorities::rounded(double raw) const {
+  if (!single()) return raw + 0.0;
+  const double kept = static_cast<double>(static_cast<float>(raw));
+  return kept == 0.0 && raw > 0.0 ? static_cast<double>(std::numeric_limits<float>::denorm_min()) : kept + 0.0;
+}
+
 void Priorities::check_raw(const char* call, std::span<const double> raw) const {
   // NaN fails both comparisons. "&", not "&&": a loop over it has no branch.
   const auto legal = [most = largest()](double value) { return (value >= 0.0) & (value <= most); };
@@ -197,7 +204,7 @@ int64_t Priorities::update(std::span<const int64_t> index, std::span<const doubl
     raw_work_[i] = index[i] < 0 ? 0.0 : raw[i];
     if (index[i] < 0) continue;
     rows_.prefetch(index[i]);
-    __builtin_prefetch(written + index[i]);
+    __builtin_prefetch(written + index[i], 0, 2);
   }
   check_raw("update", raw_work_);
   for (double& value : raw_work_) value = rounded(value);
@@ -237,7 +244,7 @@ void Priorities::draw(std::span<const double> uniform, const DrawRule& rule, con
   tree_.draw(uniform, rule.stratified, index, leaf_work_.data());
   const auto ask = [&](size_t i) {
     rows_.prefetch(index[i]);
-    __builtin_prefetch(written + index[i]);
+    __builtin_prefetch(written + index[i], 0, 2);
   };
   // These arrive while the weights are computed.
   const size_t asked = std::min(n, static_cast<size_t>(kChunk));

@@ -7,7 +7,7 @@
 // Leaves are always computed from raw priorities, never from older leaves.
 //
 // Values.    Raw priorities lie in [0, largest()]: 2^960, or float32's largest if they are kept in `single` precision
-//   (then they are rounded to it first). -0.0 is kept as 0.0. Leaves: relative error of some 10^-9; 1 if alpha is 0,
+//   (then they are rounded to it first, but never a positive one to 0). -0.0 is kept as 0.0. Leaves: relative error of some 10^-9; 1 if alpha is 0,
 //   whatever the priority; raw + eps exactly if alpha is 1. A positive one is never below about 2^-1000: what is
 //   smaller is raised to that, so that no row of a positive priority gets lost. One above kLargestLeaf is refused.
 // Generations. The caller counts in `written` (int64, one for each row) how often each row was written. What is kept of
@@ -117,7 +117,7 @@ class Priorities {
   void check_valid() const;
 
  private:
-  double rounded(double raw) const { return single() ? static_cast<double>(static_cast<float>(raw)) : raw + 0.0; }
+  double rounded(double raw) const;
   void check_raw(const char* call, std::span<const double> raw) const;
   double checked_leaf(const char* call, const Rule& rule, double raw) const;
   void compute_leaves(const Rule& rule, std::int64_t first, std::int64_t n, double* leaf) const;

@@ -45,7 +45,8 @@ class PriorityRows {
   bool blocked(std::int64_t row) const { return (mark(row) & kBlocked) != 0; }
   // In use and not blocked.
   bool drawable(std::int64_t row) const { return (mark(row) & (kInUse | kBlocked)) == kInUse; }
-  void prefetch(std::int64_t row) const { __builtin_prefetch(at(row), 1); }
+  // Asks for a row, into the second cache. Always inline: GCC drops the call of a function that does nothing else.
+  [[gnu::always_inline]] void prefetch(std::int64_t row) const { __builtin_prefetch(at(row), 1, 2); }
 
   // The row comes in use with this priority.
   void store(std::int64_t row, double raw) {

@@ -49,7 +49,10 @@ class Table:
         return self.core.capacity
 
     def kept(self, raw: float) -> float:
-        return float(np.float32(raw)) if self.core.single else float(raw)
+        if not self.core.single:
+            return float(raw)
+        # A positive priority is never rounded to 0.
+        return float(np.float32(raw)) or (float(np.finfo(np.float32).smallest_subnormal) if raw > 0 else 0.0)
 
     def leaf(self, row: int) -> float:
         if row not in self.raw or row in self.blocked:

@@ -160,6 +160,7 @@ class Parts:
         for part in (self._storage, self._sampler, self._writer):
             part.join_buffer(self)
         self._writer.register_storage(self._storage)
+        self._sampler.on_load(self._storage)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of storage, sampler, writer and transforms: copies that later calls don't change."""
@@ -196,6 +197,7 @@ class Parts:
                 self._sampler.load_state_dict(before)
                 raise
             self._writer.load_state_dict(state_dict["_writer"])
+            self._sampler.on_load(self._storage)
 
 
 def _hand_over(old: Part, new: Part, owner: Parts) -> None:

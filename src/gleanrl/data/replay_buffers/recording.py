@@ -51,7 +51,9 @@ class Recording(Parts):
                 TensorDict, a tensor, or a dictionary or tuple of tensors is one batch; a list holds single
                 records, as `add` takes them. It isn't changed, and nothing of it is kept (`ListStorage` keeps
                 the objects of a list themselves). ``index``, ``_weight``, ``priority_weight`` and
-                ``_generation``, which samples may carry, are left out.
+                ``_generation``, which samples may carry, are left out, and so are rows that are no steps:
+                those where a stored ``("collector", "mask")`` is False (with ``ndim > 1`` they are kept, and
+                never drawn).
 
         Returns:
             The indices of the records stored, ``(n,)`` int64 or ``(n, ndim)`` coordinates, in the order of
@@ -75,10 +77,11 @@ class Recording(Parts):
                 transforms.settle(data, slot_dims)
                 data = transforms.write(data, slot_dims)
                 if data is None:
-                    shape = (0,) if storage.ndim == 1 else (0, storage.ndim)
-                    return torch.empty(shape, dtype=torch.int64, device="cpu")
+                    return _no_index(storage)
             self._writer.check_write(data, where)
             prepared = storage.prepare(data, single=single, dim_extend=dim_extend, where=where)
+            if not prepared.num_steps:
+                return _no_index(storage)
             placement = self._writer.place(prepared)
             if isinstance(placement, Selection):
                 storage.write_selected(prepared, placement)
@@ -186,6 +189,12 @@ def checked_dim(dim_extend: int | None) -> int | None:
     ):
         raise InvalidArgumentError(f"dim_extend: expected an integer of 0 or more, got {dim_extend!r}")
     return dim_extend
+
+
+def _no_index(storage: Storage) -> torch.Tensor:
+    """Return what a write returns that stored nothing."""
+    shape = (0,) if storage.ndim == 1 else (0, storage.ndim)
+    return torch.empty(shape, dtype=torch.int64, device="cpu")
 
 
 def _index_of(placement: Placement | Selection, storage: Storage, single: bool) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from gleanrl.errors import EmptyBufferError, InvalidArgumentError
 from gleanrl.records import Draw, Placement
 from gleanrl.seeding import OwnedGenerator
 from gleanrl.tree import NestedKey, Path
+
+_MOST_TRIES = 20
 
 
 class Sampler(Part, ABC):
@@ -130,6 +132,9 @@ class Sampler(Part, ABC):
         """Priority updates that came too late; 0 for samplers without priorities."""
         return 0
 
+    def on_load(self, storage: Storage) -> None:
+        """Learn that `storage` holds what the sampler's state, just loaded, belongs to."""
+
     def clear(self) -> None:
         """Learn that the storage was emptied or replaced."""
         self._ran_out = False
@@ -148,6 +153,20 @@ def _stamped(draw: Draw, storage: Storage, generations: bool) -> Draw:
     if generations and draw.generation is None:
         return draw._replace(generation=storage.generation(draw.slots))
     return draw
+
+
+def redrawn_masked(
+    storage: Storage, slots: torch.Tensor, draw: Callable[[int], torch.Tensor]
+) -> torch.Tensor:
+    """Return `slots` with those that hold no steps replaced by what `draw` gives, so many at a time."""
+    masked = storage.masked(slots)
+    tries = 0
+    while masked is not None and masked.any():
+        if tries == _MOST_TRIES and bool(storage.masked(torch.arange(len(storage), device="cpu")).all()):
+            raise EmptyBufferError("can't sample: every stored row is masked out, none is a step")
+        slots = slots.masked_scatter(masked, draw(int(masked.sum())))
+        masked, tries = storage.masked(slots), tries + 1
+    return slots
 
 
 def coordinates(slots: torch.Tensor, storage: Storage) -> Any:

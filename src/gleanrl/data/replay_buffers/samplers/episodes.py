@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Container
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -94,9 +95,7 @@ class EpisodeTable:
         """
         native = self._native
         if native is None:
-            # What is missing is an error of the draw: the write is done.
-            with suppress(GleanError):
-                self.sync(storage)
+            self.meet(storage)
             return False
         if (
             self._content is not storage.content
@@ -105,10 +104,17 @@ class EpisodeTable:
             or (placement.start != native.cursor and placement.num_steps < placement.capacity)
         ):
             return False
+        if placement.num_steps == placement.capacity:
+            native.clear()  # everything was replaced: it may begin anywhere
         for start, stop in placement.spans():
             self._tell(native, storage, start, stop)
         self._changes = storage.changes
         return True
+
+    def meet(self, storage: Storage) -> None:
+        """Look at a storage now rather than at the first draw; whatever is missing is an error of the draw."""
+        with suppress(GleanError):
+            self.sync(storage)
 
     @property
     def _static(self) -> bool:
@@ -138,6 +144,10 @@ class EpisodeTable:
             self._reader = _reader(storage, self.keys, self._static)
             self._native = Episodes(storage.capacity_steps, max(storage.rows_per_step, 1))
             self._storage = storage
+        if not storage.ordered:
+            raise UnsupportedError(
+                "slices need records in the order of time; those that are stored were chosen by what they hold"
+            )
         native = self._native
         native.clear()
         capacity, stored, end = storage.capacity_steps, storage.num_steps, storage.end
@@ -188,15 +198,21 @@ class _Reader:
 
     Args:
         storage: where they stand.
-        flags: bool columns, of any width.
+        flags: bool columns.
         ids: integer columns with one number to a row.
         steps: the column of `steps_to_next_obs`, if it is stored.
+        groups: those of `flags` that may have several values to a row, one for each agent: any of them counts.
     """
 
     def __init__(
-        self, storage: TensorStorage, flags: list[Path], ids: list[Path], steps: Path | None
+        self,
+        storage: TensorStorage,
+        flags: list[Path],
+        ids: list[Path],
+        steps: Path | None,
+        groups: Container[Path],
     ) -> None:
-        self._flags = [_flat(storage, path, "bool", wide=True) for path in flags]
+        self._flags = [_flat(storage, path, "bool", wide=path in groups) for path in flags]
         self._ids = [_flat(storage, path, "integer") for path in ids]
         self._steps = None if steps is None else _flat(storage, steps, "integer")
 
@@ -241,7 +257,8 @@ def _reader(storage: Storage, keys: BoundaryKeys, given: bool) -> _Reader:
             f"nothing stored tells where trajectories end: neither {as_key(wanted)!r}, {TRAJ_IDS!r} nor a flag "
             f"below 'next'; there are {[as_key(path) for path in schema.paths]}"
         )
-    return _Reader(storage, flags, ids, _STEPS if _STEPS in schema else None)
+    groups = flags if keys.end is None else ()
+    return _Reader(storage, flags, ids, _STEPS if _STEPS in schema else None, groups)
 
 
 def _flag_paths(schema: Schema, end_key: NestedKey | None) -> list[Path]:

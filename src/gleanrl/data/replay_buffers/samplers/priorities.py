@@ -126,7 +126,7 @@ class PriorityTable:
             self.sync(storage)
             return
         per_step = storage.rows_per_step
-        self._fill(storage, placement.start * per_step, placement.num_steps * per_step)
+        self._enter(storage, placement.start * per_step, placement.num_steps * per_step)
         self._changes = storage.changes
 
     def on_update(self, storage: Storage, slots: torch.Tensor) -> None:
@@ -134,7 +134,8 @@ class PriorityTable:
         if self._changes == storage.changes - 1:
             self._changes = storage.changes
         self.sync(storage)
-        self.reset(storage, slots)
+        for start, count in _runs(slots):
+            self._enter(storage, start, count)
 
     def reset(self, storage: Storage, slots: torch.Tensor) -> None:
         """Give `slots`, ``(n,)`` int64, the priority of new rows."""
@@ -168,7 +169,7 @@ class PriorityTable:
             native.clear()
             self._content, self._changes = storage.content, storage.changes
             if len(storage):
-                self._fill(storage, 0, len(storage))
+                self._enter(storage, 0, len(storage))
         else:
             native.load(saved["raw"].data_ptr(), saved["mark"].data_ptr(), len(storage))
             native.max_seen = saved["max_seen"]
@@ -192,10 +193,19 @@ class PriorityTable:
             count = min(count, storage.max_size)
             inside = min(count, stored - start) if start < stored else 0
             if inside > 0:
-                self._fill(storage, start, inside)
+                self._enter(storage, start, inside)
             if start + count > storage.max_size:
-                self._fill(storage, 0, min(start + count - storage.max_size, stored))
+                self._enter(storage, 0, min(start + count - storage.max_size, stored))
         self._changes = storage.changes
+
+    def _enter(self, storage: Storage, start: int, count: int) -> None:
+        """Take in `count` new rows from `start` on, around the end; those that are no steps are never drawn."""
+        self._fill(storage, start, count)
+        if storage.has_mask:
+            slots = torch.arange(start, start + count, device="cpu") % storage.max_size
+            masked = storage.masked(slots)
+            assert masked is not None and self._native is not None
+            self._native.block(slots.data_ptr(), count, masked.data_ptr())
 
     def _fill(self, storage: Storage, start: int, count: int) -> None:
         """Give `count` rows from `start` on, around the end, the priority of new rows."""
@@ -225,7 +235,7 @@ class PriorityTable:
             uniforms: ``(n,)`` float64 in [0, 1).
 
         Returns:
-            Slots ``(n,)`` int64, importance weights ``(n,)`` float32, generations ``(n,)`` int64.
+            Slots ``(n,)`` int64, importance weights ``(n,)`` of `dtype`, generations ``(n,)`` int64.
 
         Raises:
             EmptyBufferError: every stored row has probability 0.
@@ -251,7 +261,7 @@ class PriorityTable:
             weight.data_ptr(),
             generation.data_ptr(),
         )
-        return slots, weight, generation
+        return slots, weight if self.dtype == torch.float32 else weight.to(self.dtype), generation
 
     def remember(self, storage: Storage, slots: torch.Tensor) -> None:
         """Take `slots`, ``(n,)`` int64, as drawn now."""

@@ -82,6 +82,10 @@ class Prioritized(Sampler):
         """Give `slots` the priority of new records."""
         self._priorities.reset(storage, slots)
 
+    def on_load(self, storage: Storage) -> None:
+        """Take the loaded priorities as those of `storage`."""
+        self._priorities.sync(storage)
+
     def clear(self) -> None:
         """Forget every priority."""
         super().clear()
@@ -105,7 +109,7 @@ class Prioritized(Sampler):
 class PrioritizedSampler(Prioritized):
     """Draws transitions in proportion to ``(priority + eps) ** alpha``, with replacement.
 
-    Batches come with importance weights, ``_weight`` and ``priority_weight`` (one tensor, ``(n,)`` float32):
+    Batches come with importance weights, ``_weight`` and ``priority_weight`` (one tensor, ``(n,)``, of `dtype`):
     ``(p / p_ref) ** -beta`` for a row of probability p. With ``normalize="buffer"`` p_ref is the smallest
     probability that a stored row has, so that weights are at most 1; with ``"batch"`` it is the smallest of
     the batch, so that its largest weight is exactly 1.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gleanrl.data.replay_buffers.samplers.base import Sampler
+from gleanrl.data.replay_buffers.samplers.base import Sampler, redrawn_masked
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.records import Draw
 
@@ -17,8 +17,11 @@ class RandomSampler(Sampler):
     """
 
     def _draw(self, storage: Storage, batch_size: int) -> Draw:
-        return Draw(self._random.integers(len(storage), batch_size))
+        return Draw(self._some(storage, batch_size))
 
     def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
-        again = self._random.integers(len(storage), int(stale.sum()))
-        return Draw(draw.slots.masked_scatter(stale, again))
+        return Draw(draw.slots.masked_scatter(stale, self._some(storage, int(stale.sum()))))
+
+    def _some(self, storage: Storage, count: int) -> torch.Tensor:
+        size, random = len(storage), self._random
+        return redrawn_masked(storage, random.integers(size, count), lambda more: random.integers(size, more))

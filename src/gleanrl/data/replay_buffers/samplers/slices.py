@@ -198,6 +198,10 @@ class SliceSampler(Sampler):
         """Learn that boundaries may have changed."""
         self._table.invalidate()
 
+    def on_load(self, storage: Storage) -> None:
+        """Look at what was loaded."""
+        self._table.meet(storage)
+
     def clear(self) -> None:
         """Learn that the storage was emptied or replaced."""
         super().clear()

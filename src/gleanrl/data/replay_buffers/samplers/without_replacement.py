@@ -8,7 +8,7 @@ import torch
 
 from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.errors import InvalidArgumentError, SchemaError
+from gleanrl.errors import EmptyBufferError, InvalidArgumentError, SchemaError
 from gleanrl.records import Draw
 
 
@@ -38,6 +38,7 @@ class SamplerWithoutReplacement(Sampler):
         super().__init__(seed)
         self.drop_last = drop_last
         self.shuffle = shuffle
+        self._rows = 0  # rows stored when it began
         self._size = 0  # slots of the running epoch; 0 before it began
         self._position = 0  # how many of them were drawn or left out
         self._order: torch.Tensor | None = None  # (size,) int64, None if not shuffled
@@ -48,7 +49,7 @@ class SamplerWithoutReplacement(Sampler):
             self._move_to(storage)
         left = self._size - self._position
         if left < (batch_size if self.drop_last else 1):
-            self._begin(len(storage), batch_size)
+            self._begin(storage, batch_size)
             left = self._size
         start = self._position
         stop = start + min(batch_size, left)
@@ -63,18 +64,22 @@ class SamplerWithoutReplacement(Sampler):
 
     def _move_to(self, storage: Storage) -> None:
         """Keep a loaded epoch that fits; drop one of another content."""
-        if self._content is not None or self._size > len(storage):
+        if self._content is not None or self._rows > len(storage):
             self.new_epoch()
         self._content = storage.content
 
-    def _begin(self, size: int, batch_size: int) -> None:
+    def _begin(self, storage: Storage, batch_size: int) -> None:
+        slots = _unmasked(storage)
+        size = len(storage) if slots is None else slots.shape[0]
         if self.drop_last and size < batch_size:
             raise InvalidArgumentError(
                 f"batch_size={batch_size} with drop_last=True, but only {size} transitions are stored: "
                 "no batch is left"
             )
         self._order = self._random.permutation(size) if self.shuffle else None
-        self._size = size
+        if slots is not None:
+            self._order = slots if self._order is None else slots[self._order]
+        self._rows, self._size = len(storage), size
         self._position = 0
 
     def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
@@ -84,7 +89,7 @@ class SamplerWithoutReplacement(Sampler):
     def new_epoch(self) -> None:
         """Drop what is left of the epoch; the next draw begins a new one."""
         super().new_epoch()
-        self._size = self._position = 0
+        self._rows = self._size = self._position = 0
         self._order = None
         self._content = None
 
@@ -95,14 +100,20 @@ class SamplerWithoutReplacement(Sampler):
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch's order and position, and the random generator."""
         order = None if self._order is None else self._order.clone()
-        return {**super().state_dict(), "size": self._size, "position": self._position, "order": order}
+        return {
+            **super().state_dict(),
+            "rows": self._rows,
+            "size": self._size,
+            "position": self._position,
+            "order": order,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on in a saved epoch."""
         try:
-            size, position, order = state_dict["size"], state_dict["position"], state_dict["order"]
+            rows, size, position, order = (state_dict[key] for key in ("rows", "size", "position", "order"))
             order = None if order is None else order.to("cpu", torch.int64, copy=True)
-            sound = 0 <= position <= size and (order is None or _is_order(order, size))
+            sound = 0 <= position <= size <= rows and (order is None or _is_order(order, size, rows))
         except (KeyError, TypeError, AttributeError) as cause:
             raise SchemaError(
                 "load_state_dict: expected what SamplerWithoutReplacement.state_dict() returned"
@@ -110,20 +121,29 @@ class SamplerWithoutReplacement(Sampler):
         if not sound:
             raise SchemaError(f"load_state_dict: position {position} and order don't fit an epoch of {size}")
         super().load_state_dict(state_dict)
-        self._size, self._position, self._order = size, position, order
+        self._rows, self._size, self._position, self._order = rows, size, position, order
         self._content = None
 
     def check_valid(self) -> None:
-        """Raise AssertionError unless the order is a permutation; for tests."""
+        """Raise AssertionError unless the order holds each slot once; for tests."""
         assert 0 <= self._position <= self._size
-        if self._order is not None:
-            assert torch.equal(self._order.sort().values, torch.arange(self._size, device="cpu"))
+        assert self._order is None or _is_order(self._order, self._size, self._rows)
 
 
-def _is_order(order: torch.Tensor, size: int) -> bool:
-    """Return whether `order` holds each of ``[0, size)`` once."""
+def _unmasked(storage: Storage) -> torch.Tensor | None:
+    """Return the slots that hold steps, or None if all do."""
+    if not storage.has_mask:
+        return None
+    slots = torch.arange(len(storage), device="cpu")
+    masked = storage.masked(slots)
+    assert masked is not None
+    if masked.all():
+        raise EmptyBufferError("can't sample: every stored row is masked out, none is a step")
+    return slots[~masked] if masked.any() else None
+
+
+def _is_order(order: torch.Tensor, size: int, rows: int) -> bool:
+    """Return whether `order` holds `size` different slots of ``[0, rows)``."""
     if order.shape != (size,) or not size:
         return order.shape == (size,)
-    return bool(order.min() == 0 and order.max() == size - 1) and bool(
-        (order.bincount(minlength=size) == 1).all()
-    )
+    return bool(order.min() >= 0 and order.max() < rows) and order.unique().shape[0] == size

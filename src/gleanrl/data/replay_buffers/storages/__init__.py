@@ -2,9 +2,10 @@
 
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.ensemble import StorageEnsemble
+from gleanrl.data.replay_buffers.storages.lazy import LazyTensorStorage
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.data.replay_buffers.storages.memmap import LazyMemmapStorage
-from gleanrl.data.replay_buffers.storages.tensor import LazyTensorStorage, TensorStorage
+from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 
 __all__ = [
     "LazyMemmapStorage",

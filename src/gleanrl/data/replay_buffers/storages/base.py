@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from math import prod
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gleanrl.data.replay_buffers.ownership import Part
+from gleanrl.data.replay_buffers.storages.access import Access
 from gleanrl.data.replay_buffers.storages.memory import zeroed
 from gleanrl.errors import IndexRangeError, InvalidArgumentError, SchemaError, UnsupportedError
 from gleanrl.native import bump, bump_at
@@ -31,7 +31,7 @@ class Prepared(NamedTuple):
     """Time steps in it."""
 
 
-class Storage(Part, ABC):
+class Storage(Access):
     """Slots for records: ``[steps, *batch]`` of them, time first.
 
     A slot's number counts over time and batch dimensions flattened. Each slot has a *generation*, the number
@@ -64,6 +64,8 @@ class Storage(Part, ABC):
         self.changes = 0
         """Writes and clearings so far, counted before the bytes move; read-only for others."""
         self._recent: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
+        self.ordered = True
+        """Whether neighbouring slots hold neighbouring steps; not after records were chosen by what they hold."""
         self._rows_written = 0
         self._generations: torch.Tensor | None = None
         self._generations_at = 0
@@ -159,8 +161,13 @@ class Storage(Part, ABC):
         recent = list(self._recent)
         return None if ago > len(recent) else recent[len(recent) - ago :]
 
+    @property
+    def has_mask(self) -> bool:
+        """Whether there may be rows that are no steps."""
+        return False
+
     def masked(self, slots: torch.Tensor) -> torch.Tensor | None:
-        """Return which of `slots` hold rows that are no steps, ``(n,)`` bool; None if there are none at all."""
+        """Return which of `slots` hold rows that are no steps, ``(n,)`` bool; None without a mask."""
         return None
 
     def _mark(self, start: int, count: int) -> None:
@@ -248,16 +255,26 @@ class Storage(Part, ABC):
         self._num_steps = placement.length
         self._end = placement.cursor
         self._rows_written += count
+        if self._followers:
+            self._announce(torch.arange(start, start + count, device="cpu") % size)
 
     def write_selected(self, prepared: Prepared, selection: Selection) -> None:
         """Copy some of the prepared records to slots of their own and publish the new length."""
         if selection.slots.shape[0]:
-            self.write_slots(Prepared(self._pick(prepared.rows, selection.rows), 0), selection.slots)
+            self._put(Prepared(self._pick(prepared.rows, selection.rows), 0), selection.slots)
+        self.ordered = False
         self._num_steps = selection.length
         self._end = selection.length % self.capacity_steps
+        if self._followers:
+            self._announce(selection.slots)
 
     def write_slots(self, prepared: Prepared, slots: torch.Tensor) -> None:
         """Copy prepared data to `slots`, ``(n,)`` int64, n >= 1; the length stays."""
+        self._put(prepared, slots)
+        if self._followers:
+            self._announce(slots)
+
+    def _put(self, prepared: Prepared, slots: torch.Tensor) -> None:
         if self._generations is None:
             self._counters()
         low = int(slots.min())
@@ -305,6 +322,7 @@ class Storage(Part, ABC):
         if self._num_steps:
             bump(self._generations_at, 0, len(self), self.max_size)
         self._num_steps = self._end = 0
+        self.ordered = True
 
     # Reading
 
@@ -323,10 +341,6 @@ class Storage(Part, ABC):
             UnsupportedError: a storage without columns.
         """
         raise UnsupportedError(f"keys: a {type(self).__name__} has no columns to choose from")
-
-    @abstractmethod
-    def get(self, index: Any) -> Any:
-        """Return the records at a user's index over the visible part; see the subclass for what is a view."""
 
     @abstractmethod
     def slots_of(self, index: Any) -> tuple[torch.Tensor, torch.Size]:
@@ -350,6 +364,7 @@ class Storage(Part, ABC):
             "num_steps": self._num_steps,
             "end": self._end,
             "rows_written": self._rows_written,
+            "ordered": self.ordered,
             "generations": self._counters()[: len(self)].clone(),
         }
 
@@ -384,6 +399,7 @@ class Storage(Part, ABC):
         self._num_steps = int(state["num_steps"])
         self._end = int(state["end"])
         self._rows_written = int(state["rows_written"])
+        self.ordered = bool(state.get("ordered", True))
 
 
 def _positive(name: str, value: Any) -> int:

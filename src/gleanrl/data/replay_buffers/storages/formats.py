@@ -16,6 +16,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 from torch.utils import _pytree
 
 from gleanrl.block import Field, Schema
+from gleanrl.data.boundaries import MASK
 from gleanrl.data.replay_buffers.storages.tensorclasses import (
     classes_below,
     classes_of,
@@ -50,6 +51,8 @@ class RecordFormat(ABC):
         self.schema = schema
         self.item_shape = item_shape
         self._shapes: dict[torch.Size, list[tuple[torch.Size, torch.dtype]]] = {}
+        self.mask = _mask_of(schema)
+        """The position of the leaf that tells steps from other rows, None if there is none."""
         self._narrowed: dict[tuple[Path, ...], RecordFormat] = {}
 
     @abstractmethod
@@ -230,6 +233,12 @@ class TreeFormat(RecordFormat):
         """Return the format as plain values; the structure as a tree with the leaves' numbers in it."""
         numbered = _pytree.tree_unflatten(range(self.spec.num_leaves), self.spec)
         return {**_state("tree", self), "tree": numbered}
+
+
+def _mask_of(schema: Schema) -> int | None:
+    if MASK not in schema or schema[MASK].dtype != torch.bool or schema[MASK].shape.numel() != 1:
+        return None
+    return schema.index(MASK)
 
 
 def find_format(data: Any, dims: int, where: str) -> RecordFormat:

@@ -13,12 +13,12 @@ from gleanrl.data.replay_buffers.storages.formats import (
     RecordFormat,
     check_all_storable,
     find_format,
-    format_from_state,
     stack_records,
     swap_batch_dims,
 )
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
 from gleanrl.data.replay_buffers.storages.memory import Allocator, FileAllocator, HeapAllocator
+from gleanrl.data.replay_buffers.storages.saved import saved_format
 from gleanrl.data.rows import take_rows
 from gleanrl.errors import (
     EmptyBufferError,
@@ -26,7 +26,6 @@ from gleanrl.errors import (
     IndexRangeError,
     InvalidArgumentError,
     SchemaError,
-    UnsupportedError,
 )
 from gleanrl.tree import NestedKey, Path, as_key
 
@@ -84,8 +83,10 @@ class TensorStorage(Storage):
         Storage.__init__(self, max_size, ndim)
         self.device = device
         self._allocate = allocator
+        self._follows_data = False
         self._format: RecordFormat | None = None
         self._columns: ColumnStore | None = None
+        self._mask: torch.Tensor | None = None  # (num_slots,) bool, False on rows that are no steps
 
     @property
     def initialized(self) -> bool:
@@ -103,6 +104,13 @@ class TensorStorage(Storage):
     def _storage(self) -> Any:
         """All slots as one live view, ``[capacity_steps, *batch]``; None before the first write."""
         return None if self._columns is None else self._view((), self.capacity_steps)
+
+    def _flattened(self) -> TensorStorage:
+        """Return the stored part as a storage with one batch dimension; the columns are shared."""
+        assert self._columns is not None
+        rows = torch.Size([len(self)])
+        leaves = [column[: len(self)] for column in self._columns.columns]
+        return TensorStorage(self.format.build(leaves, rows, self.device), device=self.device)
 
     # Writing
 
@@ -132,7 +140,12 @@ class TensorStorage(Storage):
             lead = _swap(lead, dim_extend)
         batch, num_steps = (lead, 1) if single else (lead[1:], lead[0])
         self._check_batch(batch, num_steps, where)
+        if self.ndim == 1 and form.mask is not None:
+            leaves, num_steps = _unmasked(leaves, leaves[form.mask], num_steps)
+            if not num_steps:
+                return Prepared([], 0)
         if self._columns is None:
+            self._settle(leaves[0].device)
             # Whatever fails does so before the memory is taken and the schema fixed.
             leaves = [_plain(leaf, self.device) for leaf in leaves]
             self._initialize(form, batch)
@@ -151,6 +164,12 @@ class TensorStorage(Storage):
         if num_steps == 0:
             raise SchemaError(f"{where}: got no record at all; write at least one")
 
+    def _settle(self, device: torch.device) -> None:
+        """Choose the device of the first data, if that was asked for."""
+        if self._follows_data:
+            self.device = device
+            self._allocate = HeapAllocator(device)
+
     def _initialize(self, form: RecordFormat, batch: torch.Size) -> None:
         """Take the memory; the storage changes only once every column exists."""
         steps = -(-self._requested // batch.numel())
@@ -161,6 +180,8 @@ class TensorStorage(Storage):
         self.device = columns[0].device  # with its number: "cuda" has become "cuda:0"
         self._batch_shape = batch
         self._format = form
+        if self.ndim > 1 and form.mask is not None:
+            self._mask = columns[form.mask].view(-1)
 
     def _copy_span(self, rows: list[torch.Tensor], skipped: int, start: int, count: int) -> None:
         assert self._columns is not None
@@ -247,6 +268,16 @@ class TensorStorage(Storage):
             leaves = [leaf.view(*shape, *leaf.shape[1:]) for leaf in leaves]
         return self.format.build(leaves, shape, self.device)
 
+    @property
+    def has_mask(self) -> bool:
+        """Whether a mask is stored that tells steps from other rows."""
+        return self._mask is not None
+
+    def masked(self, slots: torch.Tensor) -> torch.Tensor | None:
+        """Return which of `slots` hold rows that are no steps (``("collector", "mask")`` is False there)."""
+        mask = self._mask
+        return None if mask is None else ~mask[slots.to(mask.device)].cpu()
+
     def slots_of(self, index: Any) -> tuple[torch.Tensor, torch.Size]:
         """Return the slots that `index` names and the selection's shape."""
         return slots_at(index, self.shape)
@@ -289,7 +320,7 @@ class TensorStorage(Storage):
         state["_saved"] = self.state_dict()
         if self._format is not None:
             state["_saved"]["format"] = self._format.state(by_name=False)
-        state["_columns"] = state["_format"] = None
+        state["_columns"] = state["_format"] = state["_mask"] = None
         if not isinstance(self._allocate, (HeapAllocator, FileAllocator)):
             state["_allocate"] = HeapAllocator(self.device)  # the columns were the user's
         return state
@@ -307,11 +338,12 @@ class TensorStorage(Storage):
         Raises:
             SchemaError: another capacity, number of dimensions, schema, or a broken state; nothing changed.
         """
-        form = self._check_state(state_dict)
+        form = self._check_saved(state_dict)
         if form is None:
             self.clear()
             return
         if self._columns is None:
+            self._settle(state_dict["columns"][0].device)
             self._initialize(form, torch.Size(state_dict["batch_shape"]))
         assert self._columns is not None
         self.clear()
@@ -322,34 +354,12 @@ class TensorStorage(Storage):
             column[:used].copy_(saved)
         self._restore_base(state_dict)
 
-    def _check_state(self, state: dict[str, Any]) -> RecordFormat | None:
+    def _check_saved(self, state: dict[str, Any]) -> RecordFormat | None:
         """Return the saved format, or None for an empty state; raise if the state doesn't fit here."""
-        self.steps_in(state)
-        try:
-            if (state["max_size"], state["ndim"]) != (self._requested, self.ndim):
-                raise SchemaError(
-                    f"load_state_dict: the state has max_size={state['max_size']}, ndim={state['ndim']}; "
-                    f"this storage has {self._requested}, {self.ndim}: build it with the same ones"
-                )
-            if "columns" not in state:
-                return None
-            form = format_from_state(state["format"])
-            batch = torch.Size(state["batch_shape"])
-            used = state["num_steps"] * batch.numel()
-            sizes = {len(state["generations"]), used}
-            if len(sizes) != 1 or used > -(-self._requested // batch.numel()) * batch.numel():
-                raise SchemaError(
-                    f"load_state_dict: {used} rows, {len(state['generations'])} generations: broken state"
-                )
-            form.check(state["columns"], torch.Size((used,)), "load_state_dict")
-            check_all_storable(list(state["columns"]), "load_state_dict")
-        except (KeyError, TypeError, ValueError, AttributeError) as cause:
-            if isinstance(cause, SchemaError):
-                raise
-            raise SchemaError(
-                "load_state_dict: expected what state_dict() of a tensor storage returned"
-            ) from cause
-        mine = self._format
+        form = saved_format(state, self._requested, self.ndim)
+        if form is None:
+            return None
+        mine, batch = self._format, torch.Size(state["batch_shape"])
         if mine is not None and (not mine.same_as(form) or batch != self._batch_shape):
             raise SchemaError(
                 f"load_state_dict: the state's schema {form.schema!r} with batch {tuple(batch)} isn't this "
@@ -379,33 +389,21 @@ class TensorStorage(Storage):
         return f"{type(self).__name__}({len(self)} of {self.max_size} rows, {schema})"
 
 
-class LazyTensorStorage(TensorStorage):
-    """A tensor storage in memory, allocated zeroed at the first write.
-
-    Args:
-        max_size: transitions that fit.
-        device: where the records are kept and come back.
-        ndim: leading batch dimensions of the data that are slots; the first is time.
-
-    Examples:
-        >>> import torch
-        >>> from tensordict import TensorDict
-        >>> storage = LazyTensorStorage(100, ndim=2)
-        >>> storage.set(0, TensorDict({"x": torch.arange(12).view(4, 3)}, [4, 3]))
-        >>> storage.max_size, storage.shape, len(storage)
-        (102, torch.Size([4, 3]), 12)
-    """
-
-    def __init__(self, max_size: int, *, device: torch.device | str | int = "cpu", ndim: int = 1) -> None:
-        place = torch.device(device)
-        if place.type == "meta":
-            raise UnsupportedError("device: meta tensors hold no data; use a real device")
-        self._open(max_size, HeapAllocator(place), place, ndim)
-
-
 def _plain(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return `leaf` on `device`, contiguous, with lazy conjugations and negations carried out."""
     return leaf.detach().to(device).resolve_conj().resolve_neg().contiguous()
+
+
+def _unmasked(
+    leaves: list[torch.Tensor], mask: torch.Tensor, num_steps: int
+) -> tuple[list[torch.Tensor], int]:
+    """Leave out the rows that are no steps, those where `mask` is False; return how many are left."""
+    steps = mask.reshape(num_steps)
+    if steps.all():
+        return leaves, num_steps
+    kept = steps.nonzero()[:, 0]
+    rows = [leaf.reshape(num_steps, *leaf.shape[1:]) if leaf.ndim else leaf.reshape(1) for leaf in leaves]
+    return [take_rows(leaf, 1, kept) for leaf in rows], kept.shape[0]
 
 
 def _swap(sizes: torch.Size, dim: int) -> torch.Size:
