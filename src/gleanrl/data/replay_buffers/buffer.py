@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
+from gleanrl.data.replay_buffers.arguments import positive
 from gleanrl.data.replay_buffers.prefetch import Prefetcher
 from gleanrl.data.replay_buffers.recording import checked_dim
 from gleanrl.data.replay_buffers.samplers.base import Sampler
@@ -17,7 +17,7 @@ from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import is_key
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.data.replay_buffers.writers.base import Writer
-from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from gleanrl.records import BufferStats
 from gleanrl.system import proc
 from gleanrl.tree import NestedKey
@@ -98,7 +98,9 @@ class ReplayBuffer(Serving):
             raise InvalidArgumentError(
                 "batch_size: prefetch and samplers with drop_last=True need it at construction"
             )
-        self._batch_size = None if batch_size is None else checked_size(batch_size)
+        self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
+        if collate_fn is not None and not callable(collate_fn):
+            raise InvalidTypeError(f"collate_fn: expected a callable, got {collate_fn!r}")
         self._dim_extend = checked_dim(dim_extend)
         super().__init__(storage, sampler, writer, transform, seed)
         self._collate_fn = collate_fn
@@ -140,7 +142,7 @@ class ReplayBuffer(Serving):
             MissingKeyError: one of `keys` isn't stored.
         """
         size = self._size_of(batch_size)
-        chosen = None if keys is None else (keys,) if isinstance(keys, str) else tuple(keys)
+        chosen = None if keys is None else _keys(keys)
         ahead = chosen is None and size == self._batch_size
         batch, info, _ = self._serve(size, ahead, chosen, return_info)
         return (batch, info) if return_info else batch
@@ -150,7 +152,9 @@ class ReplayBuffer(Serving):
             if self._batch_size is not None:
                 return self._batch_size
             raise UnsupportedError("sample: no batch_size was given, to this call or at construction")
-        size = batch_size if type(batch_size) is int and batch_size > 0 else checked_size(batch_size)
+        size = (
+            batch_size if type(batch_size) is int and batch_size > 0 else positive("batch_size", batch_size)
+        )
         if self._batch_size is not None and size != self._batch_size:
             warnings.warn(
                 f"sample: batch_size={size} differs from the buffer's {self._batch_size}; {size} is used",
@@ -218,15 +222,12 @@ class ReplayBuffer(Serving):
         )
 
 
-def checked_size(batch_size: Any) -> int:
-    """Return `batch_size` if it is an integer of 1 or more."""
-    try:
-        size = operator.index(batch_size)
-    except TypeError:
-        size = 0
-    if isinstance(batch_size, bool) or size < 1:
-        raise InvalidArgumentError(f"batch_size: expected an integer of 1 or more, got {batch_size!r}")
-    return size
+def _keys(keys: Any) -> tuple[NestedKey, ...]:
+    if isinstance(keys, str):
+        return (keys,)
+    if not isinstance(keys, Iterable):
+        raise InvalidTypeError(f"keys: expected a list of keys, got {keys!r}")
+    return tuple(keys)
 
 
 def _prefetcher(depth: Any, threads: Any) -> Prefetcher | None:

@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from gleanrl.data.replay_buffers.buffer import ReplayBuffer, checked_size
+from gleanrl.data.replay_buffers.arguments import positive
+from gleanrl.data.replay_buffers.buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.members import assemble
 from gleanrl.data.replay_buffers.pipeline import Pipeline, none_returned
 from gleanrl.data.replay_buffers.samplers.ensemble import SamplerEnsemble, join_infos
@@ -99,7 +100,7 @@ class ReplayBufferEnsemble:
             )
         self._members = rbs
         self._lock = threading.Lock()
-        self._batch_size = None if batch_size is None else checked_size(batch_size)
+        self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
         if self._batch_size is not None:
             self._mixture.share(self._batch_size)
         self._collate_fn = collate_fn
@@ -220,7 +221,7 @@ class ReplayBufferEnsemble:
         if batch_size is None and self._batch_size is None:
             raise UnsupportedError("sample: no batch_size was given, to this call or at construction")
         wanted = None if keys is None else (keys,) if isinstance(keys, str) else tuple(keys)
-        size = self._batch_size if batch_size is None else checked_size(batch_size)
+        size = self._batch_size if batch_size is None else positive("batch_size", batch_size)
         batch, info, _ = self._serve(size, wanted, return_info)
         return (batch, info) if return_info else batch
 

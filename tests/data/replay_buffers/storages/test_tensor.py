@@ -14,13 +14,11 @@ from gleanrl.data.replay_buffers import (
     TensorStorage,
 )
 from gleanrl.errors import (
-    CapacityError,
     EmptyBufferError,
     IndexRangeError,
     InvalidArgumentError,
     InvalidTypeError,
     SchemaError,
-    UnsupportedError,
 )
 from tests.data.replay_buffers.oracle import clock, fingerprint, ted
 
@@ -291,18 +289,6 @@ def test_the_view_over_all_slots():
     storage.set(0, ted(4))
     assert storage._storage.batch_size == (10,)
     assert storage._storage["next", "reward"].flatten().tolist() == [0, 1, 2, 3, 0, 0, 0, 0, 0, 0]
-
-
-def test_memory_is_asked_for_before_it_is_taken():
-    storage = LazyTensorStorage(10**12)
-    with pytest.raises(CapacityError, match="bytes of memory"):
-        storage.set(0, ted(4))
-    assert not storage.initialized
-
-
-def test_meta_devices_are_refused():
-    with pytest.raises(UnsupportedError, match="meta"):
-        LazyTensorStorage(5, device="meta")
 
 
 @pytest.mark.parametrize("kind", LAZY)

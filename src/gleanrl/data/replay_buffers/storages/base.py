@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -12,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from gleanrl.data.replay_buffers.arguments import positive
 from gleanrl.data.replay_buffers.storages.access import Access
 from gleanrl.data.replay_buffers.storages.memory import zeroed
-from gleanrl.errors import IndexRangeError, InvalidArgumentError, SchemaError, UnsupportedError
+from gleanrl.errors import IndexRangeError, SchemaError, UnsupportedError
 from gleanrl.native import bump, bump_at
 from gleanrl.records import Placement, Selection
 from gleanrl.tree import NestedKey, Path
@@ -54,8 +54,8 @@ class Storage(Access):
     """
 
     def __init__(self, max_size: int, ndim: int = 1) -> None:
-        self.ndim = _positive("ndim", ndim)
-        self._requested = _positive("max_size", max_size)
+        self.ndim = positive("ndim", ndim)
+        self._requested = positive("max_size", max_size)
         self._batch_shape: torch.Size | None = torch.Size(()) if self.ndim == 1 else None
         self._num_steps = 0
         self._end = 0
@@ -265,14 +265,12 @@ class Storage(Access):
         self.ordered = False
         self._num_steps = selection.length
         self._end = selection.length % self.capacity_steps
-        if self._followers:
-            self._announce(selection.slots)
+        self._announce(selection.slots)
 
     def write_slots(self, prepared: Prepared, slots: torch.Tensor) -> None:
         """Copy prepared data to `slots`, ``(n,)`` int64, n >= 1; the length stays."""
         self._put(prepared, slots)
-        if self._followers:
-            self._announce(slots)
+        self._announce(slots)
 
     def _put(self, prepared: Prepared, slots: torch.Tensor) -> None:
         if self._generations is None:
@@ -400,13 +398,3 @@ class Storage(Access):
         self._end = int(state["end"])
         self._rows_written = int(state["rows_written"])
         self.ordered = bool(state.get("ordered", True))
-
-
-def _positive(name: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if isinstance(value, bool) or number < 1:
-        raise InvalidArgumentError(f"{name}: expected an integer of 1 or more, got {value!r}")
-    return number

@@ -177,3 +177,8 @@ class DeviceColumns(ColumnStore):
 def column_store(fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> ColumnStore:
     """Return the store for columns on the CPU or on another device."""
     return (HostColumns if columns[0].is_cpu else DeviceColumns)(fields, columns)
+
+
+def plain(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return `leaf` on `device`, contiguous, with lazy conjugations and negations carried out."""
+    return leaf.detach().to(device).resolve_conj().resolve_neg().contiguous()

@@ -31,7 +31,7 @@ from gleanrl.errors import (
     SchemaError,
     UnsupportedError,
 )
-from gleanrl.tree import NestedKey, Path, as_key, as_path, iter_leaves
+from gleanrl.tree import NestedKey, Path, as_key, iter_leaves, key_argument
 
 # What samples carry beside the records. A sample that is written again must not store it as data.
 ADDED_KEYS = ("index", "_weight", "priority_weight", "_generation")
@@ -172,7 +172,7 @@ class TensorDictFormat(RecordFormat):
     def select(self, keys: Iterable[NestedKey]) -> tuple[Path, ...]:
         """Return the leaves that `keys` name (see `RecordFormat.select`)."""
         chosen: dict[Path, None] = {}
-        for path in map(as_path, [keys] if isinstance(keys, str) else keys):
+        for path in (key_argument("keys", key) for key in ([keys] if isinstance(keys, str) else keys)):
             found = [leaf for leaf in self.schema.paths if leaf[: len(path)] == path]
             if not found:
                 raise MissingKeyError(

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from gleanrl.data.replay_buffers.storages.memory import FileAllocator
-from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
-from gleanrl.errors import InvalidArgumentError
+from gleanrl.data.replay_buffers.storages.tensor import TensorStorage, place_of
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
 
 class LazyMemmapStorage(TensorStorage):
@@ -47,10 +47,12 @@ class LazyMemmapStorage(TensorStorage):
         ndim: int = 1,
         existsok: bool = False,
     ) -> None:
-        place = torch.device(device)
+        place = place_of(device)
         if place.type != "cpu":
             raise InvalidArgumentError(
                 f"device: memory-mapped files live on the CPU, got {place}; use LazyTensorStorage"
             )
+        if scratch_dir is not None and not isinstance(scratch_dir, (str, Path)):
+            raise InvalidTypeError(f"scratch_dir: expected a path, got {scratch_dir!r}")
         self.scratch_dir = None if scratch_dir is None else Path(scratch_dir)
         self._open(max_size, FileAllocator(self.scratch_dir, existsok), place, ndim)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
-from gleanrl.data.replay_buffers.storages.columns import ColumnStore, column_store
+from gleanrl.data.replay_buffers.storages.base import Prepared, Storage, positive
+from gleanrl.data.replay_buffers.storages.columns import ColumnStore, column_store, plain
 from gleanrl.data.replay_buffers.storages.formats import (
     RecordFormat,
     check_all_storable,
@@ -63,6 +63,7 @@ class TensorStorage(Storage):
         device: torch.device | str | int = "cpu",
         ndim: int = 1,
     ) -> None:
+        ndim = positive("ndim", ndim)
         form = find_format(storage, ndim, "storage")
         lead, leaves = form.read(storage, ndim, "storage")
         form.check(leaves, lead, "storage")
@@ -70,7 +71,7 @@ class TensorStorage(Storage):
             raise InvalidArgumentError(
                 f"max_size: expected {lead.numel()}, the records in `storage`, got {max_size}"
             )
-        place = leaves[0].device if device == "auto" else torch.device(device)
+        place = leaves[0].device if device == "auto" else place_of(device)
         rows = [leaf.detach().to(place).contiguous() for leaf in leaves]
         columns = [row.view(lead.numel(), *row.shape[ndim:]) for row in rows]
         self._open(lead.numel(), lambda paths, fields, num_rows: columns, place, ndim)
@@ -108,9 +109,8 @@ class TensorStorage(Storage):
     def _flattened(self) -> TensorStorage:
         """Return the stored part as a storage with one batch dimension; the columns are shared."""
         assert self._columns is not None
-        rows = torch.Size([len(self)])
         leaves = [column[: len(self)] for column in self._columns.columns]
-        return TensorStorage(self.format.build(leaves, rows, self.device), device=self.device)
+        return TensorStorage(self.format.build(leaves, leaves[0].shape[:1], self.device), device=self.device)
 
     # Writing
 
@@ -137,7 +137,7 @@ class TensorStorage(Storage):
         form.check(leaves, lead, where)
         if dim_extend and not single:
             leaves = [leaf.transpose(0, dim_extend) for leaf in leaves]
-            lead = _swap(lead, dim_extend)
+            lead = leaves[0].shape[: self.ndim]
         batch, num_steps = (lead, 1) if single else (lead[1:], lead[0])
         self._check_batch(batch, num_steps, where)
         if self.ndim == 1 and form.mask is not None:
@@ -147,7 +147,7 @@ class TensorStorage(Storage):
         if self._columns is None:
             self._settle(leaves[0].device)
             # Whatever fails does so before the memory is taken and the schema fixed.
-            leaves = [_plain(leaf, self.device) for leaf in leaves]
+            leaves = [plain(leaf, self.device) for leaf in leaves]
             self._initialize(form, batch)
         assert self._columns is not None
         return Prepared(self._columns.ready(leaves), num_steps)
@@ -389,11 +389,6 @@ class TensorStorage(Storage):
         return f"{type(self).__name__}({len(self)} of {self.max_size} rows, {schema})"
 
 
-def _plain(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return `leaf` on `device`, contiguous, with lazy conjugations and negations carried out."""
-    return leaf.detach().to(device).resolve_conj().resolve_neg().contiguous()
-
-
 def _unmasked(
     leaves: list[torch.Tensor], mask: torch.Tensor, num_steps: int
 ) -> tuple[list[torch.Tensor], int]:
@@ -404,9 +399,3 @@ def _unmasked(
     kept = steps.nonzero()[:, 0]
     rows = [leaf.reshape(num_steps, *leaf.shape[1:]) if leaf.ndim else leaf.reshape(1) for leaf in leaves]
     return [take_rows(leaf, 1, kept) for leaf in rows], kept.shape[0]
-
-
-def _swap(sizes: torch.Size, dim: int) -> torch.Size:
-    swapped = list(sizes)
-    swapped[0], swapped[dim] = swapped[dim], swapped[0]
-    return torch.Size(swapped)

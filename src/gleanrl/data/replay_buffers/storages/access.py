@@ -1,0 +1,95 @@
+"""What a storage offers beside slots: indexing, iteration, a flat form, and being told about writes."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import torch
+
+from gleanrl.data.replay_buffers.ownership import Part
+from gleanrl.errors import EmptyBufferError, InvalidTypeError, UnsupportedError
+
+_Self = TypeVar("_Self", bound="Access")
+
+
+class Access(Part, ABC):
+    """Reading a storage by itself, and following its writes; see `Storage`."""
+
+    ndim: int
+    _followers: tuple[weakref.ref[Any], ...] = ()
+
+    @property
+    @abstractmethod
+    def shape(self) -> torch.Size:
+        """The visible part, ``[time steps stored, *batch]``."""
+
+    @abstractmethod
+    def get(self, index: Any) -> Any:
+        """Return the records at a user's index over the visible part; see the subclass for what is a view."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the records at an index; see `get`."""
+        return self.get(index)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the time steps stored, the lowest slot first (with ``ndim=1`` the records); see `get`."""
+        for step in range(self.shape[0]):
+            yield self.get(step)
+
+    def flatten(self: _Self) -> _Self | Access:
+        """Return the stored part with one batch dimension, time steps first: the storage itself if it has one.
+
+        Otherwise a storage that counts as full and shares the memory: what is written into either shows in
+        both, but each counts its own writes, so that a buffer over the one doesn't notice those of the other.
+
+        Raises:
+            EmptyBufferError: nothing is stored, and there are several batch dimensions.
+        """
+        if self.ndim == 1:
+            return self
+        if not self.shape[0]:
+            raise EmptyBufferError("flatten: the storage is empty; write records first")
+        return self._flattened()
+
+    def _flattened(self) -> Access:
+        raise UnsupportedError(f"flatten: a {type(self).__name__} can't be flattened")
+
+    # Followers
+
+    def attach(self, buffer: Any) -> None:
+        """Call ``buffer.mark_update(index)`` after every write from now on.
+
+        The buffer that the storage belongs to knows of its writes without this. A follower is called in the
+        thread that writes, under the lock of the storage's buffer. It is held weakly, and not part of copies.
+
+        Args:
+            buffer: an object with `mark_update`; the index is what `extend` returns, ``(n,)`` int64 slots or
+                ``(n, ndim)`` coordinates.
+
+        Raises:
+            InvalidTypeError: without `mark_update`.
+        """
+        if not callable(getattr(buffer, "mark_update", None)):
+            raise InvalidTypeError(f"attach: expected an object with mark_update(index), got {buffer!r}")
+        living = [follower for follower in self._followers if follower() is not None]
+        if all(follower() is not buffer for follower in living):
+            self._followers = (*living, weakref.ref(buffer))
+
+    def _announce(self, slots: torch.Tensor) -> None:
+        """Tell the followers that `slots`, ``(n,)`` int64, were written."""
+        if not self._followers:
+            return
+        index = slots
+        if self.ndim > 1:
+            index = torch.stack(torch.unravel_index(slots, self.shape), -1)
+        for follower in self._followers:
+            buffer = follower()
+            if buffer is not None:
+                buffer.mark_update(index.clone())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without followers."""
+        return {name: value for name, value in super().__getstate__().items() if name != "_followers"}

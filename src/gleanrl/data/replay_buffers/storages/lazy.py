@@ -1,0 +1,34 @@
+"""Tensor storage in memory, taken at the first write."""
+
+from __future__ import annotations
+
+import torch
+
+from gleanrl.data.replay_buffers.storages.memory import HeapAllocator
+from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
+from gleanrl.errors import UnsupportedError
+
+
+class LazyTensorStorage(TensorStorage):
+    """A tensor storage in memory, allocated zeroed at the first write.
+
+    Args:
+        max_size: transitions that fit.
+        device: where the records are kept and come back; ``"auto"`` for the device of the first data.
+        ndim: leading batch dimensions of the data that are slots; the first is time.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> storage = LazyTensorStorage(100, ndim=2)
+        >>> storage.set(0, TensorDict({"x": torch.arange(12).view(4, 3)}, [4, 3]))
+        >>> storage.max_size, storage.shape, len(storage)
+        (102, torch.Size([4, 3]), 12)
+    """
+
+    def __init__(self, max_size: int, *, device: torch.device | str | int = "cpu", ndim: int = 1) -> None:
+        place = torch.device("cpu" if device == "auto" else device)
+        if place.type == "meta":
+            raise UnsupportedError("device: meta tensors hold no data; use a real device")
+        self._open(max_size, HeapAllocator(place), place, ndim)
+        self._follows_data = device == "auto"
