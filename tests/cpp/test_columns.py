@@ -18,16 +18,28 @@ WIDTHS = [*range(66), 68, 100, 136, 255, 1000, 1023, 1024, 1504, 4096, 5003]
 widths = st.lists(st.sampled_from(WIDTHS), min_size=1, max_size=5)
 
 
+# Fewer rows than a gather asks for ahead (128 lines), just as many, and more.
+@pytest.mark.parametrize("n", [1, 25, 127, 128, 129, 300])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_gather_and_put_every_row_size(width):
+def test_gather_and_put_every_row_size(width, n):
     table = Table.random([width], 97)
-    index = np.array([96, 0, 5, 5, 42, *range(20)])
+    index = np.concatenate([[96, 0, 5, 5, 42], np.random.default_rng(n).integers(0, 97, n)])[:n]
     assert (table.gather(index)[0] == table.columns[0][index]).all()
     rows, expected = table.random_rows(len(index)), table.copy()
     for i, row in enumerate(index):
         expected[0][row] = rows[0][i]
     table.put(index, rows)
     assert (table.columns[0] == expected[0]).all()
+
+
+@pytest.mark.parametrize("row_bytes", [[1, 1504, 16], [5003, 0, 4], [0, 68, 0], [16, 16, 4096, 1]])
+@pytest.mark.parametrize("n", [2, 64, 200])
+def test_long_and_short_rows_follow_each_other(row_bytes, n):
+    table, index = Table.random(row_bytes, 50), np.random.default_rng(n).integers(0, 50, n)
+    for wanted in (None, list(range(len(row_bytes)))[::-1]):
+        chosen = table.columns if wanted is None else table.columns[::-1]
+        for column, got in zip(chosen, table.gather(index, wanted), strict=True):
+            assert (got == column[index]).all()
 
 
 @given(widths, st.integers(1, 50), st.data())
