@@ -141,7 +141,7 @@ class FileAllocator:
 
 
 def zeroed(num_bytes: int, num_rows: int) -> np.ndarray[Any, Any]:
-    """Return zeroed bytes for `num_rows` rows, aligned, in huge pages where the system has them and the size is worth it."""
+    """Return zeroed bytes for `num_rows` rows, aligned, in huge pages if there are such and the size is worth it."""
     if num_bytes < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         memory = np.zeros(num_bytes + _ALIGNMENT, np.uint8)
         skip = -memory.ctypes.data % _ALIGNMENT

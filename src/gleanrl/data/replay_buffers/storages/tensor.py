@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -348,10 +348,9 @@ class TensorStorage(Storage):
         assert self._columns is not None
         self.clear()
         used = len(state_dict["generations"])
-        for column, saved in zip(
-            self._columns.columns, self._in_order(form, state_dict["columns"]), strict=True
-        ):
-            column[:used].copy_(saved)
+        # Saved columns come in the order of the saved leaves.
+        for column, path in zip(self._columns.columns, self.format.schema.paths, strict=True):
+            column[:used].copy_(state_dict["columns"][form.schema.index(path)])
         self._restore_base(state_dict)
 
     def _check_saved(self, state: dict[str, Any]) -> RecordFormat | None:
@@ -366,10 +365,6 @@ class TensorStorage(Storage):
                 f"storage's {mine.schema!r} with batch {tuple(self.batch_shape)}"
             )
         return form
-
-    def _in_order(self, form: RecordFormat, columns: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return saved columns in the order of this storage's leaves."""
-        return [columns[form.schema.index(path)] for path in self.format.schema.paths]
 
     def check_valid(self) -> None:
         """Raise AssertionError if the storage's books don't agree; for tests."""
