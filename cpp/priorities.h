@@ -7,9 +7,10 @@
 // Leaves are always computed from raw priorities, never from older leaves.
 //
 // Values.    Raw priorities lie in [0, largest()]: 2^960, or float32's largest if they are kept in `single` precision
-//   (then they are rounded to it first, but never a positive one to 0). -0.0 is kept as 0.0. Leaves: relative error of some 10^-9; 1 if alpha is 0,
-//   whatever the priority; raw + eps exactly if alpha is 1. A positive one is never below about 2^-1000: what is
-//   smaller is raised to that, so that no row of a positive priority gets lost. One above kLargestLeaf is refused.
+//   (then they are rounded to it first, but never a positive one to 0). -0.0 is kept as 0.0. Leaves: relative error of
+//   some 10^-9; 1 if alpha is 0, whatever the priority; raw + eps exactly if alpha is 1. A positive one is never below
+//   about 2^-1000: what is smaller is raised to that, so that no row of a positive priority gets lost. One above
+//   kLargestLeaf is refused.
 // Generations. The caller counts in `written` (int64, one for each row) how often each row was written. What is kept of
 //   it here are the low 29 bits, so that a row is taken for an older one of its slot only if exactly k * 2^29 writes lie
 //   between them. Generations that the caller gives are compared as a whole.

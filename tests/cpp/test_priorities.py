@@ -17,7 +17,7 @@ CAPACITIES = [1, 2, 9, 65, 1023, 1025, 2500]
 BELOW_ONE = math.nextafter(1.0, 0.0)
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
-raws = st.sampled_from([0.0, 1e-30, 0.1, 1.0, 7.0, 1e20]) | st.floats(0, 1e6)
+raws = st.sampled_from([0.0, 1e-50, 1e-30, 0.1, 1.0, 7.0, 1e20]) | st.floats(0, 1e6)
 
 
 class PrioritiesMachine(RuleBasedStateMachine):
