@@ -24,6 +24,20 @@ def as_device(device: torch.device | str | int | None) -> torch.device | None:
     return found
 
 
+def usable_device(device: torch.device | str | int) -> torch.device:
+    """Return the device that a user named, if torch knows it and data can live there.
+
+    Raises:
+        InvalidArgumentError: otherwise.
+    """
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as cause:
+        raise InvalidArgumentError(f"device: torch doesn't know {device!r}: {cause}") from cause
+    require_device("device", found)
+    return found
+
+
 def require_device(name: str, device: torch.device | None) -> torch.device | None:
     """Return `device` if data can live there.
 

@@ -57,10 +57,15 @@ def test_the_space_is_reserved_at_the_first_write(tmp_path):
     assert found.st_size == 1_600_000 and found.st_blocks * 512 >= 1_600_000
 
 
-@pytest.mark.parametrize("device", ["cuda", "meta"])
+@pytest.mark.parametrize("device", ["cuda", "meta", torch.device("cuda", 1), "elsewhere", 0, None])
 def test_files_live_on_the_cpu(device):
     with pytest.raises(InvalidArgumentError, match="live on the CPU"):
         LazyMemmapStorage(10, device=device)
+
+
+def test_the_cpu_by_any_name():
+    for device in ("cpu", torch.device("cpu"), "cpu:0"):
+        assert LazyMemmapStorage(10, device=device).device == torch.device("cpu")
 
 
 def test_files_of_an_earlier_run_are_replaced_if_asked_for(tmp_path):

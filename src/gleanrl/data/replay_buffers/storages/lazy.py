@@ -6,6 +6,7 @@ import torch
 
 from gleanrl.data.replay_buffers.storages.memory import HeapAllocator
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
+from gleanrl.devices import usable_device
 from gleanrl.errors import UnsupportedError
 
 
@@ -27,7 +28,7 @@ class LazyTensorStorage(TensorStorage):
     """
 
     def __init__(self, max_size: int, *, device: torch.device | str | int = "cpu", ndim: int = 1) -> None:
-        place = torch.device("cpu" if device == "auto" else device)
+        place = usable_device("cpu" if device == "auto" else device)
         if place.type == "meta":
             raise UnsupportedError("device: meta tensors hold no data; use a real device")
         self._open(max_size, HeapAllocator(place), place, ndim)

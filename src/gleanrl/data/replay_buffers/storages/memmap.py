@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from gleanrl.data.replay_buffers.storages.memory import FileAllocator
-from gleanrl.data.replay_buffers.storages.tensor import TensorStorage, place_of
+from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
 
@@ -47,12 +47,11 @@ class LazyMemmapStorage(TensorStorage):
         ndim: int = 1,
         existsok: bool = False,
     ) -> None:
-        place = place_of(device)
-        if place.type != "cpu":
+        if str(device).partition(":")[0] != "cpu":
             raise InvalidArgumentError(
-                f"device: memory-mapped files live on the CPU, got {place}; use LazyTensorStorage"
+                f"device: memory-mapped files live on the CPU, got {device!r}; use LazyTensorStorage"
             )
         if scratch_dir is not None and not isinstance(scratch_dir, (str, Path)):
             raise InvalidTypeError(f"scratch_dir: expected a path, got {scratch_dir!r}")
         self.scratch_dir = None if scratch_dir is None else Path(scratch_dir)
-        self._open(max_size, FileAllocator(self.scratch_dir, existsok), place, ndim)
+        self._open(max_size, FileAllocator(self.scratch_dir, existsok), torch.device("cpu"), ndim)

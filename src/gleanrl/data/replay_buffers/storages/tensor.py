@@ -20,6 +20,7 @@ from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
 from gleanrl.data.replay_buffers.storages.memory import Allocator, FileAllocator, HeapAllocator
 from gleanrl.data.replay_buffers.storages.saved import saved_format
 from gleanrl.data.rows import take_rows
+from gleanrl.devices import usable_device
 from gleanrl.errors import (
     EmptyBufferError,
     GleanError,
@@ -71,7 +72,7 @@ class TensorStorage(Storage):
             raise InvalidArgumentError(
                 f"max_size: expected {lead.numel()}, the records in `storage`, got {max_size}"
             )
-        place = leaves[0].device if device == "auto" else place_of(device)
+        place = leaves[0].device if device == "auto" else usable_device(device)
         rows = [leaf.detach().to(place).contiguous() for leaf in leaves]
         columns = [row.view(lead.numel(), *row.shape[ndim:]) for row in rows]
         self._open(lead.numel(), lambda paths, fields, num_rows: columns, place, ndim)
