@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_tensor_collection
 
-from gleanrl.errors import SchemaError
+from gleanrl.errors import InvalidTypeError, SchemaError
 
 Path: TypeAlias = tuple[str, ...]
 NestedKey: TypeAlias = str | tuple[str, ...]
@@ -30,6 +30,24 @@ def as_path(key: NestedKey) -> Path:
     if isinstance(key, tuple) and key:
         return tuple(part for piece in key for part in as_path(piece))
     raise SchemaError(f"a key is a string or a tuple of strings, got {key!r}")
+
+
+def key_argument(name: str, key: Any) -> Path:
+    """Return a user's key as a path.
+
+    Args:
+        name: the argument that the message names.
+        key: a string or a (nested) tuple of strings.
+
+    Raises:
+        InvalidTypeError: anything else.
+    """
+    try:
+        return as_path(key)
+    except SchemaError as cause:
+        raise InvalidTypeError(
+            f"{name}: expected a key, a string or a tuple of strings, got {key!r}"
+        ) from cause
 
 
 def as_key(path: Path) -> NestedKey:
@@ -60,6 +78,17 @@ def iter_leaves(batch: TensorDictBase, prefix: Path = ()) -> Iterator[tuple[Path
 def flatten(batch: TensorDictBase) -> dict[Path, torch.Tensor]:
     """Return the leaves of `batch` as a flat dictionary in insertion order (see `iter_leaves`)."""
     return dict(iter_leaves(batch))
+
+
+def outermost(groups: Iterable[Path]) -> list[Path]:
+    """Return the `groups` that lie in no other one: the flags there say when the episode of all below ends.
+
+    Examples:
+        >>> outermost([(), ("agents",)]), outermost([("red",), ("blue",)])
+        ([()], [('red',), ('blue',)])
+    """
+    known = list(dict.fromkeys(groups))
+    return [g for g in known if not any(g[: len(other)] == other for other in known if other != g)]
 
 
 def is_private(path: Path) -> bool:
@@ -238,7 +267,11 @@ def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows:
         SchemaError: the batch is no TensorDict of that many rows.
     """
     if not isinstance(batch, TensorDictBase) or batch.batch_size[:1] != (num_rows,):
-        found = f"batch size {tuple(batch.batch_size)}" if isinstance(batch, TensorDictBase) else type(batch).__name__
+        found = (
+            f"batch size {tuple(batch.batch_size)}"
+            if isinstance(batch, TensorDictBase)
+            else type(batch).__name__
+        )
         raise SchemaError(
             f"{sorted(map(str, entries))} can't be added to the batch: expected a TensorDict of {num_rows} rows, "
             f"got {found}; collate_fn has to keep the rows"

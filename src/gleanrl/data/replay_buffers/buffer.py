@@ -17,7 +17,7 @@ from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import is_key
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.data.replay_buffers.writers.base import Writer
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, UnsupportedError
 from gleanrl.records import BufferStats
 from gleanrl.system import proc
 from gleanrl.tree import NestedKey
@@ -187,7 +187,10 @@ class ReplayBuffer(Serving):
             IndexRangeError: outside the stored part.
         """
         if is_key(index):
-            return self[:][index]
+            try:
+                return self[:][index]
+            except KeyError as cause:
+                raise MissingKeyError(f"{index!r} isn't stored") from cause
         with self._lock:
             storage = self._storage
             records = storage.get(index)

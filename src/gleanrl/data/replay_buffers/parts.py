@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from gleanrl.data.replay_buffers.ownership import Part
@@ -144,6 +144,11 @@ class Parts:
             invert: whether it acts on writes as it would on reads, and the other way round.
         """
         with self._lock:
+            count = len(self._transforms)
+            if isinstance(index, bool) or not isinstance(index, int) or not -count <= index <= count:
+                raise InvalidArgumentError(
+                    f"index: expected a place among {count} transforms, in [{-count}, {count}], got {index!r}"
+                )
             self._transforms.insert(index, transform, invert)
         return self
 
@@ -181,9 +186,7 @@ class Parts:
         Raises:
             SchemaError: a state that doesn't fit; nothing changed.
         """
-        missing = [key for key in ("_storage", "_sampler", "_writer") if key not in state_dict]
-        if missing:
-            raise SchemaError(f"load_state_dict: expected the state of a ReplayBuffer, {missing} is missing")
+        check_state(state_dict)
         with self._lock:
             # The cheap parts first: they are checked, or taken back, before the storage changes.
             self._writer.check_state(state_dict["_writer"], *Storage.steps_in(state_dict["_storage"]))
@@ -198,6 +201,17 @@ class Parts:
                 raise
             self._writer.load_state_dict(state_dict["_writer"])
             self._sampler.on_load(self._storage)
+
+
+def check_state(state_dict: Any) -> None:
+    """Raise `SchemaError` unless `state_dict` has the parts of a buffer's state."""
+    if not isinstance(state_dict, Mapping):
+        raise SchemaError(
+            f"load_state_dict: expected the state of a ReplayBuffer, got {type(state_dict).__name__}"
+        )
+    missing = [key for key in ("_storage", "_sampler", "_writer") if key not in state_dict]
+    if missing:
+        raise SchemaError(f"load_state_dict: expected the state of a ReplayBuffer, {missing} is missing")
 
 
 def _hand_over(old: Part, new: Part, owner: Parts) -> None:

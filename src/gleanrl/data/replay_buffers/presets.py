@@ -15,7 +15,7 @@ from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.data.replay_buffers.writers.tensordict import TensorDictRoundRobinWriter
 from gleanrl.errors import InvalidArgumentError, MissingKeyError, SchemaError
-from gleanrl.tree import NestedKey, as_key, as_path
+from gleanrl.tree import NestedKey, as_key, as_path, key_argument
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
@@ -104,6 +104,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     _carries = True
 
     def __init__(self, *, priority_key: NestedKey = "td_error", **options: Any) -> None:
+        key_argument("priority_key", priority_key)
         if options.get("writer") is None:
             options["writer"] = TensorDictRoundRobinWriter()
         super().__init__(**options)

@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from gleanrl.data.replay_buffers.parts import Parts
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
 from gleanrl.data.replay_buffers.storages.indexing import is_key, slots_of_update
-from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, UnsupportedError
 from gleanrl.records import Placement, Selection
 
 _WHOLE = slice(None)
@@ -112,6 +112,8 @@ class Recording(Parts):
             if whole:
                 index, value = _WHOLE, self._with_column(index, value)
             slots, shape = storage.slots_of(index)
+            if value is None:
+                raise InvalidTypeError("__setitem__: expected records, got None")
             value = self._transforms.write(value, len(shape))
             if value is None:
                 return
@@ -132,7 +134,12 @@ class Recording(Parts):
                 f"__setitem__: the key {key!r} needs a buffer of TensorDicts; index by position"
             )
         changed = whole.clone(recurse=False)
-        changed[key] = column
+        try:
+            changed[key] = column
+        except (RuntimeError, KeyError, TypeError, ValueError) as cause:
+            raise SchemaError(
+                f"__setitem__: expected a tensor with {tuple(whole.batch_size)} rows for the column {key!r}: {cause}"
+            ) from cause
         return changed
 
     def empty(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gleanrl.data.replay_buffers.parts import check_state
 from gleanrl.data.replay_buffers.pipeline import none_returned, pin
 from gleanrl.data.replay_buffers.prefetch import Prefetcher, Ticket, fetch
 from gleanrl.data.replay_buffers.recording import Recording
@@ -93,8 +94,8 @@ class Serving(Recording):
         self, size: int, keys: tuple[NestedKey, ...] | None, generations: bool
     ) -> tuple[Ticket, Draw, Any]:
         with self._lock:
-            ticket = self._draw(size, generations)
             paths = None if keys is None else self._columns_of(keys)
+            ticket = self._draw(size, generations)
             self._batches_sampled += 1
         storage, drawn = ticket.storage, ticket.drawn
         records = fetch(ticket, paths)
@@ -188,6 +189,7 @@ class Serving(Recording):
         Raises:
             SchemaError: a state that doesn't fit; nothing changed.
         """
+        check_state(state_dict)
         ahead = state_dict.get("_prefetched") or []
         with self._lock:
             if ahead and self._prefetcher is None:

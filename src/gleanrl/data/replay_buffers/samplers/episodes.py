@@ -18,13 +18,14 @@ from gleanrl.errors import (
     EmptyBufferError,
     GleanError,
     InvalidArgumentError,
+    InvalidTypeError,
     MissingKeyError,
     SchemaError,
     UnsupportedError,
 )
 from gleanrl.native import Episodes
 from gleanrl.records import Placement
-from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path
+from gleanrl.tree import FLAGS, Path, as_key
 
 _DEFAULT_ID: Path = ("episode",)
 _DONE: Path = ("next", "done")
@@ -35,9 +36,9 @@ _Array = np.ndarray[Any, Any]
 class BoundaryKeys(NamedTuple):
     """Where a user says that the ends of trajectories stand."""
 
-    end: NestedKey | None = None
+    end: Path | None = None
     """A flag that ends a trajectory; None for every ``done``, ``terminated`` and ``truncated`` below ``next``."""
-    trajectory: NestedKey | None = None
+    trajectory: Path | None = None
     """An integer that changes with the trajectory; None for ``"episode"`` where that is stored."""
 
 
@@ -244,7 +245,7 @@ def _reader(storage: Storage, keys: BoundaryKeys, given: bool) -> _Reader:
         raise EmptyBufferError("can't sample: the storage is empty; extend it first")
     schema = storage.format.schema
     flags = _flag_paths(schema, keys.end)
-    wanted = _DEFAULT_ID if keys.trajectory is None else as_path(keys.trajectory)
+    wanted = keys.trajectory or _DEFAULT_ID
     ids = [path for path in dict.fromkeys((wanted, TRAJ_IDS)) if path in schema]
     if keys.trajectory is not None and wanted not in schema and (flags or ids):
         warnings.warn(
@@ -261,15 +262,14 @@ def _reader(storage: Storage, keys: BoundaryKeys, given: bool) -> _Reader:
     return _Reader(storage, flags, ids, _STEPS if _STEPS in schema else None, groups)
 
 
-def _flag_paths(schema: Schema, end_key: NestedKey | None) -> list[Path]:
+def _flag_paths(schema: Schema, end_key: Path | None) -> list[Path]:
     if end_key is None:
         return [path for path in schema.paths if path[0] == "next" and path[-1] in FLAGS]
-    path = as_path(end_key)
-    if path not in schema:
+    if end_key not in schema:
         raise MissingKeyError(
-            f"end_key: {as_key(path)!r} isn't stored; there are {[as_key(p) for p in schema.paths]}"
+            f"end_key: {as_key(end_key)!r} isn't stored; there are {[as_key(path) for path in schema.paths]}"
         )
-    return [path for path in dict.fromkeys((path, _DONE)) if path in schema]
+    return [path for path in dict.fromkeys((end_key, _DONE)) if path in schema]
 
 
 def _flat(storage: TensorStorage, path: Path, kind: str, wide: bool = False) -> torch.Tensor:
@@ -290,7 +290,12 @@ def _host(column: torch.Tensor, rows: slice) -> _Array:
 
 
 def _given(name: str, values: Any, dtype: torch.dtype) -> _Array:
-    tensor = torch.as_tensor(values, device="cpu")
+    try:
+        tensor = torch.as_tensor(values, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as cause:
+        raise InvalidTypeError(
+            f"{name}: expected a tensor [steps, *batch] of {dtype}, got {values!r}"
+        ) from cause
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex or not tensor.ndim:
         raise InvalidArgumentError(
             f"{name}: expected a tensor [steps, *batch] of {dtype}, got {tensor.dtype}"

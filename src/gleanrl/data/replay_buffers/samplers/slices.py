@@ -23,7 +23,7 @@ from gleanrl.errors import (
 )
 from gleanrl.native import Episodes
 from gleanrl.records import Draw, Placement
-from gleanrl.tree import NestedKey, Path, as_path
+from gleanrl.tree import NestedKey, Path, key_argument
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,12 @@ class SliceSampler(Sampler):
             )
         if ends is not None and trajectories is not None:
             raise UnsupportedError("ends and trajectories exclude each other; give one of them")
+        keys = BoundaryKeys(
+            None if end_key is None else key_argument("end_key", end_key),
+            None if traj_key is None else key_argument("traj_key", traj_key),
+        )
         self._rule = slice_rule(num_slices, slice_len, strict_length, span, pad, truncated_key)
-        self._table = EpisodeTable(BoundaryKeys(end_key, traj_key), ends, trajectories)
+        self._table = EpisodeTable(keys, ends, trajectories)
 
     def _draw(self, storage: Storage, batch_size: int) -> Draw:
         count, length = self._rule.sizes(batch_size)
@@ -224,7 +228,7 @@ def slice_rule(
     if len(both) != 2:
         raise InvalidArgumentError(f"span: expected one value or (left, right), got {span!r}")
     left, right = (_overhang(value, slice_len) for value in both)
-    truncated = None if truncated_key is None else as_path(truncated_key)
+    truncated = None if truncated_key is None else key_argument("truncated_key", truncated_key)
     return SliceRule(num_slices, slice_len, bool(strict), left, right, bool(pad), truncated)
 
 
@@ -239,7 +243,8 @@ def _overhang(value: Any, slice_len: int | None) -> int:
 
 
 def _one_key(traj_key: NestedKey | None, trajectory_key: NestedKey | None) -> NestedKey | None:
-    if traj_key is not None and trajectory_key is not None and as_path(traj_key) != as_path(trajectory_key):
+    given = {"traj_key": traj_key, "trajectory_key": trajectory_key}
+    if len({key_argument(name, key) for name, key in given.items() if key is not None}) > 1:
         raise InvalidTypeError(
             f"traj_key and trajectory_key are one argument, got {traj_key!r} and {trajectory_key!r}"
         )

@@ -42,6 +42,8 @@ class StorageEnsemble:
                 raise InvalidArgumentError(f"storages: expected Storages, got {storage!r}")
         if not storages:
             raise InvalidArgumentError("storages: an ensemble has at least one")
+        if transforms is not None and not isinstance(transforms, Sequence):
+            raise InvalidTypeError(f"transforms: expected a list of callables, got {transforms!r}")
         if transforms is not None and len(transforms) != len(storages):
             raise InvalidTypeError(
                 f"transforms: expected {len(storages)}, one for each storage or None for it, got {len(transforms)}"

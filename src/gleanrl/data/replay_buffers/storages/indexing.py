@@ -186,7 +186,7 @@ def _convert(part: Any) -> Any:
         return part
     if isinstance(part, (Sequence, np.ndarray)) and not isinstance(part, str):
         positions = np.asarray(part) if len(part) else np.empty(0, np.int64)
-        part = torch.as_tensor(positions, device="cpu")
+        part = torch.as_tensor(positions, device="cpu") if positions.dtype.kind in "iub" else positions
     if isinstance(part, torch.Tensor) and (part.dtype == torch.bool or not part.dtype.is_floating_point):
         part = part.detach().cpu()
         return part if part.dtype == torch.bool else part.to(torch.int64)

@@ -65,9 +65,10 @@ class TensorStorage(Storage):
         ndim: int = 1,
     ) -> None:
         ndim = positive("ndim", ndim)
-        form = find_format(storage, ndim, "storage")
-        lead, leaves = form.read(storage, ndim, "storage")
-        form.check(leaves, lead, "storage")
+        where = f"storage (ndim={ndim})"
+        form = find_format(storage, ndim, where)
+        lead, leaves = form.read(storage, ndim, where)
+        form.check(leaves, lead, where)
         if max_size is not None and max_size != lead.numel():
             raise InvalidArgumentError(
                 f"max_size: expected {lead.numel()}, the records in `storage`, got {max_size}"

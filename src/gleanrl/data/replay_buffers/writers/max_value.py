@@ -14,7 +14,7 @@ from gleanrl.data.replay_buffers.writers.ranking import Floats, Ranking
 from gleanrl.data.replay_buffers.writers.tensordict import check_collections
 from gleanrl.errors import InvalidArgumentError, MissingKeyError, NonFiniteError, SchemaError
 from gleanrl.records import Selection
-from gleanrl.tree import NestedKey, as_key, as_path
+from gleanrl.tree import NestedKey, as_key, as_path, key_argument
 
 _REDUCTIONS = {
     "sum": lambda values: values.sum(-1),
@@ -63,7 +63,7 @@ class TensorDictMaxValueWriter(Writer):
         super().__init__()
         if reduction not in _REDUCTIONS:
             raise InvalidArgumentError(f"reduction: expected one of {sorted(_REDUCTIONS)}, got {reduction!r}")
-        self.rank_key = as_key(as_path(rank_key))
+        self.rank_key = as_key(key_argument("rank_key", rank_key))
         self.reduction = reduction
         self._ranking: Ranking | None = None
         self._ranked: Storage | None = None  # what the ranks are of
