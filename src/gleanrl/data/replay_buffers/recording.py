@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import is_tensor_collection
 
 from gleanrl.data.replay_buffers.parts import Parts
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
@@ -129,13 +129,13 @@ class Recording(Parts):
     def _with_column(self, key: Any, column: Any) -> Any:
         """Return the whole content with another tensor at `key`; the content itself isn't changed."""
         whole = self._storage.get(_WHOLE)
-        if not isinstance(whole, TensorDictBase):
+        if not is_tensor_collection(whole):
             raise UnsupportedError(
                 f"__setitem__: the key {key!r} needs a buffer of TensorDicts; index by position"
             )
         changed = whole.clone(recurse=False)
         try:
-            changed[key] = column
+            changed.set(key, column)
         except (RuntimeError, KeyError, TypeError, ValueError) as cause:
             raise SchemaError(
                 f"__setitem__: expected a tensor with {tuple(whole.batch_size)} rows for the column {key!r}: {cause}"

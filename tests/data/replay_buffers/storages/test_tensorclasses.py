@@ -109,6 +109,20 @@ def test_columns_by_key():
     part = rb.sample(keys=["obs", ("more", "deep", "point", "x")])
     assert type(part) is Step and part.point is None
     assert type(part.more["deep", "point"]) is Point
+    assert torch.equal(rb["obs"], rb[:].obs)
+    assert torch.equal(rb["more", "deep", "point", "x"], torch.arange(8)) and rb["more"].batch_size == (8,)
+    rb["obs"] = torch.zeros(8, 3)
+    assert not rb[:].obs.any() and type(rb[:]) is Step
+    rb["point", "x"] = torch.arange(8) + 1
+    assert rb[:].point.x.tolist() == list(range(1, 9))
+    for key in ("nothing", ("point", "extra")):
+        with pytest.raises(KeyError, match="isn't stored"):
+            rb[key]
+    with pytest.raises(SchemaError):
+        rb["obs"] = torch.zeros(8, 4)
+    with pytest.raises((SchemaError, InvalidTypeError)):
+        rb["point"] = torch.zeros(8)
+    assert not rb[:].obs.any()
 
 
 @pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
