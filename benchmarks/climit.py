@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import shutil
@@ -16,11 +17,24 @@ from numpy.typing import NDArray
 
 SOURCE = Path(__file__).with_name("climit.c")
 BUILD = Path(__file__).resolve().parents[1] / "out" / "benchmarks" / "build"
-FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
+COMPILE = ("-c", "-O3", "-march=native", "-ffast-math", "-fPIC")
+LINK = ("-shared",)
+"""Without -ffast-math, which would let the linker add code that flushes subnormals in the whole process."""
+_P, _L, _I, _D = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
+SIGNATURES = {
+    "gather_k": [_P, _P, _P, _I, _P, _L],
+    "gather_runs": [_P, _P, _P, _I, _P, _L, _L],
+    "powers": [_P, _D, _D, _P, _L],
+    "weights": [_P, _D, _D, _P, _L],
+    "oct_update": [_P, _P, _I, _P, _P, _L],
+    "oct_draw": [_P, _P, _I, _P, _P, _P, _L, _P],
+    "bin_update": [_P, _L, _P, _P, _L],
+    "bin_draw": [_P, _L, _P, _P, _P, _L, _P],
+}
 
 
-def load() -> ctypes.CDLL:
-    """Loads the library, compiling it if this source was not compiled with this compiler before.
+def build(source: Path, compile_flags: Sequence[str] = COMPILE, libraries: Sequence[str] = ("-lm",)) -> Path:
+    """Returns the library of a C source, compiled if that source was not with this compiler before.
 
     Raises:
         RuntimeError: no C compiler, or it failed.
@@ -28,33 +42,39 @@ def load() -> ctypes.CDLL:
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         raise RuntimeError(
-            "climit: expected a C compiler (`cc`, or the one named by CC), found none; install one"
+            f"{source.stem}: expected a C compiler (`cc`, or the one named by CC), found none; install one"
         )
-    key = hashlib.sha256(SOURCE.read_bytes() + compiler.encode() + " ".join(FLAGS).encode()).hexdigest()[:16]
-    library = BUILD / f"climit-{key}.so"
+    flags = " ".join([compiler, *compile_flags, *LINK, *libraries])
+    key = hashlib.sha256(source.read_bytes() + flags.encode()).hexdigest()[:16]
+    library = BUILD / f"{source.stem}-{key}.so"
     if not library.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
-        scratch = library.with_suffix(f".{os.getpid()}")
-        done = subprocess.run(
-            [compiler, *FLAGS, "-o", str(scratch), str(SOURCE)], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise RuntimeError(f"climit: {compiler} failed on {SOURCE.name}:\n{done.stderr}")
+        scratch, thing = library.with_suffix(f".{os.getpid()}"), library.with_suffix(f".{os.getpid()}.o")
+        _run(source, [compiler, *compile_flags, "-o", str(thing), str(source)])
+        _run(source, [compiler, *LINK, "-o", str(scratch), str(thing), *libraries])
+        thing.unlink()
         scratch.rename(library)
-    lib = ctypes.CDLL(str(library))
-    p = ctypes.c_void_p
-    lib.gather_k.argtypes = [p, p, p, ctypes.c_int, p, ctypes.c_long]
-    lib.gather_k.restype = None
+    return library
+
+
+def _run(source: Path, command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{source.stem}: {command[0]} failed on {source.name}:\n{done.stderr}")
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """Loads the library, compiled if need be; see `build`."""
+    lib = ctypes.CDLL(str(build(SOURCE)))
+    for name, arguments in SIGNATURES.items():
+        function = getattr(lib, name)
+        function.argtypes, function.restype = arguments, None
     return lib
 
 
-class Gather:
-    """Gathers rows of parallel arrays into buffers that are made here, once.
-
-    Args:
-        columns: C-contiguous arrays of equal length.
-        batch: most rows of one call.
-    """
+class _Columns:
+    """Parallel arrays and the buffers, made here once, that rows of them are copied into."""
 
     def __init__(self, columns: Sequence[NDArray[Any]], batch: int) -> None:
         self.out = [np.zeros((batch, *column.shape[1:]), column.dtype) for column in columns]
@@ -63,9 +83,132 @@ class Gather:
         self._src = (ctypes.c_void_p * k)(*[c.ctypes.data for c in columns])
         self._dst = (ctypes.c_void_p * k)(*[c.ctypes.data for c in self.out])
         self._row = (ctypes.c_long * k)(*[c.dtype.itemsize * int(np.prod(c.shape[1:])) for c in columns])
-        self._gather = load().gather_k
+        self._lib = load()
+
+
+class Gather(_Columns):
+    """Gathers rows of parallel arrays into buffers that are made here, once.
+
+    Args:
+        columns: C-contiguous arrays of equal length.
+        batch: most rows of one call.
+    """
 
     def __call__(self, index: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Fills the buffers with rows `index` (n,) int64, unchecked; returns them."""
-        self._gather(self._dst, self._src, self._row, len(self.out), index.ctypes.data, len(index))
+        self._lib.gather_k(self._dst, self._src, self._row, len(self.out), index.ctypes.data, len(index))
         return self.out
+
+
+class GatherRuns(_Columns):
+    """Gathers runs of consecutive rows of parallel arrays into buffers that are made here, once.
+
+    Args:
+        columns: C-contiguous arrays of equal length.
+        length: rows of a run.
+        runs: most runs of one call.
+    """
+
+    def __init__(self, columns: Sequence[NDArray[Any]], length: int, runs: int) -> None:
+        super().__init__(columns, length * runs)
+        self._length = length
+
+    def __call__(self, start: NDArray[np.int64]) -> list[NDArray[Any]]:
+        """Fills the buffers with the runs that begin at rows `start` (n,) int64, unchecked; returns them."""
+        k, n = len(self.out), len(start)
+        self._lib.gather_runs(self._dst, self._src, self._row, k, start.ctypes.data, n, self._length)
+        return self.out
+
+
+class Tree:
+    """A sum tree over priorities: draws with importance weights, and updates.
+
+    A draw is that of `PrioritizedSampler` with weights by batch: random numbers (by numpy), leaves in
+    proportion to ``(priority + eps) ** alpha``, and ``(probability * n) ** -beta`` over the largest of the
+    batch. Alpha is 0.6, beta 0.4.
+
+    Args:
+        priorities: (n,) float64.
+        batch: most rows of one call.
+    """
+
+    ALPHA, BETA, EPS = 0.6, 0.4, 1e-8
+
+    def __init__(self, priorities: NDArray[np.float64], batch: int) -> None:
+        self._lib, self._rng, self._n = load(), np.random.default_rng(2), len(priorities)
+        self._uniforms, self._leaves, self._rest = (np.zeros(batch) for _ in range(3))
+        self.index, self.weights = np.zeros(batch, np.int64), np.zeros(batch, np.float32)
+        self._at = [
+            a.ctypes.data for a in (self._uniforms, self.index, self._leaves, self._rest, self.weights)
+        ]
+        leaves = (priorities + self.EPS) ** self.ALPHA
+        self._scale = self._n / float(leaves.sum())
+        self._fill(leaves)
+
+    def draw(self, n: int) -> NDArray[np.int64]:
+        """Draws `n` rows into `index` and their weights into `weights`; returns the former."""
+        self._rng.random(out=self._uniforms)
+        uniforms, index, leaves, rest, weights = self._at
+        self._descend(uniforms, index, leaves, n, rest)
+        self._lib.weights(leaves, self._scale, self.BETA, weights, n)
+        return self.index
+
+    def update(self, index: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
+        """Gives rows `index` (n,) int64 new priorities (n,) float64."""
+        n, leaves = len(index), self._at[2]
+        self._lib.powers(priorities.ctypes.data, self.EPS, self.ALPHA, leaves, n)
+        self._ascend(index.ctypes.data, leaves, n)
+
+    def _fill(self, leaves: NDArray[np.float64]) -> None:
+        raise NotImplementedError
+
+    def _descend(self, uniforms: int, index: int, leaves: int, n: int, rest: int) -> None:
+        raise NotImplementedError
+
+    def _ascend(self, index: int, leaves: int, n: int) -> None:
+        raise NotImplementedError
+
+
+class OctTree(Tree):
+    """An 8-ary tree: a node is one cache line."""
+
+    def _fill(self, leaves: NDArray[np.float64]) -> None:
+        levels = [_padded(leaves)]
+        while len(levels[0]) > 8:
+            levels.insert(0, _padded(levels[0].reshape(-1, 8).sum(1)))
+        starts = np.cumsum([0, *(len(level) for level in levels)])
+        room = np.zeros(int(starts[-1]) + 8)
+        skip = -room.ctypes.data % 64 // 8
+        self._tree = room[skip : skip + int(starts[-1])]
+        np.concatenate(levels, out=self._tree)
+        self._starts = starts[:-1].astype(np.int64)
+        self._where = (self._tree.ctypes.data, self._starts.ctypes.data, len(levels))
+
+    def _descend(self, uniforms: int, index: int, leaves: int, n: int, rest: int) -> None:
+        self._lib.oct_draw(*self._where, uniforms, index, leaves, n, rest)
+
+    def _ascend(self, index: int, leaves: int, n: int) -> None:
+        self._lib.oct_update(*self._where, index, leaves, n)
+
+
+class BinaryTree(Tree):
+    """A binary tree in one array."""
+
+    def _fill(self, leaves: NDArray[np.float64]) -> None:
+        size = 1 << max(1, (len(leaves) - 1).bit_length())
+        self._tree = np.zeros(2 * size)
+        self._tree[size : size + len(leaves)] = leaves
+        while size > 1:
+            size //= 2
+            self._tree[size : 2 * size] = self._tree[2 * size : 4 * size].reshape(-1, 2).sum(1)
+        self._where = (self._tree.ctypes.data, len(self._tree) // 2)
+
+    def _descend(self, uniforms: int, index: int, leaves: int, n: int, rest: int) -> None:
+        self._lib.bin_draw(*self._where, uniforms, index, leaves, n, rest)
+
+    def _ascend(self, index: int, leaves: int, n: int) -> None:
+        self._lib.bin_update(*self._where, index, leaves, n)
+
+
+def _padded(level: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.pad(level, (0, -len(level) % 8))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -151,6 +151,58 @@ def stored(kind: str) -> Columns:
         return rows(kind, n)
     chunk = rows(kind, IMAGE_CHUNK)
     return {path: np.resize(column, (n, *column.shape[1:])) for path, column in chunk.items()}
+
+
+def episode_rows(n: int) -> Columns:
+    """Builds `n` CartPole-like transitions of whole episodes, 1 to 399 steps long: 200 on average.
+
+    Half of them terminate, the others are truncated; the last is cut off without a flag if need be.
+    """
+    rng = np.random.default_rng(3)
+    columns = rows("cartpole", n)
+    lengths = rng.integers(1, 400, n // 100 + 10)
+    ends = np.cumsum(lengths) - 1
+    ends = ends[ends < n]
+    terminates = rng.random(len(ends)) < 0.5
+    for name, at in (("terminated", ends[terminates]), ("truncated", ends[~terminates]), ("done", ends)):
+        flag = np.zeros((n, 1), bool)
+        flag[at] = True
+        columns["next", name] = flag
+    before = np.zeros(n, np.int64)
+    before[ends[ends < n - 1] + 1] = 1
+    columns["collector", "traj_ids"] = np.cumsum(before)
+    return columns
+
+
+def first_priorities(n: int) -> NDArray[np.float32]:
+    """Returns the priorities that every prioritized buffer starts with, (n,), none 0."""
+    return np.random.default_rng(4).random(n, dtype=np.float32) + np.float32(0.01)
+
+
+class Updates:
+    """Rows to update and new priorities for them, made before the clock starts and never the same pair twice.
+
+    A buffer that is given a row's own priority again, or the same rows each time, could do less than it should.
+
+    Args:
+        n: rows of the buffer.
+        batch: rows of an update.
+        calls: updates of a turn.
+        convert: makes what the buffer takes out of arrays.
+    """
+
+    def __init__(
+        self, n: int, batch: int, calls: int, convert: Callable[[NDArray[Any]], Any] = lambda array: array
+    ) -> None:
+        rng = np.random.default_rng(5)
+        self._index = [convert(index) for index in rng.integers(0, n, (calls, batch))]
+        priorities = rng.random((calls, batch), dtype=np.float32) + np.float32(0.01)
+        self._priorities = [convert(priority) for priority in priorities]
+
+    def turn(self) -> Iterator[tuple[Any, Any]]:
+        """Returns the pairs of a turn: the priorities went on by one place since the last."""
+        self._priorities.append(self._priorities.pop(0))
+        return zip(self._index, self._priorities, strict=True)
 
 
 def as_tensordict(columns: Columns) -> TensorDict:
