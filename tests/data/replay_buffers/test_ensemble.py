@@ -249,6 +249,10 @@ def test_prioritized_members_keep_their_rules():
     members[1].extend(torch.full((10,), 500))
     ensemble.update_priority(info["index"], 0.0, info["generation"])
     assert [stats.priorities_dropped for stats in ensemble.stats()] == [0, 4]
+    mixed = ReplayBufferEnsemble(member(0), member(1), batch_size=2)
+    mixed.update_priority(
+        mixed.sample(return_info=True)[1]["index"], 1.0
+    )  # nobody has priorities: no warning
     with pytest.raises(SchemaError, match="3 parts in priority, 2 in the index"):
         ensemble.update_priority(info["index"], torch.zeros(3, 4))
 

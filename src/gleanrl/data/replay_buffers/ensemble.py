@@ -14,6 +14,7 @@ from gleanrl.data.replay_buffers.members import assemble
 from gleanrl.data.replay_buffers.pipeline import Pipeline, none_returned
 from gleanrl.data.replay_buffers.samplers.ensemble import SamplerEnsemble, join_infos
 from gleanrl.data.replay_buffers.samplers.mixture import Mixture
+from gleanrl.data.replay_buffers.samplers.prioritized import Prioritized
 from gleanrl.data.replay_buffers.storages.ensemble import StorageEnsemble
 from gleanrl.data.replay_buffers.storages.indexing import is_key, members_at
 from gleanrl.data.replay_buffers.utils import load_all, stack_samples, states_in
@@ -289,6 +290,8 @@ class ReplayBufferEnsemble:
     def update_priority(self, index: Any, priority: Any, generation: Any = None) -> None:
         """Give records the priorities that their members' samplers draw them by, part by part.
 
+        Parts of members whose sampler has no priorities are left out.
+
         Args:
             index: ``info["index"]`` as `sample` returned it.
             priority: one number, or one for each record, ``(parts, n)``.
@@ -304,12 +307,13 @@ class ReplayBufferEnsemble:
                 raise SchemaError(
                     f"update_priority: {len(values)} parts in {name}, {len(members)} in the index"
                 )
-        for part, member in enumerate(members):
-            self._members[member].update_priority(
-                inside[part],
-                priorities[part] if priorities.ndim else priorities,
-                None if generation is None else generation[part],
-            )
+        for part, number in enumerate(members):
+            if isinstance(self._members[number].sampler, Prioritized):
+                self._members[number].update_priority(
+                    inside[part],
+                    priorities[part] if priorities.ndim else priorities,
+                    None if generation is None else generation[part],
+                )
 
     # Transforms, seeds, state
 
