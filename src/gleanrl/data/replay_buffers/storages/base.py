@@ -20,6 +20,7 @@ from gleanrl.records import Placement, Selection
 from gleanrl.tree import NestedKey, Path
 
 _REMEMBERED = 64  # recent changes that `stale` tells apart
+_NO_SLOTS = torch.zeros(1, dtype=torch.int64, device="cpu")  # an address for counters that nobody looks at
 
 
 class Prepared(NamedTuple):
@@ -187,11 +188,11 @@ class Storage(Access):
     @property
     def counters_at(self) -> int:
         """The address of all slots' generations, int64, for the native core; fixed for the storage's life."""
-        if self._generations is None:
-            self._counters()
-        return self._generations_at
+        return self._generations_at or self._counters().data_ptr()
 
     def _counters(self) -> torch.Tensor:
+        if self._batch_shape is None:
+            return _NO_SLOTS  # how many there are shows at the first write
         if self._generations is None:
             # Zeroed pages cost nothing until they are touched: 8 bytes for each row in use.
             self._generations = torch.from_numpy(zeroed(8 * self.max_size, self.max_size).view(np.int64))
