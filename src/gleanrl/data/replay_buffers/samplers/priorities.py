@@ -28,7 +28,7 @@ class PriorityTable:
     A row is drawn with a probability in proportion to ``(priority + eps) ** alpha``; its importance weight is
     ``probability ** -beta``, divided by the largest weight that a stored row would have (``"buffer"``) or that
     a row of the batch has (``"batch"``). New rows get the largest priority that was ever given, or with
-    `within_buffer` the largest one stored; 1 before the first.
+    `within_buffer` the largest one stored (1 if that is 0, or nothing is); 1 before the first.
 
     Not thread-safe: the buffer calls it under its lock.
 
@@ -112,7 +112,11 @@ class PriorityTable:
     @property
     def default(self) -> float:
         """The priority of new rows."""
-        return 1.0 if self._native is None else self._native.default_priority(self.within_buffer)
+        if self._native is None:
+            return 1.0
+        largest = self._native.default_priority(self.within_buffer)
+        # Rows that are about to get it stand there with 0: alone they tell nothing.
+        return largest or 1.0 if self.within_buffer else largest
 
     # Rows that come and go
 
@@ -178,7 +182,7 @@ class PriorityTable:
 
     def _make(self, storage: Storage) -> Priorities:
         # A storage rounds its size up to whole time steps; anything else is a mistake.
-        if storage.max_size - storage.rows_per_step >= self.max_capacity:
+        if storage.max_size - max(storage.rows_per_step, 1) >= self.max_capacity:
             raise InvalidArgumentError(
                 f"max_capacity={self.max_capacity} is less than the {storage.max_size} rows of the storage"
             )

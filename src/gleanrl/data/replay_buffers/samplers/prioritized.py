@@ -127,7 +127,8 @@ class PrioritizedSampler(Prioritized):
         dtype: what priorities are kept in: float32 or float64.
         reduction: how several priorities of one record become one in `update_tensordict_priority`: ``"max"``,
             ``"min"``, ``"mean"``, ``"median"`` or ``"sum"``.
-        max_priority_within_buffer: whether new records get the largest priority stored instead.
+        max_priority_within_buffer: whether new records get the largest priority stored instead (1 if that is 0, or
+            nothing is stored).
         normalize: ``"buffer"`` or ``"batch"``.
         seed: see `Sampler`.
 
