@@ -10,6 +10,7 @@ import torch
 from tensordict import is_tensorclass
 
 from gleanrl.data.replay_buffers.arguments import positive
+from gleanrl.data.replay_buffers.audit import AuditReport, audit
 from gleanrl.data.replay_buffers.prefetch import Prefetcher
 from gleanrl.data.replay_buffers.recording import checked_dim
 from gleanrl.data.replay_buffers.samplers.base import Sampler
@@ -221,6 +222,29 @@ class ReplayBuffer(Serving):
                 self._rows_redrawn,
                 self._sampler.priorities_dropped,
             )
+
+    def verify(self) -> AuditReport:
+        """Look at every stored record for what can't be; nothing changes.
+
+        See `gleanrl.data.replay_buffers.audit.audit` for the rules. Other threads wait meanwhile.
+
+        Returns:
+            A report: `ok`, `problems` (rule, number of rows, first slot, message), `checks` that applied,
+            `rows` and `trajectories`.
+
+        Examples:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer
+            >>> steps = TensorDict({"observation": torch.arange(3), "done": torch.zeros(3, 1).bool()}, [3])
+            >>> steps["next"] = TensorDict({"observation": torch.tensor([1, 7, 3]), "done": steps["done"]}, [3])
+            >>> buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+            >>> index = buffer.extend(steps)
+            >>> [(problem.rule, problem.slot) for problem in buffer.verify().problems]
+            [('next observation', 1)]
+        """
+        with self._lock:
+            return audit(self._storage)
 
     def __repr__(self) -> str:
         """Show the parts."""

@@ -16,7 +16,7 @@ from gleanrl.records import Draw, Placement
 from gleanrl.seeding import OwnedGenerator
 from gleanrl.tree import NestedKey, Path
 
-_MOST_TRIES = 20
+MOST_TRIES = 20  # draws of masked rows in a row, before a look whether there are others
 
 
 class Sampler(Part, ABC):
@@ -155,17 +155,25 @@ def _stamped(draw: Draw, storage: Storage, generations: bool) -> Draw:
     return draw
 
 
+def check_any_step(storage: Storage) -> None:
+    """Raise `EmptyBufferError` if every stored row is masked out."""
+    masked = storage.masked(torch.arange(len(storage), device="cpu"))
+    if masked is not None and masked.all():
+        raise EmptyBufferError("can't sample: every stored row is masked out, none is a step")
+
+
 def redrawn_masked(
     storage: Storage, slots: torch.Tensor, draw: Callable[[int], torch.Tensor]
 ) -> torch.Tensor:
     """Return `slots` with those that hold no steps replaced by what `draw` gives, so many at a time."""
-    masked = storage.masked(slots)
+    if not storage.has_mask:
+        return slots
     tries = 0
-    while masked is not None and masked.any():
-        if tries == _MOST_TRIES and bool(storage.masked(torch.arange(len(storage), device="cpu")).all()):
-            raise EmptyBufferError("can't sample: every stored row is masked out, none is a step")
+    while (masked := storage.masked(slots)) is not None and masked.any():
+        if tries == MOST_TRIES:
+            check_any_step(storage)
         slots = slots.masked_scatter(masked, draw(int(masked.sum())))
-        masked, tries = storage.masked(slots), tries + 1
+        tries += 1
     return slots
 
 

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.data.boundaries import MASK
-from gleanrl.data.replay_buffers.samplers.base import Sampler
+from gleanrl.data.replay_buffers.samplers.base import MOST_TRIES, Sampler, check_any_step
 from gleanrl.data.replay_buffers.samplers.episodes import BoundaryKeys, EpisodeTable
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
@@ -148,11 +148,13 @@ class SliceSampler(Sampler):
         count, length = self._rule.sizes(batch_size)
         table = self._table.sync(storage)
         first, lengths = _choose(table, self._rule, length, self._random.uniforms(2 * count))
-        masked = storage.masked(first)
-        while masked is not None and masked.any():
+        tries = 0
+        while (masked := storage.masked(first)) is not None and masked.any():
+            if tries == MOST_TRIES:
+                check_any_step(storage)
             again = _choose(table, self._rule, length, self._random.uniforms(2 * int(masked.sum())))
             first[masked], lengths[masked] = again
-            masked = storage.masked(first)
+            tries += 1
         return cut(table, self._rule, length, first, lengths)
 
     def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:

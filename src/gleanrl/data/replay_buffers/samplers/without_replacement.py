@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from gleanrl.data.replay_buffers.samplers.base import Sampler
+from gleanrl.data.replay_buffers.samplers.base import Sampler, check_any_step
 from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.errors import EmptyBufferError, InvalidArgumentError, SchemaError
+from gleanrl.errors import InvalidArgumentError, SchemaError
 from gleanrl.records import Draw
 
 
@@ -137,8 +137,7 @@ def _unmasked(storage: Storage) -> torch.Tensor | None:
     slots = torch.arange(len(storage), device="cpu")
     masked = storage.masked(slots)
     assert masked is not None
-    if masked.all():
-        raise EmptyBufferError("can't sample: every stored row is masked out, none is a step")
+    check_any_step(storage)
     return slots[~masked] if masked.any() else None
 
 
