@@ -26,9 +26,8 @@ def made(kind: str, **fixed: Any) -> Any:
 
 def argument(kind: str, name: str, values: Any, error: Any = Exception, **fixed: Any) -> list[Bad]:
     """Return a row for each bad value of one argument."""
-    return each(
-        f"{kind}({name})", values, lambda v: made(kind, **fixed)(**{name: v}), rf"\b{name}\b", error=error
-    )
+    named = "traj_key|trajectory_key" if name.startswith("traj") and name.endswith("key") else rf"\b{name}\b"
+    return each(f"{kind}({name})", values, lambda v: made(kind, **fixed)(**{name: v}), named, error=error)
 
 
 STORAGES = table(

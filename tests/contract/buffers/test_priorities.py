@@ -269,3 +269,33 @@ def test_every_pair_of_zero_and_positive_neighbours() -> None:
             buffer = filled(oracle, list(values), batch_size=16)
             drawn = set(buffer.sample(return_info=True)[1]["index"].tolist())
             assert all(values[slot] > 0 for slot in drawn)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dtypes(dtype: torch.dtype) -> None:
+    oracle = Oracle()
+    buffer = filled(oracle, VALUES, dtype=dtype)
+    assert buffer.sample(return_info=True)[1]["_weight"].dtype == dtype
+    check(buffer, oracle, batches=20)
+
+
+@pytest.mark.parametrize("first", ["extend", "update", "sample"])
+def test_whatever_comes_first_after_a_restore(first: str) -> None:
+    oracle = Oracle(0.6, 1.0)
+    saved = filled(oracle, VALUES)
+    buffer = make_buffer(oracle, len(VALUES))
+    buffer.load_state_dict(saved.state_dict())
+    if first == "extend":
+        buffer.extend(records(2))
+        oracle.write([0, 1])
+    elif first == "update":
+        buffer.update_priority(torch.tensor([6]), torch.tensor([9.0]))
+        oracle.update([6], [9.0])
+    check(buffer, oracle, batches=30)
+
+
+def test_priorities_below_single_precision() -> None:
+    buffer = make_buffer(Oracle(0.6, 0.4, 0.0), 3)
+    buffer.extend(records(3))
+    buffer.update_priority(torch.arange(3), torch.full((3,), 1e-300, dtype=torch.float64))
+    assert set(buffer.sample(return_info=True)[1]["index"].tolist()) == {0, 1, 2}

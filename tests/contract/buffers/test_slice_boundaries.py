@@ -201,3 +201,10 @@ def test_a_state_loaded_brings_its_boundaries() -> None:
     assert drawn(other) == between(4, 19)
     other.load_state_dict(saved.state_dict())
     assert drawn(other) == between(3, 6, 9, 16, 19)
+
+
+def test_end_signals_of_another_number_of_dimensions_are_refused() -> None:
+    data = rows(done=[3])
+    data["wide"] = torch.zeros(T, 2, dtype=torch.bool)
+    with pytest.raises(RuntimeError, match="wide"):
+        starts(data, end_key="wide")

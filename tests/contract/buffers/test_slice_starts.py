@@ -163,3 +163,15 @@ def test_an_emptied_buffer_starts_over() -> None:
         buffer.sample()
     write(buffer, ring, tape, 100, 112)
     check_distribution(tape, buffer, allowed(ring, tape, N))
+
+
+@pytest.mark.parametrize("counts", [(4, 3), (2, 3), (7, 1, 9, 2, 5), (1, 6, 7), (10,), (11, 1)])
+@pytest.mark.parametrize("capacity", [2, 3, 5])
+def test_writes_longer_than_the_ring(capacity: int, counts: tuple[int, ...]) -> None:
+    tape = Tape((4, 1, 3))
+    buffer, ring = slice_buffer(tape, capacity, 0, 400, make(slice_len=1))
+    start = 0
+    for count in counts:
+        write(buffer, ring, tape, start, start + count)
+        start += count
+    check_distribution(tape, buffer, allowed(ring, tape, 1))

@@ -218,3 +218,15 @@ def test_an_ensemble_of_writers_only_holds_them() -> None:
     writers = [parts.RoundRobinWriter(), parts.TensorDictRoundRobinWriter()]
     ensemble = parts.WriterEnsemble(*writers)
     assert ensemble[0] is writers[0] and ensemble[1] is writers[1]
+
+
+def test_slices_of_the_best_are_refused_or_right() -> None:
+    buffer = best(6)
+    try:
+        buffer.set_sampler(parts.SliceSampler(slice_len=2))
+        buffer.extend(rows([float(i % 4) for i in range(20)]))
+        batch = buffer.sample()
+    except GleanError:
+        return
+    _, t = TAPE.locate(batch)
+    assert (t.view(-1, 2).diff(dim=1) == 1).all()
