@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
@@ -45,7 +46,8 @@ def check_reduction(reduction: str) -> str:
 def per_slot(name: str, values: Any, count: int, dtype: torch.dtype) -> torch.Tensor:
     """Return `values` as ``(count,)`` of `dtype` on the CPU."""
     try:
-        tensor = torch.as_tensor(values).detach()
+        # By way of NumPy: torch takes Python's numbers for single precision.
+        tensor = torch.as_tensor(values if isinstance(values, torch.Tensor) else np.asarray(values)).detach()
     except (TypeError, ValueError, RuntimeError) as cause:
         raise InvalidTypeError(f"{name}: expected numbers, got {values!r}") from cause
     if (
