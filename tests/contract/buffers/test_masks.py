@@ -140,3 +140,20 @@ def test_after_a_restore(kind: str, shape: tuple[int, ...]) -> None:
     other.load_state_dict(buffer.state_dict())
     for _ in range(10):
         assert set(served(masked, other.sample(), kind)) <= allowed
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_nothing_but_rows_that_are_no_steps(shape: tuple[int, ...]) -> None:
+    rows = Masked(shape).rows(0, 6)
+    rows[MASK] = torch.zeros_like(rows[MASK])
+    for kind in ("random", "once", "prioritized", "slices"):
+        buffer, _, _ = make(kind, shape, 0)
+        buffer.extend(rows)
+        with pytest.raises(RuntimeError):
+            buffer.sample()
+
+
+def test_the_audit_finds_nothing_in_them() -> None:
+    for shape in ((), (3,)):
+        assert make("random", shape, CAPACITY + 17)[0].verify().ok

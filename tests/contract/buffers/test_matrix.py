@@ -131,6 +131,8 @@ def test_every_row_says_where_it_came_from(case: Case) -> None:
         audit.sample()
     if case.sampler in EPOCHS:
         check_epoch(audit)
+    report = audit.buffer.verify()
+    assert report.ok, report
 
 
 def check_epoch(audit: Audit) -> None:
