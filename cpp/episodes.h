@@ -86,11 +86,6 @@ class Episodes {
   // slot[i] - before is the first step of the run; a slice of L steps fits at slot[i] if after[i] >= L.
   void locate(std::span<const std::int64_t> slot, std::int64_t* before, std::int64_t* after) const;
 
-  // The slots at which slices of slice_len steps fit now and didn't when now() was `since`: all that the writes
-  // in between have made possible (those that they took away lie in the slots that they overwrote). At most
-  // (now() - since) * num_streams; returns how many. since in [0, now()].
-  std::int64_t new_starts(std::int64_t slice_len, std::int64_t since, std::int64_t* slot) const;
-
   // The slots of n slices. Slice i takes length[i] places in `slot`, or `stride` places if that is not 0 (then
   // length[i] <= stride, and its last slot is repeated behind it). last, if not null, gets 1 at the last step of each
   // slice and 0 elsewhere, repeated slots included. first[i] is any slot; a slice doesn't have to lie in a run.

@@ -97,27 +97,6 @@ void Episodes::locate(std::span<const int64_t> slot, int64_t* before, int64_t* a
   }
 }
 
-int64_t Episodes::new_starts(int64_t slice_len, int64_t since, int64_t* slot) const {
-  check_min("new_starts: slice_len", slice_len);
-  if (since < 0 || since > now_) {
-    throw std::invalid_argument("new_starts: expected a time of 0 to now, " + std::to_string(now_) + ", got " +
-                                std::to_string(since));
-  }
-  int64_t count = 0;
-  for (int64_t s = 0; s < num_streams_; ++s) {
-    const Stream& stream = streams_[static_cast<size_t>(s)];
-    // A slice that starts at `step` was complete already if step + slice_len <= since.
-    int64_t r = stream.starts.size();
-    while (r > 0 && run_at(stream, r - 1).end > since) --r;
-    for (; r < stream.starts.size(); ++r) {
-      const Run run = run_at(stream, r);
-      const int64_t first = std::max(run.start, since - slice_len + 1);
-      for (int64_t step = first; step <= run.end - slice_len; ++step) slot[count++] = slot_of(step, s);
-    }
-  }
-  return count;
-}
-
 void Episodes::expand(std::span<const int64_t> first, std::span<const int64_t> length, int64_t stride, int64_t* slot,
                       std::uint8_t* last) const {
   const int64_t most = stride == 0 ? capacity_ : std::min(stride, capacity_);

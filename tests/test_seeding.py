@@ -13,7 +13,7 @@ from gleanrl.seeding import OwnedGenerator, fresh_seed
 
 
 def numbers(owned: OwnedGenerator) -> list[int]:
-    return torch.randint(1_000_000, (5,), generator=owned.get()).tolist()
+    return owned.integers(1_000_000, 5).tolist()
 
 
 def test_a_seed_fixes_the_sequence():
@@ -78,7 +78,15 @@ def test_bad_seeds_are_refused(seed):
         OwnedGenerator(seed)
 
 
-@pytest.mark.parametrize("state", [{}, {"generator": 3}, {"generator": torch.zeros(3, dtype=torch.uint8)}])
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"generator": 3},
+        {"generator": torch.zeros(4, dtype=torch.int64)},
+        {"generator": torch.ones(3, dtype=torch.int64)},
+    ],
+)
 def test_a_bad_state_changes_nothing(state):
     owned = OwnedGenerator(7)
     with pytest.raises(SchemaError, match="generator state"):

@@ -106,6 +106,25 @@ def importance_weights(priority: int, n: int, scale: float, beta: float, out: in
     With `normalise` they are divided by the largest one, which becomes exactly 1, and `scale` has no effect.
     """
 
+class Random:
+    """A random generator, xoshiro256++: the sequence of a seed in [0, 2**64) is the same on every machine."""
+
+    def __init__(self, seed: int) -> None: ...
+    def uniforms(self, out: int, n: int) -> None:
+        """Draw n float64 values from [0, 1) into an array."""
+
+    def integers(self, high: int, out: int, n: int) -> None:
+        """Draw n int64 values from [0, high) into an array."""
+
+    def permutation(self, out: int, n: int) -> None:
+        """Write the int64 numbers of [0, n) in random order into an array."""
+
+    def save(self, state: int) -> None:
+        """Write the state into an array of four 64-bit numbers."""
+
+    def load(self, state: int) -> None:
+        """Go on from a saved state; `ValueError` if it is all 0."""
+
 class Priorities:
     """The priorities of `capacity` rows: what a prioritized sampler needs for a draw, an update or a write in one call.
 
@@ -294,12 +313,6 @@ class Episodes:
         """Write how many steps (int64) the run of each slot has before it, and from it on (at least 1).
 
         IndexError if a slot isn't stored.
-        """
-
-    def new_starts(self, slice_len: int, since: int, slot: int, n: int) -> int:
-        """Write the slots where slices of `slice_len` steps fit now and didn't when `now` was `since`.
-
-        n, the room, is at least `min(now - since, stored) * num_streams`. Returns how many there are.
         """
 
     def expand(self, first: int, length: int, n: int, slot: int, stride: int = 0, last: int = 0) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from numpy import empty, float64, int64
+from torch import from_numpy
 
 from gleanrl.errors import InvalidArgumentError, SchemaError
+from gleanrl.native import Random
 
 _SEED_RANGE = 2**63 - 1
+_WORDS = 4
 
 
 def fresh_seed() -> int:
@@ -17,11 +21,11 @@ def fresh_seed() -> int:
 
 
 class OwnedGenerator:
-    """A CPU generator that belongs to one part, whatever torch's default device is.
+    """A random generator that belongs to one part.
 
     Without a seed it takes one from torch's global generator at its first use, so that ``torch.manual_seed``
-    makes a program reproducible while later draws of the part disturb nobody. Not thread-safe: its owner
-    locks.
+    makes a program reproducible while later draws of the part disturb nobody. The sequence doesn't depend on
+    how many numbers a call asks for. Not thread-safe: its owner locks.
 
     Args:
         seed: a seed in ``[0, 2**63)``; None for one drawn at first use.
@@ -30,12 +34,12 @@ class OwnedGenerator:
         >>> import torch
         >>> a, b = OwnedGenerator(3), OwnedGenerator()
         >>> b.load_state_dict(a.state_dict())
-        >>> torch.equal(torch.rand(2, generator=a.get()), torch.rand(2, generator=b.get()))
+        >>> torch.equal(a.uniforms(2), b.uniforms(2))
         True
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        self._generator: torch.Generator | None = None
+        self._native: Random | None = None
         if seed is not None:
             self.seed(seed)
 
@@ -47,41 +51,52 @@ class OwnedGenerator:
         """
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _SEED_RANGE:
             raise InvalidArgumentError(f"seed: expected an integer in [0, 2**63), got {seed!r}")
-        self._generator = torch.Generator("cpu").manual_seed(seed)
+        self._native = Random(seed)
 
-    def get(self) -> torch.Generator:
+    def _seeded(self) -> Random:
         """Return the generator; the first call without a seed takes one from torch's global generator."""
-        if self._generator is None:
-            self.seed(fresh_seed())
-            assert self._generator is not None
-        return self._generator
+        self.seed(fresh_seed())
+        assert self._native is not None
+        return self._native
 
     def integers(self, high: int, count: int) -> torch.Tensor:
         """Return `count` independent draws from ``[0, high)``, int64 on the CPU."""
-        return torch.randint(high, (count,), generator=self.get(), device="cpu")
+        # In NumPy because that is cheaper than in torch.
+        drawn = from_numpy(empty(count, int64))
+        (self._native or self._seeded()).integers(high, drawn.data_ptr(), count)
+        return drawn
 
     def uniforms(self, count: int) -> torch.Tensor:
         """Return `count` independent draws from ``[0, 1)``, float64 on the CPU."""
-        return torch.rand(count, dtype=torch.float64, generator=self.get(), device="cpu")
+        drawn = from_numpy(empty(count, float64))
+        (self._native or self._seeded()).uniforms(drawn.data_ptr(), count)
+        return drawn
 
     def permutation(self, size: int) -> torch.Tensor:
         """Return the numbers of ``[0, size)`` in random order, int64 on the CPU."""
-        return torch.randperm(size, generator=self.get(), device="cpu")
+        drawn = from_numpy(empty(size, int64))
+        (self._native or self._seeded()).permutation(drawn.data_ptr(), size)
+        return drawn
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"generator": state}``, a uint8 tensor of its own. Counts as the first use."""
-        return {"generator": self.get().get_state()}
+        """Return ``{"generator": state}``, an int64 tensor ``(4,)`` of its own. Counts as the first use."""
+        state = from_numpy(empty(_WORDS, int64))
+        (self._native or self._seeded()).save(state.data_ptr())
+        return {"generator": state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the sequence of a saved `state`; a bad state raises `SchemaError` and changes nothing."""
-        generator = torch.Generator("cpu")
+        generator = Random(0)
         try:
-            generator.set_state(state["generator"].clone())
-        except (KeyError, AttributeError, TypeError, RuntimeError) as cause:
+            words = state["generator"].to("cpu").contiguous()
+            if words.shape != (_WORDS,) or words.dtype != torch.int64:
+                raise ValueError(f"expected {_WORDS} int64 numbers, got {tuple(words.shape)} {words.dtype}")
+            generator.load(words.data_ptr())
+        except (KeyError, AttributeError, TypeError, ValueError) as cause:
             raise SchemaError(
                 f"generator state: expected what state_dict() returned, got {state!r}"
             ) from cause
-        self._generator = generator
+        self._native = generator
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle as the generator's state."""

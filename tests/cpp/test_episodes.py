@@ -363,8 +363,6 @@ def test_slices_of_any_length_dont_overflow():
             assert 0 <= slot < 8 and 1 <= length <= 8 - slot
     with pytest.raises(RuntimeError, match="none of the 1 stored trajectories"):
         table.draw(2**61, [0.5, 0.5])
-    out = np.empty(10, np.int64)
-    assert table.core.new_starts(2**63 - 1, 0, address(out), 10) == 0
 
 
 def test_a_long_draw_runs_beside_python():

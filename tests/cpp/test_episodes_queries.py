@@ -49,49 +49,6 @@ def test_every_stored_slot_is_located(seed):
             locate(table, [slot])
 
 
-def new_starts(table: Table, slice_len: int, since: int) -> list[int]:
-    room = min(table.now - since, table.stored) * len(table.steps)
-    slots = np.full(room + 1, -7)
-    n = table.core.new_starts(slice_len, since, address(slots), room)
-    assert n <= room and (slots[n:] == -7).all()
-    return slots[:n].tolist()
-
-
-@given(seeds, st.integers(1, 9), st.data())
-def test_new_starts_are_what_writes_made_possible(seed, slice_len, data):
-    table = random_table(seed)
-    random, since = np.random.default_rng(seed), table.now
-    possible = set(table.valid_starts(slice_len))
-    overwritten: set[int] = set()
-    for _ in range(data.draw(st.integers(0, 3))):
-        count, width = data.draw(st.integers(0, table.core.capacity)), len(table.steps)
-        places = (table.cursor + np.arange(count)) % table.core.capacity
-        overwritten |= {int(place) * width + s for place in places for s in range(width)}
-        ids = [np.full((count, width), s.ids[0]) for s in table.steps[0][-1:] if s.ids]
-        table.write(count, random.random((count, width)) < 0.2, ids)
-    now = table.valid_starts(slice_len)
-    new = new_starts(table, slice_len, since)
-    assert len(set(new)) == len(new)
-    # Kept up to date by its changes, the set of starts stays what it is.
-    assert (possible - overwritten) | set(new) == set(now)
-    assert not set(new) & (possible - overwritten)
-    assert sorted(new_starts(table, slice_len, 0)) == sorted(now)
-
-
-def test_new_starts_checks_its_arguments():
-    table = Table.empty(10, 2)
-    table.write(4)
-    out = np.full(20, -7)
-    with pytest.raises(ValueError, match="slice_len: expected 1 or more"):
-        table.core.new_starts(0, 0, address(out), 20)
-    for since in (-1, 5):
-        with pytest.raises(ValueError, match="a time of 0 to now, 4"):
-            table.core.new_starts(1, since, address(out), 20)
-    with pytest.raises(ValueError, match="expected room for 8"):
-        table.core.new_starts(1, 0, address(out), 7)
-    assert (out == -7).all()
-
-
 def expand(core: Episodes, first, length, stride: int = 0) -> tuple[list[int], list[int]]:
     first, length = np.array(first, np.int64), np.array(length, np.int64)
     total = stride * len(first) if stride else int(length.sum())

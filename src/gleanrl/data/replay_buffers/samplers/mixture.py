@@ -88,7 +88,7 @@ class Mixture:
             return self._random.integers(self.members, count)
         # The first member whose cumulated share lies above the draw: never one with the share 0.
         cumulated = self._p.cumsum(0)
-        drawn = torch.rand(count, generator=self._random.get(), dtype=torch.float64, device="cpu")
+        drawn = self._random.uniforms(count)
         return torch.searchsorted(cumulated, drawn * cumulated[-1], right=True)
 
     def set_seed(self, seed: int) -> None:

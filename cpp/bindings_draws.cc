@@ -1,0 +1,290 @@
+// The Python face of what draws rows: generators, priorities, episodes.
+#include <nanobind/stl/optional.h>
+
+#include <algorithm>
+#include <span>
+#include <stdexcept>
+#include <string>
+
+#include "addresses.h"
+#include "bindings.h"
+#include "episodes.h"
+#include "priorities.h"
+#include "random.h"
+#include "sum_tree.h"
+#include "weights.h"
+
+namespace gleanrl {
+
+using namespace nanobind::literals;
+
+namespace {
+
+void update_tree(SumTree& self, std::uintptr_t index, std::uintptr_t value, std::int64_t n) {
+  const auto rows = array_at<std::int64_t>("update", index, n);
+  const auto values = array_at<double>("update", value, n);
+  run(n >= kReleaseSearches, [&] { self.update(rows, values); });
+}
+
+void draw_rows(const SumTree& self, std::uintptr_t uniforms, std::int64_t n, std::uintptr_t index, std::uintptr_t value,
+               bool stratified) {
+  const auto from = array_at<double>("draw", uniforms, n);
+  auto* rows = room_at<std::int64_t>("draw", index, n);
+  auto* values = room_at<double>("draw", value, n);
+  run(n >= kReleaseSearches, [&] { self.draw(from, stratified, rows, values); });
+}
+
+// value[i] = what `read` knows of row index[i].
+template <class Self, void (Self::*read)(std::span<const std::int64_t>, double*) const>
+void read_rows(const Self& self, std::uintptr_t index, std::int64_t n, std::uintptr_t value) {
+  (self.*read)(array_at<std::int64_t>("get", index, n), room_at<double>("get", value, n));
+}
+
+void weigh(std::uintptr_t priority, std::int64_t n, double scale, double beta, std::uintptr_t out, bool normalise) {
+  const auto priorities = array_at<double>("weights", priority, n);
+  auto* weights = room_at<float>("weights", out, n);
+  run(n >= kReleaseSearches, [&] { importance_weights(priorities, scale, beta, normalise, weights); });
+}
+
+std::int64_t update_priorities(Priorities& self, std::uintptr_t index, std::uintptr_t priority, std::int64_t n,
+                               std::int64_t limit, std::uintptr_t written, std::uintptr_t expected) {
+  const auto rows = array_at<std::int64_t>("update", index, n);
+  const auto values = array_at<double>("update", priority, n);
+  const auto* counters = table_at<std::int64_t>("update", written);
+  const auto* generations = expected == 0 ? nullptr : array_at<std::int64_t>("update", expected, n).data();
+  std::int64_t dropped = 0;
+  run(n >= kReleaseSearches, [&] { dropped = self.update(rows, values, limit, counters, generations); });
+  return dropped;
+}
+
+void draw_priorities(Priorities& self, std::uintptr_t uniforms, std::int64_t n, bool stratified, double beta,
+                     bool by_batch, std::uintptr_t written, std::uintptr_t index, std::uintptr_t weight,
+                     std::uintptr_t generation) {
+  const auto from = array_at<double>("draw", uniforms, n);
+  const auto* counters = table_at<std::int64_t>("draw", written);
+  auto* rows = room_at<std::int64_t>("draw", index, n);
+  auto* weights = room_at<float>("draw", weight, n);
+  auto* generations = room_at<std::int64_t>("draw", generation, n);
+  run(n >= kReleaseSearches,
+      [&] { self.draw(from, {stratified, by_batch, beta}, counters, rows, weights, generations); });
+}
+
+void write_steps(Episodes& self, std::int64_t start, std::int64_t count, std::uintptr_t ends, nb::handle ids) {
+  // A count outside [0, capacity] is the core's to refuse; clamped here, the product below fits 64 bits.
+  const std::int64_t values = std::clamp<std::int64_t>(count, 0, self.capacity()) * self.num_streams();
+  std::span<const std::uint8_t> flags;
+  if (ends != 0) flags = array_at<std::uint8_t>("on_write", ends, values);
+  std::vector<const std::int64_t*> columns;
+  for (const auto address : read_list<std::uintptr_t>(
+           ids, [](PyObject* item) { return reinterpret_cast<std::uintptr_t>(as_address<void*>(item)); })) {
+    columns.push_back(array_at<std::int64_t>("on_write", address, values).data());
+  }
+  run(values >= kReleasePasses, [&] { self.on_write(start, count, flags, columns); });
+}
+
+std::int64_t draw_slices(Episodes& self, std::int64_t slice_len, std::int64_t n, std::uintptr_t uniforms,
+                         std::uintptr_t first, std::uintptr_t length, bool strict, bool by_starts, std::int64_t left,
+                         std::int64_t right) {
+  if (n < 0 || n > INT64_MAX / 2) throw std::invalid_argument("draw: expected 0 or more slices");
+  const auto from = array_at<double>("draw", uniforms, 2 * n);
+  auto* firsts = room_at<std::int64_t>("draw", first, n);
+  auto* lengths = room_at<std::int64_t>("draw", length, n);
+  std::int64_t total = 0;
+  run(n >= kReleaseSearches,
+      [&] { total = self.draw({slice_len, strict, by_starts, left, right}, from, firsts, lengths); });
+  return total;
+}
+
+std::int64_t list_runs(const Episodes& self, std::int64_t min_len, std::uintptr_t first, std::uintptr_t length,
+                       std::int64_t n) {
+  if (n != self.num_runs(min_len)) {
+    throw std::invalid_argument("list_runs: expected room for num_runs(" + std::to_string(min_len) + "), got " +
+                                std::to_string(n));
+  }
+  return self.list(min_len, room_at<std::int64_t>("list_runs", first, n),
+                   room_at<std::int64_t>("list_runs", length, n));
+}
+
+void locate_slots(const Episodes& self, std::uintptr_t slot, std::int64_t n, std::uintptr_t before,
+                  std::uintptr_t after) {
+  const auto slots = array_at<std::int64_t>("locate", slot, n);
+  auto* to_start = room_at<std::int64_t>("locate", before, n);
+  auto* to_end = room_at<std::int64_t>("locate", after, n);
+  run(n >= kReleaseSearches, [&] { self.locate(slots, to_start, to_end); });
+}
+
+void expand_slices(const Episodes& self, std::uintptr_t first, std::uintptr_t length, std::int64_t n,
+                   std::uintptr_t slot, std::int64_t stride, std::uintptr_t last) {
+  const auto firsts = array_at<std::int64_t>("expand", first, n);
+  const auto lengths = array_at<std::int64_t>("expand", length, n);
+  self.expand(firsts, lengths, stride, room_at<std::int64_t>("expand", slot, n),
+              last == 0 ? nullptr : room_at<std::uint8_t>("expand", last, n));
+}
+
+}  // namespace
+
+void bind_draws(nb::module_& m) {
+  nb::class_<SumTree>(m, "SumTree", "A sum tree of `capacity` priorities, all 0 at first.")
+      .def(nb::init<std::int64_t>(), "capacity"_a)
+      .def_prop_ro("capacity", &SumTree::capacity)
+      .def_prop_ro("total", &SumTree::total)
+      .def_prop_ro("min_positive", &SumTree::min_positive)
+      .def_prop_ro("max", &SumTree::max)
+      .def("update", &update_tree, "index"_a, "value"_a, "n"_a,
+           "Set the priorities of rows index[0:n]; of equal numbers the last one wins.")
+      .def(
+          "fill",
+          [](SumTree& self, std::int64_t start, std::int64_t n, double value) {
+            run(n >= kReleasePasses, [&] { self.fill(start, n, value); });
+          },
+          "start"_a, "n"_a, "value"_a, "Set the priority of rows start, start + 1, ..., around the end of the ring.")
+      .def("draw", &draw_rows, "uniforms"_a, "n"_a, "index"_a, "value"_a, "stratified"_a = false,
+           "Draw n rows in proportion to their priorities.")
+      .def("get", &read_rows<SumTree, &SumTree::get>, "index"_a, "n"_a, "value"_a,
+           "Read the priorities of rows index[0:n].")
+      .def("clear", &SumTree::clear, Unlocked(), "Set every priority to 0.")
+      .def(
+          "save",
+          [](const SumTree& self, std::uintptr_t leaves) {
+            const auto from = self.leaves();
+            std::copy(from.begin(), from.end(), room_at<double>("save", leaves, self.capacity()));
+          },
+          "leaves"_a, Unlocked(), "Write all priorities to an array of `capacity`.")
+      .def(
+          "load",
+          [](SumTree& self, std::uintptr_t leaves) { self.load(array_at<double>("load", leaves, self.capacity())); },
+          "leaves"_a, Unlocked(), "Set all priorities from an array of `capacity`.")
+      .def("check_valid", &SumTree::check_valid, "Raise RuntimeError if the tree contradicts itself.");
+
+  nb::class_<Random>(m, "Random", "A random generator: xoshiro256++.")
+      .def(nb::init<std::uint64_t>(), "seed"_a)
+      .def(
+          "uniforms",
+          [](Random& self, std::uintptr_t out, std::int64_t n) {
+            self.uniforms(room_at<double>("uniforms", out, n), n);
+          },
+          "out"_a, "n"_a, "Draw n float64 values from [0, 1).")
+      .def(
+          "integers",
+          [](Random& self, std::int64_t high, std::uintptr_t out, std::int64_t n) {
+            self.integers(high, room_at<std::int64_t>("integers", out, n), n);
+          },
+          "high"_a, "out"_a, "n"_a, "Draw n int64 values from [0, high).")
+      .def(
+          "permutation",
+          [](Random& self, std::uintptr_t out, std::int64_t n) {
+            self.permutation(room_at<std::int64_t>("permutation", out, n), n);
+          },
+          "out"_a, "n"_a, Unlocked(), "Write the numbers of [0, n) in random order.")
+      .def(
+          "save",
+          [](const Random& self, std::uintptr_t state) {
+            std::copy(self.state().begin(), self.state().end(), room_at<std::uint64_t>("save", state, 4));
+          },
+          "state"_a, "Write the state, four 64-bit numbers.")
+      .def(
+          "load",
+          [](Random& self, std::uintptr_t state) {
+            Random::State words;
+            const auto from = array_at<std::uint64_t>("load", state, 4);
+            std::copy(from.begin(), from.end(), words.begin());
+            self.set_state(words);
+          },
+          "state"_a, "Go on from a saved state.");
+
+  nb::class_<Priorities>(m, "Priorities", "The priorities of `capacity` rows, none in use at first.")
+      .def(nb::init<std::int64_t, bool>(), "capacity"_a, "single"_a)
+      .def_prop_ro("capacity", &Priorities::capacity)
+      .def_prop_ro("single", &Priorities::single)
+      .def_prop_ro("largest", &Priorities::largest)
+      .def_prop_ro("alpha", [](const Priorities& self) { return self.rule().alpha; })
+      .def_prop_ro("eps", [](const Priorities& self) { return self.rule().eps; })
+      .def_prop_ro("total", &Priorities::total)
+      .def_prop_ro("min_positive", &Priorities::min_positive)
+      .def_prop_ro("end", &Priorities::end)
+      .def_prop_rw("max_seen", &Priorities::max_seen, &Priorities::set_max_seen, nb::for_setter("value"_a.none()))
+      .def(
+          "set_rule", [](Priorities& self, double alpha, double eps) { self.set_rule({alpha, eps}); }, "alpha"_a,
+          "eps"_a, Unlocked(), "Compute leaves as (priority + eps) ** alpha from now on, also those there are.")
+      .def(
+          "fill",
+          [](Priorities& self, std::int64_t start, std::int64_t n, double priority) {
+            run(n >= kReleasePasses, [&] { self.fill(start, n, priority); });
+          },
+          "start"_a, "n"_a, "priority"_a, "Set the priority of rows start, start + 1, ..., around the end of the ring.")
+      .def("default_priority", &Priorities::default_priority, "within"_a, "The priority for new rows.")
+      .def("update", &update_priorities, "index"_a, "priority"_a, "n"_a, "limit"_a, "written"_a, "expected"_a = 0,
+           "Set the priorities of rows index[0:n] that weren't written since; return how many were.")
+      .def("draw", &draw_priorities, "uniforms"_a, "n"_a, "stratified"_a, "beta"_a, "by_batch"_a, "written"_a,
+           "index"_a, "weight"_a, "generation"_a, "Draw n rows, with weights and generations, which are remembered.")
+      .def(
+          "remember",
+          [](Priorities& self, std::uintptr_t index, std::int64_t n, std::uintptr_t written) {
+            self.remember(array_at<std::int64_t>("remember", index, n), table_at<std::int64_t>("remember", written));
+          },
+          "index"_a, "n"_a, "written"_a, "Remember the generations of rows index[0:n] as if they had been drawn.")
+      .def(
+          "block",
+          [](Priorities& self, std::uintptr_t index, std::int64_t n, std::uintptr_t flags) {
+            self.block(array_at<std::int64_t>("block", index, n), array_at<std::uint8_t>("block", flags, n).data());
+          },
+          "index"_a, "n"_a, "flags"_a, "Block rows index[0:n] whose flag isn't 0, unblock others.")
+      .def("clear_blocks", &Priorities::clear_blocks, Unlocked(), "Unblock every row.")
+      .def("get", &read_rows<Priorities, &Priorities::get>, "index"_a, "n"_a, "value"_a,
+           "Read the priorities of rows index[0:n].")
+      .def("leaves", &read_rows<Priorities, &Priorities::get_leaves>, "index"_a, "n"_a, "value"_a,
+           "Read the leaves of rows index[0:n].")
+      .def("clear", &Priorities::clear, Unlocked(), "Forget everything but the rule.")
+      .def(
+          "save",
+          [](const Priorities& self, std::uintptr_t priority, std::uintptr_t mark) {
+            self.save(room_at<double>("save", priority, self.end()), room_at<std::uint32_t>("save", mark, self.end()));
+          },
+          "priority"_a, "mark"_a, Unlocked(), "Write the priorities and marks of the rows below `end`.")
+      .def(
+          "load",
+          [](Priorities& self, std::uintptr_t priority, std::uintptr_t mark, std::int64_t n) {
+            self.load(array_at<double>("load", priority, n), array_at<std::uint32_t>("load", mark, n).data());
+          },
+          "priority"_a, "mark"_a, "n"_a, Unlocked(), "Go on from n saved rows.")
+      .def("check_valid", &Priorities::check_valid, "Raise RuntimeError if anything contradicts the rest.");
+
+  m.def("importance_weights", &weigh, "priority"_a, "n"_a, "scale"_a, "beta"_a, "out"_a, "normalise"_a,
+        "Write (priority * scale) ** -beta as float32, divided by the largest one if `normalise`.");
+
+  nb::class_<Episodes>(m, "Episodes", "Which stored steps belong to which trajectory, in a ring of several streams.")
+      .def(nb::init<std::int64_t, std::int64_t>(), "capacity"_a, "num_streams"_a = 1)
+      .def_prop_ro("capacity", &Episodes::capacity)
+      .def_prop_ro("num_streams", &Episodes::num_streams)
+      .def_prop_ro("now", &Episodes::now)
+      .def_prop_ro("stored", &Episodes::stored)
+      .def_prop_ro("cursor", &Episodes::cursor)
+      .def("on_write", &write_steps, "start"_a, "count"_a, "ends"_a = 0, "ids"_a = nb::make_tuple(),
+           "Learn that steps start, start + 1, ... of every stream were written.")
+      .def("clear", &Episodes::clear, "Forget everything.")
+      .def("num_runs", &Episodes::num_runs, "min_len"_a = 1, "Count the trajectories of min_len steps and more.")
+      .def("list_runs", &list_runs, "min_len"_a, "first"_a, "length"_a, "n"_a,
+           "Write first slot and length of the n trajectories of min_len steps and more.")
+      .def("draw", &draw_slices, "slice_len"_a, "n"_a, "uniforms"_a, "first"_a, "length"_a, "strict"_a = true,
+           "by_starts"_a = false, "left"_a = 0, "right"_a = 0, "Draw n slices; return the sum of their lengths.")
+      .def("locate", &locate_slots, "slot"_a, "n"_a, "before"_a, "after"_a,
+           "Write how many steps the trajectory of each slot has before it, and from it on.")
+      .def("expand", &expand_slices, "first"_a, "length"_a, "n"_a, "slot"_a, "stride"_a = 0, "last"_a = 0,
+           "Write the slots of n slices, one after the other.")
+      .def_prop_ro("state_size", &Episodes::state_size)
+      .def(
+          "save",
+          [](const Episodes& self, std::uintptr_t state) {
+            self.save(room_at<std::int64_t>("save", state, self.state_size()));
+          },
+          "state"_a, "Write the state, `state_size` int64 values.")
+      .def(
+          "load",
+          [](Episodes& self, std::uintptr_t state, std::int64_t n) {
+            self.load(array_at<std::int64_t>("load", state, n));
+          },
+          "state"_a, "n"_a, "Go on from a saved state of n values.")
+      .def("check_valid", &Episodes::check_valid, "Raise RuntimeError if the table contradicts itself.");
+}
+
+}  // namespace gleanrl
