@@ -217,6 +217,10 @@ def test_an_epoch_ends_with_that_of_a_member():
         assert len(batches) == 3
         first = torch.cat([clock(batch[0]) for batch in batches]).tolist()
         assert sorted(first) == list(range(9))
+    next(iter(ensemble))
+    assert len(list(ensemble)) == 3, "after a loop that was left a new epoch begins"
+    uneven = ReplayBufferEnsemble(*members, batch_size=4, sample_from_all=True)
+    assert len(list(uneven)) == 4, "the shorter one of nine rows ends it"
     endless = iter(three())
     assert [next(endless).batch_size for _ in range(5)] == [(3, 4)] * 5
     with pytest.raises(UnsupportedError, match="needs the batch_size"):

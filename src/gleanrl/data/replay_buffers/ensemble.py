@@ -385,7 +385,6 @@ class ReplayBufferEnsemble:
     def __getstate__(self) -> dict[str, Any]:
         """Pickle everything but the lock."""
         with self._lock:
-            self._mixture.state_dict()  # a generator that was never used takes its seed now, for both
             return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

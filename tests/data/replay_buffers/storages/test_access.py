@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -114,8 +115,10 @@ def test_followers_are_held_weakly_and_stay_behind():
     other = copy.deepcopy(storage)
     other.set(0, torch.arange(2))
     assert follower.told == []
+    follower_of = weakref.ref(follower)
     del follower
     gc.collect()
+    assert follower_of() is None
     storage.set(0, torch.arange(2))
     with pytest.raises(InvalidTypeError, match="mark_update"):
         storage.attach(3)

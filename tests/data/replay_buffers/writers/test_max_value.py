@@ -183,6 +183,11 @@ def test_it_follows_a_storage_that_others_change():
     rb.storage.set(2, records([-3.0], start=7))
     assert rb.extend(records([-2.5], start=8)).tolist() == [2]
     rb.writer.check_valid()
+    other = LazyTensorStorage(3)
+    while other.changes < rb.storage.changes:
+        other.set(0, records([7.0, 8.0, 9.0], start=20))
+    rb.set_storage(other)
+    assert rb.extend(records([7.5], start=30)).tolist() == [0]
     rb.set_storage(LazyTensorStorage(1))
     assert rb.extend(records([0.0, 1.0], start=9)).tolist() == [-1, 0]
 
