@@ -19,7 +19,17 @@ from tensordict import (
 )
 
 from gleanrl.errors import SchemaError
-from gleanrl.tree import Layout, Path, as_key, as_path, dict_batch, flatten, is_private, iter_leaves
+from gleanrl.tree import (
+    Layout,
+    Path,
+    as_key,
+    as_path,
+    dict_batch,
+    flatten,
+    is_private,
+    iter_leaves,
+    outermost,
+)
 
 PATHS: tuple[Path, ...] = (("a",), ("b", "c"), ("b", "d", "e"), ("f",), ("b", "g"))
 
@@ -239,3 +249,9 @@ def test_reading_succeeds_on_equal_key_sets_only(first: Any, second: Any) -> Non
     else:
         with pytest.raises(SchemaError):
             layout.read(batch)
+
+
+def test_the_outermost_groups() -> None:
+    assert outermost([("a",), (), ("a", "b")]) == [()]
+    assert outermost([("a", "b"), ("c",), ("a", "d"), ("c", "e"), ("c",)]) == [("a", "b"), ("c",), ("a", "d")]
+    assert outermost([]) == []

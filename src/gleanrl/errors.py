@@ -85,6 +85,25 @@ class EnvironmentContractError(GleanError, RuntimeError):
     """An environment broke its own declaration: a key, shape or dtype changed, or a reset returned done."""
 
 
+class ConformanceError(GleanError, AssertionError):
+    """An object breaks a rule of one of the conformance suites in `gleanrl.testing`.
+
+    Args:
+        rule: the rule's name.
+        where: the key, call or step at which it was broken.
+        expected: what the rule asks for.
+        got: what was found.
+    """
+
+    def __init__(self, rule: str, where: str, expected: str, got: str) -> None:
+        super().__init__(rule, where, expected, got)
+        self.rule, self.where, self.expected, self.got = rule, where, expected, got
+
+    def __str__(self) -> str:
+        """Return the rule, the place, what was expected and what came."""
+        return f"rule {self.rule!r}: {self.where}: expected {self.expected}, got {self.got}"
+
+
 class NonFiniteError(GleanError, RuntimeError, ValueError):
     """A NaN or an infinity came out of an environment or a policy."""
 

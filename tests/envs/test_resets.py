@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from gleanrl.envs.resets import is_partial, merge_reset, own_request, reset_masks, reset_rows
+from gleanrl.envs.resets import due_resets, is_partial, merge_reset, own_request, reset_masks, reset_rows
 from gleanrl.errors import SchemaError
 from gleanrl.tree import Path, as_key, flatten
 
@@ -131,3 +131,25 @@ class TestMasks:
         request["mine"] = torch.ones(P)
         assert not root["_reset"].any() and not root["agents", "_reset"].any() and "mine" not in root.keys()
         assert own_request(None, {}) is None
+
+
+class TestDueResets:
+    """Which masks follow from the flags of a root."""
+
+    def test_the_environments_flags_rule_those_of_its_agents(self) -> None:
+        flags = {"done": torch.tensor([[True], [False]])}
+        agents = torch.tensor([[[False], [True]], [[True], [False]]])
+        root = TensorDict({**flags, "agents": TensorDict({"done": agents}, [2, 2])}, [2])
+        due = due_resets(root, [(), ("agents",)])
+        assert due[()].tolist() == [[True], [False]]
+        assert due["agents",].tolist() == [[[True], [True]], [[False], [False]]]
+        due["agents",].fill_(True)
+        assert not root["done"][1].any()
+
+    def test_groups_without_flags_above_them_rule_themselves(self) -> None:
+        red, blue = torch.tensor([[True], [False]]), torch.tensor([[False]])
+        root = TensorDict(
+            {"red": TensorDict({"done": red}, [2]), "blue": TensorDict({"done": blue}, [1])}, []
+        )
+        due = due_resets(root, [("red",), ("blue",)])
+        assert due["red",].tolist() == red.tolist() and due["blue",].tolist() == blue.tolist()

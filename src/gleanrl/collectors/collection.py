@@ -242,7 +242,7 @@ class Collection:
         return column if count == block.num_steps else column[:, :count]
 
     def _done(self, block: Block, count: int) -> torch.Tensor:
-        """Return ``(P, count)`` bool: whether any group's done is set."""
+        """Return ``(P, count)`` bool: whether the episode ended, by any of the flags that say so."""
         flags = [self._rows(block, path, count) for path in self.plan.done_paths]
         ended = [
             f.flatten(2).any(-1) if math.prod(f.shape[2:]) != 1 else f.reshape(f.shape[:2]) for f in flags

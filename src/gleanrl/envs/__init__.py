@@ -5,8 +5,10 @@ from gleanrl.envs.batched_envs import SerialEnv
 from gleanrl.envs.libs.gym import GymEnv, GymWrapper, gym_backend, set_gym_backend
 from gleanrl.envs.utils import (
     ExplorationType,
+    MarlGroupMapType,
     RandomPolicy,
     check_env_specs,
+    check_marl_grouping,
     exploration_mode,
     exploration_type,
     set_exploration_mode,
@@ -19,9 +21,11 @@ __all__ = [
     "ExplorationType",
     "GymEnv",
     "GymWrapper",
+    "MarlGroupMapType",
     "RandomPolicy",
     "SerialEnv",
     "check_env_specs",
+    "check_marl_grouping",
     "exploration_mode",
     "exploration_type",
     "gym_backend",

@@ -10,7 +10,7 @@ from torch import nn
 
 from gleanrl.devices import as_device
 from gleanrl.envs.env_specs import EnvSpecs, complete_flags
-from gleanrl.envs.resets import is_partial, merge_reset, own_request, reset_masks, reset_rows
+from gleanrl.envs.resets import due_resets, is_partial, merge_reset, own_request, reset_masks, reset_rows
 from gleanrl.envs.rollout import RolloutOptions, run_rollout
 from gleanrl.envs.spec_properties import SpecProperties
 from gleanrl.errors import (
@@ -206,13 +206,17 @@ class EnvBase(SpecProperties, nn.Module):
         return fresh
 
     def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Reset the environments that are done in the root `tensordict`; returns the root to go on from."""
-        done = {group: tensordict.get(as_key((*group, "done"))) for group in self._specs.groups()}
-        if not any(bool(flag.any()) for flag in done.values()):
+        """Reset the environments that are done in the root `tensordict`; returns the root to go on from.
+
+        An environment with flags of its own is reset when those say so, with all of its agents; agents that are
+        done before wait. Groups of agents without flags above them are reset each by its own.
+        """
+        due = due_resets(tensordict, self._specs.groups())
+        if not any(bool(mask.any()) for mask in due.values()):
             return tensordict
         request = tensordict.copy()
-        for group, flag in done.items():
-            request.set(as_key((*group, "_reset")), flag)
+        for group, mask in due.items():
+            request.set(as_key((*group, "_reset")), mask)
         return self.reset(request)
 
     def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:

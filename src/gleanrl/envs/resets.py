@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.errors import SchemaError
-from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path
+from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, outermost
 
 
 def reset_masks(tensordict: TensorDictBase | None, groups: Sequence[Path]) -> dict[Path, torch.Tensor]:
@@ -33,6 +33,24 @@ def own_request(
     for group, mask in masks.items():
         out.set(as_key((*group, "_reset")), mask.clone())
     return out
+
+
+def due_resets(root: TensorDictBase, groups: Sequence[Path]) -> dict[Path, torch.Tensor]:
+    """Return the ``"_reset"`` mask of each group of flags, after a step that led to `root`.
+
+    The outermost flags rule: where an environment has a done of its own, agents below it that are done wait for
+    it, and all of them are reset with it. Where it hasn't, each group resets by itself.
+    """
+    outer, masks = outermost(groups), {}
+    for group in groups:
+        above = next(other for other in outer if group[: len(other)] == other)
+        done = root.get(as_key((*above, "done")))
+        if above != group:
+            own = root.get(as_key((*group, "done")))
+            rows = reset_rows({above: done}, root.batch_size)
+            done = rows.reshape((*rows.shape, *[1] * (own.ndim - rows.ndim))).expand(own.shape).clone()
+        masks[group] = done
+    return masks
 
 
 def is_partial(masks: Mapping[Path, torch.Tensor]) -> bool:

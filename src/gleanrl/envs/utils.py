@@ -8,13 +8,16 @@ from gleanrl.envs.exploration import (
     set_exploration_mode,
     set_exploration_type,
 )
+from gleanrl.envs.marl import MarlGroupMapType, check_marl_grouping
 from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.rollouts.stepping import step_mdp
 
 __all__ = [
     "ExplorationType",
+    "MarlGroupMapType",
     "RandomPolicy",
     "check_env_specs",
+    "check_marl_grouping",
     "exploration_mode",
     "exploration_type",
     "set_exploration_mode",

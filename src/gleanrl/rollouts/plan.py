@@ -27,7 +27,7 @@ from gleanrl.rollouts.loop import Actor, StepFault, Stepper
 from gleanrl.rollouts.modules import Values
 from gleanrl.rollouts.policies import RandomPolicy, wrap_policy
 from gleanrl.rollouts.steppers import BATCH, make_stepper
-from gleanrl.tree import FLAGS, Layout, Path, as_key, as_path
+from gleanrl.tree import FLAGS, Layout, Path, as_key, as_path, outermost
 
 _MOST_SHOWN = 200
 """Characters of an action in an error message."""
@@ -50,7 +50,8 @@ class RolloutPlan:
     policy_paths: tuple[Path, ...]
     """The columns that the actor writes, actions first."""
     done_paths: tuple[Path, ...]
-    """The done flag under ``next`` of every group of flags."""
+    """The done flags under ``next`` that end an episode: those of the environment, or, where it has none, those of
+    every group of agents."""
 
     def block(self, num_steps: int, schema: Schema | None = None, pool: BufferPool | None = None) -> Block:
         """Return fresh columns for `num_steps` steps.
@@ -110,7 +111,8 @@ def plan_rollout(
     layout = RowLayout(roots, tuple(actions), stepper.batch_size, device, moved)
     actor = make_actor(wrapped, written, layout, trial.first)
     random_actor = RandomActor(RandomPolicy(env.full_action_spec), written)
-    done_paths = tuple(p for p in env_schema.paths if p[0] == "next" and p[-1] == "done")
+    groups = outermost(p[:-1] for p in env_schema.paths if p[0] == "next" and p[-1] == "done")
+    done_paths = tuple((*group, "done") for group in groups)
     return RolloutPlan(
         stepper,
         actor,

@@ -19,7 +19,7 @@ from gleanrl.errors import EnvironmentContractError
 from gleanrl.rollouts.loop import StepFault, Stepper
 from gleanrl.rollouts.stepping import advance
 from gleanrl.rollouts.usage import Usage
-from gleanrl.tree import Path, as_key, as_path, is_private, iter_leaves
+from gleanrl.tree import Path, as_key, as_path, is_private, iter_leaves, outermost
 
 BATCH = -1
 """The environment index in a `StepFault` that concerns a batch of environments as a whole."""
@@ -234,7 +234,9 @@ class TensorDictStepper:
 
     def _reset_done(self, root: TensorDictBase) -> TensorDictBase:
         if self._max_steps is not None:
-            for _, flag in self._done_entries(root):
+            flags = dict(self._done_entries(root))
+            for group in outermost(path[:-1] for path in flags):
+                flag = flags[(*group, "done")]
                 ended = flag.reshape(*self.batch_size, -1).any(-1).cpu()
                 self._counts.masked_fill_(ended, 0)
         return self.env.maybe_reset(root)

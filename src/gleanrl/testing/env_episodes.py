@@ -1,0 +1,167 @@
+"""Rules of `check_env` about episodes, seeds and rollouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gleanrl.envs.base import EnvBase
+from gleanrl.envs.rollout import RolloutOptions, run_rollout
+from gleanrl.errors import ConformanceError
+from gleanrl.testing.runs import OTHER_SEED, Leaves, Runs, Skip, Trace, rows, same, shown
+from gleanrl.tree import Path, as_key, as_path, flatten
+
+_ENOUGH = 3
+"""Ends from which last observations are compared with first ones."""
+
+
+def following_root(runs: Runs) -> None:
+    """The root after a step that ended nothing is that step's outcome."""
+    for t, step in enumerate(runs.first.steps):
+        for path, leaf in step.outcome.items():
+            root = step.following.get(path)
+            if root is None:
+                continue  # rewards
+            kept = ~step.fresh
+            if not same(rows(root, kept), rows(leaf, kept)):
+                raise ConformanceError(
+                    "following root",
+                    f"{as_key(path)!r} after step {t}",
+                    f"{shown(rows(leaf, kept))}, the step's outcome",
+                    shown(rows(root, kept)),
+                )
+
+
+def last_observation(runs: Runs) -> None:
+    """An episode's last observation isn't the first one of the next.
+
+    An environment that resets by itself returns the wrong one. It is found by looking at many: last observations
+    that lie among the first ones, although those just before them don't.
+    """
+    ended = [(t, step) for t, step in enumerate(runs.first.steps) if bool(step.done.any())]
+    if runs.first.num_episodes < _ENOUGH:
+        raise Skip(
+            f"fewer than {_ENOUGH} episodes ended within {runs.subject.num_steps} steps; pass num_steps"
+        )
+    paths = [as_path(key) for key in runs.env.full_observation_spec.keys(True, True)]
+    everyone = torch.ones_like(ended[0][1].done)
+    firsts = {
+        path: torch.cat(
+            [rows(runs.first.first[path], everyone), *(rows(s.following[path], s.fresh) for _, s in ended)]
+        ).double()
+        for path in paths
+    }
+    low = {path: values.amin(0) for path, values in firsts.items()}
+    width = {path: values.amax(0) - low[path] for path, values in firsts.items()}
+
+    def share(parts: list[tuple[Leaves, torch.Tensor]]) -> float:
+        """Return the share of the rows that lie where episodes begin, with as much room again around."""
+        inside = []
+        for leaves, mask in parts:
+            near = torch.ones(int(mask.sum()), dtype=torch.bool)
+            for path in firsts:
+                values = rows(leaves[path], mask).double() - low[path]
+                near &= (
+                    ((values >= -width[path]) & (values <= 2 * width[path]))
+                    .reshape(len(near), -1)
+                    .all(-1)
+                    .cpu()
+                )
+            inside.append(near)
+        return float(torch.cat(inside).double().mean())
+
+    last = share([(step.outcome, step.done) for _, step in ended])
+    before = share([(step.root, step.done) for _, step in ended])
+    if last >= 0.75 and before <= 0.25:
+        t, step = ended[0]
+        path = next(iter(firsts))
+        raise ConformanceError(
+            "last observation",
+            f"{as_key(('next', *path))!r} of step {t}, which ended an episode",
+            "the observation that ended it",
+            f"{shown(rows(step.outcome[path], step.done))}, which, as {last:.0%} of all ends, looks like the beginning "
+            "of an episode: the environment resets by itself",
+        )
+
+
+# ----------------------------------------------------------------------- seeds
+def determinism(runs: Runs) -> None:
+    """The same seed and the same actions give the same data."""
+    difference = _difference(runs.first, runs.again)
+    if difference is not None:
+        place, path, a, b = difference
+        raise ConformanceError(
+            "determinism", f"{as_key(path)!r} of {place}", f"{shown(a)}, as in the first run", shown(b)
+        )
+
+
+def seed(runs: Runs) -> None:
+    """Another seed gives other data, unless all episodes are alike."""
+    env = runs.subject.fresh()
+    last = env.set_seed(runs.seed)
+    ours = isinstance(env, EnvBase)
+    expected = runs.seed + max(1, runs.subject.batch_size.numel()) - 1
+    if isinstance(last, bool) or not isinstance(last, int) or (ours and last != expected):
+        wanted = f"{expected}, the last seed that was used" if ours else "an integer"
+        raise ConformanceError("seed", "what set_seed returned", wanted, repr(last))
+    if _difference(runs.first, runs.other) is not None:
+        return
+    first, paths = runs.first.first, [as_path(key) for key in env.full_observation_spec.keys(True, True)]
+    starts = [step for step in runs.first.steps if bool(step.fresh.any())]
+    if all(same(rows(s.following[p], s.fresh), rows(first[p], s.fresh)) for s in starts for p in paths):
+        raise Skip("all data are alike: the environment has no randomness that shows")
+    raise ConformanceError(
+        "seed",
+        f"runs with the seeds {runs.seed} and {runs.seed + OTHER_SEED}",
+        "other data (if nothing in the environment is random, pass skip=['seed'])",
+        "the same data",
+    )
+
+
+def _difference(a: Trace, b: Trace) -> tuple[str, Path, torch.Tensor, torch.Tensor] | None:
+    """Return the first difference of two runs: where, which key, and both values."""
+    pairs = [("reset", a.first, b.first)]
+    for t, (one, two) in enumerate(zip(a.steps, b.steps, strict=True)):
+        pairs += [
+            (f"step {t}", one.outcome, two.outcome),
+            (f"the root after step {t}", one.following, two.following),
+        ]
+    for place, left, right in pairs:
+        for path, leaf in left.items():
+            if path not in right or not same(leaf, right[path]):
+                return place, path, leaf, right.get(path, torch.empty(0))
+    return None
+
+
+def rollout(runs: Runs) -> None:
+    """The environment's own path into a rollout stores what `step` and `reset` return."""
+    first = runs.first
+    env = runs.subject.fresh()
+    env.set_seed(runs.seed)
+    queue = iter(runs.actions)
+
+    def replay(tensordict: Any) -> Any:
+        for path, value in next(queue).items():
+            tensordict.set(as_key(path), value.clone())
+        return tensordict
+
+    options = RolloutOptions(break_when_any_done=False)
+    data = flatten(run_rollout(env, runs.subject.num_steps, replay, None, options, None))
+    if ("collector", "mask") in data:
+        raise Skip("some of its steps are resets, which `step` doesn't tell apart")
+    dims = len(runs.subject.batch_size)
+    for t, step in enumerate(first.steps):
+        for prefix, leaves in (((), step.root), (("next",), step.outcome)):
+            for path, leaf in leaves.items():
+                column = data.get((*prefix, *path))
+                if column is None:
+                    continue  # entries that the specs don't declare aren't stored
+                row = column.select(dims, t)
+                if not same(row, leaf):
+                    raise ConformanceError(
+                        "rollout",
+                        f"{as_key((*prefix, *path))!r} at step {t} of a rollout",
+                        f"{shown(leaf)}, as its methods return",
+                        shown(row),
+                    )

@@ -1,0 +1,252 @@
+"""Runs of an environment through its public protocol, recorded with copies of everything that it returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+from tensordict import TensorDictBase
+
+from gleanrl.data.specs import TensorSpec
+from gleanrl.errors import ConformanceError, EnvironmentContractError, UnsupportedError
+from gleanrl.rollouts.policies import RandomPolicy
+from gleanrl.rollouts.stepping import advance
+from gleanrl.tree import Path, as_key, as_path, is_private, iter_leaves, outermost
+
+Leaves: TypeAlias = dict[Path, torch.Tensor]
+OTHER_SEED = 1000
+"""How far the other seed is from the first."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor that the environment returned, and what it held then."""
+
+    place: str
+    path: Path
+    leaf: torch.Tensor
+    copy: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: copies of its root, its outcome and the root that followed, ``[*batch, *leaf]`` each."""
+
+    root: Leaves
+    outcome: Leaves
+    following: Leaves
+    done: torch.Tensor
+    """Whose episode ended, ``(*batch,)`` bool."""
+    fresh: torch.Tensor
+    """Whose following root is that of a new episode, ``(*batch,)`` bool."""
+
+
+@dataclass
+class Trace:
+    """A run: the first root and the steps, and what was held of each."""
+
+    first: Leaves
+    steps: list[Step] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
+    changed: list[tuple[str, Path]] = field(default_factory=list)
+    """Entries that a step changed in what it was given: where, and which."""
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes that ended."""
+        return sum(int(step.done.sum()) for step in self.steps)
+
+
+class Subject:
+    """The environment that is checked; runs are repeatable as far as it is.
+
+    Args:
+        env: an environment, or a callable that makes one: each run then gets a fresh one.
+        num_steps: steps of a run.
+    """
+
+    def __init__(self, env: Any, num_steps: int) -> None:
+        self.make: Callable[[], Any] | None = None if is_env(env) else env
+        self.env = env if self.make is None else self.make()
+        self.num_steps = num_steps
+        self.batch_size = torch.Size(self.env.batch_size)
+        self.name = type(self.env).__name__
+
+    def fresh(self) -> Any:
+        """Return the environment for another run."""
+        if self.make is not None:
+            self.close()
+            self.env = self.make()
+        return self.env
+
+    def close(self) -> None:
+        """Close an environment that was made here."""
+        if self.make is not None and not getattr(self.env, "is_closed", False):
+            self.env.close()
+
+    def actions(self, seed: int) -> list[Leaves]:
+        """Return random actions for one run, drawn without touching torch's random state."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            drawn = RandomPolicy(self.env.full_action_spec).draw((self.num_steps,))
+        return [{as_path(path): rows[t] for path, rows in drawn.items()} for t in range(self.num_steps)]
+
+    def done(self, leaves: Leaves) -> torch.Tensor:
+        """Return whose episode ended by the flags that say so, ``(*batch,)`` bool."""
+        groups = outermost(as_path(key)[:-1] for key in self.env.done_keys)
+        flags = [leaves[(*group, "done")].reshape(*self.batch_size, -1).any(-1) for group in groups]
+        return torch.stack(flags).any(0)
+
+    def run(self, seed: int, actions: Sequence[Leaves]) -> Trace:
+        """Seed the environment, reset it and take `actions`; episodes that end are followed by the next.
+
+        Raises:
+            ConformanceError: if the environment breaks its contract so that a run can't go on.
+        """
+        env = self.fresh()
+        try:
+            env.set_seed(seed)
+            root = env.reset()
+            trace = Trace(snapshot(root))
+            hold(trace, "reset", root)
+            for t, action in enumerate(actions):
+                root = self._step(env, trace, t, root, action)
+        except EnvironmentContractError as cause:
+            raise ConformanceError("contract", self.name, "data as it is declared", str(cause)) from cause
+        return trace
+
+    def _step(self, env: Any, trace: Trace, t: int, root: TensorDictBase, action: Leaves) -> TensorDictBase:
+        place = f"step {t}"
+        given = with_action(root, action)
+        before = snapshot(given)
+        stepped = env.step(given)
+        after = snapshot(stepped.exclude("next"))
+        for path, value in before.items():
+            if path not in after or not same(value, after[path]):
+                trace.changed.append((place, path))
+        outcome = stepped.get("next")
+        hold(trace, place, outcome)
+        leaves = snapshot(outcome)
+        done = self.done(leaves)
+        following, whole = self.follow(env, stepped)
+        if bool(done.any()):
+            hold(trace, f"the reset after {place}", following)
+        fresh = torch.ones_like(done) if whole else done
+        trace.steps.append(Step(before, leaves, snapshot(following), done, fresh))
+        return following
+
+    def follow(self, env: Any, stepped: TensorDictBase) -> tuple[TensorDictBase, bool]:
+        """Return the root after a step, and whether all environments were reset for the sake of some."""
+        root = advance(stepped, env)
+        try:
+            return env.maybe_reset(root), False
+        except UnsupportedError:
+            return env.reset(), True
+
+
+def is_env(candidate: Any) -> bool:
+    """Return whether `candidate` keeps the protocol; a class, which makes environments, doesn't."""
+    return not isinstance(candidate, type) and hasattr(candidate, "full_action_spec")
+
+
+def with_action(root: TensorDictBase, action: Leaves) -> TensorDictBase:
+    """Return a shallow copy of `root` with copies of the actions set."""
+    given = root.copy()
+    for path, value in action.items():
+        given.set(as_key(path), value.clone())
+    return given
+
+
+def snapshot(batch: TensorDictBase) -> Leaves:
+    """Return copies of the public leaves."""
+    return {path: leaf.clone() for path, leaf in iter_leaves(batch) if not is_private(path)}
+
+
+def hold(trace: Trace, place: str, batch: TensorDictBase) -> None:
+    """Keep the leaves of `batch` and copies of them."""
+    for path, leaf in iter_leaves(batch):
+        if not is_private(path) and path[0] != "next":
+            trace.held.append(Held(place, path, leaf, leaf.clone()))
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors are equal bit for bit; NaN equals NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+class Skip(Exception):
+    """A rule that can't be checked on this environment, and why."""
+
+
+class Runs:
+    """The runs that rules compare, made when a rule first asks for them.
+
+    Args:
+        subject: the environment.
+        seed: of the runs.
+    """
+
+    def __init__(self, subject: Subject, seed: int) -> None:
+        self.subject, self.seed = subject, seed
+
+    @property
+    def env(self) -> Any:
+        """The environment of the last run."""
+        return self.subject.env
+
+    @cached_property
+    def actions(self) -> list[Leaves]:
+        """The actions of all runs."""
+        return self.subject.actions(self.seed)
+
+    @cached_property
+    def first(self) -> Trace:
+        """The run that most rules look at."""
+        return self.subject.run(self.seed, self.actions)
+
+    @cached_property
+    def again(self) -> Trace:
+        """The same run once more."""
+        return self.subject.run(self.seed, self.actions)
+
+    @cached_property
+    def other(self) -> Trace:
+        """A run with another seed and the same actions."""
+        return self.subject.run(self.seed + OTHER_SEED, self.actions)
+
+    @cached_property
+    def declared(self) -> tuple[dict[Path, TensorSpec], dict[Path, TensorSpec]]:
+        """The specs of a root's leaves and of an outcome's."""
+        root = dict(leaf_specs(self.env.full_observation_spec, self.env.full_done_spec))
+        return root, {**root, **dict(leaf_specs(self.env.full_reward_spec))}
+
+    def places(self) -> Iterator[tuple[str, Leaves, bool]]:
+        """Yield where data came from, the data, and whether it's an outcome rather than a root."""
+        yield "reset", self.first.first, False
+        for t, step in enumerate(self.first.steps):
+            yield f"step {t}", step.outcome, True
+            if bool(step.fresh.any()):
+                yield f"the reset after step {t}", step.following, False
+
+
+def leaf_specs(*specs: Any) -> Iterator[tuple[Path, TensorSpec]]:
+    """Yield path and spec of every leaf of composite specs."""
+    for spec in specs:
+        for key in spec.keys(True, True):
+            yield as_path(key), spec[key]
+
+
+def rows(leaf: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the rows of `leaf` where `mask`, over its first dimensions, is True: ``(n, *leaf)``."""
+    return leaf[mask.to(leaf.device)]
+
+
+def shown(value: torch.Tensor) -> str:
+    """Return a value for a message, shortened."""
+    text = str(value.tolist())
+    return text if len(text) <= 120 else f"{text[:117]}..."

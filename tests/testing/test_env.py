@@ -1,0 +1,165 @@
+"""`check_env`: it passes what is right, and each rule catches what breaks it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+
+from gleanrl.envs import EnvBase, GymEnv, GymWrapper, SerialEnv
+from gleanrl.errors import ConformanceError, InvalidArgumentError, InvalidTypeError
+from gleanrl.testing import check_env
+from gleanrl.testing.env import RULES
+from tests.envs.libs.vectors import NativeOracle, vector
+from tests.fakes import DictEnv, FrameEnv, InfoEnv, NestedDictEnv, OracleEnv, ReusingEnv, TupleEnv
+from tests.fakes_base import CountingEnv, TeamEnv, TwoActionEnv, TwoKeyEnv
+from tests.fakes_marl import SurvivorEnv
+from tests.testing.broken import BROKEN, Walk
+
+ONLY_BATCHED = {"partial reset", "other rows"}
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("batch_size", [(3,), ()])
+def test_each_rule_catches_its_break(broken: type[Walk], batch_size: tuple[int, ...]) -> None:
+    rule = broken.__doc__
+    assert rule in RULES
+    if rule in ONLY_BATCHED and not batch_size:
+        assert rule in check_env(broken(batch_size), num_steps=60).skipped
+        return
+    with pytest.raises(AssertionError, match=f"rule '{rule}'") as caught:
+        check_env(broken(batch_size), num_steps=60)
+    error = caught.value
+    assert isinstance(error, ConformanceError) and error.rule == rule
+    assert error.where and error.expected and error.got
+    for text in (error.where, error.expected, error.got):
+        assert text in str(error)
+    if rule != "contract" and batch_size:
+        check_without(broken(batch_size), rule)
+
+
+def check_without(env: EnvBase, rule: str) -> None:
+    try:
+        assert rule in check_env(env, skip=[rule], num_steps=40).skipped
+    except ConformanceError as another:
+        assert another.rule != rule
+
+
+def test_every_rule_has_a_break() -> None:
+    assert {kind.__doc__ for kind in BROKEN} == set(RULES)
+
+
+@pytest.mark.parametrize("batch_size", [(3,), (1,), (), (2, 2)])
+def test_what_is_right_passes(batch_size: tuple[int, ...]) -> None:
+    report = check_env(Walk(batch_size))
+    assert set(report.passed) == set(RULES) - (ONLY_BATCHED if batch_size in ((), (1,)) else set())
+    assert report.num_episodes > 5 and report.num_steps == 100
+
+
+NAMES = ["CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", "Acrobot-v1", "FrozenLake-v1", "Taxi-v4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "categorical"), [*((name, False) for name in NAMES), ("FrozenLake-v1", True), ("Taxi-v4", True)]
+)
+@pytest.mark.parametrize("num_envs", [0, 3])
+def test_gymnasiums_environments(name: str, num_envs: int, categorical: bool) -> None:
+    short = {"max_episode_steps": 12}
+    env = GymEnv(name, num_envs=num_envs, categorical_action_encoding=categorical, **short)
+    report = check_env(env, num_steps=40)
+    assert set(report.skipped) == (set() if num_envs else ONLY_BATCHED)
+    env.close()
+
+
+def test_plain_gymnasium_environments_are_wrapped() -> None:
+    assert check_env(gym.make("CartPole-v1")).name == "GymWrapper"
+    report = check_env(gym.make_vec("CartPole-v1", num_envs=3))
+    assert set(report.skipped) == {"partial reset", "other rows", "rollout"} and "reset" in str(report)
+    assert check_env(lambda: gym.make("CartPole-v1")).num_episodes > 2
+
+
+FAKES: dict[str, Any] = {
+    **{
+        f"{kind.__name__}{size}": lambda kind=kind, size=size: kind(batch_size=size)
+        for kind in (CountingEnv, TwoKeyEnv, TwoActionEnv, TeamEnv, SurvivorEnv)
+        for size in ((), (3,))
+    },
+    "flags of agents": lambda: TeamEnv(batch_size=(2,), nested_flags=True),
+    "agents alone": lambda: SurvivorEnv(None),
+    "first death": lambda: SurvivorEnv("any", batch_size=(2,)),
+    **{
+        kind.__name__: lambda kind=kind: kind()
+        for kind in (OracleEnv, ReusingEnv, DictEnv, NestedDictEnv, TupleEnv, FrameEnv)
+    },
+    "info": lambda: GymWrapper(InfoEnv()).auto_register_info_dict(),
+    **{mode.name: lambda mode=mode: vector(mode) for mode in AutoresetMode},
+    "in place": lambda: vector(kind=ReusingEnv, copy=False),
+    "dict vector": lambda: vector(kind=DictEnv),
+    "native": NativeOracle,
+    "serial": lambda: SerialEnv(3, CountingEnv),
+    "serial of gymnasium's": lambda: SerialEnv(2, lambda: GymWrapper(OracleEnv())),
+    "serial of batches": lambda: SerialEnv(2, lambda: CountingEnv(batch_size=(2,))),
+}
+
+
+@pytest.mark.parametrize("name", FAKES)
+def test_our_environments_and_fakes(name: str) -> None:
+    """They count their resets: each run gets a fresh one. Nothing in them is random."""
+    report = check_env(FAKES[name], num_steps=40, skip=["seed"])
+    assert set(report.skipped) - {"seed"} <= {*ONLY_BATCHED, "rollout"}
+    assert report.num_episodes >= 3
+
+
+def test_serial_environments_of_random_ones() -> None:
+    report = check_env(SerialEnv(3, lambda: GymEnv("CartPole-v1")))
+    assert set(report.passed) == set(RULES)
+
+
+def test_torchs_random_state_is_left_alone() -> None:
+    state = torch.get_rng_state()
+    check_env(Walk())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_it_leaves_the_environment_open_and_closes_its_own() -> None:
+    made: list[Walk] = []
+
+    def make() -> Walk:
+        made.append(Walk())
+        return made[-1]
+
+    check_env(make)
+    assert len(made) > 3 and all(env.is_closed for env in made)
+    env = Walk()
+    check_env(env)
+    assert not env.is_closed
+
+
+def test_rules_that_can_not_be_checked_say_why() -> None:
+    report = check_env(GymEnv("Pendulum-v1"), num_steps=10)
+    assert "num_steps" in report.skipped["last observation"] and "batch" in report.skipped["other rows"]
+    assert check_env(Walk(), skip=["seed"]).skipped == {"seed": "left out by the caller"}
+
+
+@pytest.mark.parametrize(
+    "options", [{"skip": ["sed"]}, {"skip": ["contract"]}, {"num_steps": 1}, {"num_steps": True}]
+)
+def test_arguments_that_are_none(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match=next(iter(options))):
+        check_env(Walk(), **options)
+
+
+@pytest.mark.parametrize("env", [3, "CartPole-v1", lambda: 3])
+def test_objects_that_are_no_environments(env: Any) -> None:
+    with pytest.raises(InvalidTypeError, match="env:"):
+        check_env(env)
+
+
+def test_no_warnings_of_its_own() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(Walk((2,)))

@@ -1,0 +1,81 @@
+"""Rules about episodes and seeds: what they must not mistake for a break."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from gleanrl.errors import ConformanceError
+from gleanrl.testing.env_episodes import last_observation, rollout, seed
+from gleanrl.testing.runs import Runs, Skip, Subject
+from tests.testing.broken import OtherPath, SelfResetting, Walk
+
+
+class Constant(Walk):
+    """Observes nothing that changes."""
+
+    def packed(self) -> Any:
+        out = super().packed()
+        return out.set("observation", out["observation"] * 0)
+
+
+class OneBeginning(Walk):
+    """Begins every episode at the same place; nothing in it is random."""
+
+    def draw(self) -> torch.Tensor:
+        return torch.full((self.rows, 1), 0.7)
+
+    def _reset(self, tensordict: Any = None, **kwargs: Any) -> Any:
+        super()._reset(tensordict, **kwargs)
+        self.place[self.clock == 0] = 0
+        return self.packed()
+
+
+class OneBeginningResetting(OneBeginning):
+    """The same, resetting by itself."""
+
+    _step = SelfResetting._step
+
+
+def runs(env: Any, num_steps: int = 60, first_seed: int = 0) -> Runs:
+    return Runs(Subject(env, num_steps), first_seed)
+
+
+@pytest.mark.parametrize("kind", [Walk, Constant, OneBeginning])
+@pytest.mark.parametrize("first_seed", range(5))
+def test_no_false_alarm(kind: type[Walk], first_seed: int) -> None:
+    last_observation(runs(kind(), first_seed=first_seed))
+
+
+@pytest.mark.parametrize("first_seed", range(10))
+def test_resets_in_a_step_are_found_whatever_the_seed(first_seed: int) -> None:
+    with pytest.raises(ConformanceError, match="resets by itself"):
+        last_observation(runs(SelfResetting(), first_seed=first_seed))
+
+
+def test_too_few_ends_tell_nothing() -> None:
+    with pytest.raises(Skip, match="fewer than 3"):
+        last_observation(runs(Walk(()), 5))
+
+
+def test_an_environment_without_randomness() -> None:
+    with pytest.raises(Skip, match="no randomness"):
+        seed(runs(OneBeginning()))
+
+
+def test_what_set_seed_returns() -> None:
+    class Strange(Walk):
+        def set_seed(self, seed: int, static_seed: bool = False) -> Any:
+            super().set_seed(seed)
+            return seed
+
+    with pytest.raises(ConformanceError, match="expected 2, the last seed that was used, got 0"):
+        seed(runs(Strange()))
+
+
+def test_rollouts_compare_values_and_say_where() -> None:
+    rollout(runs(Walk(), 20))
+    with pytest.raises(ConformanceError, match=r"\('next', 'reward'\) at step 0 of a rollout"):
+        rollout(runs(OtherPath(), 20))
