@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from gleanrl.system import launcher
 from tests.leaks import Holdings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -20,4 +21,5 @@ def no_leaks():
     """Fail the session when its tests leave processes, shared memory or open files behind."""
     before = Holdings.now()
     yield
+    launcher.shut_down()
     before.check()

@@ -108,6 +108,18 @@ class NonFiniteError(GleanError, RuntimeError, ValueError):
     """A NaN or an infinity came out of an environment or a policy."""
 
 
+class WorkerError(GleanError, RuntimeError):
+    """A worker process couldn't do what it was asked to."""
+
+
+class WorkerCrashedError(WorkerError):
+    """A worker process ended by itself; the message says how, and where it was at work."""
+
+
+class WorkerTimeoutError(WorkerError, TimeoutError):
+    """A worker process didn't answer in time; the message says where it was at work, with its Python stack."""
+
+
 class EnvironmentFailure(GleanError, RuntimeError):
     """`step` or `reset` of an environment raised; `__cause__` holds the original error."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -95,3 +96,38 @@ def test_is_alive():
     for bad in (0, -1):
         with pytest.raises(ValueError, match="positive process number"):
             proc.is_alive(bad)
+
+
+def test_processes_by_descriptor_and_state():
+    child = os.fork()
+    if child == 0:
+        while True:
+            signal.pause()
+    descriptor = os.pidfd_open(child)
+    assert proc.signal_process(descriptor, signal.SIGSTOP)
+    os.waitpid(child, os.WUNTRACED)
+    assert proc.state_of(child) == "T"
+    assert proc.signal_process(descriptor, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert proc.state_of(child) == "" and not proc.signal_process(descriptor, 0)
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "exited with code 0"),
+        (-9, "was killed by SIGKILL"),
+        (-99, "was killed by signal 99"),
+        (None, "unknown"),
+    ],
+)
+def test_ends_in_words(code, words):
+    assert words in proc.describe_exit(code)
+
+
+def test_what_this_process_has_and_may_have():
+    assert 10 << 20 < proc.peak_memory() < 1 << 40
+    before = proc.descriptors_left()
+    with open("/dev/null"):
+        assert proc.descriptors_left() == before - 1

@@ -86,6 +86,7 @@ class Collection:
         self._pending = (0, 0)  # frames collected but not handed out yet, and how many of them are flagged
         self._reset_first = False
         self._block: Block | None = None
+        self._kept: Block | None = None  # what `_batch` shows, where the block itself is borrowed
         self._batch: TensorDict | None = None
         self._pool = BufferPool()
         self._schema = Schema({**plan.schema.items(), **self._extra_fields()})
@@ -224,14 +225,16 @@ class Collection:
         if not self.options.reuse_block:
             return self.plan.block(num_steps, self._schema, self._pool)
         if self._block is None or self._block.num_steps != num_steps:
-            self._block, self._batch = self.plan.block(num_steps, self._schema, self._pool), None
+            self._block = self.plan.block(num_steps, self._schema, self._pool)
+            self._batch = self._kept = None
         return self._block
 
     def _wrap(self, block: Block, count: int, device: torch.device | None) -> TensorDict:
         if not self.options.reuse_block or count != block.num_steps:
-            return block.batch(count, device)
+            return block.owned(self._pool).batch(count, device)
+        self._kept = block.owned(into=self._kept)
         if self._batch is None:
-            self._batch = block.batch(count, device)
+            self._batch = self._kept.batch(count, device)
         return self._batch
 
     # ----------------------------------------------------- whole-column work

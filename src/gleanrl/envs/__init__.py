@@ -1,7 +1,7 @@
 """Environments: the base class, gymnasium's environments, and helpers."""
 
 from gleanrl.envs.base import EnvBase
-from gleanrl.envs.batched_envs import SerialEnv
+from gleanrl.envs.batched_envs import ParallelEnv, SerialEnv
 from gleanrl.envs.libs.gym import GymEnv, GymWrapper, gym_backend, set_gym_backend
 from gleanrl.envs.utils import (
     ExplorationType,
@@ -22,6 +22,7 @@ __all__ = [
     "GymEnv",
     "GymWrapper",
     "MarlGroupMapType",
+    "ParallelEnv",
     "RandomPolicy",
     "SerialEnv",
     "check_env_specs",

@@ -70,7 +70,7 @@ def _run(env: Any, plan: RolloutPlan, max_steps: int, options: RolloutOptions) -
     while done < max_steps:
         block = plan.block(min(_CHUNK, max_steps - done))
         count = collect(plan.actor, plan.stepper, block, _stopper(env, plan, block, options))
-        blocks.append((block, count))
+        blocks.append((block.owned(), count))
         done += count
         if options.break_when_any_done and ended(plan, block, count - 1):
             break

@@ -19,6 +19,7 @@ from gleanrl.errors import (
     EnvironmentFailure,
     GleanError,
     PolicyError,
+    WorkerError,
     failure_from,
 )
 from gleanrl.pool import BufferPool
@@ -54,13 +55,17 @@ class RolloutPlan:
     every group of agents."""
 
     def block(self, num_steps: int, schema: Schema | None = None, pool: BufferPool | None = None) -> Block:
-        """Return fresh columns for `num_steps` steps.
+        """Return columns for `num_steps` steps: fresh ones, or borrowed ones (see `Block.owned`).
 
         Args:
             num_steps: T.
             schema: the columns, if the owner adds some of its own to this plan's.
             pool: where large columns come from.
         """
+        lend = getattr(self.stepper, "lend", None)  # a stepper whose writers see memory of its own only
+        if lend is not None:
+            lent: Block = lend(schema or self.schema, num_steps)
+            return lent
         return Block(schema or self.schema, self.batch_size, num_steps, self.stepper.device, pool)
 
 
@@ -242,7 +247,7 @@ def explain(
         place += f", step {step}"
     given = "" if action is None else f" (action {_shown(action)})"
     cause = fault.cause
-    if isinstance(cause, (EnvironmentContractError, PolicyError, EnvironmentFailure)):
+    if isinstance(cause, (EnvironmentContractError, PolicyError, EnvironmentFailure, WorkerError)):
         error = type(cause)(f"{place}: {cause}{given}")
         error.__cause__ = cause
         return error

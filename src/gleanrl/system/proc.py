@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
+import sys
 from pathlib import Path
 
 # Where Linux says what it has; tests read a tree of their own.
@@ -96,3 +99,42 @@ def is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def signal_process(process: int, number: int) -> bool:
+    """Send a signal to the process of a pidfd; return whether it still was there."""
+    try:
+        signal.pidfd_send_signal(process, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def state_of(pid: int, root: Path = _ROOT) -> str:
+    """Return the kernel's letter for what a process is doing (``R``, ``S``, ``T`` stopped, …); empty if it's gone."""
+    after_name = (_text(root / f"proc/{pid}/stat") or "").rpartition(")")[2]
+    return after_name.split()[0] if after_name else ""
+
+
+def describe_exit(code: int | None) -> str:
+    """Return how a process ended, in words: ``was killed by SIGKILL``, ``exited with code 3``."""
+    if code is None:
+        return "ended for an unknown reason"
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was killed by {name}"
+
+
+def peak_memory() -> int:
+    """Return the most bytes of memory that this process ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def descriptors_left() -> int:
+    """Return how many more files this process may open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft - len(os.listdir("/proc/self/fd"))

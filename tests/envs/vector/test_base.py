@@ -12,14 +12,14 @@ from tensordict import LazyStackedTensorDict
 
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data.specs import Bounded, contains_lazy_spec
-from gleanrl.envs import SerialEnv, check_env_specs
+from gleanrl.envs import ParallelEnv, SerialEnv, check_env_specs
 from gleanrl.envs.vector.base import dispatched
 from gleanrl.errors import ClosedError, InvalidArgumentError, LengthError, MissingKeyError, UnsupportedError
 from tests.contract.helpers import check_stream
 from tests.envs.vector.makers import SCRIPT, counting, equal, nested, oracle, streams, with_goal
 from tests.fakes_base import CountingEnv, StillDoneEnv, TeamEnv
 
-KINDS = {"serial": SerialEnv}
+KINDS = {"serial": SerialEnv, "parallel": ParallelEnv}
 
 
 @pytest.fixture(params=list(KINDS))

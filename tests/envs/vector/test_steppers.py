@@ -23,7 +23,7 @@ def batch(envs):
 
 
 def run(stepper, num_steps, ready=False):
-    block = stepper.block(Schema({**stepper.schema().items(), **ACTION}), num_steps)
+    block = Block(Schema({**stepper.schema().items(), **ACTION}), stepper.batch_size, num_steps)
     block.column(("action",)).zero_()
     stepper.bind(block, ready)
     for t in range(num_steps):
@@ -79,7 +79,7 @@ def test_limits_and_stops_and_ends():
     stepper.limit(2)
     stepper.reset_when_done = False
     assert stepper.reset_when_done is False
-    block = stepper.block(Schema({**stepper.schema().items(), **ACTION}), 3)
+    block = Block(Schema({**stepper.schema().items(), **ACTION}), stepper.batch_size, 3)
     block.column(("action",)).zero_()
     stepper.bind(block, False)
     stepper.step(0)

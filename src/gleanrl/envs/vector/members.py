@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from tensordict import TensorDictBase
 
+from gleanrl.envs.vector.place import Place
 from gleanrl.errors import MissingKeyError
 from gleanrl.rollouts.loop import StepFault, Stepper
 from gleanrl.rollouts.steppers import make_stepper
@@ -41,9 +42,9 @@ class MemberGroup:
             memory in a worker, so that the parent can tell where a worker hangs or died.
     """
 
-    def __init__(self, envs: Sequence[Any], place: MutableSequence[int] | None = None) -> None:
+    def __init__(self, envs: Sequence[Any], place: Place | None = None) -> None:
         self.envs = tuple(envs)
-        self.place: MutableSequence[int] = [0] if place is None else place
+        self.place: Place = [0] if place is None else place
 
     def __len__(self) -> int:
         """Return the number of environments."""

@@ -6,13 +6,13 @@ stacked and nothing is copied.
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from tensordict import TensorDictBase
 
 from gleanrl.block import Block, Schema
+from gleanrl.envs.vector.place import Place
 from gleanrl.errors import UnsupportedError
 from gleanrl.rollouts.loop import StepFault, Stepper
 from gleanrl.rollouts.usage import Usage
@@ -32,13 +32,13 @@ class MemberSteppers:
         self,
         steppers: Sequence[Stepper],
         usage: Usage | None = None,
-        place: MutableSequence[int] | None = None,
+        place: Place | None = None,
     ) -> None:
         self._members = tuple(steppers)
         self._steps = [member.step for member in self._members]
         self._usage = usage or Usage()
         self._token = object()
-        self._place: MutableSequence[int] = [0] if place is None else place
+        self._place: Place = [0] if place is None else place
         first = self._members[0]
         self.batch_size = torch.Size((len(self._members), *first.batch_size))
         self.device = first.device
@@ -110,10 +110,6 @@ class MemberSteppers:
             raise self._translated(fault) from fault.cause
 
     # ----------------------------------------------------------------- block
-    def block(self, schema: Schema, num_steps: int, pool: Any = None) -> Block:
-        """Return fresh columns."""
-        return Block(schema, self.batch_size, num_steps, self.device, pool)
-
     def bind(self, block: Block, actions_ready: bool) -> None:
         """Let every member write into its part of `block`."""
         for index, member in enumerate(self._members):

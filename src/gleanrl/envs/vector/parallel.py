@@ -1,0 +1,237 @@
+"""`ParallelEnv`: several environments in processes of their own that step as one."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from gleanrl.devices import columns_device
+from gleanrl.envs.vector.base import BatchedEnv
+from gleanrl.envs.vector.env_crew import EnvCrew
+from gleanrl.envs.vector.members import ResetRequest
+from gleanrl.envs.vector.options import BatchOptions, positive
+from gleanrl.envs.vector.packing import pack, unpack
+from gleanrl.envs.vector.parallel_stepper import ParallelStepper
+from gleanrl.envs.vector.serial import SerialEnv
+from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.rollouts.loop import StepFault, Stepper
+from gleanrl.rollouts.plan import explain
+from gleanrl.workers.handle import Timeouts
+
+
+class ParallelEnv(BatchedEnv):
+    """Several environments in processes of their own that step as one, ``[num_workers, *batch]``.
+
+    Data are those of a `SerialEnv` of the same environments and seeds, bit for bit; gradients don't pass.
+    In a rollout the workers write their rows into shared memory that the policy reads; each batch is copied from
+    there once. Steps through TensorDicts (`step`, `reset`) go through pipes, which is slower.
+
+    The workers start at the first use: forked from a clean process that has imported torch once, they never
+    import your program's main module, which needs no ``if __name__ == "__main__"``. Functions, lambdas and classes of
+    it reach them all the same. They end with `close`, with the last reference, or with your program, however that
+    ends. Linux only.
+
+    What an environment raises is raised here, as the same type where that is possible, with the worker's
+    traceback as its cause. When a worker ends by itself (a signal, say) or stays at one environment for longer than
+    `timeouts` allow, a `WorkerCrashedError` or `WorkerTimeoutError` tells which environment it was at, with its stack;
+    the batch is closed then.
+
+    Args:
+        num_workers: how many environments.
+        create_env_fn: a callable that makes one, or an environment that nobody has used; or a list of them, one
+            for each.
+        num_processes: worker processes, which share the environments evenly; None for one each.
+        create_env_kwargs: keyword arguments of the callables, for all or a list with one for each.
+        pin_memory: must be False.
+        share_individual_td: False asks for data that can be stacked densely; otherwise no effect.
+        shared_memory: no effect; accepted for compatibility.
+        memmap: no effect; not together with `shared_memory`.
+        policy_proof: must be None.
+        device: where TensorDicts live; None for where the environments' do.
+        allow_step_when_done: must be False.
+        num_threads: torch threads of this process from the start until the end; None leaves them.
+        num_sub_threads: torch threads of each worker.
+        serial_for_single: whether one environment gives a `SerialEnv` instead.
+        non_blocking: no effect; accepted for compatibility.
+        mp_start_method: None, ``"forkserver"`` or ``"spawn"``: workers come from a clean process anyway.
+            ``"fork"`` would copy this process with its threads: it's refused.
+        use_buffers: no effect; accepted for compatibility.
+        timeouts: how long workers may take; None for the defaults of `Timeouts`.
+
+    Raises:
+        InvalidArgumentError: for a value that isn't supported, or unlike devices without `device` (also a
+            ValueError).
+        LengthError: if a list hasn't one entry for each environment (also a RuntimeError).
+
+    Examples:
+        >>> from gleanrl.envs import GymEnv
+        >>> env = ParallelEnv(2, lambda: GymEnv("CartPole-v1"))
+        >>> env.set_seed(1)
+        2
+        >>> env.rollout(5, break_when_any_done=False).shape
+        torch.Size([2, 5])
+        >>> env.close()
+    """
+
+    def __new__(cls, num_workers: Any = None, create_env_fn: Any = None, **kwargs: Any) -> Any:
+        """Make the batch, or a `SerialEnv` for one environment if that is wanted."""
+        if kwargs.get("serial_for_single") and num_workers == 1:
+            for name in ("num_processes", "mp_start_method", "timeouts", "num_sub_threads"):
+                kwargs.pop(name, None)
+            return SerialEnv(num_workers, create_env_fn, **kwargs)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        num_workers: int,
+        create_env_fn: Any,
+        *,
+        num_processes: int | None = None,
+        create_env_kwargs: Any = None,
+        pin_memory: bool = False,
+        share_individual_td: bool | None = None,
+        shared_memory: bool = True,
+        memmap: bool = False,
+        policy_proof: Any = None,
+        device: Any = None,
+        allow_step_when_done: bool = False,
+        num_threads: int | None = None,
+        num_sub_threads: int = 1,
+        serial_for_single: bool = False,
+        non_blocking: bool = False,
+        mp_start_method: str | None = None,
+        use_buffers: bool | None = None,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        refused = {
+            "pin_memory": pin_memory,
+            "policy_proof": policy_proof,
+            "allow_step_when_done": allow_step_when_done,
+        }
+        options = BatchOptions.of(device, num_threads, share_individual_td, refused, shared_memory, memmap)
+        _check_start_method(mp_start_method)
+        self._crew: EnvCrew | None = None
+        super().__init__(num_workers, create_env_fn, create_env_kwargs, options)
+        wanted = positive("num_processes", num_processes) or num_workers
+        if wanted > num_workers:
+            raise InvalidArgumentError(
+                f"num_processes: expected at most the {num_workers} environments, got {wanted}"
+            )
+        self.num_processes = wanted
+        self._num_sub_threads = positive("num_sub_threads", num_sub_threads) or 1
+        self.timeouts = timeouts or Timeouts()
+
+    # ------------------------------------------------------------------- life
+    @property
+    def is_started(self) -> bool:
+        """Whether the workers live."""
+        return self._crew is not None
+
+    def _start(self) -> None:
+        width = self.numel() // self.num_workers
+        try:
+            crew = EnvCrew(self._factories, self.num_processes, self.timeouts, self._num_sub_threads, width)
+        except StepFault as fault:
+            raise explain(fault, self) from fault.cause
+        self._crew = crew
+        self._finalizer = weakref.finalize(self, crew.close)
+
+    def _end(self) -> None:
+        self._finalizer.detach()
+        self._running.close()
+
+    @property
+    def _running(self) -> EnvCrew:
+        assert self._crew is not None
+        return self._crew
+
+    @property
+    def processes(self) -> list[int]:
+        """The workers' process numbers; none before the start."""
+        return [] if self._crew is None else self._crew.processes
+
+    def _check_open(self) -> None:
+        if self._crew is not None and self._crew.is_closed and not self.is_closed:
+            self.close()  # a worker was lost
+        super()._check_open()
+
+    # ------------------------------------------------------------------ steps
+    def _step_members(self, roots: Sequence[TensorDictBase]) -> list[TensorDictBase]:
+        crew = self._running
+        parts = crew.by_worker([pack(root) for root in roots])
+        answers = crew.ask("step", "step", {w: (part,) for w, part in enumerate(parts)})
+        return [unpack(outcome) for outcome in crew.each(list(answers.values()))]
+
+    def _reset_members(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
+        crew = self._running
+        arguments: dict[int, tuple[Any, ...]] = {}
+        for w, share in enumerate(crew.shares):
+            mine = {i - share.start: requests[i] for i in share if i in requests}
+            if mine:
+                arguments[w] = ({i: (pack(r.tensordict), r.kwargs) for i, r in mine.items()},)
+        answers = crew.ask("reset", "reset", arguments)
+        return {
+            crew.shares[w].start + i: unpack(fresh)
+            for w, answer in answers.items()
+            for i, fresh in answer.items()
+        }
+
+    def make_stepper(self) -> Stepper:
+        """Return the part that lets the workers step into the rows of a block.
+
+        If the environments' data don't live on the CPU, or the batch's don't, TensorDicts are moved instead.
+        """
+        self.start()
+        here = [self.device, *(metadata.device for metadata in self.meta_data)]
+        if any(columns_device(device).type != "cpu" for device in here):
+            return super().make_stepper()
+        return ParallelStepper(self._running, self.batch_size, self.usage)
+
+    # --------------------------------------------------------------- dispatch
+    def _ask_all(self, during: str, name: str, *arguments: Any) -> list[Any]:
+        try:
+            return self._running.ask_all(during, name, *arguments)
+        except StepFault as fault:
+            raise explain(fault, self) from fault.cause
+
+    def _ask_each(self, during: str, name: str, items: Sequence[Any], *arguments: Any) -> list[Any]:
+        """Call a method of every worker's servant with its share of `items`."""
+        crew = self._running
+        given = {w: (part, *arguments) for w, part in enumerate(crew.by_worker(items))}
+        try:
+            return list(crew.ask(during, name, given).values())
+        except StepFault as fault:
+            raise explain(fault, self) from fault.cause
+
+    def _seed_members(self, seeds: Sequence[int], static_seed: bool) -> None:
+        self._ask_each("set_seed", "seed", seeds, static_seed)
+
+    def _attribute(self, name: str) -> Any:
+        answers = self._running.each(self._ask_all(name, "attribute", name))
+        if not all(is_callable for is_callable, _ in answers):
+            return [value for _, value in answers]
+
+        def method(*args: Any, **kwargs: Any) -> list[Any]:
+            self._check_open()
+            return self._running.each(self._ask_all(name, "call", name, args, kwargs))
+
+        method.__name__ = name
+        return method
+
+    def _member_states(self) -> list[dict[str, Any]]:
+        return self._running.each(self._ask_all("state_dict", "state_dicts"))
+
+    def _load_member_states(self, states: Sequence[Mapping[str, Any]], strict: bool) -> None:
+        self._ask_each("load_state_dict", "load_state_dicts", states, strict)
+
+
+def _check_start_method(method: str | None) -> None:
+    if method == "fork":
+        raise UnsupportedError(
+            "mp_start_method: 'fork' would copy this process in the midst of whatever its threads do; leave it out"
+        )
+    if method not in (None, "forkserver", "spawn"):
+        raise InvalidArgumentError(f"mp_start_method: expected 'forkserver' or 'spawn', got {method!r}")

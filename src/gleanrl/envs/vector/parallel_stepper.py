@@ -1,0 +1,220 @@
+"""How the environments of worker processes step into the rows of a block: one that stands in shared memory.
+
+The block is lent: actor and workers work on the very same rows, nothing is copied from step to step, and whoever
+hands out the batch copies the block once, whole column by whole column (`Block.owned`). That is cheaper than a copy of
+each row: a dozen calls for a batch instead of a dozen for a step. Only where the rows must stand elsewhere, as those
+of a batch within a batch, is each row copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from tensordict import TensorDictBase
+
+from gleanrl.block import Block, Schema
+from gleanrl.envs.vector.packing import pack
+from gleanrl.envs.vector.steppers import require_one_schema
+from gleanrl.envs.vector.worker import BIND_CODE, STEP_CODE, BlockPlan
+from gleanrl.rollouts.usage import Usage
+from gleanrl.tree import Path
+from gleanrl.workers.segment import Segment
+
+
+class Shares(Protocol):
+    """The workers of a batch of environments, each with its share of them; faults come as `StepFault`."""
+
+    shares: list[range]
+    """The numbers of the environments of each worker."""
+
+    @property
+    def segment(self) -> Segment:
+        """The memory shared with the workers."""
+
+    def signal(self, code: bytes, during: str) -> None:
+        """Send a signal to every worker and wait."""
+
+    def ask(self, during: str, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Call a method of some workers' servants; return what each gave."""
+
+
+class ParallelStepper:
+    """Steps environments in worker processes; see `Stepper` for the contract.
+
+    The workers hold the steppers. Another stepper of the same environments takes them over; this one gets them
+    back with its next reset or block.
+
+    Args:
+        crew: the workers.
+        batch_size: of all environments.
+        usage: who used them last.
+    """
+
+    def __init__(self, crew: Shares, batch_size: torch.Size, usage: Usage) -> None:
+        self._crew, self._usage = crew, usage
+        self._token = object()
+        self.batch_size = batch_size
+        self.device: torch.device | None = None
+        self._reset_when_done = True
+        self._max_steps: int | None = None
+        self._schema: Schema | None = None
+        self._block: Block | None = None
+        self._plan: BlockPlan | None = None
+        self._mirror: _Mirror | None = None
+
+    # ------------------------------------------------------------------ state
+    @property
+    def reset_when_done(self) -> bool:
+        """Whether an episode's end resets its environment."""
+        return self._reset_when_done
+
+    @reset_when_done.setter
+    def reset_when_done(self, value: bool) -> None:
+        self._reset_when_done = value
+        self._configure()
+
+    def limit(self, max_steps: int) -> None:
+        """Truncate every episode at `max_steps` steps."""
+        self._max_steps = max_steps
+        self._configure()
+
+    def _configure(self) -> None:
+        if self._usage.is_by(self._token):
+            self._ask_all("reset", "configure", self._max_steps, self._reset_when_done)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether somebody else used the environments since."""
+        return not self._usage.is_by(self._token)
+
+    def _claim(self) -> None:
+        """Let the workers hold this stepper's steppers."""
+        if not self._usage.is_by(self._token):
+            self._ask_all("reset", "new_steppers", self._max_steps, self._reset_when_done)
+            self._usage.by(self._token)
+            self._plan = None
+
+    def _ask_all(self, during: str, name: str, *arguments: Any) -> list[Any]:
+        everybody = dict.fromkeys(range(len(self._crew.shares)), arguments)
+        return list(self._crew.ask(during, name, everybody).values())
+
+    # ------------------------------------------------------------------ carry
+    def reset(self, mask: torch.Tensor | None = None) -> None:
+        """Reset every environment, or those where `mask` is True."""
+        self._claim()
+        if mask is None:
+            self._ask_all("reset", "reset_rows", None)
+            return
+        parts = {w: mask[share.start : share.stop] for w, share in enumerate(self._crew.shares)}
+        wanted = {w: (part.cpu().numpy(),) for w, part in parts.items() if bool(part.any())}
+        self._crew.ask("reset", "reset_rows", wanted)
+
+    def root(self) -> dict[Path, torch.Tensor]:
+        """Return the carries, one after the other."""
+        self.schema()
+        each = self._ask_all("reset", "root")
+        return {path: torch.cat([torch.tensor(leaves[path]) for leaves in each]) for path in each[0]}
+
+    def load(self, root: TensorDictBase) -> None:
+        """Take the rows of `root` as the environments' carries."""
+        self._usage.by(None)
+        self._claim()
+        parts = {w: (pack(root[share.start : share.stop]),) for w, share in enumerate(self._crew.shares)}
+        self._crew.ask("reset", "load", parts)
+
+    def schema(self) -> Schema:
+        """Return the columns, which must be those of every environment."""
+        self._claim()
+        if self._schema is None:
+            schemas = [Schema(fields) for fields in self._ask_all("reset", "schema")]
+            require_one_schema(schemas)
+            self._schema = schemas[0]
+        return self._schema
+
+    # ------------------------------------------------------------------ block
+    def lend(self, schema: Schema, num_steps: int) -> Block:
+        """Return a block in the shared memory, the same for the same arguments."""
+        block = self._block
+        if block is None or block.schema is not schema or block.num_steps != num_steps:
+            block = self._block = self._crew.segment.block(schema, self.batch_size, num_steps)
+            self._plan = None
+        return block
+
+    def _mirrored(self, block: Block) -> _Mirror:
+        """Return what copies between `block`, whose memory the workers can't see, and one that they can."""
+        if self._mirror is None or self._mirror.block is not block:
+            self._mirror = _Mirror(block, self.lend(block.schema, block.num_steps), self.schema())
+        return self._mirror
+
+    def bind(self, block: Block, actions_ready: bool) -> None:
+        """Let the workers write into `block`; its rows are copied to and fro, unless `lend` returned it."""
+        mirror = None if block is self._block else self._mirrored(block)
+        if mirror is not None and actions_ready:
+            mirror.send_all()
+        self._claim()
+        plan = self._plan
+        if plan is not None and plan.actions_ready == actions_ready:
+            self._crew.signal(BIND_CODE, "reset")
+        else:
+            plan = BlockPlan(block.schema.items(), self.batch_size, block.num_steps, actions_ready)
+            self._ask_all("reset", "bind", plan)
+            self._plan = plan
+        self._mirror = mirror
+        if mirror is not None:
+            mirror.fetch_root(0)
+
+    def step(self, t: int) -> None:
+        """Step every environment with the action of row `t`; rows come in order."""
+        mirror = self._mirror
+        if mirror is None:
+            self._crew.signal(STEP_CODE, "step")
+            return
+        mirror.send(t)
+        self._crew.signal(STEP_CODE, "step")
+        mirror.fetch(t)
+
+    def stop(self, num_steps: int) -> None:
+        """End the block at row `num_steps`."""
+        self._ask_all("step", "stop", num_steps)
+
+
+class _Mirror:
+    """Copies rows between a block of somebody else's (a batch inside another batch, say) and a shared one.
+
+    Args:
+        block: the other's.
+        shared: what the workers see.
+        schema: the columns that the workers write; all others they read.
+    """
+
+    def __init__(self, block: Block, shared: Block, schema: Schema) -> None:
+        self.block = block
+        self._last = block.num_steps - 1
+        self._inputs = [(shared.column(p), block.column(p)) for p in block.schema.paths if p not in schema]
+        self._sent = [(shared.rows(p), block.rows(p)) for p in block.schema.paths if p not in schema]
+        self._roots = [(block.rows(p), shared.rows(p)) for p in schema.paths if p[0] != "next"]
+        self._nexts = [(block.rows(p), shared.rows(p)) for p in schema.paths if p[0] == "next"]
+
+    def send_all(self) -> None:
+        """Show the workers every row of what they read."""
+        for target, source in self._inputs:
+            target.copy_(source)
+
+    def send(self, t: int) -> None:
+        """Show the workers row `t` of what they read."""
+        for target, source in self._sent:
+            target[t].copy_(source[t])
+
+    def fetch(self, t: int) -> None:
+        """Take over the outcome of row `t` and the root that follows."""
+        for target, source in self._nexts:
+            target[t].copy_(source[t])
+        if t < self._last:
+            self.fetch_root(t + 1)
+
+    def fetch_root(self, t: int) -> None:
+        """Take over the root of row `t`."""
+        for target, source in self._roots:
+            target[t].copy_(source[t])

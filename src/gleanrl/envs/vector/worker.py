@@ -1,0 +1,244 @@
+"""What a worker process of a `ParallelEnv` works on: its share of the environments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from gleanrl.block import Block, Field, Schema
+from gleanrl.envs.vector.factories import Factory, with_own_copies
+from gleanrl.envs.vector.members import MemberGroup, ResetRequest, close_all
+from gleanrl.envs.vector.packing import pack, unpack
+from gleanrl.envs.vector.steppers import MemberSteppers
+from gleanrl.errors import WorkerError
+from gleanrl.rollouts.loop import StepFault
+from gleanrl.tree import Path
+from gleanrl.workers.main import Station
+from gleanrl.workers.reports import Report
+from gleanrl.workers.segment import PLACE, STEP
+
+STEP_CODE = b"s"
+"""Step every environment with the actions of the next row."""
+BIND_CODE = b"b"
+"""Begin with row 0 of the block again."""
+
+
+class PackedFault(Exception):
+    """A `StepFault` on its way from a worker, with the number of the environment within the worker.
+
+    Args:
+        t: the row.
+        env: the environment.
+        during: ``"step"`` or ``"reset"``.
+        report: the cause.
+    """
+
+    def __init__(self, t: int, env: int, during: str, report: Report) -> None:
+        super().__init__(t, env, during, report)
+        self.t, self.env, self.during, self.report = t, env, during, report
+
+    def fault(self, first: int) -> StepFault:
+        """Return the fault for the owner; `first` is the number of the worker's first environment."""
+        cause = self.report.error()
+        return StepFault(self.t, self.env if self.env < 0 else self.env + first, self.during, cause)
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """Where the rows of a rollout stand in the shared memory, and which of them are this worker's.
+
+    Attributes:
+        fields: the columns.
+        batch_size: of all environments.
+        num_steps: T.
+        actions_ready: whether all actions stand there already.
+    """
+
+    fields: Mapping[Path, Field]
+    batch_size: torch.Size
+    num_steps: int
+    actions_ready: bool
+
+
+@dataclass(frozen=True)
+class Share:
+    """The environments of one worker: a function of its station makes what serves them.
+
+    Attributes:
+        factories: how they are made.
+        first: number of the first one.
+    """
+
+    factories: Sequence[Factory]
+    first: int
+
+    def __call__(self, station: Station) -> EnvServant:
+        """Make the environments."""
+        made: list[Any] = []
+        try:
+            for index, factory in enumerate(with_own_copies(self.factories)):
+                station.progress[PLACE] = index
+                made.append(factory())
+        except BaseException:
+            close_all([env.close for env in made])
+            raise
+        return EnvServant(MemberGroup(made, station.progress), station, self.first)
+
+
+class EnvServant:
+    """Serves requests about environments; the methods are those that the owner asks for.
+
+    Args:
+        group: the environments; `place` is the worker's progress.
+        station: the worker's station.
+        first: number of its first environment in the batch.
+    """
+
+    def __init__(self, group: MemberGroup, station: Station, first: int) -> None:
+        self._group, self._station, self._first = group, station, first
+        self._steppers: MemberSteppers | None = None
+        self._bound: tuple[Block, bool] | None = None
+        self._t = 0
+        self._step: Callable[[int], None] = self._unbound
+
+    def signal(self, code: bytes) -> None:
+        """Step, or begin a block; see the codes.
+
+        Raises:
+            PackedFault: if an environment raised.
+        """
+        try:
+            if code == STEP_CODE:
+                t = self._t
+                self._station.progress[STEP] = t
+                self._t = t + 1
+                self._step(t)
+            elif code == BIND_CODE:
+                self._rebind()
+            else:
+                raise WorkerError(f"there's no signal {code!r}")
+        except StepFault as fault:
+            raise _packed(fault) from None
+
+    def _unbound(self, t: int) -> None:
+        raise WorkerError("a step was asked for before a block was bound")
+
+    # ------------------------------------------------------------ TensorDicts
+    def step(self, roots: Sequence[Any]) -> list[Any]:
+        """Step every environment; roots and outcomes are packed."""
+        with _packing():
+            return [pack(outcome) for outcome in self._group.step([unpack(root) for root in roots])]
+
+    def reset(self, requests: Mapping[int, tuple[Any, Mapping[str, Any]]]) -> dict[int, Any]:
+        """Reset some environments, by their number in this worker."""
+        given = {i: ResetRequest(unpack(root), kwargs) for i, (root, kwargs) in requests.items()}
+        with _packing():
+            return {i: pack(fresh) for i, fresh in self._group.reset(given).items()}
+
+    # --------------------------------------------------------------- dispatch
+    def seed(self, seeds: Sequence[int], static_seed: bool) -> None:
+        """Seed every environment."""
+        self._group.seed(seeds, static_seed)
+
+    def attribute(self, name: str) -> list[tuple[bool, Any]]:
+        """Return for every environment whether the attribute is callable, and its value if it isn't."""
+        found = self._group.attribute(name)
+        return [(True, None) if callable(value) else (False, value) for value in found]
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Call the method of every environment."""
+        return self._group.call(name, args, kwargs)
+
+    def state_dicts(self) -> list[Any]:
+        """Return the state of every environment."""
+        return self._group.state_dicts()
+
+    def load_state_dicts(self, states: Sequence[Mapping[str, Any]], strict: bool) -> None:
+        """Load a state into every environment."""
+        self._group.load_state_dicts(states, strict)
+
+    # ----------------------------------------------------------------- blocks
+    def new_steppers(self, max_steps: int | None, reset_when_done: bool) -> torch.device | None:
+        """Make fresh steppers; return where their columns live."""
+        self._steppers = MemberSteppers(self._group.steppers(), place=self._group.place)
+        self._bound, self._step = None, self._unbound
+        if max_steps is not None:
+            self._steppers.limit(max_steps)
+        self._steppers.reset_when_done = reset_when_done
+        return self._steppers.device
+
+    @property
+    def _current(self) -> MemberSteppers:
+        assert self._steppers is not None
+        return self._steppers
+
+    def configure(self, max_steps: int | None, reset_when_done: bool) -> None:
+        """Set the limit of episodes and whether ended ones are reset."""
+        if max_steps is not None:
+            self._current.limit(max_steps)
+        self._current.reset_when_done = reset_when_done
+
+    def schema(self) -> dict[Path, Field]:
+        """Return the columns; environments that never were are reset."""
+        with _packing():
+            return self._current.schema().items()
+
+    def reset_rows(self, mask: Any) -> None:
+        """Reset into the carry; `mask` is packed, None for all."""
+        with _packing():
+            self._current.reset(None if mask is None else torch.from_numpy(np.array(mask)))
+
+    def root(self) -> Any:
+        """Return the carry's leaves."""
+        with _packing():
+            return {path: leaf.numpy() for path, leaf in self._current.root().items()}
+
+    def load(self, roots: Any) -> None:
+        """Take a packed root of these environments as the carry."""
+        with _packing():
+            self._current.load(unpack(roots))
+
+    def bind(self, plan: BlockPlan) -> None:
+        """Step into a block of the shared memory from now on."""
+        whole = self._station.segment.block(Schema(plan.fields), plan.batch_size, plan.num_steps)
+        mine = slice(self._first, self._first + len(self._group))
+        part = Block(
+            whole.schema,
+            (len(self._group), *plan.batch_size[1:]),
+            plan.num_steps,
+            columns=[column[mine] for column in whole.columns],
+        )
+        self._bound = (part, plan.actions_ready)
+        with _packing():
+            self._rebind()
+
+    def _rebind(self) -> None:
+        assert self._bound is not None
+        self._current.bind(*self._bound)
+        self._t, self._step = 0, self._current.step
+
+    def stop(self, num_steps: int) -> None:
+        """End the block at that row."""
+        self._current.stop(num_steps)
+
+    def close(self) -> None:
+        """Close every environment."""
+        self._group.close()
+
+
+def _packed(fault: StepFault) -> PackedFault:
+    return PackedFault(fault.t, fault.env, fault.during, Report.of(fault.cause))
+
+
+@contextmanager
+def _packing() -> Iterator[None]:
+    """Raise faults in a form that can be sent."""
+    try:
+        yield
+    except StepFault as fault:
+        raise _packed(fault) from None

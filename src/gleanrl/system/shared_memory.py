@@ -1,0 +1,78 @@
+"""Memory that processes share by name, with a lock that a dying process can't keep.
+
+It is anonymous memory (Linux's memfd): nothing is left behind, whatever dies. Its name is that of a descriptor of a
+process that has it open, so that it can be pickled by any means; it is opened while that process lives.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gleanrl.system import faults
+
+
+class SharedMemory:
+    """A piece of memory that every copy of this object, in whatever process, sees.
+
+    Copies are made by pickle or deepcopy. `lock` excludes other processes and other copies; it belongs to one thread
+    of each copy at a time. The kernel releases it when its holder dies.
+
+    Args:
+        num_bytes: its size, positive; it begins with zeros.
+
+    Raises:
+        OSError: if the system has no memory, or no memfd.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        faults.point("memory.create")
+        descriptor = os.memfd_create("gleanrl-shared", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, num_bytes)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._take(descriptor, num_bytes)
+
+    def _take(self, descriptor: int, num_bytes: int) -> None:
+        self._descriptor, self._num_bytes = descriptor, num_bytes
+        self._owner = os.getpid()
+        self.map = mmap.mmap(descriptor, num_bytes)
+
+    @classmethod
+    def _open(cls, pid: int, descriptor: int, num_bytes: int) -> SharedMemory:
+        new = cls.__new__(cls)
+        faults.point("memory.open")
+        new._take(os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC), num_bytes)
+        return new
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by name: whoever unpickles it must do so while this process lives."""
+        return type(self)._open, (os.getpid(), self._descriptor, self._num_bytes)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SharedMemory:
+        """Return another handle of the same memory."""
+        return self._open(os.getpid(), self._descriptor, self._num_bytes)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes and copies out of the block."""
+        if os.getpid() != self._owner:  # a forked child would share its parent's lock
+            self._descriptor = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDWR | os.O_CLOEXEC)
+            self._owner = os.getpid()
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def __del__(self) -> None:
+        """Close the descriptor; the memory lives as long as somebody has it mapped."""
+        descriptor = self.__dict__.pop("_descriptor", None)
+        if descriptor is not None:
+            os.close(descriptor)

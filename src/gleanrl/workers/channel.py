@@ -1,0 +1,206 @@
+"""What crosses the two pipes between an owner and a worker.
+
+A signal is one byte of the sender's choice, but for two: `MESSAGE` is followed by a length and so many bytes, and
+`DONE` answers a signal. Nothing else is ever in a pipe, so that a reader always knows what comes next.
+
+The owner's end may be interrupted anywhere, by Ctrl-C say, and still knows what comes next: bytes go from the
+pipe into the inbox within one call of C code, and leave it as whole answers.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+
+import cloudpickle
+
+from gleanrl.errors import WorkerError
+from gleanrl.system.clock import Deadline
+
+MESSAGE = b"m"
+DONE = b"."
+_LENGTH = struct.Struct("<Q")
+_HEAD = len(MESSAGE) + _LENGTH.size
+PIECE = (1 << 16,)
+"""How many bytes are read at once, as a sequence to map over."""
+ATOMIC = select.PIPE_BUF - _HEAD
+"""Messages of up to so many bytes are in the pipe whole or not at all."""
+
+
+class ChannelClosed(Exception):
+    """The other side closed its end, or ended."""
+
+
+def encode(value: object) -> bytes:
+    """Return the bytes of `value`; objects of the main module and lambdas travel by value.
+
+    Raises:
+        WorkerError: if it can't be pickled.
+    """
+    try:
+        data: bytes = cloudpickle.dumps(value)
+    except Exception as cause:  # whatever a user's object raises
+        raise WorkerError(f"{value!r:.200} can't be sent between processes: {cause}") from cause
+    return data
+
+
+def decode(data: bytes) -> object:
+    """Return what `encode` was given."""
+    value: object = cloudpickle.loads(data)
+    return value
+
+
+class WorkerEnd:
+    """The worker's end: it waits in the kernel, for as long as it takes.
+
+    Args:
+        reading: descriptor to read from; owned.
+        writing: descriptor to write to; owned.
+    """
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self.reading, self.writing = reading, writing
+
+    def next_code(self) -> bytes:
+        """Return the byte that comes next, waiting for it.
+
+        Raises:
+            ChannelClosed: if the owner is gone.
+        """
+        code = os.read(self.reading, 1)
+        if not code:
+            raise ChannelClosed
+        return code
+
+    def message(self) -> bytes:
+        """Return the message whose code was read.
+
+        Raises:
+            ChannelClosed: if it breaks off.
+        """
+        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        return self._exactly(length)
+
+    def _exactly(self, count: int) -> bytes:
+        data = bytearray(count)
+        rest = memoryview(data)
+        while rest:
+            taken = os.readv(self.reading, [rest])
+            if not taken:
+                raise ChannelClosed
+            rest = rest[taken:]
+        return bytes(data)
+
+    def send(self, data: bytes) -> None:
+        """Send a message.
+
+        Raises:
+            ChannelClosed: if the owner is gone.
+        """
+        rest = memoryview(_framed(data))
+        try:
+            while rest:
+                rest = rest[os.write(self.writing, rest) :]
+        except BrokenPipeError as cause:
+            raise ChannelClosed from cause
+
+    def close(self) -> None:
+        """Close both descriptors."""
+        os.close(self.reading)
+        os.close(self.writing)
+
+
+class OwnerEnd:
+    """The owner's end: it never waits without a deadline. One thread at a time.
+
+    Args:
+        reading: descriptor to read from; owned.
+        writing: descriptor to write to; owned.
+
+    Attributes:
+        inbox: what was read and isn't taken yet, in pieces; an empty piece is the end.
+    """
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self.reading, self.writing = reading, writing
+        os.set_blocking(writing, False)
+        self.inbox: list[bytes] = []
+        self._closed = False
+
+    def pull(self) -> None:
+        """Move what stands in the pipe into the inbox; the pipe is readable."""
+        self.inbox.extend(map(os.read, (self.reading,), PIECE))
+
+    def take(self) -> tuple[bytes, bytes] | None:
+        """Return the next whole answer of the inbox as ``(code, message)``, or None if there is none yet.
+
+        Raises:
+            ChannelClosed: if the worker's end was closed and nothing whole is left.
+        """
+        inbox = self.inbox
+        start = self._start()
+        size = _size(start)
+        if not start or sum(map(len, inbox)) < size:
+            if inbox and not inbox[-1]:
+                raise ChannelClosed
+            return None
+        data = b"".join(inbox)
+        end = [b""] if not inbox[-1] else []
+        inbox[:] = [piece for piece in (data[size:],) if piece] + end
+        return data[:1], data[_HEAD:size]
+
+    def _start(self) -> bytes:
+        """Return the first bytes of the inbox, those of a message's head if they are there."""
+        start = b""
+        for piece in self.inbox:
+            start += piece[:_HEAD]
+            if len(start) >= _HEAD:
+                break
+        return start[:_HEAD]
+
+    def send(self, data: bytes, deadline: Deadline | None = None) -> None:
+        """Send a message.
+
+        Args:
+            data: its bytes.
+            deadline: by when the worker must have taken it; None for never.
+
+        Raises:
+            ChannelClosed: if the worker is gone.
+            TimeoutError: if the deadline passed.
+        """
+        rest = memoryview(_framed(data))
+        while rest:
+            try:
+                rest = rest[os.write(self.writing, rest) :]
+            except BlockingIOError:
+                _wait_to_write(self.writing, deadline)
+            except BrokenPipeError as cause:
+                raise ChannelClosed from cause
+
+    def close(self) -> None:
+        """Close both descriptors; calling it again does nothing."""
+        if not self._closed:
+            self._closed = True
+            os.close(self.reading)
+            os.close(self.writing)
+
+
+def _framed(data: bytes) -> bytes:
+    return MESSAGE + _LENGTH.pack(len(data)) + data
+
+
+def _size(start: bytes) -> int:
+    """Return the size of the answer that begins with `start`; of its head if that isn't there yet."""
+    if start[:1] != MESSAGE:
+        return 1
+    return _HEAD if len(start) < _HEAD else _HEAD + int(_LENGTH.unpack_from(start, 1)[0])
+
+
+def _wait_to_write(descriptor: int, deadline: Deadline | None) -> None:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLOUT)
+    left = None if deadline is None else deadline.remaining()
+    if not poller.poll(None if left is None else left * 1000):
+        raise TimeoutError("the worker doesn't take the message")

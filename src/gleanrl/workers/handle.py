@@ -1,0 +1,187 @@
+"""One worker, seen from its owner: started, signalled, and described when something is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from dataclasses import dataclass
+
+from gleanrl.errors import CapacityError, WorkerCrashedError, WorkerTimeoutError
+from gleanrl.system import launcher
+from gleanrl.system.clock import Deadline
+from gleanrl.system.proc import describe_exit, descriptors_left, signal_process, state_of
+from gleanrl.workers.channel import OwnerEnd
+from gleanrl.workers.main import ENTRY, PRELOAD
+from gleanrl.workers.segment import MEMORY, PLACE, STEP, WORK
+
+_STACK_S = 2.0
+_PAUSE_S = 0.02
+_EXIT_CODE_S = 5.0
+_DESCRIPTORS = 3
+_SPARE = 16
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long a worker may stay at one piece of work, in seconds; None for ever.
+
+    A worker that goes on from item to item (from environment to environment, say) has so long for each. How long
+    nobody asks it anything doesn't matter.
+
+    Attributes:
+        start_s: until it has made what it works on.
+        work_s: for an item of what it's asked to do.
+        close_s: for all workers together to end; those that haven't then are killed.
+    """
+
+    start_s: float | None = 120.0
+    work_s: float | None = 60.0
+    close_s: float = 5.0
+
+
+class Stacks:
+    """Where workers write their Python stacks: a file in memory that they all append to."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("gleanrl-stacks", os.MFD_CLOEXEC)
+
+    def read(self) -> str:
+        """Return what was written."""
+        size = os.fstat(self.descriptor).st_size
+        return os.pread(self.descriptor, size, 0).decode(errors="replace").strip("\0\n ")
+
+    def take(self) -> str:
+        """Return what was written, and empty the file."""
+        text = self.read()
+        os.ftruncate(self.descriptor, 0)
+        os.lseek(self.descriptor, 0, os.SEEK_SET)
+        return text
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self.descriptor)
+
+
+class Worker:
+    """A worker process and the owner's ends of its pipes.
+
+    Args:
+        index: its number in the crew.
+        progress: its words in the segment.
+        stacks: where it writes its stacks.
+        memory: the descriptor of the segment.
+
+    Raises:
+        LaunchError: if it can't be started.
+    """
+
+    def __init__(self, index: int, progress: memoryview, stacks: Stacks, memory: int) -> None:
+        self.index, self.progress, self._stacks = index, progress, stacks
+        its_reading, writing = os.pipe()
+        reading, its_writing = os.pipe()
+        self.channel = OwnerEnd(reading, writing)
+        try:
+            self._launcher = launcher.current(ENTRY, PRELOAD)
+            started = self._launcher.start([its_reading, its_writing, stacks.descriptor, memory])
+        except BaseException:
+            self.channel.close()
+            raise
+        finally:
+            os.close(its_reading)
+            os.close(its_writing)
+        self.pid, self.sentinel = started
+
+    @property
+    def place(self) -> int:
+        """Which item it's at, or was at when it ended."""
+        return self.progress[PLACE]
+
+    @property
+    def step(self) -> int:
+        """Which step it's at, or was at when it ended."""
+        return self.progress[STEP]
+
+    def mark(self) -> tuple[int, int, int]:
+        """Return what changes whenever the worker goes on to another item."""
+        return self.progress[PLACE], self.progress[STEP], self.progress[WORK]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        poller = select.poll()
+        poller.register(self.sentinel, select.POLLIN)
+        return bool(poller.poll(0))
+
+    def wait(self, deadline: Deadline) -> bool:
+        """Wait for the process to end; return whether it has."""
+        poller = select.poll()
+        poller.register(self.sentinel, select.POLLIN)
+        left = deadline.remaining()
+        return bool(poller.poll(None if left is None else left * 1000))
+
+    def terminate(self, number: int = signal.SIGKILL) -> None:
+        """Send it a signal, if it still lives."""
+        signal_process(self.sentinel, number)
+
+    # ----------------------------------------------------------------- reports
+    def crash(self, doing: str) -> WorkerCrashedError:
+        """Return the error that tells how the process ended, and where it was at work.
+
+        Args:
+            doing: what it was to do.
+        """
+        code = self._launcher.exit_code(self.pid, Deadline(_EXIT_CODE_S))
+        lines = [f"worker {self.index} (process {self.pid}) {describe_exit(code)} {doing}"]
+        peak = self.progress[MEMORY]
+        if code == -signal.SIGKILL:
+            lines.append("if nobody killed it, the system did for want of memory")
+        if peak:
+            lines.append(f"it had used up to {peak >> 20} MB")
+        stack = self._stacks.take().partition("\n\nExtension modules:")[0]
+        return WorkerCrashedError("; ".join(lines) + (f"\nIts stack at the end:\n{stack}" if stack else ""))
+
+    def timeout(self, doing: str, seconds: float) -> WorkerTimeoutError:
+        """Return the error that tells where the process hangs, with its Python stack.
+
+        Args:
+            doing: what it was to do.
+            seconds: how long it had for that.
+        """
+        return WorkerTimeoutError(
+            f"worker {self.index} (process {self.pid}) hasn't got on for {seconds:g} s {doing}\n{self.stack()}"
+        )
+
+    def stack(self) -> str:
+        """Return the Python stack of the process, or why there is none."""
+        if state_of(self.pid) == "T":
+            return "It is stopped (by SIGSTOP or a debugger), so that it can't show its stack."
+        self._stacks.take()
+        signal_process(self.sentinel, signal.SIGUSR1)
+        deadline, before = Deadline(_STACK_S), ""
+        while not deadline.passed() and not self.wait(Deadline(_PAUSE_S)):
+            now = self._stacks.read()
+            if now and now == before:  # it has finished writing
+                break
+            before = now
+        found = self._stacks.take()
+        return f"Its Python stack:\n{found}" if found else "It doesn't show its stack."
+
+    def close(self) -> None:
+        """Close the owner's descriptors."""
+        self.channel.close()
+        os.close(self.sentinel)
+
+
+def require_descriptors(num_workers: int) -> None:
+    """Raise if this process may not open the files that so many workers need.
+
+    Raises:
+        CapacityError: naming the limit.
+    """
+    needed, left = num_workers * _DESCRIPTORS + _SPARE, descriptors_left()
+    if needed > left:
+        raise CapacityError(
+            f"{num_workers} workers need {needed} open files, this process may open {left} more; "
+            "raise the limit (ulimit -n) or use fewer processes"
+        )

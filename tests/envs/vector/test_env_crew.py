@@ -1,0 +1,59 @@
+"""Who has which environments, and whose fault it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from gleanrl.envs.vector.env_crew import EnvCrew, split
+from gleanrl.envs.vector.factories import factories
+from gleanrl.rollouts.loop import StepFault
+from gleanrl.workers.handle import Timeouts
+from tests.envs.vector.awkward import awkward, kill
+from tests.envs.vector.makers import counting, oracle, streams
+from tests.fakes import FakeFailure
+
+
+def test_shares_are_even_neighbours():
+    assert split(5, 2) == [range(0, 3), range(3, 5)]
+    assert split(4, 4) == [range(i, i + 1) for i in range(4)]
+    assert split(3, 1) == [range(0, 3)]
+    for envs in range(1, 12):
+        for processes in range(1, envs + 1):
+            shares = split(envs, processes)
+            assert [i for share in shares for i in share] == list(range(envs))
+            assert {len(share) for share in shares} <= {envs // processes, -(-envs // processes)}
+
+
+@pytest.fixture(scope="module")
+def crew():
+    """Three environments in two processes."""
+    made = EnvCrew(factories(3, oracle, streams(3)), 2, Timeouts(), 1, 1)
+    yield made
+    made.close()
+
+
+def test_items_go_to_workers_and_back(crew):
+    assert crew.by_worker([1, 2, 3]) == [[1, 2], [3]] and crew.each([[1, 2], [3]]) == [1, 2, 3]
+    assert crew.each(crew.ask_all("x", "attribute", "stream")) == [(False, 0), (False, 1), (False, 2)]
+    assert crew.ask("x", "attribute", {1: ("stream",)}) == {1: [(False, 2)]}
+    assert len(crew.processes) == 2 and not crew.is_closed
+
+
+def test_what_a_request_raises_has_the_environment(crew):
+    with pytest.raises(StepFault) as caught:
+        crew.ask_all("lookup", "attribute", "nothing_of_the_kind")
+    assert (caught.value.env, caught.value.during) == (0, "lookup")
+    assert isinstance(caught.value.cause, AttributeError)
+
+
+def test_faults_count_in_the_flat_batch():
+    def fails():
+        raise FakeFailure
+
+    with pytest.raises(StepFault) as caught:
+        EnvCrew(factories(3, [counting, counting, fails], None), 2, Timeouts(), 1, 2)
+    assert (caught.value.env, caught.value.during) == (4, "construction")
+    crew = EnvCrew(factories(2, [oracle, lambda: awkward(kill, 1, "reset")], None), 1, Timeouts(), 1, 1)
+    with pytest.raises(StepFault, match="WorkerCrashedError") as caught:
+        crew.ask("reset", "reset", {0: ({0: (None, {}), 1: (None, {})},)})
+    assert caught.value.env == 1 and crew.is_closed

@@ -1,0 +1,217 @@
+"""ParallelEnv: what is its own."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from gleanrl.collectors import SyncDataCollector
+from gleanrl.data import ReplayBuffer
+from gleanrl.data.replay_buffers.storages import LazyTensorStorage
+from gleanrl.envs import GymEnv, ParallelEnv, SerialEnv
+from gleanrl.errors import ClosedError, InvalidArgumentError, UnsupportedError
+from gleanrl.rollouts.steppers import TensorDictStepper
+from tests.contract.helpers import check_stream
+from tests.envs.vector.makers import SCRIPT, equal, nested, oracle, streams
+from tests.fakes_base import CountingEnv, TeamEnv, TwoActionEnv
+from tests.leaks import Holdings
+
+
+@pytest.fixture
+def make():
+    """Makes batches and closes them; nothing may be left of them."""
+    ParallelEnv(1, oracle).reset()  # the launcher itself stays
+    gc.collect()
+    before = Holdings.now()
+    made = []
+
+    def build(*args, kind=ParallelEnv, **kwargs):
+        made.append(kind(*args, **kwargs))
+        return made[-1]
+
+    yield build
+    for env in made:
+        env.close()
+    made.clear()
+    before.check()
+
+
+@pytest.mark.parametrize(
+    "create",
+    [
+        lambda: GymEnv("CartPole-v1"),
+        lambda: GymEnv("Pendulum-v1", device="cpu"),
+        nested,
+        lambda: CountingEnv(SCRIPT),
+        lambda: CountingEnv(SCRIPT, (2,)),
+        lambda: TeamEnv(SCRIPT, nested_flags=True),
+        lambda: TwoActionEnv(SCRIPT),
+    ],
+    ids=["cartpole", "pendulum", "nested", "base", "batch", "team", "actions"],
+)
+def test_data_are_those_of_serial(make, create):
+    found = []
+    for kind in (SerialEnv, ParallelEnv):
+        env = make(3, create, kind=kind)
+        env.set_seed(5)
+        torch.manual_seed(1)
+        rollout = env.rollout(7, break_when_any_done=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            collector = SyncDataCollector(
+                env, None, frames_per_batch=30, total_frames=66, max_frames_per_traj=4
+            )
+        batches = [batch.reshape(-1) for batch in collector]
+        found.append([rollout.reshape(-1), *batches])
+    for left, right in zip(*found, strict=True):
+        assert equal(left, right)
+
+
+def test_a_policy_sees_the_same(make):
+    found = []
+    for kind in (SerialEnv, ParallelEnv):
+        env = make(4, oracle, create_env_kwargs=streams(4), kind=kind)
+        torch.manual_seed(0)
+        policy = nn.Linear(3, 2)
+        found.append(list(SyncDataCollector(env, policy, frames_per_batch=40, total_frames=120)))
+    assert all(equal(*pair) for pair in zip(*found, strict=True))
+    check_stream(found[1], SCRIPT)
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3])
+def test_several_environments_in_a_process(make, num_processes):
+    env = make(5, oracle, create_env_kwargs=streams(5), num_processes=num_processes)
+    assert env.set_seed(1) == 5
+    batches = list(SyncDataCollector(env, None, frames_per_batch=50, total_frames=100))
+    check_stream(batches, SCRIPT)
+    assert batches[0]["observation"][:, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    assert len(env.processes) == num_processes
+
+
+def test_batches_are_nobody_elses(make):
+    env = make(2, oracle, create_env_kwargs=streams(2))
+    batches, copies = [], []
+    for batch in SyncDataCollector(env, None, frames_per_batch=20, total_frames=100):
+        batches.append(batch)
+        copies.append(batch.clone())
+    assert all(equal(*pair) for pair in zip(batches, copies, strict=True))
+    again = make(2, oracle)
+    same = list(SyncDataCollector(again, None, frames_per_batch=8, total_frames=24, return_same_td=True))
+    assert same[0] is same[2]
+
+
+def test_two_rollouts_take_turns(make):
+    env = make(2, oracle, create_env_kwargs=streams(2))
+    collector = iter(SyncDataCollector(env, None, frames_per_batch=10, total_frames=-1))
+    first = next(collector)
+    env.rollout(3)
+    with pytest.warns(UserWarning, match="outside the collector"):
+        second = next(collector)
+    check_stream([first, second], SCRIPT, fresh_batches=True)
+
+
+def test_changes_of_a_stopped_rollout(make):
+    env = make(3, oracle, create_env_kwargs=streams(3))
+    batch = env.rollout(100)
+    assert bool(batch["next", "done"][:, -1].any()) and not bool(batch["next", "done"][:, :-1].any())
+    seen = []
+    env.rollout(4, callback=lambda env, td: seen.append(td["observation"].clone()), break_when_any_done=False)
+    assert len(seen) == 4
+
+
+def test_nested_batches_start_from_the_same_launcher(make):
+    inner = [ParallelEnv(2, oracle, create_env_kwargs=streams(2))] * 2
+    env = make(2, inner)
+    assert env.batch_size == (2, 2) and env.set_seed(3) == 6
+    env.reset()
+    assert [[resets[-1][0] for resets in each] for each in env.resets] == [[3, 4], [5, 6]]
+    serial = make(2, partial(SerialEnv, 2, oracle, create_env_kwargs=streams(2)), kind=SerialEnv)
+    serial.reset()
+    for policy in (None, nn.Linear(3, 2)):
+        batches = []
+        for each in (env, serial):
+            torch.manual_seed(0)
+            batches.append(each.rollout(7, policy, break_when_any_done=False))
+        assert batches[0]["observation"][..., 0, 0].tolist() == [[0, 1], [0, 1]]
+        assert equal(*batches)
+    assert not inner[0].is_started
+
+
+def test_the_last_reference_ends_the_workers():
+    env = ParallelEnv(2, oracle)
+    env.reset()
+    before = Holdings.now()
+    pids = env.processes
+    del env
+    gc.collect()
+    assert len(pids) == 2 and Holdings.now().descriptors != before.descriptors
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            while True:
+                os.kill(pid, 0)
+
+
+def test_one_environment_may_be_serial(make):
+    env = make(1, oracle, serial_for_single=True, num_processes=1, mp_start_method="spawn")
+    assert type(env) is SerialEnv
+    assert type(make(2, oracle, serial_for_single=True)) is ParallelEnv
+
+
+def test_refused(make):
+    with pytest.raises(UnsupportedError, match="fork"):
+        make(2, oracle, mp_start_method="fork")
+    with pytest.raises(InvalidArgumentError, match="mp_start_method"):
+        make(2, oracle, mp_start_method="thread")
+    with pytest.raises(InvalidArgumentError, match="num_processes"):
+        make(2, oracle, num_processes=3)
+    for name in ("num_processes", "num_sub_threads", "num_threads"):
+        with pytest.raises(InvalidArgumentError, match=name):
+            make(2, oracle, **{name: 0})
+
+
+def test_threads_of_workers(make):
+    class Threads(CountingEnv):
+        def threads(self):
+            return torch.get_num_threads()
+
+    assert make(2, Threads).threads() == [1, 1]
+    assert make(2, Threads, num_sub_threads=2).threads() == [2, 2]
+
+
+def test_attributes_that_cannot_travel(make):
+    class Locked(CountingEnv):
+        def __init__(self):
+            super().__init__()
+            self.lock = threading.Lock()
+
+    with pytest.raises(RuntimeError, match="can't be sent"):
+        make(2, Locked).lock  # noqa: B018
+
+
+def test_methods_of_a_closed_batch(make):
+    env = make(2, oracle)
+    hello = env.hello
+    env.close()
+    with pytest.raises(ClosedError):
+        hello("you")
+
+
+def test_elsewhere_data_move_through_tensordicts(make):
+    env = make(2, oracle, device="meta")
+    assert isinstance(env.make_stepper(), TensorDictStepper)
+
+
+def test_a_buffer_of_its_batches(make):
+    """The guide's example of a ParallelEnv, with the buffer's default sampler."""
+    env = make(4, lambda: GymEnv("CartPole-v1"))
+    memory = ReplayBuffer(storage=LazyTensorStorage(200, ndim=2))
+    for data in SyncDataCollector(env, None, frames_per_batch=40, total_frames=120):
+        memory.extend(data)
+    assert memory[:].numel() == 120 and memory.sample(8).numel() == 8

@@ -1,0 +1,112 @@
+"""Environments of worker processes that step into the rows of a block."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gleanrl.block import Block, Field, Schema
+from gleanrl.envs import ParallelEnv, SerialEnv
+from gleanrl.errors import UnsupportedError
+from tests.envs.vector.makers import oracle, streams, with_goal
+
+ACTION = {("action",): Field(torch.Size((2,)), torch.float32)}
+
+
+@pytest.fixture(scope="module")
+def env():
+    """Three streams in two processes."""
+    made = ParallelEnv(3, oracle, create_env_kwargs=streams(3), num_processes=2)
+    yield made
+    made.close()
+
+
+def run(stepper, blocks, ready=False):
+    """Fill blocks; return what each held when it was full."""
+    out = []
+    for block in blocks:
+        block.column(("action",)).zero_()
+        stepper.bind(block, ready)
+        for t in range(block.num_steps):
+            stepper.step(t)
+        out.append({path: block.column(path).clone() for path in block.schema.paths})
+    return out
+
+
+def schema_of(stepper):
+    return Schema({**stepper.schema().items(), **ACTION})
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_lent_and_other_blocks_get_the_same_rows(ready):
+    found = []
+    for kind, lent in ((SerialEnv, False), (ParallelEnv, True), (ParallelEnv, False)):
+        env = kind(3, oracle, create_env_kwargs=streams(3))
+        stepper = env.make_stepper()
+        schema = schema_of(stepper)
+        if lent:
+            blocks = (stepper.lend(schema, size) for size in (4, 4, 6, 4))
+        else:
+            one = Block(schema, (3,), 4)
+            blocks = iter((one, one, Block(schema, (3,), 6), Block(schema, (3,), 4)))
+        found.append(run(stepper, blocks, ready))
+        env.close()
+    for others in found[1:]:
+        for mine, other in zip(found[0], others, strict=True):
+            assert all(torch.equal(mine[path], other[path]) for path in mine)
+
+
+def test_one_block_for_the_same_arguments(env):
+    stepper = env.make_stepper()
+    schema = schema_of(stepper)
+    block = stepper.lend(schema, 4)
+    assert stepper.lend(schema, 4) is block and block.borrowed and stepper.lend(schema, 5) is not block
+
+
+def test_the_last_stepper_has_the_environments(env):
+    first, second = env.make_stepper(), env.make_stepper()
+    first.schema()
+    assert not first.disturbed
+    second.schema()
+    assert first.disturbed and not second.disturbed
+    first.limit(2)
+    first.reset()
+    assert second.disturbed and not first.disturbed
+    filled = run(first, [first.lend(schema_of(first), 6)])[0]
+    assert int(filled["next", "observation"][..., 2].max()) == 2
+    env.reset()
+    assert first.disturbed
+
+
+def test_carries(env):
+    stepper = env.make_stepper()
+    stepper.reset()
+    episodes = stepper.root()[("observation",)][:, 1]
+    stepper.reset(torch.tensor([False, False, True]))
+    assert (stepper.root()[("observation",)][:, 1] - episodes).tolist() == [0, 0, 1]
+    stepper.reset(torch.zeros(3, dtype=torch.bool))
+    root = env.reset()
+    stepper.load(root)
+    assert torch.equal(stepper.root()[("observation",)], root["observation"])
+
+
+def test_without_resets(env):
+    stepper = env.make_stepper()
+    stepper.reset_when_done = False
+    assert stepper.reset_when_done is False
+    stepper.schema()
+    stepper.reset_when_done = True
+    stepper.reset_when_done = False
+    filled = run(stepper, [stepper.lend(schema_of(stepper), 9)])[0]
+    steps = filled["next", "observation"][..., 2]
+    assert torch.equal(steps[:, 1:] - steps[:, :-1], torch.ones(3, 8))
+    stepper.bind(stepper.lend(schema_of(stepper), 9), False)
+    stepper.step(0)
+    stepper.stop(1)
+
+
+def test_unlike_columns_are_refused():
+    env = ParallelEnv(2, [oracle, with_goal])
+    with pytest.raises(UnsupportedError, match="goal"):
+        env.make_stepper().schema()
+    env.close()

@@ -1,0 +1,117 @@
+"""What a worker works on, run in this process."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import pytest
+import torch
+
+from gleanrl.block import Field, Schema
+from gleanrl.envs import GymWrapper
+from gleanrl.envs.vector.factories import factories
+from gleanrl.envs.vector.packing import pack, unpack
+from gleanrl.envs.vector.worker import BIND_CODE, STEP_CODE, BlockPlan, PackedFault, Share
+from gleanrl.errors import WorkerError
+from gleanrl.workers.main import Station
+from gleanrl.workers.segment import PLACE, STEP, Segment
+from tests.envs.vector.makers import SCRIPT, oracle, streams
+from tests.fakes import FakeFailure, RaisingEnv
+
+ACTION = {("action",): Field(torch.Size((2,)), torch.float32)}
+
+
+@pytest.fixture
+def stations():
+    """The owner's segment, and a worker's view of it."""
+    owner = Segment(1)
+    worker = Segment(1, os.dup(owner.descriptor))
+    yield owner, Station(0, worker, worker.progress(0))
+    owner.close()
+    worker.close()
+
+
+def bound(servant, owner, num_envs, num_steps):
+    schema = Schema({**servant.schema(), **ACTION})
+    block = owner.block(schema, (num_envs,), num_steps)
+    block.column(("action",)).zero_()
+    servant.bind(BlockPlan(schema.items(), torch.Size((num_envs,)), num_steps, False))
+    return block
+
+
+def test_rows_stand_where_the_owner_looks(stations):
+    owner, station = stations
+    servant = Share(factories(2, oracle, streams(2)), first=1)(station)
+    servant.new_steppers(None, True)
+    block = bound(servant, owner, 4, 3)
+    for t in range(3):
+        servant.signal(STEP_CODE)
+        assert station.progress[STEP] == t and station.progress[PLACE] == 1
+    assert block.column(("next", "observation"))[1:3, 0].tolist() == [[0, 0, 1], [1, 0, 1]]
+    carried = {path: leaf.copy() for path, leaf in servant.root().items()}
+    servant.signal(BIND_CODE)
+    assert block.column(("observation",))[1:3, 0].tolist() == carried[("observation",)].tolist()
+    servant.signal(STEP_CODE)
+    servant.stop(1)
+    servant.reset_rows([True, False])
+    servant.configure(2, False)
+    servant.load(pack(unpack(pack(_root()))))
+    servant.close()
+
+
+def _root():
+    env = oracle(7)
+    return torch.stack([env.reset(), env.reset()])
+
+
+def test_faults_are_packed(stations):
+    owner, station = stations
+    made = factories(2, [oracle, lambda: GymWrapper(RaisingEnv(2, script=SCRIPT))], None)
+    servant = Share(made, first=3)(station)
+    servant.new_steppers(5, True)
+    bound(servant, owner, 5, 3)
+    servant.signal(STEP_CODE)
+    with pytest.raises(PackedFault) as caught:
+        servant.signal(STEP_CODE)
+    fault = pickle.loads(pickle.dumps(caught.value)).fault(3)
+    assert (fault.t, fault.env, fault.during) == (1, 4, "step") and isinstance(fault.cause, FakeFailure)
+    assert PackedFault(0, -1, "step", caught.value.report).fault(3).env == -1
+
+
+def test_signals_that_make_no_sense(stations):
+    _, station = stations
+    servant = Share(factories(1, oracle, None), first=0)(station)
+    with pytest.raises(WorkerError, match="before a block was bound"):
+        servant.signal(STEP_CODE)
+    with pytest.raises(WorkerError, match="no signal"):
+        servant.signal(b"?")
+
+
+def test_if_one_cannot_be_made_the_others_are_closed(stations):
+    _, station = stations
+    made = []
+
+    def build():
+        if made:
+            raise FakeFailure
+        made.append(oracle())
+        return made[0]
+
+    with pytest.raises(FakeFailure):
+        Share(factories(2, build, None), first=0)(station)
+    assert made[0].is_closed and station.progress[PLACE] == 1
+
+
+def test_requests(stations):
+    _, station = stations
+    servant = Share(factories(2, oracle, streams(2)), first=0)(station)
+    servant.seed([4, 5], False)
+    fresh = servant.reset({1: (None, {})})
+    assert unpack(fresh[1])["observation"].tolist() == [1, 0, 0]
+    servant.reset({0: (None, {})})
+    roots = [pack(unpack(fresh[1]).set("action", torch.zeros(2)))] * 2
+    assert unpack(servant.step(roots)[0])["observation"].tolist() == [0, 0, 1]
+    assert servant.attribute("stream") == [(False, 0), (False, 1)] and servant.attribute("hello")[0][0]
+    assert servant.call("hello", ("you",), {})[1] == "hello you from 1"
+    servant.load_state_dicts(servant.state_dicts(), True)

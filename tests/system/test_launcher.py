@@ -1,0 +1,71 @@
+"""Processes for workers, asked for."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from gleanrl.system import launcher
+from gleanrl.system.clock import Deadline
+from tests.leaks import Holdings
+from tests.system.entries import ENTRY
+
+
+@pytest.fixture(autouse=True)
+def another_launcher():
+    """The tests' own launcher in the place of the program's; nothing may be left of it."""
+    program, launcher._current = launcher._current, None
+    before = Holdings.now()
+    yield
+    launcher.shut_down()
+    launcher.shut_down()
+    before.check()
+    launcher._current = program
+
+
+def test_there_is_one_until_it_is_shut_down_or_ends():
+    first = launcher.current(ENTRY, ())
+    assert launcher.current(ENTRY, ()) is first and first.is_alive
+    first._process.kill()
+    first._process.wait()
+    second = launcher.current(ENTRY, ())
+    assert second is not first
+    launcher.shut_down()
+    assert not second.is_alive
+
+
+def test_an_import_that_fails_is_no_secret():
+    with pytest.raises(launcher.LaunchError, match="No module named 'gleanrl_is_not_called_that'"):
+        launcher.current(ENTRY, ("gleanrl_is_not_called_that",))
+    with pytest.raises(launcher.LaunchError, match="has no attribute 'nothing'"):
+        launcher.current("tests.system.entries:nothing", ())
+
+
+def test_answers_and_notices_are_told_apart():
+    launched = launcher.current(ENTRY, ())
+    started = []
+    for code in (b"3", b"4", b"5"):
+        mine, theirs = os.pipe()
+        started.append(launched.start([mine, theirs]))
+        os.write(theirs, code)
+        os.close(mine)
+        os.close(theirs)
+    assert [launched.exit_code(pid, Deadline(10)) for pid, _ in reversed(started)] == [5, 4, 3]
+    for _, descriptor in started:
+        os.close(descriptor)
+
+
+def test_a_fork_has_its_own():
+    first = launcher.current(ENTRY, ())
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            second = launcher.current(ENTRY, ())
+            code = 0 if second is not first and second.is_alive else 2
+            launcher.shut_down()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert first.is_alive and launcher.current(ENTRY, ()) is first

@@ -1,0 +1,31 @@
+"""One worker, seen from its owner."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+import pytest
+
+from gleanrl.errors import CapacityError
+from gleanrl.workers.handle import Stacks, require_descriptors
+
+
+def test_stacks_are_taken_once():
+    stacks = Stacks()
+    os.write(stacks.descriptor, b"one\ntwo\n")
+    assert stacks.read() == "one\ntwo" and stacks.take() == "one\ntwo" and stacks.take() == ""
+    os.write(stacks.descriptor, b"three")
+    assert stacks.take() == "three"
+    stacks.close()
+
+
+def test_too_few_files_are_noticed_beforehand():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 30, hard))
+    try:
+        require_descriptors(2)
+        with pytest.raises(CapacityError, match="100 workers need 316 open files.*ulimit"):
+            require_descriptors(100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
