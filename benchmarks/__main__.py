@@ -10,9 +10,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import collection, memory, replay, report, vector_envs
+from benchmarks import collection, memory, prioritized, replay, report, slices, sweep, vector_envs
 from benchmarks.harness import Case, Gauge, GaugeResult, run_case, run_gauge
 
+EVERYTHING: tuple[Case | Gauge, ...] = (
+    *collection.CASES,
+    *vector_envs.CASES,
+    *replay.CASES,
+    *prioritized.CASES,
+    *slices.CASES,
+    *slices.GAUGES,
+    *sweep.CASES,
+    *memory.GAUGES,
+)
+GROUPS = tuple(dict.fromkeys(item.name.split("/")[0] for item in EVERYTHING))
 ROUNDS, QUICK = 15, 3
 BUSY = 0.5  # load average a core from which on a warning is due
 
@@ -42,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", help="cases, groups (collection, vector, replay, memory) or patterns; default all"
+        "names", nargs="*", help=f"cases, groups ({', '.join(GROUPS)}) or patterns; default all"
     )
     parser.add_argument(
         "--rounds", type=int, default=ROUNDS, help=f"counted rounds of a case (default {ROUNDS})"
@@ -54,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error(f"--rounds: expected a positive number, got {options.rounds}")
-    selected = chosen([*collection.CASES, *vector_envs.CASES, *replay.CASES, *memory.GAUGES], options.names)
+    selected = chosen(EVERYTHING, options.names)
     console = Console(width=None if sys.stdout.isatty() else 150)
     if options.list:
         for item in selected:
@@ -71,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.show(console, results)
     report.write(options.out, results, facts)
     console.print(f"written to {options.out}/benchmarks.json and benchmarks.md", highlight=False)
+    if sweep.plot(results, options.out / "sweep.png"):
+        console.print(f"drawn to {options.out}/sweep.png", highlight=False)
     return int(any(_broken(result) for result in results))
 
 

@@ -46,6 +46,21 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Growth:
+    """From a small size to a large one, the time of one thing may grow `bound` times as much as that of another.
+
+    Args:
+        bound: the figure.
+        sides: the sides of the first thing, small and large.
+        against: those of the other.
+    """
+
+    bound: float
+    sides: tuple[str, str]
+    against: tuple[str, str]
+
+
+@dataclass(frozen=True)
 class Case:
     """One comparison.
 
@@ -56,7 +71,8 @@ class Case:
         sides: name -> set-up of the sides that run in this process, in their order of turns.
         reference: the side that ratios refer to.
         targets: what `subject` has to reach; none for a case that only informs.
-        peers: sides that another interpreter can add (modules of `benchmarks.peers`).
+        peers: sides that another interpreter can add: modules of `benchmarks.peers`, "module variant" for several of
+            one.
         subject: the side that the targets are about.
         threads: torch threads of every side.
     """
@@ -66,7 +82,7 @@ class Case:
     unit: Literal["frame", "call"]
     sides: Mapping[str, Setup]
     reference: str
-    targets: tuple[Target, ...] = ()
+    targets: tuple[Target | Growth, ...] = ()
     peers: tuple[str, ...] = ()
     subject: str = "gleanrl"
     threads: int = 1
@@ -115,8 +131,18 @@ class CaseResult:
         """Returns the spread of the speed of `side` over that of `against` (else the reference)."""
         return spread(ratios(self.speeds[side], self.speeds[against or self.case.reference]))
 
-    def verdict(self, target: Target) -> bool | None:
+    def growth(self, sides: tuple[str, str]) -> list[float]:
+        """Returns the time of the second side over that of the first, one figure a round."""
+        return ratios(self.speeds[sides[0]], self.speeds[sides[1]])
+
+    def verdict(self, target: Target | Growth) -> bool | None:
         """Tells whether the subject met a target; None if a side that it needs has no figures."""
+        if isinstance(target, Growth):
+            if not {*target.sides, *target.against} <= self.speeds.keys():
+                return None
+            return (
+                spread(ratios(self.growth(target.sides), self.growth(target.against))).median <= target.bound
+            )
         against = target.against or self.case.reference
         needed = {self.case.subject} | (set() if target.quantity == "us" else {against})
         if not needed <= self.speeds.keys():

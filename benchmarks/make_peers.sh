@@ -19,7 +19,7 @@ pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 pip install --constraint "$constraints" torch numpy
 pip install --constraint "$constraints" gymnasium tensordict
 complete=yes
-for peer in torchrl stable-baselines3 tianshou cpprb; do
+for peer in torchrl stable-baselines3 tianshou cpprb flashbax; do
     if pip install --constraint "$constraints" "$peer"; then
         echo "peers: $peer installed"
     else

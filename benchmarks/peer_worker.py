@@ -1,7 +1,7 @@
 """One side of a case in this interpreter, at the command of another: `peer_worker.py CASE SIDE [PACKAGE]`.
 
-The other end, and the protocol, is `remote.py`. The module PACKAGE.SIDE has `VERSION` and `SETUPS` (case ->
-set-up).
+The other end, and the protocol, is `remote.py`. SIDE is the name of a module of PACKAGE, or that and after a space
+the name of a variant. The module has `VERSION` and `SETUPS` (case, or "case variant" -> set-up).
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ def main(case: str, side: str, package: str = "benchmarks.peers") -> None:
     try:
         settle = importlib.import_module("benchmarks.settle")
         settle.settle_allocator()
-        module = importlib.import_module(f"{package}.{side}")
-        work: Callable[[], float] = module.SETUPS[case]()
+        name, _, variant = side.partition(" ")
+        module = importlib.import_module(f"{package}.{name}")
+        work: Callable[[], float] = module.SETUPS[f"{case} {variant}".strip()]()
     except Exception as error:
         say({"error": f"{type(error).__name__}: {error}"})
         return

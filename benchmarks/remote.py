@@ -34,7 +34,7 @@ class RemoteSide:
     Args:
         python: the interpreter.
         case: the case's name.
-        side: the side's name, a module of `package`.
+        side: the side's name: a module of `package`, or that, a space and a variant.
         threads: torch threads of the worker.
         package: where the worker looks for the side's module.
 

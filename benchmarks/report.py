@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness import Case, CaseResult, GaugeResult, Spread, Target
+from benchmarks.harness import Case, CaseResult, GaugeResult, Growth, Spread, Target
 
 Result = CaseResult | GaugeResult
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,8 +77,10 @@ def pace(case: Case, speed: Spread) -> str:
     return f"{us / 1e3:.2f} ms/call" if us >= 1e3 else f"{us:.1f} us/call"
 
 
-def wording(target: Target) -> str:
+def wording(target: Target | Growth) -> str:
     """Writes a target in a few words."""
+    if isinstance(target, Growth):
+        return f"growth <= {target.bound:g} x that of {target.against[0]} to {target.against[1]}"
     of = f" {target.against}" if target.against else ""
     if target.quantity == "us":
         return f"time <= {target.bound:g} us"

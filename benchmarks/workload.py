@@ -174,6 +174,19 @@ def episode_rows(n: int) -> Columns:
     return columns
 
 
+def chunks_of_episodes(steps: int, chunks: int = 50) -> list[Columns]:
+    """Builds batches of `steps` transitions, each a whole episode with an id of its own."""
+    out = []
+    for number in range(chunks):
+        columns = rows("cartpole", steps)
+        for name in ("terminated", "truncated", "done"):
+            columns["next", name] = np.zeros((steps, 1), bool)
+        columns["next", "terminated"][-1] = columns["next", "done"][-1] = True
+        columns["collector", "traj_ids"] = np.full(steps, 1_000_000_000 + number)
+        out.append(columns)
+    return out
+
+
 def first_priorities(n: int) -> NDArray[np.float32]:
     """Returns the priorities that every prioritized buffer starts with, (n,), none 0."""
     return np.random.default_rng(4).random(n, dtype=np.float32) + np.float32(0.01)

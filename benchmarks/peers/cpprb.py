@@ -1,4 +1,4 @@
-"""cpprb: its ReplayBuffer, all 11 columns."""
+"""cpprb: its ReplayBuffer and PrioritizedReplayBuffer, all 11 columns."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import importlib.metadata
 from collections.abc import Callable
 from typing import Any
 
-from cpprb import ReplayBuffer
+import numpy as np
+from cpprb import PrioritizedReplayBuffer, ReplayBuffer
 from numpy.typing import NDArray
 
-from benchmarks.workload import Columns, rows, stored
+from benchmarks.workload import Columns, Updates, first_priorities, rows, stored
 
 VERSION = importlib.metadata.version("cpprb")
-RING, EXTEND = 100_000, 200
+RING, EXTEND, STORED = 100_000, 200, 1_000_000
 Work = Callable[[], float]
 
 
@@ -21,11 +22,14 @@ def flat(columns: Columns) -> dict[str, NDArray[Any]]:
     return {"_".join(path): column for path, column in columns.items()}
 
 
-def make(columns: dict[str, NDArray[Any]], size: int) -> ReplayBuffer:
+def make(
+    columns: dict[str, NDArray[Any]], size: int, kind: type[ReplayBuffer] = ReplayBuffer, **options: Any
+) -> ReplayBuffer:
     """Makes a buffer of `size` rows of these columns."""
-    return ReplayBuffer(
+    return kind(
         size,
         {name: {"shape": column.shape[1:] or 1, "dtype": column.dtype} for name, column in columns.items()},
+        **options,
     )
 
 
@@ -69,6 +73,70 @@ def sampling(kind: str, calls: int, batch: int = 256) -> Callable[[], Work]:
     return setup
 
 
+def prioritized() -> PrioritizedReplayBuffer:
+    """Fills a prioritized buffer of a million rows, each with a priority of its own."""
+    columns, priorities = flat(stored("cartpole")), first_priorities(STORED)
+    buffer = make(columns, STORED, PrioritizedReplayBuffer, alpha=0.6)
+    for i in range(0, STORED, 1000):
+        cut = {name: column[i : i + 1000] for name, column in columns.items()}
+        buffer.add(**cut, priorities=priorities[i : i + 1000])
+    return buffer
+
+
+def prioritized_sampling(calls: int) -> Callable[[], Work]:
+    """`sample(256)`, weights included."""
+
+    def setup() -> Work:
+        buffer = prioritized()
+
+        def work() -> int:
+            for _ in range(calls):
+                buffer.sample(256, beta=0.4)
+            return calls
+
+        return work
+
+    return setup
+
+
+def updating(calls: int) -> Callable[[], Work]:
+    """`update_priorities` of 256 rows."""
+
+    def setup() -> Work:
+        buffer, updates = prioritized(), Updates(STORED, 256, calls, as_its_own)
+
+        def work() -> int:
+            for index, priority in updates.turn():
+                buffer.update_priorities(index, priority)
+            return calls
+
+        return work
+
+    return setup
+
+
+def as_its_own(array: NDArray[Any]) -> NDArray[Any]:
+    """Returns integers as uint64, the kind of its samples' indexes, and other values as they are."""
+    return array.astype(np.uint64) if array.dtype == np.int64 else array
+
+
+def cycling(calls: int) -> Callable[[], Work]:
+    """Adds 4 rows, samples 256 and gives those new priorities."""
+
+    def setup() -> Work:
+        buffer, updates, data = prioritized(), Updates(STORED, 256, calls), flat(rows("cartpole", 4))
+
+        def work() -> int:
+            for _, priority in updates.turn():
+                buffer.add(**data)
+                buffer.update_priorities(buffer.sample(256, beta=0.4)["indexes"], priority)
+            return calls
+
+        return work
+
+    return setup
+
+
 SETUPS = {
     "replay/extend": writing(EXTEND, 200),
     "replay/add": writing(1, 500),
@@ -76,4 +144,7 @@ SETUPS = {
     "replay/sample-1024": sampling("cartpole", 60, 1024),
     "replay/sample-humanoid": sampling("humanoid", 50),
     "replay/sample-image": sampling("image", 10),
+    "prioritized/sample": prioritized_sampling(200),
+    "prioritized/update": updating(1000),
+    "prioritized/cycle": cycling(200),
 }

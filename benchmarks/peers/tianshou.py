@@ -8,16 +8,26 @@ from functools import partial
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch
 from tianshou.algorithm.algorithm_base import Policy
-from tianshou.data import Batch, Collector, ReplayBuffer, VectorReplayBuffer
+from tianshou.data import Batch, Collector, PrioritizedReplayBuffer, ReplayBuffer, VectorReplayBuffer
 from tianshou.env import DummyVectorEnv
 from torch import nn
 
-from benchmarks.workload import FRAMES_ENV, Columns, make_env, make_policy, rows, stored
+from benchmarks.workload import (
+    FRAMES_ENV,
+    Columns,
+    Updates,
+    first_priorities,
+    make_env,
+    make_policy,
+    rows,
+    stored,
+)
 
 VERSION = importlib.metadata.version("tianshou")
-RING, EXTEND = 100_000, 200
+RING, EXTEND, STORED = 100_000, 200, 1_000_000
 Work = Callable[[], float]
 
 
@@ -89,24 +99,91 @@ def writing(n: int, calls: int) -> Callable[[], Work]:
     return setup
 
 
+def filled(kind: str) -> ReplayBuffer:
+    """Makes a buffer from whole columns."""
+    columns = stored(kind)
+    return ReplayBuffer.from_data(
+        obs=columns["observation",],
+        act=columns["action",],
+        rew=columns["next", "reward"][:, 0],
+        terminated=columns["next", "terminated"][:, 0],
+        truncated=columns["next", "truncated"][:, 0],
+        done=columns["next", "done"][:, 0],
+        obs_next=columns["next", "observation"],
+    )
+
+
 def sampling(kind: str, calls: int) -> Callable[[], Work]:
     """`sample(256)` of a buffer made from whole columns (its constructor for offline data)."""
 
     def setup() -> Work:
-        columns = stored(kind)
-        buffer = ReplayBuffer.from_data(
-            obs=columns["observation",],
-            act=columns["action",],
-            rew=columns["next", "reward"][:, 0],
-            terminated=columns["next", "terminated"][:, 0],
-            truncated=columns["next", "truncated"][:, 0],
-            done=columns["next", "done"][:, 0],
-            obs_next=columns["next", "observation"],
-        )
+        buffer = filled(kind)
 
         def work() -> int:
             for _ in range(calls):
                 buffer.sample(256)
+            return calls
+
+        return work
+
+    return setup
+
+
+def prioritized() -> PrioritizedReplayBuffer:
+    """Fills a prioritized buffer of a million rows, each with a priority of its own; compiles its tree."""
+    buffer = PrioritizedReplayBuffer(STORED, alpha=0.6, beta=0.4)
+    buffer.update(filled("cartpole"))
+    buffer.update_weight(np.arange(STORED), first_priorities(STORED))
+    _, index = buffer.sample(256)
+    buffer.update_weight(index, first_priorities(256))
+    return buffer
+
+
+def prioritized_sampling(calls: int) -> Callable[[], Work]:
+    """`sample(256)`, weights included."""
+
+    def setup() -> Work:
+        buffer = prioritized()
+
+        def work() -> int:
+            for _ in range(calls):
+                buffer.sample(256)
+            return calls
+
+        return work
+
+    return setup
+
+
+def updating(calls: int) -> Callable[[], Work]:
+    """`update_weight` of 256 rows."""
+
+    def setup() -> Work:
+        buffer, updates = prioritized(), Updates(STORED, 256, calls)
+
+        def work() -> int:
+            for index, priority in updates.turn():
+                buffer.update_weight(index, priority)
+            return calls
+
+        return work
+
+    return setup
+
+
+def cycling(calls: int) -> Callable[[], Work]:
+    """Adds 4 rows, samples 256 and gives those new priorities."""
+
+    def setup() -> Work:
+        buffer, updates, columns = prioritized(), Updates(STORED, 256, calls), rows("cartpole", 4)
+        singles = [batch_of(columns, i) for i in range(4)]
+
+        def work() -> int:
+            for _, priority in updates.turn():
+                for single in singles:
+                    buffer.add(single)
+                _, index = buffer.sample(256)
+                buffer.update_weight(index, priority)
             return calls
 
         return work
@@ -125,4 +202,7 @@ SETUPS = {
     "replay/sample": sampling("cartpole", 200),
     "replay/sample-humanoid": sampling("humanoid", 50),
     "replay/sample-image": sampling("image", 10),
+    "prioritized/sample": prioritized_sampling(200),
+    "prioritized/update": updating(500),
+    "prioritized/cycle": cycling(100),
 }

@@ -1,21 +1,43 @@
-"""TorchRL: its collector, and its buffer over LazyTensorStorage. All 11 columns."""
+"""TorchRL: its collector, and its buffers over LazyTensorStorage. All 11 columns.
+
+Its prioritized sampler needs its C++ extension, which its wheel may lack for the torch at hand; it says so itself.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable
 from itertools import islice
+from typing import Any
 
+import torch
 import torchrl.collectors
 from tensordict.nn import TensorDictModule
-from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.data import (
+    LazyTensorStorage,
+    ReplayBuffer,
+    SliceSampler,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
 from torchrl.envs import GymEnv
 from torchrl.envs.utils import RandomPolicy
 
-from benchmarks.workload import FRAMES_ENV, as_tensordict, make_policy, rows, stored
+from benchmarks.workload import (
+    FRAMES_ENV,
+    Updates,
+    as_tensordict,
+    chunks_of_episodes,
+    episode_rows,
+    first_priorities,
+    make_policy,
+    rows,
+    stored,
+)
 
 VERSION = importlib.metadata.version("torchrl")
-RING, EXTEND = 100_000, 200
+RING, EXTEND, STORED = 100_000, 200, 1_000_000
+SLICES, LENGTH = 16, 64
 Work = Callable[[], float]
 # The class changed its name; either is the same single-process collector.
 COLLECTOR = getattr(torchrl.collectors, "Collector", None) or torchrl.collectors.SyncDataCollector
@@ -82,6 +104,88 @@ def sampling(kind: str, calls: int, batch: int = 256) -> Callable[[], Work]:
     return setup
 
 
+def prioritized() -> TensorDictPrioritizedReplayBuffer:
+    """Fills a prioritized buffer of a million rows, each with a priority of its own."""
+    buffer = TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=LazyTensorStorage(STORED))
+    index = buffer.extend(as_tensordict(stored("cartpole")))
+    buffer.update_priority(index, torch.from_numpy(first_priorities(STORED)))
+    return buffer
+
+
+def prioritized_sampling(calls: int) -> Callable[[], Work]:
+    """`sample(256)`, weights included."""
+
+    def setup() -> Work:
+        buffer = prioritized()
+
+        def work() -> int:
+            for _ in range(calls):
+                buffer.sample(256)
+            return calls
+
+        return work
+
+    return setup
+
+
+def updating(calls: int) -> Callable[[], Work]:
+    """`update_priority` of 256 rows."""
+
+    def setup() -> Work:
+        buffer, updates = prioritized(), Updates(STORED, 256, calls, torch.from_numpy)
+
+        def work() -> int:
+            for index, priority in updates.turn():
+                buffer.update_priority(index, priority)
+            return calls
+
+        return work
+
+    return setup
+
+
+def cycling(calls: int) -> Callable[[], Work]:
+    """Adds 4 rows, samples 256 and gives those new priorities."""
+
+    def setup() -> Work:
+        buffer, updates = prioritized(), Updates(STORED, 256, calls, torch.from_numpy)
+        data = as_tensordict(rows("cartpole", 4))
+
+        def work() -> int:
+            for _, priority in updates.turn():
+                buffer.extend(data)
+                buffer.update_priority(buffer.sample(256)["index"], priority)
+            return calls
+
+        return work
+
+    return setup
+
+
+def slicing(calls: int, extend: bool = False, **keys: Any) -> Callable[[], Work]:
+    """16 slices of 64 steps; with `extend` 200 steps are written before each sample."""
+
+    def setup() -> Work:
+        buffer = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(STORED), sampler=SliceSampler(num_slices=SLICES, **keys)
+        )
+        buffer.extend(as_tensordict(episode_rows(STORED)))
+        chunks = [as_tensordict(columns) for columns in chunks_of_episodes(EXTEND)]
+
+        def work() -> int:
+            for k in range(calls):
+                if extend:
+                    buffer.extend(chunks[k % len(chunks)])
+                buffer.sample(SLICES * LENGTH)
+            return calls
+
+        return work
+
+    return setup
+
+
+BY_END: dict[str, Any] = {"end_key": ("next", "done")}
+BY_ID: dict[str, Any] = {"traj_key": ("collector", "traj_ids")}
 SETUPS = {
     "collection/cartpole-random": collecting("CartPole-v1", False, 400),
     "collection/cartpole-mlp": collecting("CartPole-v1", True, 400),
@@ -94,4 +198,15 @@ SETUPS = {
     "replay/sample-1024": sampling("cartpole", 60, 1024),
     "replay/sample-humanoid": sampling("humanoid", 50),
     "replay/sample-image": sampling("image", 10),
+    "prioritized/sample": prioritized_sampling(100),
+    "prioritized/update": updating(200),
+    "prioritized/cycle": cycling(50),
+    "slices/sample end_key": slicing(20, **BY_END),
+    "slices/sample end_key,cached": slicing(50, **BY_END, cache_values=True),
+    "slices/sample traj_key": slicing(20, **BY_ID),
+    "slices/sample traj_key,cached": slicing(50, **BY_ID, cache_values=True),
+    "slices/extend-sample end_key": slicing(20, extend=True, **BY_END),
+    "slices/extend-sample end_key,cached": slicing(20, extend=True, **BY_END, cache_values=True),
+    "slices/extend-sample traj_key": slicing(20, extend=True, **BY_ID),
+    "slices/extend-sample traj_key,cached": slicing(20, extend=True, **BY_ID, cache_values=True),
 }
