@@ -78,6 +78,8 @@ class Draw(NamedTuple):
     """Of slices: whether a row is the last one of its slice, ``(n,)`` bool."""
     asked: int | None = None
     """Of slices: the batch size that was asked for; short slices make a smaller batch."""
+    origin: torch.Tensor | None = None
+    """Of epochs of slices: last slot and its generation of each slice's trajectory, ``(2, m)`` int64."""
 
 
 class BufferStats(NamedTuple):

@@ -200,7 +200,7 @@ class Parts:
                 self._sampler.load_state_dict(before)
                 raise
             self._writer.load_state_dict(state_dict["_writer"])
-            self._sampler.on_load(self._storage)
+            self._sampler.on_load(self._storage, state_dict["_storage"].get("generations"))
 
 
 def check_state(state_dict: Any) -> None:

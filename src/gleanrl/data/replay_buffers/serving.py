@@ -106,6 +106,7 @@ class Serving(Recording):
                 stale = storage.stale(drawn.slots, ticket.changes)
                 if stale.any():
                     drawn = self._redraw(ticket, stale, generations)
+                    ticket = ticket._replace(ran_out=self._sampler.ran_out)
                     records = storage.fetch(drawn.slots, paths)
         return ticket, drawn, records
 
@@ -133,6 +134,7 @@ class Serving(Recording):
                 if not torch.equal(storage.generation(drawn.slots), _generation(drawn)):
                     everything = torch.ones(drawn.slots.shape, dtype=torch.bool, device="cpu")
                     drawn = self._redraw(ticket, everything, True)
+                    self._sampler.ran_out = ticket.ran_out  # later batches may be on their way
                     records = storage.fetch(drawn.slots)
         return ticket, drawn, records
 
@@ -202,7 +204,7 @@ class Serving(Recording):
             storage = self._storage
             for saved in ahead:
                 assert self._prefetcher is not None
-                drawn = _restored(saved, storage.generation(saved["slots"]))
+                drawn = _restored(saved, storage)
                 self._prefetcher.put(
                     Ticket(drawn, storage, storage.changes - 1, storage.content, saved["ran_out"])
                 )
@@ -225,14 +227,21 @@ def _saved(ticket: Ticket) -> dict[str, Any]:
         "extras": [(key, value.clone()) for key, value in drawn.extras.items()],
         "last": None if drawn.last is None else drawn.last.clone(),
         "asked": drawn.asked,
+        "origin": _living_origin(drawn.origin, storage) if valid else None,
         "fresh": fresh,
         "ran_out": ticket.ran_out,
     }
 
 
-def _restored(saved: dict[str, Any], generation: torch.Tensor) -> Draw:
+def _living_origin(origin: torch.Tensor | None, storage: Storage) -> torch.Tensor | None:
+    """Return those slots of an origin whose records are still there."""
+    return None if origin is None else origin[0, storage.generation(origin[0]) == origin[1]]
+
+
+def _restored(saved: dict[str, Any], storage: Storage) -> Draw:
+    slots, tails = saved["slots"].clone(), saved["origin"]
     extras = {key: value.clone() for key, value in saved["extras"]}
     last = None if saved["last"] is None else saved["last"].clone()
-    return Draw(
-        saved["slots"].clone(), extras, torch.where(saved["fresh"], generation, -1), last, saved["asked"]
-    )
+    origin = None if tails is None else torch.stack([tails, storage.generation(tails)])
+    generation = torch.where(saved["fresh"], storage.generation(slots), -1)
+    return Draw(slots, extras, generation, last, saved["asked"], origin)

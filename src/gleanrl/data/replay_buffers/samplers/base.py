@@ -132,8 +132,13 @@ class Sampler(Part, ABC):
         """Priority updates that came too late; 0 for samplers without priorities."""
         return 0
 
-    def on_load(self, storage: Storage) -> None:
-        """Learn that `storage` holds what the sampler's state, just loaded, belongs to."""
+    def on_load(self, storage: Storage, generations: torch.Tensor | None = None) -> None:
+        """Learn that `storage` holds what the sampler's state, just loaded, belongs to.
+
+        Args:
+            storage: where the rows are now.
+            generations: those that the rows had when they were saved, ``(n,)`` int64; None if they are the same.
+        """
 
     def clear(self) -> None:
         """Learn that the storage was emptied or replaced."""

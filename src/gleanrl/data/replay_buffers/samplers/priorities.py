@@ -20,6 +20,8 @@ from gleanrl.native import Priorities
 from gleanrl.records import Placement
 
 _NORMALISATIONS = ("buffer", "batch")
+# The bits of a saved mark: whether the row was drawn, and the low end of its generation at that time.
+_DRAWN, _GENERATION = 1 << 30, (1 << 29) - 1
 
 
 class PriorityTable:
@@ -151,6 +153,13 @@ class PriorityTable:
         """Learn that rows changed that stay what they are."""
         if self._changes == storage.changes - 1:
             self._changes = storage.changes
+        self.sync(storage)
+
+    def on_load(self, storage: Storage, generations: torch.Tensor | None) -> None:
+        """Take the loaded rows as those of `storage`, whose generations were these when they were saved."""
+        saved = self._saved
+        if saved is not None and generations is not None and saved["mark"].shape == generations.shape:
+            saved["mark"] = _translated(saved["mark"], generations, storage)
         self.sync(storage)
 
     def clear(self) -> None:
@@ -366,6 +375,15 @@ def _runs(slots: torch.Tensor) -> list[tuple[int, int]]:
     starts = ordered[heads].tolist()
     stops = [*ordered[heads[1:] - 1].tolist(), int(ordered[-1])]
     return [(start, stop + 1 - start) for start, stop in zip(starts, stops, strict=True)]
+
+
+def _translated(mark: torch.Tensor, before: torch.Tensor, storage: Storage) -> torch.Tensor:
+    """Return the marks of rows whose generations were `before`, ``(n,)`` each, with those of `storage`."""
+    now = storage.generation(torch.arange(mark.shape[0], device="cpu"))
+    wide = mark.long()
+    timely = (wide ^ before) & _GENERATION == 0
+    moved = wide & ~_GENERATION | torch.where(timely, now, now - 1) & _GENERATION
+    return torch.where(wide & _DRAWN != 0, moved, wide).int()
 
 
 def _copy(value: Any) -> Any:

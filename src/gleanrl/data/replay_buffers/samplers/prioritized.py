@@ -82,9 +82,9 @@ class Prioritized(Sampler):
         """Give `slots` the priority of new records."""
         self._priorities.reset(storage, slots)
 
-    def on_load(self, storage: Storage) -> None:
+    def on_load(self, storage: Storage, generations: torch.Tensor | None = None) -> None:
         """Take the loaded priorities as those of `storage`."""
-        self._priorities.sync(storage)
+        self._priorities.on_load(storage, generations)
 
     def clear(self) -> None:
         """Forget every priority."""

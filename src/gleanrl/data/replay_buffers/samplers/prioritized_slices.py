@@ -171,10 +171,10 @@ class PrioritizedSliceSampler(Prioritized, SliceSampler):
         SliceSampler.on_column(self, storage)
         self._priorities.on_column(storage)
 
-    def on_load(self, storage: Storage) -> None:
+    def on_load(self, storage: Storage, generations: torch.Tensor | None = None) -> None:
         """Look at what was loaded, and take the loaded priorities as those of `storage`."""
         SliceSampler.on_load(self, storage)
-        self._priorities.sync(storage)
+        self._priorities.on_load(storage, generations)
 
     def clear(self) -> None:
         """Forget every priority and trajectory."""

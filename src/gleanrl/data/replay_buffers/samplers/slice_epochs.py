@@ -106,7 +106,23 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         left = self._count_left(storage, table, count if self.drop_last else 1, length)
         self._position = ahead
         self._ran_out = left < (count if self.drop_last else 1)
-        return cut(table, self._rule, length, *taken)._replace(asked=batch_size)
+        first, lengths, origin = taken
+        return cut(table, self._rule, length, first, lengths)._replace(asked=batch_size, origin=origin)
+
+    def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
+        assert draw.asked is not None and draw.origin is not None
+        # Its trajectories are due again, before all others: each that is still stored comes once.
+        left = torch.stack([self._tails[self._position :], self._generations[self._position :]])
+        self._tails, self._generations = torch.cat([draw.origin, left], 1)
+        self._position = 0
+        return self._draw(storage, draw.asked)
+
+    def on_load(self, storage: Storage, generations: torch.Tensor | None = None) -> None:
+        """Look at what was loaded, and take a loaded epoch as one of `storage`."""
+        super().on_load(storage, generations)
+        if self._epoch_of is None and generations is not None and self._fits(storage):
+            alive = generations[self._tails] == self._generations
+            self._generations = torch.where(alive, storage.generation(self._tails), -1)
 
     def _fits(self, storage: Storage) -> bool:
         """Return whether an epoch that was loaded is one of this storage."""
@@ -131,8 +147,8 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         self._position = 0
 
     def _living(self, storage: Storage, table: Episodes, count: int, length: int) -> tuple[torch.Tensor, ...]:
-        """Return the next trajectories that are still stored: first slots and lengths, at most `count`."""
-        found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Return the next trajectories that are still stored: first slots, lengths and origins, at most `count`."""
+        found: list[tuple[torch.Tensor, ...]] = []
         missing = count
         while missing and self._position < self._tails.shape[0]:
             rows = slice(self._position, self._position + missing)
@@ -144,20 +160,20 @@ class SliceSamplerWithoutReplacement(SliceSampler):
             lengths = before + after
             if self._rule.strict:
                 alive &= lengths >= length
-            found.append((_later(table, tails, -before)[alive], lengths[alive]))
+            origin = torch.stack([tails, self._generations[rows]])
+            found.append((_later(table, tails, -before)[alive], lengths[alive], origin[:, alive]))
             missing -= int(alive.sum())
         if not found:
-            return (torch.empty(0, dtype=torch.int64, device="cpu"),) * 2
-        return torch.cat([first for first, _ in found]), torch.cat([lengths for _, lengths in found])
+            none = torch.empty(2, 0, dtype=torch.int64, device="cpu")
+            return none[0], none[0], none
+        return tuple(torch.cat(parts, -1) for parts in zip(*found, strict=True))
 
-    def _take(
-        self, storage: Storage, table: Episodes, count: int, length: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return first slots and lengths of the next slices, at most `count` of them."""
-        first, lengths = self._living(storage, table, count, length)
+    def _take(self, storage: Storage, table: Episodes, count: int, length: int) -> tuple[torch.Tensor, ...]:
+        """Return first slots, lengths and origins of the next slices, at most `count` of them."""
+        first, lengths, origin = self._living(storage, table, count, length)
         spare = (lengths - length).clamp_(min=0)
         offset = (self._random.uniforms(first.shape[0]) * (spare + 1)).long().minimum(spare)
-        return _later(table, first, offset), lengths.clamp(max=length)
+        return _later(table, first, offset), lengths.clamp(max=length), origin
 
     def _count_left(self, storage: Storage, table: Episodes, count: int, length: int) -> int:
         """Return how many trajectories are left of the epoch, counted up to `count`; the position moves."""

@@ -204,7 +204,7 @@ class SliceSampler(Sampler):
         """Learn that boundaries may have changed."""
         self._table.invalidate()
 
-    def on_load(self, storage: Storage) -> None:
+    def on_load(self, storage: Storage, generations: torch.Tensor | None = None) -> None:
         """Look at what was loaded."""
         self._table.meet(storage)
 

@@ -332,6 +332,7 @@ class TensorStorage(Storage):
         """Restore from a pickle."""
         saved = state.pop("_saved")
         super().__setstate__(state)
+        self._num_steps = 0  # there is nothing to clear: generations are those of the pickle
         self.load_state_dict(saved)
         self.content = state["content"]  # an epoch that was pickled along covers it still
 
