@@ -1,4 +1,4 @@
-"""Whatever may happen to a buffer, as acts that a random test strings together; and its trajectories, worked out anew."""
+"""Whatever may happen to a buffer, as acts that random tests string together; its trajectories, worked out anew."""
 
 from __future__ import annotations
 

@@ -74,11 +74,11 @@ def test_ring_writes_are_followed_without_a_look_at_the_rest():
     buffer = new_buffer(Kind(), make_sampler())
     table = buffer.sampler._table
     read: list[int] = []
-    for number in range(30):
+    buffer.extend(Kind().rows(3, 0))
+    original = table._reader.read
+    table._reader.read = lambda rows: (read.append(rows.stop - rows.start), original(rows))[1]
+    for number in range(1, 30):
         buffer.extend(Kind().rows(3, number))
-        if number == 0:
-            original = table._reader.read
-            table._reader.read = lambda rows: (read.append(rows.stop - rows.start), original(rows))[1]
     assert sum(read) == 29 * 3
     assert runs(table, buffer.storage) == [(r[0], len(r)) for r in trajectories(buffer.storage, Kind())]
 

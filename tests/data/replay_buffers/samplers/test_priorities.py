@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gleanrl.data.replay_buffers import LazyTensorStorage, PrioritizedSampler
+from gleanrl.data.replay_buffers import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampler
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.errors import EmptyBufferError, InvalidArgumentError, SchemaError, UnsupportedError
 from tests.data.replay_buffers.samplers.acts import (
@@ -286,6 +286,32 @@ def test_copies_and_states(duplicate):
         update(made, storage, [0], 9.0)
         assert raw(made, storage) == [9, 3, 1, 1, 4] and (made.alpha, made.default) == (0.3, 9.0)
     assert raw(table, storage) == [2, 3, 1, 1, 4]
+
+
+@pytest.mark.parametrize("how", ["fresh", "used", "itself", "pickle", "deepcopy"])
+def test_what_is_late_before_a_state_is_taken_is_late_behind_it_and_the_rest_is_not(how):
+    def make() -> PrioritizedReplayBuffer:
+        storage = LazyTensorStorage(6)
+        return PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=storage, batch_size=60, seed=0)
+
+    buffer = make()
+    buffer.extend(torch.arange(5))
+    assert set(buffer.sample().tolist()) == set(range(5))
+    buffer.extend(torch.arange(3))  # to the slots 5, 0 and 1
+    if how in ("pickle", "deepcopy"):
+        other = copy.deepcopy(buffer) if how == "deepcopy" else pickle.loads(pickle.dumps(buffer))
+    else:
+        other = buffer if how == "itself" else make()
+        if how == "used":
+            other.extend(torch.arange(17))
+            other.sample()
+        other.load_state_dict(buffer.state_dict())
+    other.update_priority(torch.arange(6), torch.arange(2.0, 8.0))
+    assert raw(other.sampler._priorities, other.storage) == [1, 1, 4, 5, 6, 7]
+    assert other.stats().priorities_dropped == 2
+    other.extend(torch.arange(3))
+    other.update_priority(torch.arange(6), 9.0)
+    assert raw(other.sampler._priorities, other.storage) == [1, 1, 7, 7, 7, 9]
 
 
 def test_a_state_of_another_number_of_rows_is_not_taken_for_this_storage():
