@@ -145,10 +145,8 @@ class Storage(Access):
             bool, ``(n,)``.
         """
         changed = self.changed_since(changes)
-        if changed is None:
-            return torch.ones(slots.shape, dtype=torch.bool, device="cpu")
-        found = torch.zeros(slots.shape, dtype=torch.bool, device="cpu")
-        for start, count in changed:
+        found = torch.full(slots.shape, changed is None, dtype=torch.bool, device="cpu")
+        for start, count in changed or ():
             found |= (slots - start) % self.max_size < count
         return found
 
