@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.collectors.utils import split_trajectories
+from gleanrl.envs import SerialEnv
 from gleanrl.envs.libs.gym import GymEnv, GymWrapper
 from gleanrl.envs.libs.gym_vector_stepper import VectorGymStepper
 from gleanrl.errors import NonFiniteError, SchemaError, UnsupportedError
@@ -254,6 +255,18 @@ def test_actions_arrive_as_the_space_wants_them(action_space: Any, categorical: 
             assert (chosen + action_space.start).tolist() == [int(a[0]) for a in last]
         if isinstance(action_space, spaces.Box):
             assert np.array_equal(data["action"][p].numpy(), np.stack(last))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_several_of_them_in_one_serial_environment(mode: AutoresetMode) -> None:
+    env = SerialEnv(2, lambda: GymWrapper(vector(mode)))
+    made = SyncDataCollector(env, frames_per_batch=60, total_frames=120)
+    batches = list(made)
+    for k in range(2):
+        check_stream([batch[k] for batch in batches], SCRIPT)
+    check_ledger(made)
+    assert batches[0].shape == (2, 3, 10) and made.stats().delivered == 120
+    assert GymWrapper(vector(mode)).masks_frames is (mode is AutoresetMode.NEXT_STEP)
 
 
 def test_a_root_that_does_not_fit() -> None:

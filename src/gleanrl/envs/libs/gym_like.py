@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.data.specs import Categorical, Composite, TensorSpec, Unbounded
@@ -128,6 +128,12 @@ class GymLikeEnv(EnvBase):
     def frame_skip(self) -> int:
         """How often an action is repeated in a step."""
         return self._simulator.frame_skip
+
+    @property
+    def masks_frames(self) -> bool:
+        """Whether rollouts hold steps that only reset, masked (a vector environment in the mode NEXT_STEP)."""
+        simulator = self._simulator
+        return isinstance(simulator, VectorSimulator) and simulator.mode is AutoresetMode.NEXT_STEP
 
     def __getattr__(self, name: str) -> Any:
         """Return the wrapped environment's attribute of that name; outer wrappers come first."""
