@@ -120,6 +120,14 @@ def test_an_overhang_of_a_whole_slice_is_refused(span: object) -> None:
         slice_buffer(tape, CAPACITY, CAPACITY, 4 * N, make(slice_len=N, span=span))[0].sample()
 
 
+@pytest.mark.parametrize("span", [N, (N + 1, False), (False, N)])
+def test_an_overhang_of_a_whole_slice_whose_length_the_batch_says(span: object) -> None:
+    tape = Tape((9,))
+    buffer, _ = slice_buffer(tape, CAPACITY, CAPACITY, 3 * N, make(num_slices=3, span=span))
+    with pytest.raises(ValueError, match="span"):
+        buffer.sample()
+
+
 def test_the_starts_follow_every_write() -> None:
     tape = Tape((1, N - 1, N, N + 1, 2, 9))
     buffer, ring = slice_buffer(tape, CAPACITY, 0, 20 * N, make(num_slices=20))
