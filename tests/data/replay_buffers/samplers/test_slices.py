@@ -35,6 +35,8 @@ from tests.data.replay_buffers.samplers.acts import (
 MASK, TRUNCATED, DONE = ("collector", "mask"), ("next", "truncated"), ("next", "done")
 KINDS = [Kind(), Kind(nstep=True), Kind(batch=(3,)), Kind(batch=(2, 2))]
 SLICES = 40
+ENDS = torch.ones(3, dtype=torch.bool)
+OPTIONS = [{}, {"strict_length": False}, {"span": (1, 2)}, {"span": True, "strict_length": False}]
 
 
 def starts(run: list[int], length: int, left: int, right: int) -> list[tuple[int, ...]]:
@@ -44,7 +46,7 @@ def starts(run: list[int], length: int, left: int, right: int) -> list[tuple[int
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("options", [{}, {"strict_length": False}, {"span": (1, 2)}, {"span": True, "strict_length": False}], ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @settings(max_examples=20, deadline=None)
 @given(script=acts(*WRITES, *CLEARS, *EXCHANGES, *COPIES))
 def test_slices_are_pieces_of_trajectories(kind, options, script):
@@ -119,7 +121,9 @@ def test_the_last_step_is_flagged_and_nothing_else():
 
 def test_flags_of_another_place_and_of_none():
     batch = buffer_of([5, 5], 6, slice_len=3, truncated_key=("deep", "cut")).sample()
-    assert batch["deep", "cut"].tolist() == [[False], [False], [True]] * 2 or batch["deep", "cut"].shape == (6,)
+    assert batch["deep", "cut"].tolist() == [[False], [False], [True]] * 2 or batch["deep", "cut"].shape == (
+        6,
+    )
     assert not batch[TRUNCATED].any()
     batch = buffer_of([5, 5], 6, slice_len=3, truncated_key=None).sample()
     assert not batch[TRUNCATED].any() and "deep" not in batch.keys()
@@ -187,10 +191,15 @@ def test_sizes(options, batch_size, sizes):
     assert isinstance(rule, SliceRule) and rule.sizes(batch_size) == sizes
 
 
-@pytest.mark.parametrize(("options", "name"), [({"num_slices": 5}, "num_slices=5"), ({"slice_len": 7}, "slice_len=7")])
+@pytest.mark.parametrize(
+    ("options", "name"), [({"num_slices": 5}, "num_slices=5"), ({"slice_len": 7}, "slice_len=7")]
+)
 def test_batches_that_slices_dont_divide(options, name):
     buffer = buffer_of([20], 10, **options)
-    with pytest.raises(BatchSizeError, match=f"batch_size=12 isn't a multiple of {name}"), pytest.warns(UserWarning):
+    with (
+        pytest.raises(BatchSizeError, match=f"batch_size=12 isn't a multiple of {name}"),
+        pytest.warns(UserWarning),
+    ):
         buffer.sample(12)
 
 
@@ -216,11 +225,11 @@ def test_spans(span, overhang):
         ({"slice_len": 3, "span": (1, 2, 3)}, InvalidArgumentError, "span"),
         ({"slice_len": 3, "span": 1.5}, InvalidArgumentError, "span"),
         ({"slice_len": 3, "traj_key": "a", "trajectory_key": "b"}, InvalidTypeError, "traj_key and trajectory_key"),
-        ({"slice_len": 3, "ends": torch.ones(3) > 0}, UnsupportedError, "cache_values=True"),
-        ({"slice_len": 3, "ends": torch.ones(3) > 0, "cache_values": True, "end_key": "e"}, UnsupportedError, "end_key"),
-        ({"slice_len": 3, "trajectories": torch.arange(3), "cache_values": True, "traj_key": "e"}, UnsupportedError, "neither"),
+        ({"slice_len": 3, "ends": ENDS}, UnsupportedError, "cache_values=True"),
+        ({"slice_len": 3, "ends": ENDS, "cache_values": True, "end_key": "e"}, UnsupportedError, "end_key"),
+        ({"slice_len": 3, "ends": ENDS, "cache_values": True, "traj_key": "e"}, UnsupportedError, "neither"),
         (
-            {"slice_len": 3, "ends": torch.ones(3) > 0, "trajectories": torch.arange(3), "cache_values": True},
+            {"slice_len": 3, "ends": ENDS, "trajectories": torch.arange(3), "cache_values": True},
             UnsupportedError,
             "exclude each other",
         ),
@@ -238,7 +247,11 @@ def test_an_overhang_that_shows_at_the_draw():
 
 
 def test_both_names_of_the_trajectory_key():
-    for options in ({"traj_key": "id"}, {"traj_key": None, "trajectory_key": "id"}, {"trajectory_key": ("id",)}):
+    for options in (
+        {"traj_key": "id"},
+        {"traj_key": None, "trajectory_key": "id"},
+        {"trajectory_key": ("id",)},
+    ):
         assert buffer_of([4, 4], 4, slice_len=2, **options).sample().batch_size == (4,)
 
 
