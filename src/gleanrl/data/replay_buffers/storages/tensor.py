@@ -144,9 +144,12 @@ class TensorStorage(Storage):
         batch, num_steps = (lead, 1) if single else (lead[1:], lead[0])
         self._check_batch(batch, num_steps, where)
         if self.ndim == 1 and form.mask is not None:
-            leaves, num_steps = _unmasked(leaves, leaves[form.mask], num_steps)
-            if not num_steps:
+            steps = leaves[form.mask].reshape(num_steps)
+            if not steps.any():
                 return Prepared([], 0)
+            if not steps.all():
+                leaves = [take_rows(leaf, 1, steps.nonzero()[:, 0]) for leaf in leaves]
+                num_steps = leaves[0].shape[0]
         if self._columns is None:
             self._settle(leaves[0].device)
             # Whatever fails does so before the memory is taken and the schema fixed.
@@ -386,15 +389,3 @@ class TensorStorage(Storage):
         """Show class, size and schema."""
         schema = repr(self._format.schema) if self._format is not None else "no schema yet"
         return f"{type(self).__name__}({len(self)} of {self.max_size} rows, {schema})"
-
-
-def _unmasked(
-    leaves: list[torch.Tensor], mask: torch.Tensor, num_steps: int
-) -> tuple[list[torch.Tensor], int]:
-    """Leave out the rows that are no steps, those where `mask` is False; return how many are left."""
-    steps = mask.reshape(num_steps)
-    if steps.all():
-        return leaves, num_steps
-    kept = steps.nonzero()[:, 0]
-    rows = [leaf.reshape(num_steps, *leaf.shape[1:]) if leaf.ndim else leaf.reshape(1) for leaf in leaves]
-    return [take_rows(leaf, 1, kept) for leaf in rows], kept.shape[0]
