@@ -208,3 +208,40 @@ def test_end_signals_of_another_number_of_dimensions_are_refused() -> None:
     data["wide"] = torch.zeros(T, 2, dtype=torch.bool)
     with pytest.raises(RuntimeError, match="wide"):
         starts(data, end_key="wide")
+
+
+def test_in_n_step_data_an_end_is_where_one_step_is_left() -> None:
+    # Rows 7 to 9 all lead to the end of the episode (three, two and one step ahead): only 9 is its last.
+    data = rows(done=[7, 8, 9], steps_to_next_obs=[3] * 8 + [2, 1] + [3] * 10)
+    assert starts(data) == between(9, 19)
+    assert starts(rows(ids=CONST, done=[7, 8, 9], steps_to_next_obs=[3] * 8 + [2, 1] + [3] * 10)) == between(
+        9, 19
+    )
+
+
+@pytest.mark.parametrize("how", ["ends", "trajectories"])
+def test_boundaries_that_are_given_for_two_columns(how: str) -> None:
+    data = torch.stack([rows(), rows()])
+    data["column"] = torch.arange(2)[:, None].expand(2, T)
+    if how == "ends":
+        given = torch.zeros(T, 2, dtype=torch.bool)
+        given[[3, 9, T - 1], 0] = True
+        given[[6, T - 1], 1] = True
+        expected = {0: between(3, 9, 19), 1: between(6, 19)}
+    else:
+        given = torch.stack([torch.tensor(RUNS), torch.tensor(CONST)], 1)
+        expected = {0: between(3, 9, 16, 19), 1: between(19)}
+    buffer = parts.ReplayBuffer(
+        storage=parts.LazyTensorStorage(2 * T, ndim=2),
+        sampler=make(slice_len=L, truncated_key=None, cache_values=True, **{how: given}),
+        batch_size=600 * L,
+    )
+    buffer.extend(data)
+    found: dict[int, set[int]] = {0: set(), 1: set()}
+    for _ in range(3):
+        batch = buffer.sample()
+        t, column = batch["t"].view(-1, L), batch["column"].view(-1, L)
+        assert torch.equal(t, t[:, :1] + torch.arange(L)) and (column == column[:, :1]).all()
+        for where, start in zip(column[:, 0].tolist(), t[:, 0].tolist(), strict=True):
+            found[where].add(start)
+    assert found == expected
