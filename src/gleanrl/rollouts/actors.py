@@ -23,29 +23,42 @@ from gleanrl.tree import Layout, NestedKey, Path, as_key, as_path, flatten, is_p
 
 
 class RandomActor:
-    """Draws the actions of all T steps in one call.
+    """Draws the actions of all T steps in one call, or step by step where what is allowed depends on the row.
 
     Args:
         policy: what to draw from.
         fields: the actor's columns; those that the policy doesn't draw (another policy's extras) are zero.
+        each_step: whether the policy's spec changes from step to step.
     """
 
-    def __init__(self, policy: RandomPolicy, fields: Mapping[Path, Field]) -> None:
+    def __init__(self, policy: RandomPolicy, fields: Mapping[Path, Field], each_step: bool = False) -> None:
         self._policy = policy
         self._fields = fields
+        self._each_step = each_step
 
-    def bind(self, block: Block) -> None:
-        """Write all T actions into `block`."""
-        drawn = self._policy.draw((block.num_steps,))
-        for path in self._fields:
-            column = block.column(path)
+    def bind(self, block: Block) -> Callable[[int], None] | None:
+        """Write all T actions into `block`, or return what acts on a row."""
+        if not self._each_step:
+            self._write(self._policy.draw((block.num_steps,)), self._columns(block))
+            return None
+        columns = self._columns(block)
+
+        def act(t: int) -> None:
+            self._write(self._policy.draw(()), {path: column[t] for path, column in columns.items()})
+
+        return act
+
+    def _columns(self, block: Block) -> dict[Path, torch.Tensor]:
+        return {path: block.column(path).movedim(block.time_dim, 0) for path in self._fields}
+
+    def _write(self, drawn: dict[Path, torch.Tensor], targets: Mapping[Path, torch.Tensor]) -> None:
+        for path, target in targets.items():
             action = drawn.pop(path, None)
             if action is None:
-                column.zero_()
+                target.zero_()
                 continue
-            rows = column.movedim(block.time_dim, 0)
-            _check(path, action, rows.shape, column.dtype)
-            rows.copy_(action)
+            _check(path, action, target.shape, target.dtype)
+            target.copy_(action)
         if drawn:
             raise PolicyError(f"policy: {[as_key(p) for p in drawn]} aren't action keys of the environment")
 

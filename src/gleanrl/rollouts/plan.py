@@ -114,8 +114,11 @@ def plan_rollout(
     device = env.device
     roots = tuple(path for path in env_schema.paths if path[0] != "next" and path != MASK)
     layout = RowLayout(roots, tuple(actions), stepper.batch_size, device, moved)
-    actor = make_actor(wrapped, written, layout, trial.first)
-    random_actor = RandomActor(RandomPolicy(env.full_action_spec), written)
+    vary = getattr(env, "actions_vary", False) is True  # what may be drawn follows from the row before
+    actor: Actor = make_actor(wrapped, written, layout, trial.first)
+    if isinstance(wrapped, RandomPolicy):
+        actor = RandomActor(wrapped, written, vary)
+    random_actor = RandomActor(RandomPolicy(env.full_action_spec), written, vary)
     groups = outermost(p[:-1] for p in env_schema.paths if p[0] == "next" and p[-1] == "done")
     done_paths = tuple((*group, "done") for group in groups)
     return RolloutPlan(

@@ -34,10 +34,11 @@ class SharedMemory:
         descriptor = os.memfd_create("gleanrl-shared", os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, num_bytes)
+            self._take(descriptor, num_bytes)
         except BaseException:
+            self.__dict__.pop("_descriptor", None)
             os.close(descriptor)
             raise
-        self._take(descriptor, num_bytes)
 
     def _take(self, descriptor: int, num_bytes: int) -> None:
         self._descriptor, self._num_bytes = descriptor, num_bytes

@@ -1,0 +1,103 @@
+"""Transforms: what stands between an environment, or a replay buffer, and its user."""
+
+from gleanrl.envs.transforms.actions import ActionDiscretizer, ActionMask, DiscreteActionProjection
+from gleanrl.envs.transforms.auto_reset import AutoResetEnv, AutoResetTransform, VecGymEnvTransform
+from gleanrl.envs.transforms.base import Transform
+from gleanrl.envs.transforms.batch_size import BatchSizeTransform
+from gleanrl.envs.transforms.buffers import BurnInTransform, RandomCropTensorDict, Reward2GoTransform
+from gleanrl.envs.transforms.casting import (
+    DeviceCastTransform,
+    DoubleToFloat,
+    DTypeCastTransform,
+    PinMemoryTransform,
+)
+from gleanrl.envs.transforms.checks import FiniteTensorDictCheck
+from gleanrl.envs.transforms.compose import Compose
+from gleanrl.envs.transforms.control import (
+    EndOfLifeTransform,
+    FrameSkipTransform,
+    NoopResetEnv,
+    TimeMaxPool,
+)
+from gleanrl.envs.transforms.env import TransformedEnv
+from gleanrl.envs.transforms.episodes import InitTracker, RewardSum, StepCounter
+from gleanrl.envs.transforms.frames import CatFrames
+from gleanrl.envs.transforms.multi_step import MultiStepTransform
+from gleanrl.envs.transforms.normalization import ObservationNorm
+from gleanrl.envs.transforms.pixels import CenterCrop, Crop, GrayScale, Resize, ToTensorImage
+from gleanrl.envs.transforms.primer import TensorDictPrimer
+from gleanrl.envs.transforms.rewards import (
+    BinarizeReward,
+    ClipTransform,
+    RewardClipping,
+    RewardScaling,
+    SignTransform,
+    TargetReturn,
+)
+from gleanrl.envs.transforms.shapes import (
+    CatTensors,
+    FlattenObservation,
+    PermuteTransform,
+    SqueezeTransform,
+    UnsqueezeTransform,
+)
+from gleanrl.envs.transforms.structure import (
+    ExcludeTransform,
+    RemoveEmptySpecs,
+    RenameTransform,
+    SelectTransform,
+)
+from gleanrl.envs.transforms.vec_norm import VecNorm
+
+__all__ = [
+    "ActionDiscretizer",
+    "ActionMask",
+    "AutoResetEnv",
+    "AutoResetTransform",
+    "BatchSizeTransform",
+    "BinarizeReward",
+    "BurnInTransform",
+    "CatFrames",
+    "CatTensors",
+    "CenterCrop",
+    "ClipTransform",
+    "Compose",
+    "Crop",
+    "DTypeCastTransform",
+    "DeviceCastTransform",
+    "DiscreteActionProjection",
+    "DoubleToFloat",
+    "EndOfLifeTransform",
+    "ExcludeTransform",
+    "FiniteTensorDictCheck",
+    "FlattenObservation",
+    "FrameSkipTransform",
+    "GrayScale",
+    "InitTracker",
+    "MultiStepTransform",
+    "NoopResetEnv",
+    "ObservationNorm",
+    "PermuteTransform",
+    "PinMemoryTransform",
+    "RandomCropTensorDict",
+    "RemoveEmptySpecs",
+    "RenameTransform",
+    "Resize",
+    "Reward2GoTransform",
+    "RewardClipping",
+    "RewardScaling",
+    "RewardSum",
+    "SelectTransform",
+    "SignTransform",
+    "SqueezeTransform",
+    "StepCounter",
+    "TargetReturn",
+    "TensorDictPrimer",
+    "TimeMaxPool",
+    "ToTensorImage",
+    "Transform",
+    "TransformedEnv",
+    "UnsqueezeTransform",
+    "VecGymEnvTransform",
+    "VecNorm",
+]

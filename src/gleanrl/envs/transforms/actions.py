@@ -1,0 +1,265 @@
+"""Transforms of actions: `ActionMask`, `ActionDiscretizer`, `DiscreteActionProjection`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gleanrl.data.specs import (
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+)
+from gleanrl.envs.transforms.base import Transform
+from gleanrl.envs.transforms.rows import Record, reset_rows, trailing
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, UnsupportedError
+from gleanrl.tree import NestedKey, as_key, as_path
+
+
+class ActionMask(Transform):
+    """Keeps random actions among those that an observation allows.
+
+    Each root's mask becomes the mask of the action spec, so that what is drawn from `env.action_spec` (`rand_action`, a
+    collector's random frames) is allowed. Policies must respect the mask themselves.
+
+    Args:
+        action_key: a discrete action.
+        mask_key: a bool observation with one number for each choice.
+    """
+
+    on_rows = True
+    actions_vary = True
+
+    def __init__(self, action_key: NestedKey = "action", mask_key: NestedKey = "action_mask") -> None:
+        super().__init__()
+        self.action_key, self.mask_key = as_key(as_path(action_key)), as_key(as_path(mask_key))
+        self._mask: Tensor | None = None
+
+    def written_keys(self) -> list[NestedKey]:
+        """Return nothing: the mask is only read."""
+        return []
+
+    def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
+        self._take(next_tensordict, None)
+        return next_tensordict
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        self._take(tensordict_reset, reset_rows(tensordict, self.parent.reset_keys))
+        return tensordict_reset
+
+    def _take(self, record: Record, rows: Tensor | None) -> None:
+        mask = record.get(self.mask_key, None)
+        if mask is None:
+            raise self._missing(self.mask_key, record)
+        mask = mask.clone()
+        if rows is not None and self._mask is not None:
+            mask = torch.where(trailing(rows, mask), mask, self._mask)
+        self._mask = mask
+        self._environment().full_action_spec[self.action_key].update_mask(mask)
+
+    def _environment(self) -> Any:
+        """Return the environment whose users draw from the masked spec."""
+        container = self.container
+        while container is not None and not hasattr(container, "base_env"):
+            container = container.container
+        if container is None:
+            raise UnsupportedError("ActionMask: expected to be part of an environment")
+        return container
+
+    def transform_action_spec(self, action_spec: Any) -> Any:
+        """Check that the action can be masked."""
+        leaf = action_spec.get(self.action_key, None)
+        if not hasattr(leaf, "update_mask"):
+            raise InvalidTypeError(f"ActionMask: {self.action_key!r} can't be masked: {leaf!r}")
+        return action_spec
+
+    def forward(self, tensordict: Any) -> Any:
+        """Raise: it needs an environment."""
+        raise UnsupportedError(
+            "ActionMask masks an environment's action spec; it can't be used in a replay buffer"
+        )
+
+
+class ActionDiscretizer(Transform):
+    """Replaces a bounded continuous action by the number of an interval.
+
+    Each component's range is cut into equal intervals. An action with one component becomes ``(*batch,)`` integers or
+    ``(*batch, n)`` one-hot vectors; one with several components, ``(*batch, d)`` integers or the vectors side by side.
+
+    Args:
+        num_intervals: how many intervals; one number, or one for each component.
+        action_key: the environment's action.
+        out_action_key: the user's action; None for the same key.
+        sampling: which number of an interval is taken: its middle, its lower or upper end, or a random one (by torch's
+            global generator).
+        categorical: whether the choice is an integer; if not, a one-hot vector.
+    """
+
+    on_rows = True
+
+    class SamplingStrategy(Enum):
+        """Which number of an interval an action stands for."""
+
+        MEDIAN = 0
+        LOW = 1
+        HIGH = 2
+        RANDOM = 3
+
+    def __init__(
+        self,
+        num_intervals: int | Tensor,
+        action_key: NestedKey = "action",
+        out_action_key: NestedKey | None = None,
+        sampling: SamplingStrategy | None = None,
+        categorical: bool = True,
+    ) -> None:
+        super().__init__(None, None, [action_key], [action_key if out_action_key is None else out_action_key])
+        counts = torch.as_tensor(num_intervals)
+        if counts.dtype.is_floating_point or counts.ndim > 1 or bool((counts < 1).any()):
+            raise InvalidArgumentError(f"num_intervals: expected positive integers, got {num_intervals!r}")
+        self.num_intervals = counts.to(torch.int64)
+        self.sampling = self.SamplingStrategy.MEDIAN if sampling is None else sampling
+        if not isinstance(self.sampling, self.SamplingStrategy):
+            raise InvalidTypeError(f"sampling: expected a SamplingStrategy, got {sampling!r}")
+        self.categorical = categorical
+        self._box: tuple[Tensor, Tensor] | None = None
+
+    def empty_cache(self) -> None:
+        """Forget the action's bounds."""
+        super().empty_cache()
+        self._box = None
+
+    def _bounds(self, spec: TensorSpec) -> tuple[Tensor, Tensor]:
+        if not isinstance(spec, Bounded) or not spec.dtype.is_floating_point:
+            raise InvalidTypeError(f"ActionDiscretizer: expected a bounded continuous action, got {spec!r}")
+        low, high = spec.low, spec.high
+        if not bool(low.isfinite().all() & high.isfinite().all()):
+            raise InvalidArgumentError(f"ActionDiscretizer: expected finite bounds, got {spec!r}")
+        return low, high
+
+    def _counts(self, spec: TensorSpec) -> Tensor:
+        """Return the number of intervals of each component, ``(d,)``."""
+        size = spec.shape[-1] if len(spec.shape) else 1
+        if self.num_intervals.ndim and len(self.num_intervals) != size:
+            raise InvalidArgumentError(
+                f"num_intervals: expected {size} numbers, got {self.num_intervals.tolist()}"
+            )
+        return self.num_intervals.expand(size)
+
+    def _inv_apply_transform(self, value: Tensor) -> Tensor:
+        spec = self.parent.full_action_spec[self.in_keys_inv[0]]
+        if self._box is None:
+            self._box = self._bounds(spec)
+        low, high = self._box
+        counts = self._counts(spec)
+        if self.categorical:
+            index = value.unsqueeze(-1) if len(counts) == 1 else value
+        else:
+            index = torch.stack([part.long().argmax(-1) for part in value.split(counts.tolist(), -1)], -1)
+        offset: Any = {"MEDIAN": 0.5, "LOW": 0.0, "HIGH": 1.0}.get(self.sampling.name)
+        if offset is None:
+            offset = torch.rand(index.shape, dtype=low.dtype, device=low.device)
+        fraction = (index.to(low.dtype) + offset) / counts.to(low.device)
+        return low + fraction * (high - low)
+
+    def transform_action_spec(self, action_spec: Any) -> Any:
+        """Replace the continuous action by the discrete one."""
+        (key,), (out_key,) = self.in_keys_inv, self.out_keys_inv
+        leaf = action_spec.get(key, None)
+        if leaf is None:
+            raise MissingKeyError(f"ActionDiscretizer: no action {key!r} in {action_spec!r}")
+        self._bounds(leaf)
+        counts = self._counts(leaf)
+        batch = leaf.shape[:-1]
+        out = action_spec.clone()
+        del out[key]
+        out[out_key] = self._choice(counts, batch, leaf.device)
+        return out
+
+    def _choice(self, counts: Tensor, batch: torch.Size, device: Any) -> TensorSpec:
+        if len(counts) == 1:
+            n = int(counts[0])
+            if self.categorical:
+                return Categorical(n, shape=batch, device=device)
+            return OneHot(n, shape=(*batch, n), device=device)
+        if self.categorical:
+            return MultiCategorical(counts, shape=(*batch, len(counts)), device=device)
+        return MultiOneHot(counts.tolist(), shape=(*batch, int(counts.sum())), device=device)
+
+
+class DiscreteActionProjection(Transform):
+    """Lets a policy with more choices than the environment has act in it: choices beyond are replaced by random ones.
+
+    Args:
+        num_actions_effective: how many choices the environment has.
+        max_actions: how many the user's one-hot actions have, no fewer.
+        action_key: the action.
+        include_forward: whether actions in a buffer's batches are padded to `max_actions` on the way out.
+    """
+
+    on_rows = True
+
+    def __init__(
+        self,
+        num_actions_effective: int,
+        max_actions: int,
+        action_key: NestedKey = "action",
+        include_forward: bool = True,
+    ) -> None:
+        if not 1 <= num_actions_effective <= max_actions:
+            raise InvalidArgumentError(
+                f"expected 1 <= num_actions_effective <= max_actions, got {num_actions_effective} and {max_actions}"
+            )
+        super().__init__(None, None, [action_key])
+        self.num_actions_effective, self.max_actions = num_actions_effective, max_actions
+        self.include_forward = include_forward
+
+    def _inv_apply_transform(self, value: Tensor) -> Tensor:
+        if value.shape[-1] != self.max_actions:
+            raise InvalidArgumentError(
+                f"DiscreteActionProjection: expected one-hot actions with {self.max_actions} choices, got shape "
+                f"{tuple(value.shape)}"
+            )
+        choice = value.long().argmax(-1)
+        beyond = choice >= self.num_actions_effective
+        if bool(beyond.any()):
+            drawn = torch.randint(self.num_actions_effective, choice.shape, device=choice.device)
+            choice = torch.where(beyond, drawn, choice)
+        return torch.nn.functional.one_hot(choice, self.num_actions_effective).to(value.dtype)
+
+    def forward(self, tensordict: Any) -> Any:
+        """Pad the actions of a batch that is read."""
+        if self.include_forward:
+            for key in self.in_keys_inv:
+                action = tensordict.get(key)
+                missing = self.max_actions - action.shape[-1]
+                if missing > 0:
+                    tensordict.set(
+                        key, torch.nn.functional.pad(action.to(torch.uint8), (0, missing)).to(action.dtype)
+                    )
+        return tensordict
+
+    def transform_action_spec(self, action_spec: Any) -> Any:
+        """Give the action `max_actions` choices."""
+        out = action_spec.clone()
+        for key in self.in_keys_inv:
+            leaf = action_spec[key]
+            if not isinstance(leaf, OneHot) or leaf.shape[-1] != self.num_actions_effective:
+                raise InvalidTypeError(
+                    f"DiscreteActionProjection: expected one-hot actions with {self.num_actions_effective} choices, "
+                    f"the environment has {leaf!r}"
+                )
+            shape = (*leaf.shape[:-1], self.max_actions)
+            out[key] = OneHot(self.max_actions, shape=shape, device=leaf.device, dtype=leaf.dtype)
+        return out
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Leave observations as they are."""
+        return observation_spec

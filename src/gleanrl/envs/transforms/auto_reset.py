@@ -1,0 +1,182 @@
+"""Environments that reset themselves: `AutoResetTransform`, `AutoResetEnv`, `VecGymEnvTransform`.
+
+Such an environment returns the first observation of the new episode from the very step that ends the old one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from gleanrl.envs.transforms.base import Transform
+from gleanrl.envs.transforms.env import TransformedEnv
+from gleanrl.envs.transforms.rows import Record, reset_rows, trailing
+from gleanrl.envs.transforms.spec_tools import keys_of
+from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.tree import NestedKey, as_key, as_path
+
+
+class _Keeper(Transform):
+    """Keeps the first observations of episodes until they are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first: dict[NestedKey, Tensor] = {}
+        self._waiting: Tensor | None = None  # (*batch,) bool: whose first observations are kept
+
+    def keeps_first(self, rows: Tensor | None) -> bool:
+        """Return whether the first observations of `rows` (all if None) are kept."""
+        if self._waiting is None:
+            return False
+        return bool(self._waiting.all() if rows is None else (self._waiting | ~rows).all())
+
+    def _observations(self) -> list[NestedKey]:
+        return keys_of(self.parent.full_observation_spec)
+
+    def _keep(self, outcome: Record, ended: Tensor) -> None:
+        for key in self._observations():
+            value = outcome.get(key)
+            before = self._first.get(key)
+            kept = value.clone() if before is None else torch.where(trailing(ended, value), value, before)
+            self._first[key] = kept
+        self._waiting = ended.clone() if self._waiting is None else self._waiting | ended
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        keys = self.parent.reset_keys
+        rows = reset_rows(tensordict, keys)
+        asked = any(tensordict.get(key, None) is not None for key in keys)
+        if asked and self.keeps_first(rows):
+            for key, value in self._first.items():
+                tensordict_reset.set(key, value.clone())
+        # Otherwise the environment itself was reset, all of it.
+        self._waiting = None if rows is None or self._waiting is None else self._waiting & ~rows
+        return tensordict_reset
+
+    def _ended(self, outcome: Record) -> Tensor:
+        size = outcome.batch_size
+        flags = [outcome.get(key) for key in self.parent.done_keys if as_path(key)[-1] == "done"]
+        return torch.stack([flag.reshape(*size, -1).any(-1) for flag in flags]).any(0)
+
+
+class AutoResetTransform(_Keeper):
+    """What `AutoResetEnv` does to the observations: those of a step that ends an episode belong to the next one.
+
+    They are kept for the reset that follows. The true last observation is lost in the environment: in its place stand
+    fill values, or, without `replace`, the first observation of the next episode.
+
+    Args:
+        replace: whether to put fill values in place of the lost observation.
+        fill_float: for floating-point entries; ``"nan"`` or a number.
+        fill_int: for integers.
+        fill_bool: for booleans.
+    """
+
+    def __init__(
+        self,
+        *,
+        replace: bool = True,
+        fill_float: float | str = "nan",
+        fill_int: int = -1,
+        fill_bool: bool = False,
+    ) -> None:
+        super().__init__()
+        self.replace = replace
+        self.fill_float = float(fill_float)
+        self.fill_int, self.fill_bool = int(fill_int), bool(fill_bool)
+
+    def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
+        ended = self._ended(next_tensordict)
+        if bool(ended.any()):
+            self._keep(next_tensordict, ended)
+            for key in self._observations() if self.replace else ():
+                value = next_tensordict.get(key)
+                next_tensordict.set(key, value.masked_fill(trailing(ended, value), self._fill(value)))
+        return next_tensordict
+
+    def _fill(self, value: Tensor) -> float:
+        if value.dtype.is_floating_point:
+            return self.fill_float
+        if value.dtype is torch.bool:
+            return self.fill_bool
+        if self.fill_int < torch.iinfo(value.dtype).min:
+            raise InvalidArgumentError(
+                f"fill_int: {value.dtype} can't hold {self.fill_int}; choose another number"
+            )
+        return self.fill_int
+
+
+class AutoResetEnv(TransformedEnv):
+    """An environment that resets itself, as one that doesn't; see `AutoResetTransform`.
+
+    A reset of environments that have just reset themselves hands out what they returned then, and doesn't disturb
+    them. Any other reset resets all of the base environment, so that a partial one is refused.
+
+    Args:
+        env: the environment.
+        transform: an `AutoResetTransform`; None for one that replaces.
+        **kwargs: passed to `TransformedEnv`.
+    """
+
+    def __init__(self, env: Any, transform: AutoResetTransform | None = None, **kwargs: Any) -> None:
+        super().__init__(env, AutoResetTransform() if transform is None else transform, **kwargs)
+
+    def _base_reset(
+        self, tensordict: TensorDictBase, partial: bool, kwargs: dict[str, Any]
+    ) -> TensorDictBase:
+        rows = reset_rows(tensordict, self.reset_keys)
+        if self._keeps_first(rows):
+            return super()._base_reset(tensordict, partial, kwargs)
+        if rows is not None:
+            raise UnsupportedError(
+                "AutoResetEnv: environments that reset themselves can't be reset one by one in mid-episode; reset "
+                "all of them"
+            )
+        return self.base_env.reset(**kwargs)
+
+
+class VecGymEnvTransform(_Keeper):
+    """Puts the last observations of a vector environment that resets itself where they belong.
+
+    The environment delivers them under a name of their own, `final_name`, beside the first ones of the next episode.
+    `GymEnv` and `GymWrapper` do this by themselves.
+
+    Args:
+        final_name: where they stand: ``(final_name, *key)`` for the observation at ``key``.
+    """
+
+    def __init__(self, final_name: str = "final") -> None:
+        super().__init__()
+        self.final_name = final_name
+
+    def _observations(self) -> list[NestedKey]:
+        return [key for key in super()._observations() if as_path(key)[0] != self.final_name]
+
+    def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
+        ended = self._ended(next_tensordict)
+        if bool(ended.any()):
+            self._keep(next_tensordict, ended)
+            for key in self._observations():
+                first = next_tensordict.get(key)
+                last = next_tensordict.get((self.final_name, *as_path(key)), None)
+                if last is None:
+                    raise self._missing((self.final_name, *as_path(key)), next_tensordict)
+                next_tensordict.set(key, torch.where(trailing(ended, first), last.to(first.dtype), first))
+        return self._without_final(next_tensordict)
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        return self._without_final(super()._reset(tensordict, tensordict_reset))
+
+    def _without_final(self, record: Record) -> Record:
+        assert isinstance(record, TensorDictBase)
+        return record.exclude(self.final_name)
+
+    def transform_observation_spec(self, observation_spec: Any) -> Any:
+        """Drop the last observations' own entries."""
+        out = observation_spec.clone()
+        for key in keys_of(observation_spec):
+            if as_path(key)[0] == self.final_name:
+                del out[as_key(as_path(key))]
+        return out.exclude(self.final_name)

@@ -1,0 +1,349 @@
+"""`Transform`: what stands between an environment, or a replay buffer, and its user."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from gleanrl.data.specs import Composite, TensorSpec
+from gleanrl.envs.transforms.rows import Record
+from gleanrl.envs.transforms.spec_tools import map_leaves
+from gleanrl.errors import (
+    ContainerError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    MissingKeyError,
+    UnsupportedError,
+)
+from gleanrl.tree import NestedKey, as_key, as_path
+
+Keys = NestedKey | Sequence[NestedKey]
+
+_HOOKS = ("_call", "_step", "_reset", "_inv_call")
+
+
+class Transform(nn.Module):
+    """Changes what comes out of an environment and what goes into it, or batches read from and written to a buffer.
+
+    In an environment the keys on the environment's side are `in_keys` and `in_keys_inv`, those on the user's side
+    `out_keys` and `out_keys_inv`. For each step the transform's `_inv_call` gets the user's root (a shallow copy),
+    the environment is stepped, and `_step` gets what came out, not nested. `_reset` gets the first observations.
+    In a buffer `forward` gets every batch that is read, `inv` every batch that is written; keys are taken as they
+    are, so ``("next", "observation")`` must be named too if it is meant.
+
+    A subclass overrides as little as it needs:
+
+    - ``_apply_transform(value)``: one entry; called for each of `in_keys`, written under the matching `out_keys`;
+    - ``_inv_apply_transform(value)``: the same for what goes in, from `out_keys_inv` to `in_keys_inv`;
+    - ``_call(tensordict)``: all entries, after a step, and at a reset if one of `in_keys` is there then;
+    - ``_inv_call(tensordict)``: what goes in;
+    - ``_step(tensordict, next_tensordict)`` and ``_reset(tensordict, tensordict_reset)``: with the root, or with the
+      request, whose ``"_reset"`` mask tells which environments are reset (rows of the others are dropped);
+    - the ``transform_*_spec`` methods: what becomes of the specs. A key that has no spec can't be recorded.
+
+    Rollouts give transforms tensors of a block's row. Those that override `_call`, `_step`, `_reset` or `_inv_call`
+    get a TensorDict instead, which costs more, unless their class declares ``on_rows = True``: then its hooks get a
+    `Row` and use nothing but its `get`, `set` and `pop`.
+
+    A transform belongs to one container (a `Compose` or a `TransformedEnv`). Not thread-safe.
+
+    Args:
+        in_keys: what is read; None for the transform's default.
+        out_keys: where results are written; None for the same keys as `in_keys`.
+        in_keys_inv: what the environment reads.
+        out_keys_inv: what the user writes; None for the same keys as `in_keys_inv`.
+    """
+
+    on_rows: ClassVar[bool] = True
+    actions_vary: ClassVar[bool] = False  # whether a step changes what the action spec allows
+
+    def __init__(
+        self,
+        in_keys: Keys | None = None,
+        out_keys: Keys | None = None,
+        in_keys_inv: Keys | None = None,
+        out_keys_inv: Keys | None = None,
+    ) -> None:
+        super().__init__()
+        self.missing_tolerance = False
+        self._container: list[Any] = []  # in a list: a container isn't a submodule of what it contains
+        self._parent_found: list[Any] | None = None
+        self._pairs_found: list[tuple[NestedKey, NestedKey]] | None = None
+        self._pairs_inv_found: list[tuple[NestedKey, NestedKey]] | None = None
+        self.in_keys = in_keys
+        self.out_keys = out_keys
+        self.in_keys_inv = in_keys_inv
+        self.out_keys_inv = out_keys_inv
+
+    # ------------------------------------------------------------------ keys
+    @property
+    def in_keys(self) -> list[NestedKey]:
+        """What is read of what comes out."""
+        return self._default_in_keys() if self._in_keys is None else self._in_keys
+
+    @in_keys.setter
+    def in_keys(self, keys: Keys | None) -> None:
+        self._in_keys = as_keys("in_keys", keys)
+        self.empty_cache()
+
+    @property
+    def out_keys(self) -> list[NestedKey]:
+        """Where the results are written."""
+        return self._default_out_keys() if self._out_keys is None else self._out_keys
+
+    @out_keys.setter
+    def out_keys(self, keys: Keys | None) -> None:
+        self._out_keys = as_keys("out_keys", keys)
+        self.empty_cache()
+
+    @property
+    def in_keys_inv(self) -> list[NestedKey]:
+        """What the environment reads of what goes in."""
+        return self._default_in_keys_inv() if self._in_keys_inv is None else self._in_keys_inv
+
+    @in_keys_inv.setter
+    def in_keys_inv(self, keys: Keys | None) -> None:
+        self._in_keys_inv = as_keys("in_keys_inv", keys)
+        self.empty_cache()
+
+    @property
+    def out_keys_inv(self) -> list[NestedKey]:
+        """What the user writes of what goes in."""
+        return list(self.in_keys_inv) if self._out_keys_inv is None else self._out_keys_inv
+
+    @out_keys_inv.setter
+    def out_keys_inv(self, keys: Keys | None) -> None:
+        self._out_keys_inv = as_keys("out_keys_inv", keys)
+        self.empty_cache()
+
+    def _default_in_keys(self) -> list[NestedKey]:
+        return []
+
+    def _default_out_keys(self) -> list[NestedKey]:
+        return list(self.in_keys)
+
+    def _default_in_keys_inv(self) -> list[NestedKey]:
+        return []
+
+    def pairs(self) -> list[tuple[NestedKey, NestedKey]]:
+        """Return `in_keys` with `out_keys`, pair by pair."""
+        if self._pairs_found is None:
+            self._pairs_found = _paired(self, "in_keys", self.in_keys, "out_keys", self.out_keys)
+        return self._pairs_found
+
+    def pairs_inv(self) -> list[tuple[NestedKey, NestedKey]]:
+        """Return `in_keys_inv` with `out_keys_inv`, pair by pair."""
+        if self._pairs_inv_found is None:
+            self._pairs_inv_found = _paired(
+                self, "in_keys_inv", self.in_keys_inv, "out_keys_inv", self.out_keys_inv
+            )
+        return self._pairs_inv_found
+
+    def written_keys(self) -> list[NestedKey]:
+        """Return the keys of what comes out that the transform may write in a rollout."""
+        return [out_key for _, out_key in self.pairs()]
+
+    def set_missing_tolerance(self, mode: bool) -> None:
+        """Set whether absent `in_keys` are passed over; if not, they raise."""
+        self.missing_tolerance = mode
+
+    # ----------------------------------------------------------------- hooks
+    def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        raise UnsupportedError(f"{type(self).__name__} doesn't define _apply_transform")
+
+    def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        raise UnsupportedError(f"{type(self).__name__} doesn't define _inv_apply_transform")
+
+    def _call(self, tensordict: Record) -> Record:
+        for in_key, out_key in self.pairs():
+            value = tensordict.get(in_key, None)
+            if value is not None:
+                tensordict.set(out_key, self._apply_transform(value))
+            elif not self.missing_tolerance:
+                raise self._missing(in_key, tensordict)
+        return tensordict
+
+    def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
+        return self._call(next_tensordict)
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        """Transform what a reset returned: rewards aren't there, observations are."""
+        there = [tensordict_reset.get(key, None) is not None for key, _ in self.pairs()]
+        if not any(there):
+            return tensordict_reset
+        before, self.missing_tolerance = self.missing_tolerance, True
+        try:
+            return self._call(tensordict_reset)
+        finally:
+            self.missing_tolerance = before
+
+    def _inv_call(self, tensordict: Record) -> Record:
+        for in_key, out_key in self.pairs_inv():
+            value = tensordict.get(out_key, None)
+            if value is not None:
+                tensordict.set(in_key, self._inv_apply_transform(value))
+            elif not self.missing_tolerance:
+                raise self._missing(out_key, tensordict)
+        return tensordict
+
+    def _missing(self, key: NestedKey, record: Record) -> MissingKeyError:
+        return MissingKeyError(
+            f"{type(self).__name__}: key {key!r} not found; there are {sorted(map(str, record.keys()))}"
+        )
+
+    # ------------------------------------------------------------ the caller's
+    def forward(self, tensordict: TensorDictBase) -> Any:
+        """Transform a batch that is read from a buffer; changes and returns it."""
+        return self._call(tensordict)
+
+    def inv(self, tensordict: TensorDictBase) -> Any:
+        """Return what is to be written of `tensordict`, which stays as it is; None holds it back."""
+        return self._inv_call(tensordict.clone(recurse=False))
+
+    def takes_rows(self) -> bool:
+        """Return whether the hooks work on `Row` objects: each was written in a class that says so."""
+        owners = [next(c for c in type(self).__mro__ if hook in vars(c)) for hook in _HOOKS]
+        return all(vars(owner).get("on_rows", False) for owner in owners)
+
+    def idles(self) -> bool:
+        """Return whether a step's outcome passes unchanged: no keys, and no hook that would look for more."""
+        mine = type(self)
+        return mine._step is Transform._step and mine._call is Transform._call and not self.pairs()
+
+    def inverts(self) -> bool:
+        """Return whether anything that goes in is changed."""
+        return bool(self.pairs_inv()) or type(self)._inv_call is not Transform._inv_call
+
+    def keeps_first(self, rows: torch.Tensor | None) -> bool:
+        """Return whether it has the first observations of environments that have just reset themselves.
+
+        Args:
+            rows: ``(*batch,)`` bool, which environments; None for all.
+        """
+        return False
+
+    # ----------------------------------------------------------------- specs
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Return the observation spec on the user's side; by default new `out_keys` get a copy of their `in_keys`'."""
+        fresh = [(i, o) for i, o in self.pairs() if o not in observation_spec.keys(True, True)]
+        return map_leaves(observation_spec, fresh, lambda leaf: leaf.clone()) if fresh else observation_spec
+
+    def transform_reward_spec(self, reward_spec: Any) -> Any:
+        """Return the full reward spec on the user's side."""
+        return reward_spec
+
+    def transform_done_spec(self, done_spec: Any) -> Any:
+        """Return the full done spec on the user's side."""
+        return done_spec
+
+    def transform_action_spec(self, action_spec: Any) -> Any:
+        """Return the full action spec on the user's side."""
+        return action_spec
+
+    def transform_state_spec(self, state_spec: Any) -> Any:
+        """Return the full state spec on the user's side."""
+        return state_spec
+
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        """Return the spec of all that comes out: ``full_{observation,reward,done}_spec``."""
+        out = output_spec.clone()
+        out["full_observation_spec"] = self.transform_observation_spec(out["full_observation_spec"])
+        out["full_reward_spec"] = _composite(
+            "reward", self.transform_reward_spec(out["full_reward_spec"]), out
+        )
+        out["full_done_spec"] = _composite("done", self.transform_done_spec(out["full_done_spec"]), out)
+        return out
+
+    def transform_input_spec(self, input_spec: Composite) -> Composite:
+        """Return the spec of all that goes in: ``full_{action,state}_spec``."""
+        out = input_spec.clone()
+        out["full_action_spec"] = _composite(
+            "action", self.transform_action_spec(out["full_action_spec"]), out
+        )
+        out["full_state_spec"] = self.transform_state_spec(out["full_state_spec"])
+        return out
+
+    def transform_env_device(self, device: torch.device | None) -> torch.device | None:
+        """Return the device on the user's side."""
+        return device
+
+    def transform_env_batch_size(self, batch_size: torch.Size) -> torch.Size:
+        """Return the batch size on the user's side."""
+        return batch_size
+
+    # ------------------------------------------------------------- container
+    @property
+    def container(self) -> Any:
+        """The `Compose` or `TransformedEnv` that the transform is in; None if it's in none."""
+        return self._container[0] if self._container else None
+
+    def set_container(self, container: Any) -> None:
+        """Put the transform into `container`.
+
+        Raises:
+            ContainerError: if it is in another one already (also an AttributeError).
+        """
+        if self._container and self._container[0] is not container:
+            raise ContainerError(
+                f"{type(self).__name__} is part of another Compose or TransformedEnv already; use transform.clone()"
+            )
+        self._container = [container]
+        self.empty_cache()
+
+    def reset_parent(self) -> None:
+        """Take the transform out of its container."""
+        self._container = []
+        self.empty_cache()
+
+    @property
+    def parent(self) -> Any:
+        """The environment as this transform sees it: the base one with the transforms before it; None outside one."""
+        if self._parent_found is None and self.container is not None:
+            self._parent_found = [self.container.environment_before(self)]
+        return self._parent_found[0] if self._parent_found else None
+
+    def clone(self) -> Any:
+        """Return an independent copy that is in no container."""
+        container, self._container = self._container, []
+        self.empty_cache()
+        try:
+            return copy.deepcopy(self)
+        finally:
+            self._container = container
+
+    def empty_cache(self) -> None:
+        """Forget keys and specs that were found in the environment; called when the transforms before change."""
+        self._pairs_found = self._pairs_inv_found = self._parent_found = None
+
+
+def as_keys(name: str, keys: Keys | None) -> list[NestedKey] | None:
+    """Return `keys` as a list of keys in their shortest spelling; a string or a tuple of strings is one key."""
+    if keys is None:
+        return None
+    if isinstance(keys, str) or (isinstance(keys, tuple) and keys and all(isinstance(k, str) for k in keys)):
+        keys = [keys]
+    if not isinstance(keys, Sequence):
+        raise InvalidTypeError(f"{name}: expected a list of keys, got {keys!r}")
+    return [as_key(as_path(key)) for key in keys]
+
+
+def _paired(
+    transform: Transform, name: str, ins: list[NestedKey], out_name: str, outs: list[NestedKey]
+) -> list[tuple[NestedKey, NestedKey]]:
+    if len(ins) != len(outs):
+        raise InvalidArgumentError(
+            f"{type(transform).__name__}: expected as many {out_name} as {name}, got {outs} for {ins}"
+        )
+    return list(zip(ins, outs, strict=True))
+
+
+def _composite(role: str, spec: TensorSpec, parent: Composite) -> TensorSpec:
+    """Return `spec`, a leaf under the key of its role."""
+    if hasattr(spec, "keys"):
+        return spec
+    return Composite({role: spec}, shape=parent.shape, device=parent.device)

@@ -1,0 +1,236 @@
+"""Transforms for replay buffers: `Reward2GoTransform`, `BurnInTransform`, `RandomCropTensorDict`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from gleanrl.data.boundaries import trajectory_ends
+from gleanrl.data.specs import Composite
+from gleanrl.envs.transforms.base import Keys, Transform, as_keys
+from gleanrl.envs.transforms.rows import Record
+from gleanrl.errors import InvalidArgumentError, MissingArgumentError, SchemaError
+from gleanrl.tree import NestedKey, as_key, as_path
+
+
+class BufferTransform(Transform):
+    """A transform that makes sense in a replay buffer only.
+
+    Raises:
+        InvalidArgumentError: if it's used in an environment (also a ValueError).
+    """
+
+    def set_container(self, container: Any) -> None:
+        """Put the transform into a `Compose`."""
+        if hasattr(container, "base_env"):
+            raise self._misplaced()
+        super().set_container(container)
+
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        """Raise: there is an environment."""
+        raise self._misplaced()
+
+    def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
+        raise self._misplaced()
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        raise self._misplaced()
+
+    def _misplaced(self) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f"{type(self).__name__} works in replay buffers only, not in an environment"
+        )
+
+
+class Reward2GoTransform(BufferTransform):
+    """Adds the discounted sum of the rewards to come, of what is written to a buffer.
+
+    It goes to the end of the trajectory, or of the batch for one that goes on after it. Batches are ``[*B, T]``.
+
+    Args:
+        gamma: discount of one step.
+        in_keys: rewards; None for ``[("next", "reward")]``.
+        out_keys: where the sums stand; None for ``["reward_to_go"]``.
+        done_key: the done flag to go by, without its leading ``"next"`` or with it; None for all flags.
+
+    Raises:
+        SchemaError: if a row of the batch has no end of a trajectory (also a RuntimeError).
+    """
+
+    def __init__(
+        self,
+        gamma: float | Tensor = 1.0,
+        in_keys: Keys | None = None,
+        out_keys: Keys | None = None,
+        done_key: NestedKey | None = ("next", "done"),
+    ) -> None:
+        super().__init__([("next", "reward")] if in_keys is None else in_keys, out_keys)
+        if self._out_keys is None:
+            self.out_keys = ["reward_to_go"]
+        self.gamma = float(gamma)
+        path = None if done_key is None else as_path(done_key)
+        self.done_key = None if path is None else as_key(path[1:] if path[0] == "next" else path)
+        self.pairs()
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return a batch that is read as it is."""
+        return tensordict
+
+    def _inv_call(self, tensordict: Record) -> Record:
+        ends = trajectory_ends(tensordict, done_key=self.done_key)
+        done = tensordict.get(("next", *as_path(self.done_key or "done")))
+        rows = done.reshape(*tensordict.batch_size, -1).any(-1)
+        if not bool(rows.any(-1).all()):
+            raise SchemaError(
+                "Reward2GoTransform: a row of the batch has no end of a trajectory: the reward to go isn't known; "
+                "write whole trajectories, time last"
+            )
+        for in_key, out_key in self.pairs():
+            reward = tensordict.get(in_key, None)
+            if reward is None:
+                raise self._missing(in_key, tensordict)
+            tensordict.set(out_key, discounted_sum(reward, ends, self.gamma))
+        return tensordict
+
+
+def discounted_sum(reward: Tensor, ends: Tensor, gamma: float) -> Tensor:
+    """Return the sums of the rewards from each step to the end of its piece.
+
+    Args:
+        reward: ``[*B, T, *feature]``.
+        ends: ``[*B, T]`` bool.
+        gamma: discount.
+    """
+    time = ends.ndim - 1
+    out = torch.empty_like(reward)
+    total = torch.zeros_like(reward.select(time, 0)) if reward.shape[time] else None
+    for t in reversed(range(reward.shape[time])):
+        assert total is not None
+        end = ends.select(time, t).to(reward.device)
+        end = end.reshape((*end.shape, *[1] * (total.ndim - end.ndim)))
+        total = reward.select(time, t) + gamma * total.masked_fill(end, 0)
+        out.select(time, t).copy_(total)
+    return out
+
+
+class BurnInTransform(BufferTransform):
+    """Runs recurrent modules over the first steps of each sequence that is read, and drops those steps.
+
+    The state that they leave, computed without gradients, becomes the state at the first step that stays.
+
+    Args:
+        modules: TensorDict modules that map ``[B, T]`` sequences and write their new state below ``"next"``.
+        burn_in: how many steps.
+        out_keys: the states, without ``"next"``; None for what the modules read that they also write below
+            ``"next"``.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module] | nn.Module,
+        burn_in: int,
+        out_keys: Sequence[NestedKey] | None = None,
+    ) -> None:
+        modules = [modules] if isinstance(modules, nn.Module) else list(modules)
+        if isinstance(burn_in, bool) or not isinstance(burn_in, int) or burn_in < 0:
+            raise InvalidArgumentError(f"burn_in: expected an integer of at least 0, got {burn_in!r}")
+        read = {as_path(key) for module in modules for key in module.in_keys}  # type: ignore[union-attr]
+        made = [as_path(key) for module in modules for key in module.out_keys]  # type: ignore[union-attr]
+        states = [path[1:] for path in made if path[0] == "next" and path[1:] in read]
+        super().__init__(
+            in_keys=[], out_keys=[as_key(path) for path in states] if out_keys is None else out_keys
+        )
+        if not self.out_keys:
+            raise MissingArgumentError(
+                "BurnInTransform: the modules write no state below 'next'; name out_keys"
+            )
+        self.modules_list = nn.ModuleList(modules)
+        self.burn_in = burn_in
+
+    def pairs(self) -> list[tuple[NestedKey, NestedKey]]:
+        """Return nothing: the modules say what is read."""
+        return []
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return the steps after the first `burn_in` ones.
+
+        Args:
+            tensordict: ``[B, T]``.
+        """
+        if self.burn_in == 0:
+            return tensordict
+        if tensordict.ndim < 2 or tensordict.shape[-1] <= self.burn_in:
+            raise SchemaError(
+                f"BurnInTransform: expected [B, T] with T above {self.burn_in}, got {tuple(tensordict.shape)}; "
+                "sample longer slices, as a batch of sequences"
+            )
+        early = tensordict[..., : self.burn_in].clone()
+        with torch.no_grad():
+            for module in self.modules_list:
+                early = module(early)
+        late = tensordict[..., self.burn_in :].clone()
+        time = tensordict.ndim - 1
+        for key in self.out_keys:
+            state = early.get(("next", *as_path(key))).select(time, self.burn_in - 1)
+            entry = late.get(key)
+            entry.select(time, 0).copy_(state)
+        return late
+
+
+class RandomCropTensorDict(BufferTransform):
+    """Cuts a random piece out of each sequence that is read.
+
+    Args:
+        sub_seq_len: its length.
+        sample_dim: the dimension that is cut, negative.
+        mask_key: a bool entry of the batch's shape that marks real steps, which come first; pieces hold no others.
+
+    Raises:
+        SchemaError: if a sequence is too short (also a RuntimeError).
+    """
+
+    def __init__(self, sub_seq_len: int, sample_dim: int = -1, mask_key: NestedKey | None = None) -> None:
+        super().__init__()
+        if isinstance(sub_seq_len, bool) or not isinstance(sub_seq_len, int) or sub_seq_len < 1:
+            raise InvalidArgumentError(f"sub_seq_len: expected a positive integer, got {sub_seq_len!r}")
+        if sample_dim >= 0:
+            raise InvalidArgumentError(f"sample_dim: expected a negative dimension, got {sample_dim}")
+        self.sub_seq_len, self.sample_dim = sub_seq_len, sample_dim
+        self.mask_key = None if mask_key is None else (as_keys("mask_key", mask_key) or [])[0]
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return the pieces.
+
+        Args:
+            tensordict: ``[*B]`` with at least as many dimensions as `sample_dim` names.
+        """
+        shape = tensordict.batch_size
+        if tensordict.ndim < -self.sample_dim:
+            raise SchemaError(
+                f"RandomCropTensorDict: expected a dimension {self.sample_dim}, got {tuple(shape)}"
+            )
+        dim = tensordict.ndim + self.sample_dim
+        lead = torch.Size((*shape[:dim], 1, *shape[dim + 1 :]))
+        lengths = torch.full(lead, shape[dim])
+        if self.mask_key is not None:
+            mask = tensordict.get(self.mask_key).reshape(shape)
+            lengths = mask.sum(dim, keepdim=True).cpu()
+        free = lengths - self.sub_seq_len + 1
+        if bool((free < 1).any()):
+            raise SchemaError(
+                f"RandomCropTensorDict: expected sequences of at least {self.sub_seq_len} steps, got one of "
+                f"{int(lengths.min())}; shape {tuple(shape)}"
+            )
+        start = (torch.rand(lead, dtype=torch.float64, device="cpu") * free).long()
+        index = start + torch.arange(self.sub_seq_len, device="cpu").reshape(
+            [self.sub_seq_len if d == dim else 1 for d in range(tensordict.ndim)]
+        )
+        return tensordict.gather(dim, index if tensordict.device is None else index.to(tensordict.device))
+
+    def extra_repr(self) -> str:
+        """Show the numbers."""
+        return f"sub_seq_len={self.sub_seq_len}, sample_dim={self.sample_dim}"

@@ -1,0 +1,216 @@
+"""Other dtypes and devices: `DTypeCastTransform`, `DoubleToFloat`, `DeviceCastTransform`, `PinMemoryTransform`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gleanrl.data.specs import Composite, TensorSpec
+from gleanrl.devices import as_device
+from gleanrl.envs.transforms.base import Keys, Transform
+from gleanrl.envs.transforms.rows import Record, leaf_keys
+from gleanrl.envs.transforms.spec_tools import keys_of, map_leaves
+from gleanrl.errors import InvalidTypeError, UnsupportedError
+from gleanrl.tree import NestedKey
+
+
+class DTypeCastTransform(Transform):
+    """Casts what comes out to `dtype_out`, and what goes in back to `dtype_in`.
+
+    Without keys everything of the dtype in question is cast: what the environment declares, or, in a buffer,
+    whatever is there (`dtype_in` to `dtype_out` on read, `dtype_out` to `dtype_in` on write).
+
+    Args:
+        dtype_in: dtype on the environment's side.
+        dtype_out: dtype on the user's side.
+        in_keys: what to cast of what comes out; None for all observations and rewards of `dtype_in`.
+        out_keys: where the results stand; None for in place.
+        in_keys_inv: what to cast of what goes in; None for all actions and states of `dtype_in`.
+        out_keys_inv: what the user writes; None for the same keys.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> cast = DTypeCastTransform(torch.float64, torch.float32, in_keys=["a"])
+        >>> out = cast(TensorDict({"a": torch.zeros((), dtype=torch.float64)}, []))
+        >>> out["a"].dtype
+        torch.float32
+    """
+
+    on_rows = True
+
+    def __init__(
+        self,
+        dtype_in: torch.dtype,
+        dtype_out: torch.dtype,
+        in_keys: Keys | None = None,
+        out_keys: Keys | None = None,
+        in_keys_inv: Keys | None = None,
+        out_keys_inv: Keys | None = None,
+    ) -> None:
+        for name, dtype in (("dtype_in", dtype_in), ("dtype_out", dtype_out)):
+            if not isinstance(dtype, torch.dtype):
+                raise InvalidTypeError(f"{name}: expected a torch.dtype, got {dtype!r}")
+        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
+        self.dtype_in, self.dtype_out = dtype_in, dtype_out
+
+    def _default_in_keys(self) -> list[NestedKey]:
+        return self._declared("full_observation_spec", "full_reward_spec")
+
+    def _default_in_keys_inv(self) -> list[NestedKey]:
+        # With explicit in_keys, what goes in is cast if that is asked for; in an environment it must fit anyway.
+        return self._declared("full_action_spec", "full_state_spec") if self._in_keys is None else []
+
+    def _declared(self, *names: str) -> list[NestedKey]:
+        parent = self.parent
+        if parent is None:
+            return []
+        specs = [getattr(parent, name) for name in names]
+        return [key for spec in specs for key in keys_of(spec) if spec[key].dtype is self.dtype_in]
+
+    def _apply_transform(self, value: Tensor) -> Tensor:
+        return value.to(self.dtype_out)
+
+    def _inv_apply_transform(self, value: Tensor) -> Tensor:
+        return value.to(self.dtype_in)
+
+    def _everything(self) -> bool:
+        return self._in_keys is None and self.parent is None
+
+    def _call(self, tensordict: Record) -> Record:
+        if not self._everything():
+            return super()._call(tensordict)
+        return _cast_all(tensordict, self.dtype_in, self.dtype_out)
+
+    def _inv_call(self, tensordict: Record) -> Record:
+        if not (self._everything() and self._in_keys_inv is None):
+            return super()._inv_call(tensordict)
+        return _cast_all(tensordict, self.dtype_out, self.dtype_in)
+
+    def idles(self) -> bool:
+        """Return whether nothing that comes out is cast."""
+        return not self._everything() and not self.pairs()
+
+    def inverts(self) -> bool:
+        """Return whether anything that goes in is cast."""
+        return bool(self.pairs_inv())
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Cast the specs of `in_keys`."""
+        return map_leaves(observation_spec, self.pairs(), lambda leaf: _cast(leaf, self.dtype_out))
+
+    def transform_reward_spec(self, reward_spec: Any) -> Any:
+        """Cast the specs of `in_keys`."""
+        return map_leaves(reward_spec, self.pairs(), lambda leaf: _cast(leaf, self.dtype_out))
+
+    def transform_action_spec(self, action_spec: Any) -> Any:
+        """Cast the specs of `in_keys_inv`."""
+        return map_leaves(action_spec, self.pairs_inv(), lambda leaf: _cast(leaf, self.dtype_out))
+
+    def transform_state_spec(self, state_spec: Any) -> Any:
+        """Cast the specs of `in_keys_inv`."""
+        return map_leaves(state_spec, self.pairs_inv(), lambda leaf: _cast(leaf, self.dtype_out))
+
+    def extra_repr(self) -> str:
+        """Show the dtypes."""
+        return f"{self.dtype_in} -> {self.dtype_out}"
+
+
+class DoubleToFloat(DTypeCastTransform):
+    """Casts float64 to float32 on the way out, and float32 to float64 on the way in; see `DTypeCastTransform`.
+
+    Args:
+        in_keys: what to cast of what comes out; None for all observations and rewards in float64.
+        out_keys: where the results stand; None for in place.
+        in_keys_inv: what to cast of what goes in; None for all actions and states in float64.
+        out_keys_inv: what the user writes; None for the same keys.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys | None = None,
+        out_keys: Keys | None = None,
+        in_keys_inv: Keys | None = None,
+        out_keys_inv: Keys | None = None,
+    ) -> None:
+        super().__init__(torch.float64, torch.float32, in_keys, out_keys, in_keys_inv, out_keys_inv)
+
+
+class DeviceCastTransform(Transform):
+    """Moves what comes out to a device, and what goes in back.
+
+    Args:
+        device: the device on the user's side.
+        orig_device: the device on the environment's, or the storage's, side; None for the environment's own, or in a
+            buffer for leaving what is written where it is.
+    """
+
+    def __init__(self, device: Any, orig_device: Any = None) -> None:
+        super().__init__()
+        self.device = as_device(device)
+        self._orig_device = as_device(orig_device)
+
+    @property
+    def orig_device(self) -> torch.device | None:
+        """The device on the environment's side."""
+        if self._orig_device is None and self.parent is not None:
+            return as_device(self.parent.device)
+        return self._orig_device
+
+    def _call(self, tensordict: Record) -> Record:
+        return tensordict.to(self.device)
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        return self._call(tensordict_reset)
+
+    def _inv_call(self, tensordict: Record) -> Record:
+        if self.parent is None and self._orig_device is None:
+            return tensordict
+        device = self.orig_device
+        # An environment without a device of its own takes what lies on the CPU.
+        return tensordict.to(device or "cpu") if device or self.device != torch.device("cpu") else tensordict
+
+    def transform_input_spec(self, input_spec: Composite) -> Composite:
+        """Move the spec."""
+        return input_spec.to(self.device) if self.device is not None else input_spec
+
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        """Move the spec."""
+        return output_spec.to(self.device) if self.device is not None else output_spec
+
+    def transform_env_device(self, device: torch.device | None) -> torch.device | None:
+        """Return the device on the user's side."""
+        return self.device
+
+    def extra_repr(self) -> str:
+        """Show the devices."""
+        return f"device={self.device}, orig_device={self._orig_device}"
+
+
+class PinMemoryTransform(Transform):
+    """Puts what comes out into pinned memory, from which it goes faster to an accelerator.
+
+    Raises:
+        UnsupportedError: at the first use, without an accelerator.
+    """
+
+    def _call(self, tensordict: Record) -> Record:
+        if not torch.cuda.is_available():
+            raise UnsupportedError("PinMemoryTransform: pinned memory needs CUDA; leave the transform out")
+        return tensordict.pin_memory()
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        return self._call(tensordict_reset)
+
+
+def _cast(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
+    return spec.to(dtype)
+
+
+def _cast_all(record: Record, before: torch.dtype, after: torch.dtype) -> Record:
+    for key in leaf_keys(record):
+        value = record.get(key)
+        if getattr(value, "dtype", None) is before:
+            record.set(key, value.to(after))
+    return record

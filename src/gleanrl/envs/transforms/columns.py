@@ -1,0 +1,183 @@
+"""Columns of a block as a transformed rollout sees them: opened when they are read, or one row seen as many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gleanrl.block import Block, Field, allocate, numpy_dtype, numpy_twin, numpy_view
+from gleanrl.errors import EnvironmentContractError
+from gleanrl.tree import NestedKey, Path, as_key
+
+
+class OpenedColumns:
+    """The rows of a block's columns by key, each column unbound when it is first asked for.
+
+    Args:
+        block: whose columns.
+        after: whether the keys are those below ``"next"``; if not, those of the root.
+    """
+
+    def __init__(self, block: Block, after: bool) -> None:
+        self._block = block
+        skip = 1 if after else 0
+        self._paths: dict[NestedKey, Path] = {
+            as_key(path[skip:]): path for path in block.schema.paths if (path[0] == "next") == after
+        }
+        self._rows: dict[NestedKey, Sequence[torch.Tensor]] = {}
+
+    def get(self, key: NestedKey) -> Sequence[torch.Tensor] | None:
+        """Return the rows at `key`, ``T`` tensors ``(*batch, *leaf)``; None if there is no such column."""
+        rows = self._rows.get(key)
+        if rows is None and key in self._paths:
+            rows = self._rows[key] = self._unbound(self._paths[key])
+        return rows
+
+    def _unbound(self, path: Path) -> Sequence[torch.Tensor]:
+        column, time = self._block.column(path), self._block.time_dim
+        if column.stride(time) == 0 and len(column.shape) > time:
+            return (column.select(time, 0),) * self._block.num_steps
+        return self._block.rows(path)
+
+    def __iter__(self) -> Iterator[NestedKey]:
+        """Iterate over the keys."""
+        return iter(self._paths)
+
+
+class OneRow:
+    """The values of a single row by key, as columns of one row.
+
+    Args:
+        block: whose columns, or None.
+        t: which row of them, of the root.
+        leaves: the values themselves, instead of a block's.
+    """
+
+    def __init__(
+        self, block: Block | None, t: int = 0, leaves: Mapping[Path, torch.Tensor] | None = None
+    ) -> None:
+        self._block, self._t = block, t
+        paths = leaves if leaves is not None else () if block is None else block.schema.paths
+        self._paths = {as_key(path): path for path in paths if path[0] != "next"}
+        self._leaves = leaves
+
+    def get(self, key: NestedKey) -> Sequence[torch.Tensor] | None:
+        """Return the value at `key` as the only row of a column; None if there is none."""
+        path = self._paths.get(key)
+        if path is None:
+            return None
+        if self._leaves is not None:
+            return (self._leaves[path],)
+        assert self._block is not None
+        return (self._block.column(path).select(self._block.time_dim, self._t),)
+
+    def __iter__(self) -> Iterator[NestedKey]:
+        """Iterate over the keys."""
+        return iter(self._paths)
+
+
+class Output:
+    """Where the values of one key go: below ``"next"`` in the step's own row, and into the root of the row after.
+
+    Args:
+        block: the block that is handed out.
+        path: the key, without ``"next"``; either column may be absent.
+    """
+
+    def __init__(self, block: Block, path: Path) -> None:
+        after = ("next", *path)
+        self._key = as_key(path)
+        some = block.schema[after if after in block.schema else path]
+        self._shape, self._dtype = torch.Size((*block.batch_size[:-1], *some.shape)), some.dtype
+        self._on_cpu = not _elsewhere(block) and numpy_twin(some.dtype) is some.dtype
+        self._array_shape, self._array_dtype = tuple(self._shape), numpy_dtype(some.dtype)
+        self._last = block.num_steps - 1
+        # A column that isn't there is a dummy of one row, so that a write needs no test.
+        self._next, self._next_step = self._rows(block, after)
+        self._root, self._root_step = self._rows(block, path)
+
+    def _rows(self, block: Block, path: Path) -> tuple[Any, int]:
+        """Return the column's rows, as arrays on the CPU, and the distance from one row to the next."""
+        there = path in block.schema
+        if there:
+            column = block.column(path).movedim(block.time_dim, 0)
+        else:
+            column = torch.empty((1, *self._shape), dtype=self._dtype, device=block.columns[0].device)
+        return (numpy_view(column) if self._on_cpu else column), int(there)
+
+    def write(self, t: int, value: torch.Tensor) -> None:
+        """Write the outcome of row `t`, and the root of row ``t + 1`` if there is one."""
+        if self._on_cpu:
+            array = value.numpy()
+            if array.dtype is not self._array_dtype or array.shape != self._array_shape:
+                self._check(value)
+            self._next[t * self._next_step] = array
+            if t < self._last:
+                self._root[(t + 1) * self._root_step] = array
+            return
+        self._check(value)
+        self._next[t * self._next_step] = value
+        if t < self._last:
+            self._root[(t + 1) * self._root_step] = value
+
+    def write_root(self, t: int, value: torch.Tensor) -> None:
+        """Write the root of row `t`."""
+        self._check(value)
+        self._root[t * self._root_step] = value.numpy() if self._on_cpu else value
+
+    def _check(self, value: torch.Tensor) -> None:
+        if value.shape != self._shape or value.dtype is not self._dtype:
+            raise EnvironmentContractError(
+                f"transform: key {self._key!r} expected shape {tuple(self._shape)} {self._dtype}, as the transformed "
+                f"specs declare it, got {tuple(value.shape)} {value.dtype}"
+            )
+
+
+class Spare:
+    """Memory of one row that stands in for a whole column whose rows nobody looks back at."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Path, torch.Tensor] = {}
+
+    def column(
+        self, path: Path, field: Field, batch_size: Sequence[int], num_steps: int, device: Any
+    ) -> torch.Tensor:
+        """Return a column ``[*batch, T, *leaf]`` all of whose rows are the same memory."""
+        row = self._rows.get(path)
+        shape = (*batch_size, 1, *field.shape)
+        if row is None or row.shape != torch.Size(shape) or row.dtype is not field.dtype:
+            row = self._rows[path] = allocate(shape, field.dtype, device).zero_()
+        return row.expand((*batch_size, num_steps, *field.shape))
+
+
+class DoneFlags:
+    """The done flags of a block's steps.
+
+    Args:
+        block: whose columns.
+        groups: where flags stand; ``()`` is the root.
+    """
+
+    def __init__(self, block: Block, groups: Sequence[Path]) -> None:
+        columns = [block.column(("next", *group, "done")).movedim(block.time_dim, 0) for group in groups]
+        self._columns = columns
+        self._arrays = None if _elsewhere(block) else [numpy_view(column) for column in columns]
+        self._cells: Any = None
+        if self._arrays is not None and len(columns) == 1:
+            if columns[0][0].numel() == 1 and columns[0].is_contiguous():
+                self._cells = memoryview(self._arrays[0].reshape(-1))  # type: ignore[arg-type]  # read in no time
+
+    def any(self, t: int) -> bool:
+        """Return whether a flag is set in row `t`."""
+        if self._cells is not None:
+            return bool(self._cells[t])
+        if self._arrays is None:
+            return any(bool(column[t].any()) for column in self._columns)
+        return any(np.count_nonzero(array[t]) for array in self._arrays)
+
+
+def _elsewhere(block: Block) -> bool:
+    return bool(block.columns) and block.columns[0].device.type != "cpu"

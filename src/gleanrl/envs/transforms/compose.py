@@ -1,0 +1,249 @@
+"""`Compose`: transforms one after the other; and plain callables as transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gleanrl.data.specs import Composite
+from gleanrl.envs.transforms.base import Transform
+from gleanrl.envs.transforms.rows import Record
+from gleanrl.errors import ContainerError, InvalidTypeError
+from gleanrl.tree import NestedKey
+
+
+class Compose(Transform):
+    """A chain of transforms. What comes out of the environment passes the first one first, what goes in the last one.
+
+    It can be indexed and iterated over; `append` and `insert` change it, also in an environment.
+
+    Args:
+        transforms: transforms or callables (see `as_transform`).
+
+    Examples:
+        >>> from gleanrl.envs.transforms import InitTracker, StepCounter
+        >>> len(Compose(StepCounter(), InitTracker()))
+        2
+    """
+
+    on_rows = True
+
+    def __init__(self, *transforms: Any) -> None:
+        super().__init__()
+        self.transforms = nn.ModuleList(as_transform(transform) for transform in transforms)
+        for transform in self.chain():
+            transform.set_container(self)
+
+    @classmethod
+    def uncontained(cls, transforms: Iterable[Transform]) -> Compose:
+        """Return a chain of transforms that stay in the containers that they are in."""
+        new = cls()
+        new.transforms = nn.ModuleList(transforms)
+        return new
+
+    def chain(self) -> list[Any]:
+        """Return the transforms in order."""
+        return list(self.transforms)
+
+    def __len__(self) -> int:
+        """Return the number of transforms."""
+        return len(self.transforms)
+
+    def __iter__(self) -> Iterator[Transform]:
+        """Iterate over the transforms."""
+        return iter(self.chain())
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return a transform, or for a slice a `Compose` of clones."""
+        if isinstance(index, slice):
+            return Compose(*(transform.clone() for transform in self.chain()[index]))
+        return self.transforms[index]
+
+    def append(self, transform: Any) -> None:
+        """Add a transform at the end."""
+        self.insert(len(self), transform)
+
+    def insert(self, index: int, transform: Any) -> None:
+        """Add a transform before the one at `index`, which may be negative.
+
+        Raises:
+            IndexError: if there is no such place.
+        """
+        if not -len(self) <= index <= len(self):
+            raise IndexError(f"insert: expected an index from {-len(self)} to {len(self)}, got {index}")
+        transform = as_transform(transform)
+        if transform.container is self:
+            raise ContainerError(
+                f"{type(transform).__name__} is in this Compose already; use transform.clone()"
+            )
+        transform.set_container(self)
+        self.transforms.insert(index if index >= 0 else len(self) + index, transform)
+        if self.container is not None:
+            self.container.empty_cache()
+        else:
+            self.empty_cache()
+
+    # ----------------------------------------------------------------- hooks
+    def _call(self, tensordict: Record) -> Record:
+        for transform in self.chain():
+            tensordict = transform._call(tensordict)
+        return tensordict
+
+    def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
+        for transform in self.chain():
+            next_tensordict = transform._step(tensordict, next_tensordict)
+        return next_tensordict
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        for transform in self.chain():
+            tensordict_reset = transform._reset(tensordict, tensordict_reset)
+        return tensordict_reset
+
+    def _inv_call(self, tensordict: Record) -> Record:
+        for transform in reversed(self.chain()):
+            tensordict = transform._inv_call(tensordict)
+            if tensordict is None:
+                return None
+        return tensordict
+
+    def forward(self, tensordict: Any) -> Any:
+        """Transform a batch that is read from a buffer."""
+        for transform in self.chain():
+            tensordict = transform(tensordict)
+        return tensordict
+
+    def takes_rows(self) -> bool:
+        """Return whether all of them work on rows."""
+        return all(transform.takes_rows() for transform in self.chain())
+
+    def inverts(self) -> bool:
+        """Return whether any of them changes what goes in."""
+        return any(transform.inverts() for transform in self.chain())
+
+    def written_keys(self) -> list[NestedKey]:
+        """Return what any of them may write."""
+        return list(dict.fromkeys(key for transform in self.chain() for key in transform.written_keys()))
+
+    # ----------------------------------------------------------------- specs
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        """Return the spec of all that comes out of the last one."""
+        for transform in self.chain():
+            output_spec = transform.transform_output_spec(output_spec)
+        return output_spec
+
+    def transform_input_spec(self, input_spec: Composite) -> Composite:
+        """Return the spec of all that goes into the last one."""
+        for transform in self.chain():
+            input_spec = transform.transform_input_spec(input_spec)
+        return input_spec
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Return the observation spec after the last one."""
+        return self._through("transform_observation_spec", observation_spec)
+
+    def transform_reward_spec(self, reward_spec: Any) -> Any:
+        """Return the reward spec after the last one."""
+        return self._through("transform_reward_spec", reward_spec)
+
+    def transform_done_spec(self, done_spec: Any) -> Any:
+        """Return the done spec after the last one."""
+        return self._through("transform_done_spec", done_spec)
+
+    def transform_action_spec(self, action_spec: Any) -> Any:
+        """Return the action spec before the last one."""
+        return self._through("transform_action_spec", action_spec)
+
+    def transform_state_spec(self, state_spec: Any) -> Any:
+        """Return the state spec before the last one."""
+        return self._through("transform_state_spec", state_spec)
+
+    def transform_env_device(self, device: torch.device | None) -> torch.device | None:
+        """Return the device after the last one."""
+        return self._through("transform_env_device", device)
+
+    def transform_env_batch_size(self, batch_size: torch.Size) -> torch.Size:
+        """Return the batch size after the last one."""
+        return self._through("transform_env_batch_size", batch_size)
+
+    def _through(self, method: str, value: Any) -> Any:
+        for transform in self.chain():
+            value = getattr(transform, method)(value)
+        return value
+
+    # ------------------------------------------------------------- container
+    def environment_before(self, child: Transform, after: Sequence[Transform] = ()) -> Any:
+        """Return the environment with the transforms before `child` and then `after`; None outside one."""
+        if self.container is None:
+            return None
+        position = next(i for i, transform in enumerate(self.chain()) if transform is child)
+        return self.container.environment_before(self, [*self.chain()[:position], *after])
+
+    def empty_cache(self) -> None:
+        """Forget what any of them found in the environment."""
+        super().empty_cache()
+        for transform in getattr(self, "transforms", ()):
+            transform.empty_cache()
+
+    def set_missing_tolerance(self, mode: bool) -> None:
+        """Set whether absent `in_keys` are passed over, for all of them."""
+        super().set_missing_tolerance(mode)
+        for transform in self.chain():
+            transform.set_missing_tolerance(mode)
+
+    def __repr__(self) -> str:
+        """Show the transforms, one in a line."""
+        inner = "".join(f"\n    {transform!r}," for transform in self.chain())
+        return f"{type(self).__name__}({inner}\n)" if inner else f"{type(self).__name__}()"
+
+
+class CallableTransform(Transform):
+    """A function of one TensorDict as a transform: of what comes out of an environment, or of a batch that is read.
+
+    Args:
+        function: returns the TensorDict that it got, or another one.
+    """
+
+    on_rows = False
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def _call(self, tensordict: Record) -> Record:
+        out = self.function(tensordict)
+        if out is None:
+            raise InvalidTypeError(
+                f"transform {self.function!r}: expected it to return the TensorDict, got None; a function that "
+                "changes it in place has to return it as well"
+            )
+        return out
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        return self._call(tensordict_reset)
+
+    def extra_repr(self) -> str:
+        """Show the function."""
+        return repr(self.function)
+
+
+def as_transform(transform: Any) -> Any:
+    """Return `transform`, a plain callable as a `CallableTransform`.
+
+    Raises:
+        InvalidTypeError: if it is neither (also a TypeError).
+    """
+    if isinstance(transform, Transform):
+        return transform
+    if not callable(transform):
+        raise InvalidTypeError(f"transform: expected a Transform or a callable, got {transform!r}")
+    return CallableTransform(transform)
+
+
+def flattened(transform: Transform) -> list[Transform]:
+    """Return the transforms of nested chains in order."""
+    if type(transform) is Compose:
+        return [inner for child in transform.chain() for inner in flattened(child)]
+    return [transform]

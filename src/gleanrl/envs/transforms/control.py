@@ -1,0 +1,230 @@
+"""Transforms that steer an environment: `FrameSkipTransform`, `NoopResetEnv`, `EndOfLifeTransform`, `TimeMaxPool`."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from gleanrl.data.specs import Categorical, Composite, Unbounded
+from gleanrl.envs.transforms.base import Keys, Transform
+from gleanrl.envs.transforms.rows import Record, reset_rows, trailing
+from gleanrl.errors import EnvironmentContractError, InvalidArgumentError, UnsupportedError
+from gleanrl.rollouts.stepping import advance
+from gleanrl.tree import NestedKey, as_path
+
+
+class FrameSkipTransform(Transform):
+    """Repeats each action; rewards are added up, and the end of an episode ends the step.
+
+    It steps the environment with the transforms before it. For one environment; in a batch of them each member gets
+    its own.
+
+    Args:
+        frame_skip: how often the action is taken, at least 1.
+    """
+
+    def __init__(self, frame_skip: int = 1) -> None:
+        super().__init__()
+        if isinstance(frame_skip, bool) or not isinstance(frame_skip, int) or frame_skip < 1:
+            raise InvalidArgumentError(f"frame_skip: expected a positive integer, got {frame_skip!r}")
+        self.frame_skip = frame_skip
+        self._entered: TensorDictBase | None = None
+
+    def _inv_call(self, tensordict: Record) -> Record:
+        self._entered = (
+            tensordict.copy()
+        )  # the root as the environment with the transforms before this one gets it
+        return tensordict
+
+    def inverts(self) -> bool:
+        """Return False: actions stay as they are."""
+        return False
+
+    def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
+        parent = _one_environment(self)
+        root = self._entered
+        assert root is not None
+        actions = {key: root.get(key) for key in parent.action_keys}
+        rewards = {key: next_tensordict.get(key) for key in parent.reward_keys}
+        for _ in range(self.frame_skip - 1):
+            if _ended(next_tensordict, parent):
+                break
+            root = advance(root.set("next", next_tensordict), parent)
+            for key, action in actions.items():
+                root.set(key, action)
+            next_tensordict = parent.step(root).get("next")
+            rewards = {key: total + next_tensordict.get(key) for key, total in rewards.items()}
+        for key, total in rewards.items():
+            next_tensordict.set(key, total)
+        return next_tensordict
+
+
+class NoopResetEnv(Transform):
+    """Takes random actions after each reset. For one environment; in a batch of them each member gets its own.
+
+    If an episode ends meanwhile, the environment is reset and it begins anew.
+
+    Args:
+        noops: how many.
+        random: whether their number is drawn from 1 to `noops`, by torch's global generator.
+    """
+
+    TRIALS = 10
+
+    def __init__(self, noops: int = 30, random: bool = True) -> None:
+        super().__init__()
+        if isinstance(noops, bool) or not isinstance(noops, int) or noops < 0:
+            raise InvalidArgumentError(f"noops: expected an integer of at least 0, got {noops!r}")
+        self.noops, self.random = noops, random
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        parent = _one_environment(self)
+        count = int(torch.randint(1, self.noops + 1, ())) if self.random and self.noops else self.noops
+        for _ in range(self.TRIALS):
+            root = tensordict_reset
+            for _ in range(count):
+                stepped = parent.rand_step(root)
+                if _ended(stepped.get("next"), parent):
+                    tensordict_reset = parent.reset()
+                    break
+                root = advance(stepped, parent)
+            else:
+                return root
+        raise EnvironmentContractError(
+            f"NoopResetEnv: {self.TRIALS} episodes in a row ended within {count} random steps; take fewer noops"
+        )
+
+
+class EndOfLifeTransform(Transform):
+    """Tells the loss of a life, which isn't the end of the episode.
+
+    Losses read `eol_key` as their done key. For environments that count lives (Atari's).
+
+    Args:
+        eol_key: where the flag stands: whether a life was lost or the episode ended, bool, of done's shape.
+        lives_key: where the number of lives stands, int64.
+        done_key: the done flag to go by.
+        eol_attribute: where the environment has the number, or a function that returns it.
+    """
+
+    def __init__(
+        self,
+        eol_key: NestedKey = "end-of-life",
+        lives_key: NestedKey = "lives",
+        done_key: NestedKey = "done",
+        eol_attribute: str = "unwrapped.ale.lives",
+    ) -> None:
+        super().__init__()
+        self.eol_key, self.lives_key, self.done_key = eol_key, lives_key, done_key
+        self.eol_attribute = eol_attribute
+
+    def _lives(self) -> Tensor:
+        base = self.parent
+        base = getattr(base, "base_env", base)
+        try:
+            found: Any = reduce(getattr, self.eol_attribute.split("."), base)
+        except AttributeError as cause:
+            raise UnsupportedError(
+                f"EndOfLifeTransform: the environment has no {self.eol_attribute!r}; name another eol_attribute"
+            ) from cause
+        lives = torch.as_tensor(found() if callable(found) else found, dtype=torch.int64)
+        return lives.reshape(self.parent.batch_size).clone()
+
+    def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
+        lives = self._lives().to(next_tensordict.device)
+        done = next_tensordict.get(self.done_key)
+        lost = trailing(lives < tensordict.get(self.lives_key), done).expand(done.shape)
+        next_tensordict.set(self.eol_key, lost | done)
+        return next_tensordict.set(self.lives_key, lives)
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        tensordict_reset.set(self.eol_key, torch.zeros_like(tensordict_reset.get(self.done_key)))
+        return tensordict_reset.set(self.lives_key, self._lives().to(tensordict_reset.device))
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Add the flag and the number."""
+        out = observation_spec.clone()
+        done = self.parent.full_done_spec[self.done_key]
+        out[self.eol_key] = Categorical(2, shape=done.shape, dtype=torch.bool, device=done.device)
+        out[self.lives_key] = Unbounded(self.parent.batch_size, device=done.device, dtype=torch.int64)
+        return out
+
+    def register_keys(self, loss_or_advantage: Any) -> None:
+        """Make a loss or advantage module take the flag as done and terminated."""
+        loss_or_advantage.set_keys(done=self.eol_key, terminated=self.eol_key)
+
+
+class TimeMaxPool(Transform):
+    """Takes the greatest number of the last T observations, element by element, within an episode.
+
+    Args:
+        in_keys: observations.
+        out_keys: where the results stand; None for in place.
+        T: how many, the newest counted, at least 1.
+        reset_key: the ``"_reset"`` mask to go by; None for any of the environment's.
+    """
+
+    on_rows = True
+
+    def __init__(
+        self,
+        in_keys: Keys | None = None,
+        out_keys: Keys | None = None,
+        T: int = 1,
+        reset_key: NestedKey | None = None,
+    ) -> None:
+        if isinstance(T, bool) or not isinstance(T, int) or T < 1:
+            raise InvalidArgumentError(f"T: expected a positive integer, got {T!r}")
+        super().__init__(["observation"] if in_keys is None else in_keys, out_keys)
+        self.T, self.reset_key = T, reset_key
+        self._last: dict[NestedKey, Tensor] = {}  # (T, *batch, *leaf), the newest last
+
+    def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
+        for in_key, out_key in self.pairs():
+            frame = next_tensordict.get(in_key)
+            if in_key not in self._last:
+                raise UnsupportedError("TimeMaxPool: reset the environment before the first step")
+            self._last[in_key] = torch.cat([self._last[in_key][1:], frame.unsqueeze(0)])
+            next_tensordict.set(out_key, self._last[in_key].amax(0))
+        return next_tensordict
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        keys = self.parent.reset_keys if self.reset_key is None else [self.reset_key]
+        mask = reset_rows(tensordict, keys)
+        for in_key, out_key in self.pairs():
+            frame = tensordict_reset.get(in_key)
+            last = frame.expand((self.T, *frame.shape)).clone()
+            before = self._last.get(in_key)
+            if mask is not None and before is not None:
+                last = torch.where(trailing(mask, frame), last, before)
+            self._last[in_key] = last
+            tensordict_reset.set(out_key, last.amax(0))
+        return tensordict_reset
+
+    def forward(self, tensordict: Any) -> Any:
+        """Raise: it needs an environment."""
+        raise UnsupportedError(
+            "TimeMaxPool follows an environment's steps; it can't be used in a replay buffer"
+        )
+
+
+def _one_environment(transform: Transform) -> Any:
+    """Return the transform's parent, which must be a single environment."""
+    parent = transform.parent
+    if parent is None:
+        raise UnsupportedError(f"{type(transform).__name__}: expected to be part of an environment")
+    if parent.batch_size and parent.batch_size.numel() != 1:
+        raise UnsupportedError(
+            f"{type(transform).__name__}: some of the {parent.batch_size.numel()} environments of a batch may end "
+            "before others; give each member its own transform"
+        )
+    return parent
+
+
+def _ended(outcome: Record, parent: Any) -> bool:
+    keys = [key for key in parent.done_keys if as_path(key)[-1] == "done"]
+    return any(bool(outcome.get(key).any()) for key in keys)

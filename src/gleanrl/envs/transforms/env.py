@@ -1,0 +1,281 @@
+"""`TransformedEnv`: an environment with a transform between it and its user."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from gleanrl.envs.base import EnvBase
+from gleanrl.envs.env_specs import EnvSpecs
+from gleanrl.envs.transforms.base import Transform
+from gleanrl.envs.transforms.compose import Compose, as_transform, flattened
+from gleanrl.envs.transforms.rows import reset_rows
+from gleanrl.envs.transforms.stepper import TransformedStepper
+from gleanrl.errors import EnvironmentContractError, MissingKeyError, SchemaError, UnsupportedError
+from gleanrl.rollouts.loop import Stepper
+from gleanrl.rollouts.steppers import TensorDictStepper
+from gleanrl.rollouts.usage import Usage
+
+
+class TransformedEnv(EnvBase):
+    """An environment whose outcomes, and whose inputs, pass a transform.
+
+    A transformed environment in a transformed environment is taken apart: `base_env` is the innermost one, and
+    clones of the inner one's transforms come first. Attributes that this class lacks are those of `base_env`. Batch
+    size and device are those of `base_env` as the transforms change them, and can't be set.
+
+    Rollouts step `base_env` by its own means into rows and run the transforms on the rows' tensors, if all of them
+    can (see `Transform`); otherwise on TensorDicts. Not thread-safe.
+
+    Args:
+        env: the environment; it is used, not copied.
+        transform: a transform, a callable of one TensorDict, or None for an empty `Compose`.
+        cache_specs: whether specs are derived once; if not, at each access: for an environment whose specs change.
+        **kwargs: passed to `EnvBase` (`run_type_checks`, `allow_done_after_reset`).
+
+    Examples:
+        >>> from gleanrl.envs import GymEnv
+        >>> from gleanrl.envs.transforms import StepCounter
+        >>> env = TransformedEnv(GymEnv("CartPole-v1"), StepCounter(max_steps=5))
+        >>> env.rollout(100)["step_count"].flatten()
+        tensor([0, 1, 2, 3, 4])
+    """
+
+    _derived: EnvSpecs | None
+
+    def __init__(self, env: Any, transform: Any = None, cache_specs: bool = True, **kwargs: Any) -> None:
+        if "device" in kwargs or "batch_size" in kwargs:
+            raise UnsupportedError("TransformedEnv: device and batch_size follow from the environment's")
+        kwargs.setdefault("allow_done_after_reset", getattr(env, "allow_done_after_reset", False))
+        super().__init__(**kwargs)
+        transform = Compose() if transform is None else as_transform(transform)
+        if isinstance(env, TransformedEnv):
+            # An empty chain is dropped, so that `transform[0]` is the first transform there is.
+            inner = [t.clone() for t in flattened(env.transform)]
+            last = [transform] if flattened(transform) else []
+            env, transform = env.base_env, Compose(*inner, *last)
+        self.cache_specs = cache_specs
+        self.base_env: Any = env
+        self.transform: Any = transform
+        self.usage = getattr(env, "usage", None) or Usage()
+        if transform.container is None:
+            transform.set_container(self)
+        elif transform.container is not self:
+            transform.set_container(self)  # raises
+
+    @classmethod
+    def before(cls, env: Any, transforms: Sequence[Transform]) -> Any:
+        """Return `env` behind `transforms`, which stay in the containers that they are in."""
+        if not transforms:
+            return env
+        chain = Compose.uncontained(transforms)
+        new = cls(env, chain)
+        return new
+
+    # ----------------------------------------------------------------- specs
+    @property
+    def _specs(self) -> EnvSpecs:
+        if self._derived is None or not self.cache_specs:
+            self._derived = self._derive()
+        return self._derived
+
+    @_specs.setter
+    def _specs(self, specs: EnvSpecs) -> None:
+        self._derived = None  # EnvBase offers empty ones
+
+    def _derive(self) -> EnvSpecs:
+        base = self.base_env
+        specs = EnvSpecs(self.batch_size, self.device)
+        output = self.transform.transform_output_spec(base.output_spec.clone())
+        inputs = self.transform.transform_input_spec(base.input_spec.clone())
+        for role in ("observation", "reward", "done"):
+            specs.set(role, output[f"full_{role}_spec"])
+        for role in ("action", "state"):
+            specs.set(role, inputs[f"full_{role}_spec"])
+        return specs
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """Batch dimensions on the user's side."""
+        return self.transform.transform_env_batch_size(torch.Size(self.base_env.batch_size))
+
+    @property
+    def device(self) -> torch.device | None:
+        """Device of the user's TensorDicts."""
+        return self.transform.transform_env_device(self.base_env.device)
+
+    @property
+    def batch_locked(self) -> bool:  # type: ignore[override]
+        """Whether the batch size of inputs must be the environment's."""
+        return bool(getattr(self.base_env, "batch_locked", True))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the environment was closed."""
+        return bool(getattr(self.base_env, "is_closed", False))
+
+    @is_closed.setter
+    def is_closed(self, closed: bool) -> None:
+        pass  # EnvBase begins open; the base environment knows
+
+    @property
+    def actions_vary(self) -> bool:
+        """Whether a step changes what the action spec allows, so that random actions are drawn step by step."""
+        return any(transform.actions_vary for transform in flattened(self.transform))
+
+    def empty_cache(self) -> None:
+        """Derive specs and keys anew when they are needed next."""
+        self._derived = None
+        self.transform.empty_cache()
+
+    def add_truncated_keys(self) -> TransformedEnv:
+        """Add a truncated flag to every group of flags of the base environment that has none."""
+        self.base_env.add_truncated_keys()
+        self.empty_cache()
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> TransformedEnv:
+        """Move the base environment and the transforms to a device, in place."""
+        self.base_env = self.base_env.to(*args, **kwargs)
+        self.transform.to(*args, **kwargs)
+        self.empty_cache()
+        return self
+
+    # ------------------------------------------------------------- transforms
+    def append_transform(self, transform: Any) -> TransformedEnv:
+        """Add a transform, or a callable, on the user's side of those there are; returns the environment."""
+        return self.insert_transform(len(self._as_chain()), transform)
+
+    def insert_transform(self, index: int, transform: Any) -> TransformedEnv:
+        """Add a transform, or a callable, before the one at `index`; returns the environment.
+
+        Rollouts and collectors that were planned before don't see it.
+        """
+        self._as_chain().insert(index, transform)
+        self.empty_cache()
+        return self
+
+    def _as_chain(self) -> Compose:
+        if type(self.transform) is not Compose:
+            only = self.transform
+            only.reset_parent()
+            self.transform = Compose(only)
+            self.transform.set_container(self)
+        return self.transform
+
+    def environment_before(self, child: Transform, after: Sequence[Transform] = ()) -> Any:
+        """Return the environment as the first transform after `after` sees it."""
+        return TransformedEnv.before(self.base_env, after)
+
+    # -------------------------------------------------------------- protocol
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        inner = self.transform._inv_call(tensordict.exclude("next"))
+        if inner is None:
+            raise EnvironmentContractError(
+                "a transform held an environment's input back: that one is for buffers"
+            )
+        outcome = self.base_env.step(inner).get("next")
+        return self.transform._step(tensordict, outcome)
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        if tensordict is None:
+            size = None if self.batch_locked else TensorDict({}, self.batch_size, device=self.device)
+            fresh = self.base_env.reset(size, **kwargs)  # one that isn't batch-locked must be told how many
+            request: TensorDictBase = TensorDict({}, self.batch_size, device=self.device)
+            return self.transform._reset(request, fresh)
+        masks = [m for key in self.reset_keys if (m := tensordict.get(key, None)) is not None]
+        if masks and not any(bool(mask.any()) for mask in masks):
+            return tensordict.exclude("next", *self.reset_keys)
+        return self.transform._reset(tensordict, self._base_reset(tensordict, bool(masks), kwargs))
+
+    def _base_reset(
+        self, tensordict: TensorDictBase, partial: bool, kwargs: dict[str, Any]
+    ) -> TensorDictBase:
+        """Return the base environment's first observations; rows that aren't reset hold anything.
+
+        A partial reset of an environment's `reset` would need its own observations of the other rows, which the user's
+        side doesn't have.
+        """
+        base = self.base_env
+        if partial and self._keeps_first(reset_rows(tensordict, self.reset_keys)):
+            return base.full_observation_spec.zero().update(base.full_done_spec.zero())
+        if not partial or not isinstance(base, EnvBase):
+            return base.reset(tensordict, **kwargs)
+        self._check_open()
+        base.usage.by(None)
+        fresh = base._reset(tensordict, **kwargs)
+        return base._completed(fresh.exclude(*base.reset_keys), with_reward=False)
+
+    def _keeps_first(self, rows: torch.Tensor | None) -> bool:
+        """Return whether a transform has what a reset of `rows` would return, because they reset themselves."""
+        return any(transform.keeps_first(rows) for transform in flattened(self.transform))
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seed the base environment; see `EnvBase.set_seed`."""
+        return int(self.base_env.set_seed(seed, static_seed=static_seed))
+
+    def close(self, **kwargs: Any) -> None:
+        """Close the base environment; calling it again does nothing."""
+        if not self.is_closed:
+            self.base_env.close(**kwargs)
+
+    def make_stepper(self) -> Stepper:
+        """Return what steps the environment into the rows of a block.
+
+        The base environment's own stepper with the transforms on the rows' tensors, or, if a transform needs a
+        TensorDict, the environment reads more than actions or some of its steps are no frames, one that goes
+        through `step` and `reset`.
+        """
+        plain = getattr(self.base_env, "masks_frames", False) is not True and not self.base_env.state_keys
+        rows = self.transform.takes_rows() and plain
+        return TransformedStepper(self) if rows else TensorDictStepper(self)
+
+    # ----------------------------------------------------------------- state
+    def state_dict(
+        self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False
+    ) -> Any:
+        """Return the transforms' state under ``"transform."`` and the base environment's under ``"base_env."``."""
+        out = OrderedDict() if destination is None else destination
+        for name, part in (("transform", self.transform), ("base_env", self.base_env)):
+            for key, value in part.state_dict().items():
+                out[f"{prefix}{name}.{key}"] = value
+        return out
+
+    def load_state_dict(  # type: ignore[override]
+        self, state_dict: Mapping[str, Any], strict: bool = True
+    ) -> None:
+        """Take over a state; what the simulators hold isn't part of it.
+
+        Raises:
+            MissingKeyError, SchemaError, RuntimeError: if entries are missing or unexpected and `strict`.
+        """
+        parts: dict[str, dict[str, Any]] = {"transform": {}, "base_env": {}}
+        for key, value in state_dict.items():
+            name, _, rest = key.partition(".")
+            if name not in parts:
+                if strict:
+                    raise SchemaError(f"load_state_dict: unexpected entry {key!r}")
+                continue
+            parts[name][rest] = value
+        self.transform.load_state_dict(parts["transform"], strict=strict)
+        if parts["base_env"]:
+            self.base_env.load_state_dict(parts["base_env"], strict=strict)
+        elif strict and len(self.base_env.state_dict()):
+            raise MissingKeyError("load_state_dict: no entries of the base environment ('base_env.…')")
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the base environment's attribute of that name."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_") or "base_env" not in self.__dict__.get("_modules", {}):
+                raise
+        return getattr(self.base_env, name)
+
+    def __repr__(self) -> str:
+        """Show the base environment and the transforms."""
+        return f"{type(self).__name__}(\n    env={self.base_env!r},\n    transform={self.transform!r})"

@@ -1,0 +1,365 @@
+"""Transforms that follow an episode: `StepCounter`, `InitTracker`, `RewardSum`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gleanrl.data.specs import Bounded, Categorical, Composite, Unbounded
+from gleanrl.envs.transforms.base import Keys, Transform, as_keys
+from gleanrl.envs.transforms.rows import Record, sibling, trailing
+from gleanrl.envs.transforms.spec_tools import keys_of
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, UnsupportedError
+from gleanrl.tree import NestedKey, as_key, as_path
+
+
+class StepCounter(Transform):
+    """Counts the steps of each episode from 0 at its reset, and truncates it at a limit.
+
+    Every group of flags (of agents, say) has its count beside its done flag, with that flag's shape, and is truncated
+    by it. The root's count is that before the step, the one below ``"next"`` that after it.
+
+    Args:
+        max_steps: truncate at so many steps, at least 1; None for no limit.
+        truncated_key: the name of the flag to set; added where a group has none.
+        step_count_key: the name of the count.
+        update_done: whether done is set too; without it the environment isn't reset at the limit.
+
+    Raises:
+        InvalidArgumentError: if `max_steps` is below 1 (also a ValueError).
+
+    Examples:
+        >>> from gleanrl.envs import GymEnv, TransformedEnv
+        >>> env = TransformedEnv(GymEnv("CartPole-v1"), StepCounter(max_steps=3))
+        >>> env.rollout(10)["next", "truncated"].flatten()
+        tensor([False, False,  True])
+    """
+
+    on_rows = True
+
+    def __init__(
+        self,
+        max_steps: int | None = None,
+        truncated_key: str | None = "truncated",
+        step_count_key: str | None = "step_count",
+        update_done: bool = True,
+    ) -> None:
+        if max_steps is not None:
+            if isinstance(max_steps, bool) or not isinstance(max_steps, int):
+                raise InvalidTypeError(f"max_steps: expected an integer or None, got {max_steps!r}")
+            if max_steps < 1:
+                raise InvalidArgumentError(f"max_steps: expected at least 1, got {max_steps}")
+        for name, key in (("truncated_key", truncated_key), ("step_count_key", step_count_key)):
+            if key is not None and not isinstance(key, str):
+                raise InvalidTypeError(
+                    f"{name}: expected a name, the same in every group of flags, got {key!r}"
+                )
+        super().__init__()
+        self.max_steps = max_steps
+        self.truncated_key = truncated_key or "truncated"
+        self.step_count_key = step_count_key or "step_count"
+        self.update_done = update_done
+        self._groups_found: list[tuple[NestedKey, NestedKey, NestedKey]] | None = None
+        self._last: dict[NestedKey, torch.Tensor] = {}  # the counts, for roots that don't hold them
+        self._one = torch.ones(
+            (), dtype=torch.int64, device="cpu"
+        )  # to add it is faster than to add a number
+
+    def empty_cache(self) -> None:
+        """Forget the groups of flags."""
+        super().empty_cache()
+        self._groups_found = None
+
+    def _groups(self) -> list[tuple[NestedKey, NestedKey, NestedKey]]:
+        """Return done, truncated and count of each group of flags."""
+        if self._groups_found is None:
+            done = [key for key in _parent(self).done_keys if as_path(key)[-1] == "done"]
+            self._groups_found = [
+                (key, sibling(key, self.truncated_key), sibling(key, self.step_count_key)) for key in done
+            ]
+        return self._groups_found
+
+    def written_keys(self) -> list[NestedKey]:
+        """Return counts and flags."""
+        limited = self.max_steps is not None
+        return [
+            key
+            for done, truncated, count in self._groups()
+            for key in (count, *((truncated, done) if limited else ()))
+        ]
+
+    def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
+        limit = self.max_steps
+        for done_key, truncated_key, count_key in self._groups():
+            count = tensordict.get(count_key, None)
+            if count is None:
+                count = self._last.get(count_key)  # a later transform renames or drops it
+            if count is None:
+                raise MissingKeyError(
+                    f"StepCounter: the root has no {count_key!r}; step from what reset returned"
+                )
+            count = torch.add(count, self._one)
+            self._last[count_key] = count
+            next_tensordict.set(count_key, count)
+            if limit is None:
+                continue
+            over = count >= limit
+            if bool(over.any()):
+                before = next_tensordict.get(truncated_key, None)
+                next_tensordict.set(truncated_key, over if before is None else before | over)
+                if self.update_done:
+                    next_tensordict.set(done_key, next_tensordict.get(done_key) | over)
+            elif next_tensordict.get(truncated_key, None) is None:
+                next_tensordict.set(truncated_key, over)
+        return next_tensordict
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        for done_key, truncated_key, count_key in self._groups():
+            done = tensordict_reset.get(done_key)
+            count = torch.zeros_like(done, dtype=torch.int64)
+            asked, before = tensordict.get(sibling(done_key, "_reset"), None), self._last.get(count_key)
+            if asked is not None and before is not None:
+                count = torch.where(asked.reshape(done.shape), count, before)
+            self._last[count_key] = count
+            tensordict_reset.set(count_key, count)
+            if self.max_steps is not None and tensordict_reset.get(truncated_key, None) is None:
+                tensordict_reset.set(truncated_key, torch.zeros_like(done))
+        return tensordict_reset
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Add the counts."""
+        out = observation_spec.clone()
+        spec = _parent(self).full_done_spec
+        for done_key, _, count_key in self._groups():
+            if count_key in observation_spec.keys(True, True):
+                raise InvalidArgumentError(
+                    f"StepCounter: the environment has a {count_key!r} already; choose another step_count_key"
+                )
+            leaf = spec[done_key]
+            if self.max_steps is None:
+                out[count_key] = Unbounded(leaf.shape, device=leaf.device, dtype=torch.int64)
+            else:
+                out[count_key] = Bounded(0, self.max_steps, leaf.shape, leaf.device, torch.int64)
+        return out
+
+    def transform_done_spec(self, done_spec: Any) -> Any:
+        """Add missing truncated flags if there is a limit."""
+        out = done_spec.clone()
+        for done_key, truncated_key, _ in self._groups():
+            if self.max_steps is not None and truncated_key not in done_spec.keys(True, True):
+                out[truncated_key] = done_spec[done_key].clone()
+        return out
+
+    def forward(self, tensordict: Any) -> Any:
+        """Raise: counting needs an environment."""
+        raise UnsupportedError(
+            "StepCounter counts an environment's steps; it can't be used in a replay buffer"
+        )
+
+    def extra_repr(self) -> str:
+        """Show the limit and the key."""
+        return f"max_steps={self.max_steps}, step_count_key={self.step_count_key!r}"
+
+
+class InitTracker(Transform):
+    """Marks the first root of each episode: True there, False everywhere else.
+
+    Args:
+        init_key: the name of the mark; every group of flags has its own, with the shape of its done flag.
+
+    Examples:
+        >>> from gleanrl.envs import GymEnv, TransformedEnv
+        >>> TransformedEnv(GymEnv("CartPole-v1"), InitTracker()).rollout(3)["is_init"].flatten()
+        tensor([ True, False, False])
+    """
+
+    on_rows = True
+
+    def __init__(self, init_key: str = "is_init") -> None:
+        if not isinstance(init_key, str):
+            raise InvalidTypeError(
+                f"init_key: expected a name, the same in every group of flags, got {init_key!r}"
+            )
+        super().__init__()
+        self.init_key = init_key
+        self._marks_found: list[tuple[NestedKey, NestedKey]] | None = None
+
+    def empty_cache(self) -> None:
+        """Forget the groups of flags."""
+        super().empty_cache()
+        self._marks_found = None
+
+    def _marks(self) -> list[tuple[NestedKey, NestedKey]]:
+        if self._marks_found is None:
+            done = [key for key in _parent(self).done_keys if as_path(key)[-1] == "done"]
+            self._marks_found = [(key, sibling(key, self.init_key)) for key in done]
+        return self._marks_found
+
+    def written_keys(self) -> list[NestedKey]:
+        """Return the marks."""
+        return [mark for _, mark in self._marks()]
+
+    def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
+        for done_key, mark in self._marks():
+            next_tensordict.set(mark, torch.zeros_like(next_tensordict.get(done_key)))
+        return next_tensordict
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        for done_key, mark in self._marks():
+            done = tensordict_reset.get(done_key)
+            asked = tensordict.get(sibling(done_key, "_reset"), None)
+            first = torch.ones_like(done) if asked is None else asked.reshape(done.shape).clone()
+            tensordict_reset.set(mark, first)
+        return tensordict_reset
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Add the marks."""
+        out = observation_spec.clone()
+        spec = _parent(self).full_done_spec
+        for done_key, mark in self._marks():
+            if mark in observation_spec.keys(True, True):
+                raise InvalidArgumentError(
+                    f"InitTracker: the environment has a {mark!r} already; choose another init_key"
+                )
+            leaf = spec[done_key]
+            out[mark] = Categorical(2, shape=leaf.shape, dtype=torch.bool, device=leaf.device)
+        return out
+
+    def forward(self, tensordict: Any) -> Any:
+        """Raise: it needs an environment."""
+        raise UnsupportedError(
+            "InitTracker follows an environment's resets; it can't be used in a replay buffer"
+        )
+
+
+class RewardSum(Transform):
+    """Sums up the rewards of each episode; the root's sum is that before the step.
+
+    Args:
+        in_keys: rewards; None for all of the environment's.
+        out_keys: where the sums stand; None for ``"episode_reward"`` beside ``"reward"``, and so on.
+        reset_keys: for each sum the ``"_reset"`` mask that sets it to zero; None for that of the group of flags that
+            the reward stands in, or the environment's.
+        reward_spec: whether the sums are declared as rewards rather than observations: then they stand below
+            ``"next"`` only.
+
+    Examples:
+        >>> from gleanrl.envs import GymEnv, TransformedEnv
+        >>> env = TransformedEnv(GymEnv("CartPole-v1"), RewardSum())
+        >>> env.rollout(3)["next", "episode_reward"].flatten()
+        tensor([1., 2., 3.])
+    """
+
+    on_rows = True
+
+    def __init__(
+        self,
+        in_keys: Keys | None = None,
+        out_keys: Keys | None = None,
+        reset_keys: Keys | None = None,
+        *,
+        reward_spec: bool = False,
+    ) -> None:
+        super().__init__(in_keys, out_keys)
+        self.reset_keys = as_keys("reset_keys", reset_keys)
+        self.reward_spec = reward_spec
+        self._last: dict[NestedKey, torch.Tensor] = {}  # the sums, for roots that don't hold them
+
+    def _default_in_keys(self) -> list[NestedKey]:
+        return list(_parent(self).reward_keys)
+
+    def _default_out_keys(self) -> list[NestedKey]:
+        return [sibling(key, f"episode_{as_path(key)[-1]}") for key in self.in_keys]
+
+    def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
+        for in_key, out_key in self.pairs():
+            reward = next_tensordict.get(in_key)
+            before = None if self.reward_spec else tensordict.get(out_key, None)
+            if before is None:
+                before = self._last.get(out_key)
+            if before is None:
+                raise MissingKeyError(
+                    f"RewardSum: the root has no {out_key!r}; step from what reset returned"
+                )
+            total = torch.add(before, reward)
+            self._last[out_key] = total
+            next_tensordict.set(out_key, total)
+        return next_tensordict
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        spec = _parent(self).full_reward_spec
+        for (in_key, out_key), reset_key in zip(self.pairs(), self._masks(), strict=True):
+            zero = spec[in_key].zero()
+            mask = tensordict.get(reset_key, None)
+            before = None if self.reward_spec else tensordict.get(out_key, None)
+            before = self._last.get(out_key) if before is None else before
+            if mask is not None and before is not None:
+                size = tensordict_reset.batch_size
+                if mask.ndim > zero.ndim or mask.shape != zero.shape[: mask.ndim]:
+                    mask = mask.reshape(*size, -1).any(-1)
+                zero = torch.where(trailing(mask, zero), zero, before)
+            self._last[out_key] = zero
+            if not self.reward_spec:
+                tensordict_reset.set(out_key, zero)
+        return tensordict_reset
+
+    def _masks(self) -> list[NestedKey]:
+        """Return the reset mask of each sum."""
+        known = list(_parent(self).reset_keys)
+        if self.reset_keys is not None:
+            unknown = [key for key in self.reset_keys if key not in known]
+            if unknown or len(self.reset_keys) != len(self.in_keys):
+                raise InvalidArgumentError(
+                    f"RewardSum: reset_keys: expected one of {known} for each of {self.in_keys}, got {self.reset_keys}"
+                )
+            return self.reset_keys
+        found: list[NestedKey] = []
+        for key in self.in_keys:
+            path = as_path(key)[:-1]
+            above = [as_key((*path[:n], "_reset")) for n in range(len(path), -1, -1)]
+            found.append(next((k for k in above if k in known), known[0]))
+        return found
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Add the sums, unless they are declared as rewards."""
+        return observation_spec if self.reward_spec else self._with_sums(observation_spec)
+
+    def transform_reward_spec(self, reward_spec: Any) -> Any:
+        """Add the sums if they are declared as rewards."""
+        return self._with_sums(reward_spec) if self.reward_spec else reward_spec
+
+    def _with_sums(self, spec: Composite) -> Composite:
+        out = spec.clone()
+        rewards = _parent(self).full_reward_spec
+        unknown = [key for key in self.in_keys if key not in keys_of(rewards)]
+        if unknown:
+            raise MissingKeyError(f"RewardSum: {unknown} are none of the rewards {keys_of(rewards)}")
+        for in_key, out_key in self.pairs():
+            leaf = rewards[in_key]
+            out[out_key] = Unbounded(leaf.shape, device=leaf.device, dtype=leaf.dtype)
+        return out
+
+    def forward(self, tensordict: Any) -> Any:
+        """Sum the rewards of a batch ``[*B, T]`` along time, in place of `in_keys` as they are given.
+
+        Raises:
+            UnsupportedError: without `in_keys`.
+        """
+        raise UnsupportedError(
+            "RewardSum follows an environment's episodes; it can't be used in a replay buffer"
+        )
+
+
+def _parent(transform: Transform) -> Any:
+    """Return the environment that `transform` is in.
+
+    Raises:
+        UnsupportedError: if it's in none.
+    """
+    parent = transform.parent
+    if parent is None:
+        raise UnsupportedError(
+            f"{type(transform).__name__}: expected to be part of an environment; put it into a TransformedEnv"
+        )
+    return parent

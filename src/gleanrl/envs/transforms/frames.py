@@ -1,0 +1,195 @@
+"""`CatFrames`: the last N observations as one."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from gleanrl.data.boundaries import trajectory_ends
+from gleanrl.data.specs import Bounded, Composite, TensorSpec, Unbounded
+from gleanrl.envs.transforms.base import Keys, Transform
+from gleanrl.envs.transforms.rows import Record, reset_rows, trailing
+from gleanrl.envs.transforms.shapes import PIXELS
+from gleanrl.envs.transforms.spec_tools import map_leaves
+from gleanrl.errors import InvalidArgumentError, MissingArgumentError, SchemaError, UnsupportedError
+from gleanrl.tree import NestedKey, as_path
+
+
+class CatFrames(Transform):
+    """Concatenates each observation with the N - 1 before it in its episode, the newest last.
+
+    Where an episode is younger than that, its first observation is repeated, or a constant stands in. The next
+    observation of a step that ends an episode includes the one that ended it.
+
+    In a buffer `forward` stacks what is read (or, with `as_inverse`, what is written): batches ``[*B, T]`` of whole
+    steps, time last. Nothing crosses the end of a trajectory as `gleanrl.data.boundaries.trajectory_ends` defines it,
+    nor the batch's beginning, where a trajectory that began earlier is filled up as if it began there. In keys that
+    begin with ``"next"`` name next observations; they follow the root observation of the same trajectory, whose key
+    must be among `in_keys` too.
+
+    Args:
+        N: how many, at least 1.
+        dim: the dimension that is concatenated, negative.
+        in_keys: observations; None for ``["pixels"]``.
+        out_keys: where the results stand; None for in place.
+        padding: ``"same"`` repeats the first observation, ``"constant"`` fills with `padding_value`.
+        padding_value: see `padding`.
+        as_inverse: whether a buffer's writes are stacked instead of its reads.
+        reset_key: the ``"_reset"`` mask to go by; None for any of the environment's.
+        done_key: in a buffer, the only flag to look at, without ``"next"``; None for all flags.
+
+    Raises:
+        InvalidArgumentError: for a bad `N`, `dim` or `padding`.
+    """
+
+    on_rows = True
+    ACCEPTED_PADDING = ("same", "constant")
+
+    def __init__(
+        self,
+        N: int,
+        dim: int,
+        in_keys: Keys | None = None,
+        out_keys: Keys | None = None,
+        padding: str = "same",
+        padding_value: float = 0,
+        as_inverse: bool = False,
+        **keys: NestedKey | None,
+    ) -> None:
+        if isinstance(N, bool) or not isinstance(N, int) or N < 1:
+            raise InvalidArgumentError(f"N: expected a positive integer, got {N!r}")
+        if isinstance(dim, bool) or not isinstance(dim, int) or dim >= 0:
+            raise InvalidArgumentError(
+                f"dim: expected a negative dimension, got {dim!r}: batch dimensions come first"
+            )
+        if padding not in self.ACCEPTED_PADDING:
+            raise InvalidArgumentError(f"padding: expected one of {self.ACCEPTED_PADDING}, got {padding!r}")
+        unknown = sorted(set(keys) - {"reset_key", "done_key"})
+        if unknown:
+            raise InvalidArgumentError(f"CatFrames: unexpected arguments {unknown}")
+        super().__init__(list(PIXELS) if in_keys is None else in_keys, out_keys)
+        self.N, self.dim, self.padding, self.padding_value = N, dim, padding, padding_value
+        self.as_inverse = as_inverse
+        self.reset_key, self.done_key = keys.get("reset_key"), keys.get("done_key")
+        self._stacks: dict[NestedKey, Tensor] = {}
+
+    # ----------------------------------------------------------- environment
+    def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
+        for in_key, out_key in self.pairs():
+            frame = next_tensordict.get(in_key)
+            stack = self._stacks.get(in_key)
+            if stack is None:
+                raise UnsupportedError("CatFrames: reset the environment before the first step")
+            size = frame.shape[self.dim]
+            stack = torch.cat([stack.narrow(self.dim, size, (self.N - 1) * size), frame], self.dim)
+            self._stacks[in_key] = stack
+            next_tensordict.set(out_key, stack)
+        return next_tensordict
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        keys = self.parent.reset_keys if self.reset_key is None else [self.reset_key]
+        mask = reset_rows(tensordict, keys)
+        for in_key, out_key in self.pairs():
+            frame = tensordict_reset.get(in_key)
+            stack = torch.cat([*[self._pad(frame)] * (self.N - 1), frame], self.dim)
+            before = self._stacks.get(in_key)
+            if mask is not None and before is not None:
+                stack = torch.where(trailing(mask, stack), stack, before)
+            self._stacks[in_key] = stack
+            tensordict_reset.set(out_key, stack)
+        return tensordict_reset
+
+    def _pad(self, first: Tensor) -> Tensor:
+        return first if self.padding == "same" else torch.full_like(first, self.padding_value)
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Widen the specs."""
+        return map_leaves(observation_spec, self.pairs(), self._leaf)
+
+    def _leaf(self, spec: TensorSpec) -> TensorSpec:
+        zero = spec.zero()
+        shape = torch.cat([zero] * self.N, self.dim).shape
+        if isinstance(spec, Bounded):
+            low, high = (torch.cat([bound] * self.N, self.dim) for bound in (spec.low, spec.high))
+            if self.padding == "constant":
+                low, high = low.clamp(max=self.padding_value), high.clamp(min=self.padding_value)
+            return Bounded(low, high, shape, spec.device, spec.dtype)
+        return Unbounded(shape, device=spec.device, dtype=spec.dtype)
+
+    # ---------------------------------------------------------------- buffer
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Stack a batch ``[*B, T]`` that is read; returned as it is with `as_inverse`."""
+        return tensordict if self.as_inverse else self.unfolded(tensordict)
+
+    def _inv_call(self, tensordict: Record) -> Record:
+        if not self.as_inverse or self.parent is not None:
+            return tensordict
+        return self.unfolded(tensordict)
+
+    def inverts(self) -> bool:
+        """Return False: actions stay as they are."""
+        return False
+
+    def unfolded(self, batch: TensorDictBase) -> TensorDictBase:
+        """Stack the observations of whole steps, in place.
+
+        Args:
+            batch: ``[*B, T]``.
+
+        Raises:
+            SchemaError: if there is no time dimension.
+        """
+        if batch.ndim == 0:
+            raise SchemaError("CatFrames: expected steps [*B, T], got a single one; sample slices")
+        ends = trajectory_ends(batch, done_key=self.done_key)
+        age = _age(ends)  # (*B, T) int64
+        made: dict[NestedKey, Tensor] = {}
+        for in_key, out_key in self.pairs():
+            value = batch.get(in_key, None)
+            if value is None:
+                if self.missing_tolerance:
+                    continue
+                raise self._missing(in_key, batch)
+            path = as_path(in_key)
+            if path[0] == "next":
+                root = batch.get(path[1:], None)
+                if root is None:
+                    raise MissingArgumentError(
+                        f"CatFrames: {in_key!r} needs {path[1:]!r} in the batch as well"
+                    )
+                frames = [value, *self._earlier(root, age, self.N - 1)]
+            else:
+                frames = self._earlier(value, age, self.N)
+            made[out_key] = torch.cat(frames[::-1], self.dim)
+        for out_key, stack in made.items():
+            batch.set(out_key, stack)
+        return batch
+
+    def _earlier(self, value: Tensor, age: Tensor, count: int) -> list[Tensor]:
+        """Return the frames of 0, 1, … ``count - 1`` steps before each step of its trajectory, padded."""
+        time = age.ndim - 1
+        position = torch.arange(age.shape[-1], device=age.device).expand(age.shape)
+        frames = []
+        for back in range(count):
+            index = (position - age.clamp(max=back)).to(value.device)
+            shaped = index.reshape((*index.shape, *[1] * (value.ndim - index.ndim)))
+            frame = value.gather(time, shaped.expand((*index.shape, *value.shape[index.ndim :])))
+            if self.padding == "constant":
+                young = (age < back).to(value.device)
+                frame = frame.masked_fill(young.reshape(shaped.shape), self.padding_value)
+            frames.append(frame)
+        return frames
+
+    def extra_repr(self) -> str:
+        """Show the numbers."""
+        return f"N={self.N}, dim={self.dim}, in_keys={self.in_keys}"
+
+
+def _age(ends: Tensor) -> Tensor:
+    """Return how many steps of its trajectory piece come before each step, ``[*B, T]`` int64."""
+    length = ends.shape[-1]
+    position = torch.arange(length, device=ends.device).expand(ends.shape)
+    begins = torch.zeros_like(position)
+    begins[..., 1:] = torch.where(ends[..., :-1], position[..., 1:], 0)
+    return position - begins.cummax(-1).values

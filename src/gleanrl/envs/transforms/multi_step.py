@@ -1,0 +1,134 @@
+"""`MultiStepTransform`: n-step transitions of what is written to a buffer, however it is cut into batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from gleanrl.data.boundaries import trajectory_ends
+from gleanrl.data.postprocs import MultiStep
+from gleanrl.envs.transforms.base import Keys, as_keys
+from gleanrl.envs.transforms.buffers import BufferTransform
+from gleanrl.envs.transforms.rows import Record
+from gleanrl.errors import InvalidArgumentError, SchemaError
+from gleanrl.tree import NestedKey, as_key, as_path, flatten
+
+_IDS = ("collector", "traj_ids")
+
+
+class MultiStepTransform(BufferTransform):
+    """Turns steps that are written into n-step transitions, as `gleanrl.data.postprocs.MultiStep` does.
+
+    The last `n_steps` steps of each write are held back until the next one shows what follows them, so that the result
+    doesn't depend on how the data is cut: of T steps in all, ``T - n_steps`` have been written. While there are no
+    more than `n_steps`, nothing is written (`extend` returns no index). Rows of the batch are streams, time is the last
+    dimension: every write must have the same streams. In-between resets are noticed by trajectory ids or flags.
+
+    Args:
+        n_steps: how many steps to look ahead; it can be changed between writes.
+        gamma: discount of one step.
+        reward_keys: rewards, without ``"next"``; None for all that are called so.
+        done_key: one more flag below ``"next"`` that ends a trajectory, beside done, terminated and truncated.
+        done_keys: several of them.
+        mask_key: one more mask of real steps, beside ``("collector", "mask")``.
+
+    Raises:
+        InvalidArgumentError: for a bad number, or if it's used in an environment (also a ValueError).
+    """
+
+    def __init__(
+        self,
+        n_steps: int,
+        gamma: float,
+        *,
+        reward_keys: Keys | None = None,
+        done_key: NestedKey | None = None,
+        done_keys: Keys | None = None,
+        mask_key: NestedKey | None = None,
+    ) -> None:
+        super().__init__()
+        self.gamma = gamma
+        self.reward_keys = as_keys("reward_keys", reward_keys)
+        self.n_steps = n_steps
+        single = [] if done_key is None else [done_key]
+        self.done_keys = [*(as_keys("done_key", single) or []), *(as_keys("done_keys", done_keys) or [])]
+        self.mask_key = None if mask_key is None else as_key(as_path(mask_key))
+        self._held: TensorDictBase | None = None
+
+    @property
+    def n_steps(self) -> int:
+        """How many steps to look ahead."""
+        return self._n_steps
+
+    @n_steps.setter
+    def n_steps(self, n_steps: int) -> None:
+        MultiStep(self.gamma, n_steps)  # raises for bad numbers
+        self._n_steps = n_steps
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return a batch that is read as it is."""
+        return tensordict
+
+    def _inv_call(self, tensordict: Record) -> Record:
+        if tensordict.ndim == 0:
+            raise SchemaError("MultiStepTransform: expected steps [*B, T], got a single one; use extend")
+        total = tensordict
+        if self._held is not None:
+            if self._held.batch_size[:-1] != tensordict.batch_size[:-1]:
+                raise SchemaError(
+                    f"MultiStepTransform: expected {tuple(self._held.batch_size[:-1])} streams as before, got a batch "
+                    f"of {tuple(tensordict.batch_size)}; time is the last dimension"
+                )
+            total = torch.cat([self._held, tensordict], tensordict.ndim - 1)
+        length = total.shape[-1]
+        self._held = total[..., max(length - self.n_steps, 0) :].clone()
+        if length <= self.n_steps:
+            return None
+        return self._post_processed(total)[..., : length - self.n_steps].clone()
+
+    def _post_processed(self, total: TensorDictBase) -> TensorDictBase:
+        """Return the n-step data of all steps; the last ones look too little ahead."""
+        process = MultiStep(self.gamma, self.n_steps, reward_keys=self.reward_keys)
+        if not self.done_keys and self.mask_key is None:
+            return process(total)
+        masks = [] if self.mask_key is None else [self.mask_key]
+        ends = trajectory_ends(total, mask_keys=masks)
+        for key in self.done_keys:
+            ends = ends | trajectory_ends(total, done_key=key, mask_keys=masks)
+        pieces = torch.zeros_like(ends, dtype=torch.int64)
+        pieces[..., 1:] = ends[..., :-1].cumsum(-1)
+        marked = total.copy()
+        marked.set(_IDS, pieces)
+        out = process(marked)
+        ids = total.get(_IDS, None)
+        return out.exclude(_IDS) if ids is None else out.set(_IDS, ids)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return the steps that are held back."""
+        held = self._held
+        if held is None:
+            return {"held": None}
+        leaves = {as_key(path): leaf.clone() for path, leaf in flatten(held).items()}
+        return {"held": leaves, "batch_size": list(held.batch_size), "names": list(held.names)}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Take over the steps that were held back."""
+        self._held = None
+        if state["held"] is not None:
+            self._held = TensorDict(
+                {}, state["batch_size"], names=state["names"] if any(state["names"]) else None
+            )
+            for key, leaf in state["held"].items():
+                self._held.set(key, leaf.clone())
+
+    def extra_repr(self) -> str:
+        """Show the numbers."""
+        return f"n_steps={self.n_steps}, gamma={self.gamma}"
+
+    def _misplaced(self) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            "MultiStepTransform works on what is written to a replay buffer, not in an environment; as a collector's "
+            "postproc use MultiStep"
+        )

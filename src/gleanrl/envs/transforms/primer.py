@@ -1,0 +1,157 @@
+"""`TensorDictPrimer`: entries that every episode begins with, the state of a recurrent policy say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gleanrl.data.specs import Composite, TensorSpec
+from gleanrl.envs.transforms.base import Transform
+from gleanrl.envs.transforms.rows import Record, reset_rows, trailing
+from gleanrl.envs.transforms.spec_tools import keys_of
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError
+from gleanrl.tree import NestedKey, as_key, as_path
+
+
+class TensorDictPrimer(Transform):
+    """Adds entries at each reset; in a buffer, to batches that lack them.
+
+    In a step an entry that the environment doesn't return is what the policy wrote below ``"next"``, or stays what it
+    is in the root.
+
+    Args:
+        primers: a composite spec, or a mapping from keys to specs, of the entries.
+        random: whether they are drawn from their specs.
+        default_value: the value of all entries, or a mapping from keys to values; a function without arguments is
+            called at each reset and returns a value for all environments.
+        reset_key: the ``"_reset"`` mask that renews them; None for any of the environment's.
+        expand_specs: whether specs that lack the environment's batch dimensions get them; None for yes.
+        **kwargs: more entries by keyword.
+
+    Raises:
+        InvalidArgumentError: if `random` and `default_value` are both given.
+    """
+
+    on_rows = True
+
+    def __init__(
+        self,
+        primers: Mapping[Any, TensorSpec] | Composite | None = None,
+        random: bool | None = None,
+        default_value: Any = None,
+        reset_key: NestedKey | None = None,
+        expand_specs: bool | None = None,
+        **kwargs: TensorSpec,
+    ) -> None:
+        if random and default_value is not None:
+            raise InvalidArgumentError("TensorDictPrimer: give random=True or default_value, not both")
+        spec = primers.clone() if isinstance(primers, Composite) else Composite(dict(primers or {}))
+        for key, leaf in kwargs.items():
+            spec[key] = leaf
+        super().__init__()
+        self.primers, self.random, self.reset_key = spec, bool(random), reset_key
+        self.default_value = 0.0 if default_value is None else default_value
+        self.expand_specs = True if expand_specs is None else expand_specs
+        self._expanded: Composite | None = None
+
+    def _default_out_keys(self) -> list[NestedKey]:
+        return keys_of(self.primers)
+
+    def pairs(self) -> list[tuple[NestedKey, NestedKey]]:
+        """Return nothing: entries are added, none is read."""
+        return []
+
+    def written_keys(self) -> list[NestedKey]:
+        """Return the entries."""
+        return self.out_keys
+
+    def empty_cache(self) -> None:
+        """Forget the specs with batch dimensions."""
+        super().empty_cache()
+        self._expanded = None
+
+    def _specs(self) -> Composite:
+        """Return the entries' specs with the environment's batch dimensions."""
+        if self._expanded is None:
+            parent = self.parent
+            size = torch.Size() if parent is None else torch.Size(parent.batch_size)
+            out = Composite({}, shape=size)
+            for key in keys_of(self.primers):
+                leaf = self.primers[key]
+                if leaf.shape[: len(size)] != size:
+                    if not self.expand_specs:
+                        raise InvalidArgumentError(
+                            f"primers: {key!r} has shape {tuple(leaf.shape)}, which doesn't begin with the "
+                            f"environment's batch size {tuple(size)}; leave expand_specs on"
+                        )
+                    leaf = leaf.expand((*size, *leaf.shape))
+                out[key] = leaf
+            self._expanded = out
+        return self._expanded
+
+    def _fresh(self, key: NestedKey, spec: TensorSpec, lead: tuple[int, ...] = ()) -> Tensor:
+        if self.random:
+            return spec.rand(lead)
+        value = self.default_value
+        if isinstance(value, Mapping):
+            paths = {as_path(k): v for k, v in value.items()}
+            if as_path(key) not in paths:
+                raise InvalidArgumentError(f"default_value: nothing for {key!r}; got {list(value)}")
+            value = paths[as_path(key)]
+        made = _value(value)
+        shape = torch.Size((*lead, *spec.shape))
+        return torch.as_tensor(made, dtype=spec.dtype, device=spec.device).expand(shape).clone()
+
+    def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
+        for key in self.out_keys:
+            if next_tensordict.get(key, None) is None:
+                value = tensordict.get(("next", *as_path(key)), None)  # what the policy wrote there
+                value = tensordict.get(key, None) if value is None else value
+                next_tensordict.set(
+                    key, self._fresh(key, self._specs()[key]) if value is None else value.clone()
+                )
+        return next_tensordict
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        specs = self._specs()
+        keys = self.parent.reset_keys if self.reset_key is None else [self.reset_key]
+        mask = reset_rows(tensordict, keys)
+        for key in self.out_keys:
+            fresh = self._fresh(key, specs[key])
+            before = tensordict.get(key, None)
+            if mask is not None and before is not None:
+                fresh = torch.where(trailing(mask, fresh), fresh, before)
+            tensordict_reset.set(key, fresh)
+        return tensordict_reset
+
+    def forward(self, tensordict: Any) -> Any:
+        """Add the entries that a batch lacks, one for each record."""
+        for key in self.out_keys:
+            if tensordict.get(key, None) is None:
+                tensordict.set(key, self._fresh(key, self.primers[key], tensordict.batch_size))
+        return tensordict
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Add the entries' specs."""
+        out = observation_spec.clone()
+        specs = self._specs()
+        for key in self.out_keys:
+            if key in observation_spec.keys(True, True) and observation_spec[key] != specs[key]:
+                raise InvalidArgumentError(f"primers: the environment has a {key!r} already")
+            out[key] = specs[key].clone()
+        return out
+
+    def extra_repr(self) -> str:
+        """Show the keys."""
+        return f"primers={[as_key(as_path(key)) for key in self.out_keys]}, random={self.random}"
+
+
+def _value(value: Any) -> Any:
+    function: Callable[[], Any] | None = value if callable(value) else None
+    made = function() if function is not None else value
+    if not isinstance(made, (int, float, bool, Tensor)):
+        raise InvalidTypeError(f"default_value: expected a number or a tensor, got {made!r}")
+    return made

@@ -1,0 +1,296 @@
+"""Transforms of rewards and of single numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gleanrl.data.specs import Binary, Bounded, Composite, TensorSpec, Unbounded
+from gleanrl.envs.transforms.base import Keys, Transform
+from gleanrl.envs.transforms.rows import Record, reset_rows, trailing
+from gleanrl.envs.transforms.spec_tools import map_leaves, mapped
+from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.tree import NestedKey
+
+
+class _OfEntries(Transform):
+    """Maps entries, rewards by default; the specs are mapped by `_leaf`."""
+
+    on_rows = True
+
+    def _default_in_keys(self) -> list[NestedKey]:
+        return ["reward"] if self.parent is None else list(self.parent.reward_keys)
+
+    def _leaf(self, spec: TensorSpec) -> TensorSpec:
+        return mapped(spec, self._apply_transform, monotone=True)
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Map the specs of those `in_keys` that are observations."""
+        return map_leaves(observation_spec, self.pairs(), self._leaf)
+
+    def transform_reward_spec(self, reward_spec: Any) -> Any:
+        """Map the specs of those `in_keys` that are rewards."""
+        return map_leaves(reward_spec, self.pairs(), self._leaf)
+
+
+class RewardScaling(_OfEntries):
+    """Maps rewards by ``reward * scale + loc``, or by ``(reward - loc) / scale`` with `standard_normal`.
+
+    Args:
+        loc: location.
+        scale: scale; with `standard_normal` not zero.
+        in_keys: what to map; None for the environment's rewards.
+        out_keys: where the results stand; None for in place.
+        standard_normal: which of the two forms.
+    """
+
+    def __init__(
+        self,
+        loc: float | Tensor,
+        scale: float | Tensor,
+        in_keys: Keys | None = None,
+        out_keys: Keys | None = None,
+        standard_normal: bool = False,
+    ) -> None:
+        super().__init__(in_keys, out_keys)
+        self.standard_normal = standard_normal
+        self.register_buffer("loc", torch.as_tensor(loc).clone())
+        self.register_buffer("scale", torch.as_tensor(scale).clone())
+        if standard_normal and bool((self._buffers["scale"] == 0).any()):  # type: ignore[union-attr]
+            raise InvalidArgumentError(f"scale: expected no zero with standard_normal, got {scale!r}")
+
+    def _apply_transform(self, value: Tensor) -> Tensor:
+        loc, scale = self._buffers["loc"], self._buffers["scale"]
+        assert loc is not None and scale is not None
+        out = (
+            (value - loc) / scale
+            if self.standard_normal
+            else torch.addcmul(loc.to(value.dtype), value, scale.to(value.dtype))
+        )
+        return out.to(value.dtype)
+
+    def extra_repr(self) -> str:
+        """Show the numbers."""
+        return f"loc={self._buffers['loc']}, scale={self._buffers['scale']}, standard_normal={self.standard_normal}"
+
+
+class RewardClipping(_OfEntries):
+    """Clips rewards to an interval.
+
+    Args:
+        clamp_min: lowest value; None for none.
+        clamp_max: highest value; None for none.
+        in_keys: what to clip; None for the environment's rewards.
+        out_keys: where the results stand; None for in place.
+    """
+
+    def __init__(
+        self,
+        clamp_min: float | None = None,
+        clamp_max: float | None = None,
+        in_keys: Keys | None = None,
+        out_keys: Keys | None = None,
+    ) -> None:
+        super().__init__(in_keys, out_keys)
+        self.low, self.high = _interval("clamp_min", clamp_min, "clamp_max", clamp_max)
+
+    def _apply_transform(self, value: Tensor) -> Tensor:
+        return value.clamp(self.low, self.high)
+
+    def _leaf(self, spec: TensorSpec) -> TensorSpec:
+        return _clipped(spec, self.low, self.high)
+
+    def extra_repr(self) -> str:
+        """Show the interval."""
+        return f"clamp_min={self.low}, clamp_max={self.high}"
+
+
+class ClipTransform(Transform):
+    """Clips entries to an interval; inverse keys clip what goes in.
+
+    Args:
+        in_keys: what to clip of what comes out.
+        out_keys: where the results stand; None for in place.
+        in_keys_inv: what to clip of what goes in.
+        out_keys_inv: what the user writes; None for the same keys.
+        low: lowest value, a number or a tensor; None for none.
+        high: highest value; likewise.
+
+    Raises:
+        InvalidArgumentError: without bounds, or if `low` is above `high`.
+    """
+
+    on_rows = True
+
+    def __init__(
+        self,
+        in_keys: Keys | None = None,
+        out_keys: Keys | None = None,
+        in_keys_inv: Keys | None = None,
+        out_keys_inv: Keys | None = None,
+        *,
+        low: float | Tensor | None = None,
+        high: float | Tensor | None = None,
+    ) -> None:
+        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
+        low, high = _interval("low", low, "high", high)
+        self.register_buffer("low", None if low is None else torch.as_tensor(low).clone())
+        self.register_buffer("high", None if high is None else torch.as_tensor(high).clone())
+
+    def _apply_transform(self, value: Tensor) -> Tensor:
+        low, high = self._buffers["low"], self._buffers["high"]
+        return torch.clamp(value, low, high).to(value.dtype)
+
+    def _inv_apply_transform(self, value: Tensor) -> Tensor:
+        return self._apply_transform(value)
+
+    def _leaf(self, spec: TensorSpec) -> TensorSpec:
+        return _clipped(spec, self._buffers["low"], self._buffers["high"])
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Narrow the specs of those `in_keys` that are observations."""
+        return map_leaves(observation_spec, self.pairs(), self._leaf)
+
+    def transform_reward_spec(self, reward_spec: Any) -> Any:
+        """Narrow the specs of those `in_keys` that are rewards."""
+        return map_leaves(reward_spec, self.pairs(), self._leaf)
+
+
+class SignTransform(Transform):
+    """Replaces numbers by their signs: -1, 0 or 1.
+
+    Args:
+        in_keys: what to map of what comes out, ``["reward"]`` say.
+        out_keys: where the results stand; None for in place.
+        in_keys_inv: what to map of what goes in.
+        out_keys_inv: what the user writes; None for the same keys.
+    """
+
+    on_rows = True
+
+    def _apply_transform(self, value: Tensor) -> Tensor:
+        return value.sign()
+
+    def _inv_apply_transform(self, value: Tensor) -> Tensor:
+        return value.sign()
+
+    def _leaf(self, spec: TensorSpec) -> TensorSpec:
+        return Bounded(-1, 1, spec.shape, spec.device, spec.dtype)
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Bound the specs of those `in_keys` that are observations."""
+        return map_leaves(observation_spec, self.pairs(), self._leaf)
+
+    def transform_reward_spec(self, reward_spec: Any) -> Any:
+        """Bound the specs of those `in_keys` that are rewards."""
+        return map_leaves(reward_spec, self.pairs(), self._leaf)
+
+
+class BinarizeReward(_OfEntries):
+    """Replaces rewards by whether they are positive: 1 or 0, in int8.
+
+    Args:
+        in_keys: what to map; None for the environment's rewards.
+        out_keys: where the results stand; None for in place.
+    """
+
+    def __init__(self, in_keys: Keys | None = None, out_keys: Keys | None = None) -> None:
+        super().__init__(in_keys, out_keys)
+
+    def _apply_transform(self, value: Tensor) -> Tensor:
+        return (value > 0).to(torch.int8)
+
+    def _leaf(self, spec: TensorSpec) -> TensorSpec:
+        return Binary(shape=spec.shape, device=spec.device, dtype=torch.int8)
+
+
+class TargetReturn(Transform):
+    """Adds the return that is still to be reached: a target at reset, from which rewards are taken off, or not.
+
+    Args:
+        target_return: the target at the beginning of each episode.
+        mode: ``"reduce"`` takes each reward off, ``"constant"`` leaves the target as it is.
+        in_keys: rewards; None for the environment's.
+        out_keys: where the target stands; None for ``"target_return"``, which goes with one reward.
+        reset_key: the ``"_reset"`` mask that sets it back; None for any of the environment's.
+
+    Raises:
+        InvalidArgumentError: for another mode.
+    """
+
+    on_rows = True
+    MODES = ("reduce", "constant")
+
+    def __init__(
+        self,
+        target_return: float,
+        mode: str = "reduce",
+        in_keys: Keys | None = None,
+        out_keys: Keys | None = None,
+        reset_key: NestedKey | None = None,
+    ) -> None:
+        if mode not in self.MODES:
+            raise InvalidArgumentError(f"mode: expected one of {self.MODES}, got {mode!r}")
+        super().__init__(in_keys, out_keys)
+        self.target_return, self.mode, self.reset_key = float(target_return), mode, reset_key
+
+    def _default_in_keys(self) -> list[NestedKey]:
+        return ["reward"] if self.parent is None else list(self.parent.reward_keys)
+
+    def _default_out_keys(self) -> list[NestedKey]:
+        return ["target_return"]
+
+    def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
+        for in_key, out_key in self.pairs():
+            target = tensordict.get(out_key)
+            reward = next_tensordict.get(in_key)
+            next_tensordict.set(out_key, target - reward if self.mode == "reduce" else target.clone())
+        return next_tensordict
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        spec = self.parent.full_reward_spec
+        keys = self.parent.reset_keys if self.reset_key is None else [self.reset_key]
+        mask = reset_rows(tensordict, keys)
+        for in_key, out_key in self.pairs():
+            leaf = spec[in_key]
+            fresh = torch.full(leaf.shape, self.target_return, dtype=leaf.dtype, device=leaf.device)
+            before = tensordict.get(out_key, None)
+            if mask is not None and before is not None:
+                fresh = torch.where(trailing(mask, fresh), fresh, before)
+            tensordict_reset.set(out_key, fresh)
+        return tensordict_reset
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Add the targets."""
+        out = observation_spec.clone()
+        for in_key, out_key in self.pairs():
+            leaf = self.parent.full_reward_spec[in_key]
+            out[out_key] = Unbounded(leaf.shape, device=leaf.device, dtype=leaf.dtype)
+        return out
+
+    def forward(self, tensordict: Any) -> Any:
+        """Raise: it needs an environment."""
+        raise UnsupportedError(
+            "TargetReturn follows an environment's episodes; it can't be used in a replay buffer"
+        )
+
+
+def _interval(low_name: str, low: Any, high_name: str, high: Any) -> tuple[Any, Any]:
+    if low is None and high is None:
+        raise InvalidArgumentError(f"expected {low_name}, {high_name} or both, got neither")
+    if low is not None and high is not None and bool((torch.as_tensor(low) > torch.as_tensor(high)).any()):
+        raise InvalidArgumentError(f"expected {low_name} <= {high_name}, got {low} and {high}")
+    return low, high
+
+
+def _clipped(spec: TensorSpec, low: Any, high: Any) -> TensorSpec:
+    dtype, shape = spec.dtype, spec.shape
+    assert dtype is not None
+    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    bottom = torch.as_tensor(limits.min if low is None else low, dtype=dtype).expand(shape)
+    top = torch.as_tensor(limits.max if high is None else high, dtype=dtype).expand(shape)
+    if isinstance(spec, Bounded):
+        bottom, top = torch.clamp(spec.low, bottom, top), torch.clamp(spec.high, bottom, top)
+    return Bounded(bottom, top, shape, spec.device, dtype)

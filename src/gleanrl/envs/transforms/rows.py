@@ -1,0 +1,134 @@
+"""`Row`: one row of a block's columns, with the part of TensorDict's interface that transforms need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from tensordict import TensorDictBase
+
+from gleanrl.errors import MissingKeyError
+from gleanrl.tree import NestedKey, Path, as_key, as_path
+
+_REQUIRED: Any = object()
+
+Record = Any
+"""What a transform's hooks get: a TensorDict, or a `Row`, which has `get`, `set`, `pop`, `batch_size`, `device`."""
+
+
+class Columns(Protocol):
+    """Values by key, each for many rows; a dictionary of tuples of tensors is one."""
+
+    def get(self, key: NestedKey, /) -> Sequence[torch.Tensor] | None:
+        """Return what stands at `key` in row 0, 1, …; None if there is no such key."""
+
+    def __iter__(self) -> Iterator[NestedKey]:
+        """Iterate over the keys."""
+
+
+class Row:
+    """The values of one step: columns of a block at row `t`, and over them what transforms have `set`.
+
+    A step costs a dictionary look-up for each value, where a TensorDict costs microseconds. `made` holds what was
+    set since it was last cleared; columns are never written here. Keys are strings, or tuples for nested ones.
+
+    Args:
+        batch_size: the environments' batch dimensions.
+        device: what a TensorDict of these values would say of its device.
+    """
+
+    def __init__(self, batch_size: torch.Size, device: torch.device | None) -> None:
+        self.batch_size = batch_size
+        self.device = device
+        self.t = 0
+        self.made: dict[NestedKey, torch.Tensor] = {}
+        self._hidden: set[NestedKey] = set()
+        self._columns: Columns = {}
+        self._opened: dict[NestedKey, Sequence[torch.Tensor]] = {}
+
+    def over(self, columns: Columns) -> Row:
+        """Read from `columns` from now on; returns the row itself."""
+        self._columns = columns
+        self._opened = {}
+        return self
+
+    def clear(self, t: int) -> dict[NestedKey, torch.Tensor]:
+        """Forget what was set and go to row `t`; returns what will hold what is set."""
+        self.t = t
+        made: dict[NestedKey, torch.Tensor] = {}
+        self.made = made
+        if self._hidden:
+            self._hidden = set()
+        return made
+
+    def get(self, key: NestedKey, default: Any = _REQUIRED) -> Any:
+        """Return the value at `key`, or `default`.
+
+        Raises:
+            MissingKeyError: if there is none and no default is given (also a KeyError).
+        """
+        value = self.made.get(key)
+        if value is not None:
+            return value
+        column = self._opened.get(key)
+        if column is not None and not self._hidden:
+            return column[self.t]
+        if key not in self._hidden and (column := self._columns.get(key)) is not None:
+            self._opened[key] = column
+            return column[self.t]
+        if not isinstance(key, str) and as_key(as_path(key)) != key:
+            return self.get(as_key(as_path(key)), default)
+        if default is _REQUIRED:
+            raise MissingKeyError(f"key {key!r} not found; there are {sorted(map(str, self.keys()))}")
+        return default
+
+    def set(self, key: NestedKey, value: torch.Tensor) -> Row:
+        """Set the value at `key`; returns the row itself."""
+        self.made[key] = value
+        return self
+
+    def pop(self, key: NestedKey, default: Any = _REQUIRED) -> Any:
+        """Return the value at `key`, or `default`; the row has none afterwards."""
+        value = self.get(key, default)
+        self.made.pop(key, None)
+        self._hidden.add(key)
+        return value
+
+    def keys(self) -> list[NestedKey]:
+        """Return the keys of all values."""
+        return [*dict.fromkeys((*self.made, *(key for key in self._columns if key not in self._hidden)))]
+
+
+def reset_rows(record: Record, reset_keys: Sequence[NestedKey]) -> torch.Tensor | None:
+    """Return which environments are reset, ``(*batch,)`` bool; None for all of them.
+
+    Args:
+        record: what the reset was asked with; its ``"_reset"`` masks may be absent.
+        reset_keys: where they stand.
+    """
+    size = record.batch_size
+    found = [mask for key in reset_keys if (mask := record.get(key, None)) is not None]
+    if not found:
+        return None
+    rows = torch.stack([mask.reshape(*size, -1).any(-1) for mask in found]).any(0)
+    return None if bool(rows.all()) else rows
+
+
+def trailing(mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return `mask` with dimensions of size 1 behind, as many as `value` has more."""
+    return mask.reshape((*mask.shape, *[1] * (value.ndim - mask.ndim)))
+
+
+def leaf_keys(record: Record) -> list[NestedKey]:
+    """Return the keys of all tensors in `record`."""
+    if isinstance(record, Row):
+        return record.keys()
+    assert isinstance(record, TensorDictBase)
+    return list(record.keys(True, True))
+
+
+def sibling(key: NestedKey, name: str) -> NestedKey:
+    """Return the key `name` beside `key`: ``sibling(("agents", "done"), "x")`` is ``("agents", "x")``."""
+    path: Path = as_path(key)
+    return as_key((*path[:-1], name))

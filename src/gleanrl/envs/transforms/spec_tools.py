@@ -1,0 +1,98 @@
+"""What becomes of specs: leaves mapped by the function that maps their values."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from gleanrl.data.specs import Bounded, Composite, TensorSpec, Unbounded
+from gleanrl.tree import NestedKey, as_key, as_path
+
+
+def keys_of(spec: Any) -> list[NestedKey]:
+    """Return the keys of all leaves of a composite spec."""
+    return [as_key(as_path(key)) for key in spec.keys(True, True)]
+
+
+def mapped(
+    spec: TensorSpec, function: Callable[[torch.Tensor], torch.Tensor], monotone: bool = False
+) -> TensorSpec:
+    """Return the spec of ``function(value)`` for the values of `spec`.
+
+    Args:
+        spec: a leaf.
+        function: without effects; called on a zero value, and with `monotone` on the bounds.
+        monotone: whether the function maps bounds to bounds, element by element (it may turn them round).
+
+    Returns:
+        A `Bounded` spec if `spec` is one and the function is monotone, an unbounded one otherwise.
+    """
+    out = function(spec.zero())
+    if monotone and isinstance(spec, Bounded):
+        low, high = function(spec.low), function(spec.high)
+        low, high = torch.minimum(low, high), torch.maximum(low, high)
+        if not bool(low.isnan().any() | high.isnan().any()):
+            return Bounded(low, high, out.shape, spec.device, out.dtype)
+    return Unbounded(out.shape, device=spec.device, dtype=out.dtype)
+
+
+def map_leaves(
+    spec: Composite,
+    pairs: Iterable[tuple[NestedKey, NestedKey]],
+    function: Callable[[TensorSpec], TensorSpec],
+) -> Composite:
+    """Return `spec` with ``function(leaf)`` under the second key of each pair, the leaf from under the first.
+
+    Pairs whose first key `spec` doesn't have are left out.
+    """
+    out = spec.clone()
+    for in_key, out_key in pairs:
+        if in_key in spec.keys(True, True):
+            out[out_key] = function(spec[in_key])
+    return out
+
+
+def apply_to_composite(method: Callable[[Any, TensorSpec], TensorSpec]) -> Callable[[Any, Any], Any]:
+    """Let a spec method of a transform that is written for one leaf take composites.
+
+    It is called for each of the transform's `in_keys` that the composite has, and the result is written under the
+    matching one of `out_keys`.
+    """
+
+    @functools.wraps(method)
+    def wrapper(self: Any, spec: Any) -> Any:
+        if not isinstance(spec, Composite):
+            return method(self, spec)
+        return map_leaves(
+            spec,
+            zip(self.in_keys, self.out_keys, strict=True),
+            lambda leaf: method(self, leaf),
+        )
+
+    return wrapper
+
+
+def apply_to_composite_inv(method: Callable[[Any, TensorSpec], TensorSpec]) -> Callable[[Any, Any], Any]:
+    """Let an input spec method of a transform that is written for one leaf take composites.
+
+    It is called for each of the transform's `in_keys_inv` that the action or state spec has, and the result is
+    written under the matching one of `out_keys_inv`.
+    """
+
+    @functools.wraps(method)
+    def wrapper(self: Any, spec: Any) -> Any:
+        if not isinstance(spec, Composite):
+            return method(self, spec)
+        pairs = list(zip(self.in_keys_inv, self.out_keys_inv, strict=True))
+        if not any(name in spec.keys() for name in ("full_action_spec", "full_state_spec")):
+            return map_leaves(spec, pairs, lambda leaf: method(self, leaf))
+        out = spec.clone()
+        for name in ("full_action_spec", "full_state_spec"):
+            if name in spec.keys():
+                out[name] = map_leaves(spec[name], pairs, lambda leaf: method(self, leaf))
+        return out
+
+    return wrapper

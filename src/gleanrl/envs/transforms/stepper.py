@@ -1,0 +1,363 @@
+"""How a transformed environment steps into the rows of a block.
+
+The base environment's own stepper fills an inner block; the transforms run on tensors of its rows; what they made is
+copied into the outer block, the one that is handed out::
+
+    action, row t ──inverse transforms──> inner action, row t ──base.step(t)──> inner next, row t
+                                                                                       │ transforms' _step
+    outer root, row t + 1 <── a copy, or the transformed reset where an episode ended ── outer next, row t
+
+- A column that no transform writes is one and the same in both blocks: the base stepper writes it in place.
+- A column that transforms write, or that the user doesn't get, is a single row of memory in the inner block, seen
+  as T rows: its values are looked at within the step only. Flags are real columns, because steppers may fill them
+  once a block and set them where an episode ends.
+- Where a transform ends an episode that the base environment didn't end, the base stepper is asked for a reset of
+  those environments.
+- State from step to step stands in the root's columns (step counts, sums of rewards), or in a transform.
+
+A step costs a few microseconds beside the transforms' own arithmetic: no TensorDict is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from gleanrl.block import Block, Field, Schema
+from gleanrl.data.boundaries import MASK
+from gleanrl.envs.resets import chosen, due_resets
+from gleanrl.envs.transforms.columns import DoneFlags, OneRow, OpenedColumns, Output, Spare
+from gleanrl.envs.transforms.compose import flattened
+from gleanrl.envs.transforms.rows import Row, trailing
+from gleanrl.errors import EnvironmentContractError, PolicyError, UnsupportedError
+from gleanrl.rollouts.loop import StepFault
+from gleanrl.rollouts.plan import action_fields
+from gleanrl.rollouts.steppers import BATCH, make_stepper
+from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, is_private, outermost
+
+Values = dict[NestedKey, torch.Tensor]
+
+
+class TransformedStepper:
+    """Steps an environment whose transforms work on rows; see `gleanrl.rollouts.loop.Stepper` for the contract.
+
+    The carry is the base stepper's, and beside it the transforms' values of the root to come.
+
+    Args:
+        env: the `TransformedEnv`.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._base = make_stepper(env.base_env)
+        self._transform = env.transform
+        self._steps = [transform._step for transform in flattened(self._transform) if not transform.idles()]
+        self._inverts = self._transform.inverts()
+        self.batch_size = torch.Size(env.batch_size)
+        self.device = self._base.device
+        self._groups = [as_path(key)[:-1] for key in env.reset_keys]
+        self._observed = {**_fields(env.full_observation_spec, self), **_fields(env.full_done_spec, self)}
+        self._rewards = _fields(env.full_reward_spec, self)
+        self._changed = {
+            as_path(key) for key in self._transform.written_keys() if as_path(key)[-1] not in FLAGS
+        }
+        own = _fields(env.base_env.full_observation_spec, self)
+        own |= _fields(env.base_env.full_done_spec, self)
+        # What of the root the base stepper doesn't write into the outer block itself.
+        self._root_keys = [
+            as_key(p) for p in self._observed if p in self._changed or own.get(p) != self._observed[p]
+        ]
+        self._spare = Spare()
+        self._carry: Values | None = None
+        self._schema: Schema | None = None
+        self._inner_schema: Schema | None = None
+        self._root, self._outcome, self._fresh, self._request, self._input = (
+            Row(self.batch_size, env.device) for _ in range(5)
+        )
+
+    # ----------------------------------------------------------------- state
+    @property
+    def reset_when_done(self) -> bool:
+        """Whether an episode's end resets its environment."""
+        return self._base.reset_when_done
+
+    @reset_when_done.setter
+    def reset_when_done(self, value: bool) -> None:
+        self._base.reset_when_done = value
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether somebody else used the environment since."""
+        return self._base.disturbed
+
+    def limit(self, max_steps: int) -> None:
+        """Truncate every episode at `max_steps` steps."""
+        self._base.limit(max_steps)
+
+    def reset(self, mask: torch.Tensor | None = None) -> None:
+        """Reset all environments, or those where `mask` is True."""
+        before, self._carry = self._carry, None
+        if before is None or (mask is not None and bool(mask.all())):
+            mask = None
+        self._base.reset(mask)
+        root = self._base.root()
+        masks = None if mask is None else self._group_masks(mask, root)
+        try:
+            self._carry = self._restarted(OneRow(None, leaves=root), masks, before or {})
+        except Exception as cause:
+            raise StepFault(0, self._index(), "reset", cause) from cause
+
+    def root(self) -> dict[Path, torch.Tensor]:
+        """Return the carry's leaves."""
+        if self._carry is None:
+            self.reset()
+        assert self._carry is not None
+        base = self._base.root()
+        wanted = [path for path in self.schema().paths if path[0] != "next"]
+        return {
+            path: self._carry[as_key(path)] if as_key(path) in self._carry else base[path] for path in wanted
+        }
+
+    def load(self, root: TensorDictBase) -> None:
+        """Take `root` as the carry; what the base environment would have in its place isn't known, nor needed."""
+        base = self._env.base_env
+        inner = TensorDict({}, self.batch_size)
+        for spec in (base.full_observation_spec, base.full_done_spec):
+            inner.update(spec.zero())
+        for key in inner.keys(True, True):
+            value = root.get(key, None)
+            if as_path(key) not in self._changed and value is not None:
+                inner.set(key, value)
+        self._base.load(inner)
+        self._carry = {key: root.get(key).clone() for key in self._root_keys}
+
+    def schema(self) -> Schema:
+        """Return root and next columns, as the transformed specs declare them."""
+        if self._schema is None:
+            if self._carry is None:
+                self.reset()
+            if MASK in self._base.schema():
+                raise UnsupportedError(
+                    f"transforms: some steps of {self._env.base_env} only reset (the autoreset mode NEXT_STEP), which "
+                    "transforms can't tell apart; build its vector environments with AutoresetMode.DISABLED"
+                )
+            fields: dict[Path, Field] = dict(self._agreed())
+            for path, field in {**self._observed, **self._rewards}.items():
+                fields[("next", *path)] = field
+            self._schema = Schema(fields)
+        return self._schema
+
+    def _agreed(self) -> Iterator[tuple[Path, Field]]:
+        """Yield the root's columns; what the first reset gave must be as declared."""
+        assert self._carry is not None
+        base, dims = self._base.schema(), len(self.batch_size)
+        for path, field in self._observed.items():
+            made = self._carry.get(as_key(path))
+            came = None
+            if made is not None:
+                came = Field(made.shape[dims:], made.dtype)
+            elif path in base:
+                came = base[path]
+            if came != field:
+                raise EnvironmentContractError(
+                    f"reset of the transformed {type(self._env.base_env).__name__}: key {as_key(path)!r} is declared "
+                    f"as {field}, got {'nothing' if came is None else came}; fix the transform, or its "
+                    "transform_observation_spec"
+                )
+            yield path, field
+
+    # ----------------------------------------------------------------- block
+    def bind(self, block: Block, actions_ready: bool) -> None:
+        """Write into `block` from now on, the carry into its row 0."""
+        self.schema()
+        if self._carry is None:
+            self.reset()
+        carry = self._carry
+        assert carry is not None
+        self._last = block.num_steps - 1
+        actions = action_fields(self._env.base_env, len(self.batch_size))
+        if self._inner_schema is None:  # one and the same for all blocks: steppers go by that
+            self._inner_schema = Schema({**self._base.schema().items(), **actions})
+        fields = self._inner_schema.items()
+        columns = [self._column(block, path, field, path in actions) for path, field in fields.items()]
+        inner = Block(self._inner_schema, self.batch_size, block.num_steps, columns=columns)
+        self._base.bind(inner, actions_ready and not self._inverts)
+        self._inner = inner
+        outer_root = OpenedColumns(block, False)
+        inner_next = OpenedColumns(inner, True)
+        self._required = [as_key(path) for path in self._changed if ("next", *path) in block.schema]
+        self._root.over(outer_root)
+        self._input.over(outer_root)
+        self._outcome.over(inner_next)
+        self._entering = [(as_key(path), inner.rows(path)) for path in actions] if self._inverts else []
+        ruling = outermost(self._groups)
+        self._done = DoneFlags(block, ruling)
+        self._done_keys = frozenset(as_key((*group, "done")) for group in ruling)
+        self._inner_next = inner_next
+        self._block, self._outputs = block, {key: Output(block, as_path(key)) for key in self._root_keys}
+        self._write_root(0, carry)
+
+    def _column(self, block: Block, path: Path, field: Field, is_action: bool) -> torch.Tensor:
+        """Return the inner block's column at `path`: the outer one's where both sides have the same values."""
+        inner = path[1:] if path[0] == "next" else path
+        changed = self._inverts if is_action else inner in self._changed
+        if not changed and path in block.schema and block.schema[path] == field:
+            return block.column(path)
+        if path[-1] in FLAGS:
+            return torch.zeros(
+                (*self.batch_size, block.num_steps, *field.shape), dtype=field.dtype, device=self.device
+            )
+        return self._spare.column(path, field, self.batch_size, block.num_steps, self.device)
+
+    def stop(self, num_steps: int) -> None:
+        """End the block before it is full."""
+        self._base.stop(num_steps)
+        root = OneRow(self._block, num_steps)
+        self._carry = {key: rows[0].clone() for key in self._root_keys if (rows := root.get(key)) is not None}
+
+    # ------------------------------------------------------------------ loop
+    def step(self, t: int) -> None:
+        """Step with the action of row `t`, run the transforms, and reset where an episode ends."""
+        during = "step"
+        try:
+            if self._inverts:
+                self._enter(t)
+            self._base.step(t)
+            root, outcome = self._root, self._outcome
+            root.t = t
+            made = outcome.clear(t)
+            for run in self._steps:
+                run(root, outcome)
+            for key in self._required:
+                if key not in made:
+                    made[key] = outcome.get(key)
+            extra = None if self._done_keys.isdisjoint(made) else self._ended_here(t, made)
+            outputs = self._outputs
+            for key, value in made.items():
+                output = outputs.get(key) or self._output(key)
+                if output is not None:
+                    output.write(t, value)
+            if self._done.any(t) and self._base.reset_when_done:
+                during = "reset"
+                made = self._turn(t, extra)
+                if t < self._last:
+                    self._write_root(t + 1, made)
+            if t == self._last:
+                self._carry = {key: v.clone() for key, v in made.items() if as_path(key) in self._observed}
+        except StepFault:
+            self._carry = None
+            raise
+        except Exception as cause:
+            self._carry = None
+            raise StepFault(t, self._index(), during, cause) from cause
+
+    def _enter(self, t: int) -> None:
+        """Write what the inverse transforms make of the action of row `t` into the inner block."""
+        entering = self._input
+        entering.clear(t)
+        self._transform._inv_call(entering)
+        for key, rows in self._entering:
+            _copy_action(key, rows[t], entering.get(key))
+
+    def _ended_here(self, t: int, made: Values) -> torch.Tensor:
+        """Return where a transform ended an episode that the base environment didn't, ``(*batch,)`` bool."""
+        by_base = [
+            self._per_env(rows[t]) for k in self._done_keys if (rows := self._inner_next.get(k)) is not None
+        ]
+        by_all = [self._per_env(made[key]) for key in self._done_keys if key in made]
+        return torch.stack(by_all).any(0) & ~torch.stack(by_base).any(0)
+
+    def _per_env(self, flag: torch.Tensor) -> torch.Tensor:
+        return flag.reshape(*self.batch_size, -1).any(-1)
+
+    def _turn(self, t: int, extra: torch.Tensor | None) -> Values:
+        """Return the transforms' values of the root that follows row `t`, where some episodes ended."""
+        due = due_resets(self._outcome, self._groups)  # type: ignore[arg-type]  # it needs get and batch_size
+        masks = None if all(bool(mask.all()) for mask in due.values()) else due
+        if extra is not None and bool(extra.any()):
+            self._base.reset(extra)
+        if extra is not None or t == self._last:
+            # Where transforms wrote flags, those of the root that follows are the base environment's again.
+            root = self._base.root()
+            columns = OneRow(None, leaves=root)
+            if t < self._last:
+                for path, value in root.items():
+                    self._inner.column(path).select(self._inner.time_dim, t + 1).copy_(value)
+        else:
+            columns = OneRow(self._inner, t + 1)
+        before = {key: self._outcome.get(key, None) for key in self._root_keys}
+        return self._restarted(columns, masks, before)
+
+    def _restarted(
+        self, columns: OneRow, masks: dict[Path, torch.Tensor] | None, before: Mapping[NestedKey, Any]
+    ) -> Values:
+        """Return what the transforms make of a reset.
+
+        Args:
+            columns: the base environment's root, by key.
+            masks: the flags that were reset, by group; None for all.
+            before: the values of the rows that weren't reset.
+        """
+        fresh, request = self._fresh.over(columns), self._request
+        fresh.clear(0)
+        request.clear(0)
+        request.made = {key: value for key, value in before.items() if value is not None}
+        if masks is not None:
+            request.made |= {as_key((*group, "_reset")): mask for group, mask in masks.items()}
+        self._transform._reset(request, fresh)
+        keys = dict.fromkeys([*self._root_keys, *(k for k in fresh.made if as_path(k) in self._observed)])
+        values = {key: value for key in keys if (value := fresh.get(key, None)) is not None}
+        if masks is not None:
+            for key, value in values.items():
+                if before.get(key) is not None:
+                    values[key] = chosen(masks, key, value, before[key], self.batch_size)
+        return values
+
+    def _group_masks(self, mask: torch.Tensor, root: Mapping[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
+        flags = {group: root[(*group, "done")] for group in self._groups}
+        return {group: trailing(mask.to(f.device), f).expand(f.shape).clone() for group, f in flags.items()}
+
+    def _write_root(self, t: int, values: Values) -> None:
+        for key, value in values.items():
+            if (output := self._output(key)) is not None:
+                output.write_root(t, value)
+
+    def _output(self, key: NestedKey) -> Output | None:
+        """Return where the values of `key` go; None for private ones."""
+        path = as_path(key)
+        if is_private(path):
+            return None
+        if path not in self._observed and path not in self._rewards:
+            raise EnvironmentContractError(
+                f"transform: it wrote {key!r}, which the transformed specs don't declare; declare it in "
+                "transform_observation_spec"
+            )
+        return self._outputs.setdefault(key, Output(self._block, path))
+
+    def _index(self) -> int:
+        return 0 if not self.batch_size or self.batch_size.numel() == 1 else BATCH
+
+
+def _copy_action(key: NestedKey, row: torch.Tensor, value: torch.Tensor) -> None:
+    if value.shape != row.shape or value.dtype is not row.dtype:
+        raise PolicyError(
+            f"key {key!r}: the environment expects shape {tuple(row.shape)} {row.dtype}, got {tuple(value.shape)} "
+            f"{value.dtype} from the inverse transforms"
+        )
+    row.copy_(value)
+
+
+def _fields(spec: Any, stepper: TransformedStepper) -> dict[Path, Field]:
+    dims = len(stepper.batch_size)
+    found = {}
+    for key in spec.keys(True, True):
+        leaf = spec[key]
+        if leaf is None or not isinstance(leaf.dtype, torch.dtype) or -1 in leaf.shape:
+            raise EnvironmentContractError(
+                f"key {key!r} has no fixed shape and dtype; columns need them: {leaf!r}"
+            )
+        found[as_path(key)] = Field(torch.Size(leaf.shape[dims:]), leaf.dtype)
+    return found

@@ -1,0 +1,238 @@
+"""`VecNorm`: normalisation by running statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gleanrl.data.specs import Composite, TensorSpec, Unbounded
+from gleanrl.envs.transforms.base import Keys, Transform, as_keys
+from gleanrl.envs.transforms.compose import Compose
+from gleanrl.envs.transforms.normalization import ObservationNorm
+from gleanrl.envs.transforms.rows import Record, reset_rows
+from gleanrl.envs.transforms.spec_tools import map_leaves
+from gleanrl.envs.transforms.statistics import RunningSums
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError
+from gleanrl.tree import NestedKey, as_key, as_path
+
+
+class VecNorm(Transform):
+    """Normalises entries by the mean and deviation of what has come so far, this one included.
+
+    Each element of an entry has its own statistics, over all environments of the batch and all steps and resets. In
+    evaluation mode, or frozen, the statistics stay as they are; nothing is normalised before the first update.
+
+    Statistics are shared between processes by `shared_td`: every copy of the transform, in whatever process, then adds
+    to the same numbers. A process that dies holds nobody up.
+
+    Args:
+        in_keys: what to normalise; None for ``["observation", "reward"]``.
+        out_keys: where the results stand; None for in place.
+        shared_td: what `build_td_for_shared_vecnorm` returned.
+        decay: by what the past is weighted down at each update, in (0, 1].
+        eps: the least standard deviation.
+        shapes: for each key the shape of its statistics, the last dimensions of the entry; None for all but the batch
+            dimensions.
+
+    Examples:
+        >>> from gleanrl.envs import GymEnv, TransformedEnv
+        >>> env = TransformedEnv(GymEnv("Pendulum-v1"), VecNorm(in_keys=["observation"]))
+        >>> abs(env.rollout(100)["observation"].mean().item()) < 1
+        True
+    """
+
+    on_rows = True
+
+    def __init__(
+        self,
+        in_keys: Keys | None = None,
+        out_keys: Keys | None = None,
+        shared_td: RunningSums | None = None,
+        decay: float = 0.9999,
+        eps: float = 1e-4,
+        shapes: Sequence[torch.Size] | None = None,
+    ) -> None:
+        super().__init__(["observation", "reward"] if in_keys is None else in_keys, out_keys)
+        if shared_td is not None and not isinstance(shared_td, RunningSums):
+            raise InvalidTypeError(
+                f"shared_td: expected what VecNorm.build_td_for_shared_vecnorm returns, got {type(shared_td).__name__}"
+            )
+        if not 0.0 < decay <= 1.0:
+            raise InvalidArgumentError(f"decay: expected a number in (0, 1], got {decay!r}")
+        if shapes is not None and len(shapes) != len(self.in_keys):
+            raise InvalidArgumentError(f"shapes: expected one for each of {self.in_keys}, got {shapes!r}")
+        self.decay, self.eps = float(decay), float(eps)
+        self.shapes = None if shapes is None else [torch.Size(shape) for shape in shapes]
+        self.frozen = False
+        self._sums = shared_td
+        self._saved: Mapping[str, Any] | None = None
+        if shared_td is not None:
+            missing = [key for key in self.in_keys if key not in shared_td.shapes]
+            if missing:
+                raise MissingKeyError(f"shared_td: nothing for {missing}; it has {list(shared_td.shapes)}")
+
+    @staticmethod
+    def build_td_for_shared_vecnorm(
+        env: Any, keys: Sequence[NestedKey] | None = None, memmap: bool = False
+    ) -> RunningSums:
+        """Return statistics to be shared by transforms in several processes.
+
+        Pass the result as `shared_td` to the transform in each environment's factory; it can be pickled, and is opened
+        by other processes while this one lives.
+
+        Args:
+            env: an environment like those that are to be normalised, or its factory.
+            keys: what is normalised; None for ``["observation", "reward"]``.
+            memmap: no effect; accepted for compatibility.
+        """
+        made = env() if not hasattr(env, "full_observation_spec") else env
+        found = as_keys("keys", list(keys) if keys is not None else ["observation", "reward"]) or []
+        try:
+            return RunningSums({key: _shape(made, key) for key in found}, shared=True)
+        finally:
+            if made is not env:
+                made.close()
+
+    def share_statistics(self) -> RunningSums:
+        """Keep the statistics in memory that other processes can share, from now on; return them.
+
+        The transform is in an environment, or knows the shapes of what it normalises.
+        """
+        before = self._statistics()
+        if not before.shared:
+            self._sums = RunningSums(before.shapes, shared=True)
+            self._sums.load(before.state())
+        return self._statistics()
+
+    def use_statistics(self, sums: RunningSums) -> None:
+        """Use the statistics that another transform's `share_statistics` returned."""
+        self._sums, self._saved = sums, None
+
+    # ----------------------------------------------------------------- hooks
+    def _statistics(self) -> RunningSums:
+        if self._sums is None:
+            shapes = self.shapes or [_shape(self.parent, key) for key in self.in_keys]
+            self._sums = RunningSums(dict(zip(self.in_keys, shapes, strict=True)))
+            if self._saved is not None:
+                self._sums.load(self._saved)
+                self._saved = None
+        return self._sums
+
+    def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
+        return self._normalise(next_tensordict, None, at_reset=False)
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        return self._normalise(
+            tensordict_reset, reset_rows(tensordict, self.parent.reset_keys), at_reset=True
+        )
+
+    def _call(self, tensordict: Record) -> Record:
+        return self._normalise(tensordict, None, at_reset=False)
+
+    def _normalise(self, record: Record, rows: Tensor | None, at_reset: bool) -> Record:
+        sums = self._statistics()
+        for in_key, out_key in self.pairs():
+            value = record.get(in_key, None)
+            if value is None:
+                if at_reset or self.missing_tolerance:
+                    continue
+                raise self._missing(in_key, record)
+            if self.training and not self.frozen:
+                sums.update(in_key, value if rows is None else value[rows], self.decay)
+            record.set(out_key, self._normalised(value, in_key))
+        return record
+
+    def _normalised(self, value: Tensor, key: NestedKey) -> Tensor:
+        moments = self._statistics().moments(key)
+        if moments is None:
+            return value.clone()
+        mean, deviation = moments[0], moments[1].sqrt().clamp_min(self.eps)
+        return ((value - mean.to(value.device)) / deviation.to(value.device)).to(value.dtype)
+
+    # ---------------------------------------------------------------- control
+    def freeze(self) -> VecNorm:
+        """Leave the statistics as they are from now on; returns the transform."""
+        self.frozen = True
+        return self
+
+    def unfreeze(self) -> VecNorm:
+        """Go on with updates; returns the transform."""
+        self.frozen = False
+        return self
+
+    @property
+    def loc(self) -> dict[NestedKey, Tensor]:
+        """The means, float64 by key; of what was seen."""
+        return {key: m[0] for key in self.in_keys if (m := self._statistics().moments(key)) is not None}
+
+    @property
+    def scale(self) -> dict[NestedKey, Tensor]:
+        """The standard deviations, at least `eps`, float64 by key."""
+        found = {key: self._statistics().moments(key) for key in self.in_keys}
+        return {key: m[1].sqrt().clamp_min(self.eps) for key, m in found.items() if m is not None}
+
+    def to_observation_norm(self) -> Compose:
+        """Return the present statistics as fixed `ObservationNorm` transforms."""
+        loc, scale = self.loc, self.scale
+        return Compose(
+            *(
+                ObservationNorm(
+                    loc=loc[in_key].float(),
+                    scale=scale[in_key].float(),
+                    in_keys=[in_key],
+                    out_keys=[out_key],
+                    standard_normal=True,
+                    eps=self.eps,
+                )
+                for in_key, out_key in self.pairs()
+            )
+        )
+
+    # ----------------------------------------------------------------- specs
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Drop the bounds."""
+        return map_leaves(observation_spec, self.pairs(), _unbounded)
+
+    def transform_reward_spec(self, reward_spec: Any) -> Any:
+        """Drop the bounds."""
+        return map_leaves(reward_spec, self.pairs(), _unbounded)
+
+    # ----------------------------------------------------------------- state
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return the statistics."""
+        sums = self._sums.state() if self._sums is not None else dict(self._saved or {})
+        return {"sums": sums, "frozen": self.frozen}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Take over statistics; shared ones change for everybody."""
+        self.frozen = bool(state["frozen"])
+        saved = {key: value.clone() for key, value in state["sums"].items()}
+        if self._sums is None:
+            self._saved = saved or None
+        elif saved:
+            self._sums.load(saved)
+
+    def extra_repr(self) -> str:
+        """Show the numbers and the keys."""
+        shared = self._sums is not None and self._sums.shared
+        return f"decay={self.decay}, eps={self.eps}, in_keys={self.in_keys}, shared={shared}"
+
+
+def _shape(env: Any, key: NestedKey) -> torch.Size:
+    """Return the shape of the entry at `key` without batch dimensions."""
+    for spec in (env.full_observation_spec, env.full_reward_spec):
+        if key in spec.keys(True, True):
+            leaf = spec[key]
+            if not leaf.dtype.is_floating_point:
+                raise InvalidTypeError(
+                    f"VecNorm: {as_key(as_path(key))!r} has dtype {leaf.dtype}; cast it first"
+                )
+            return torch.Size(leaf.shape[len(env.batch_size) :])
+    raise MissingKeyError(f"VecNorm: {key!r} is neither an observation nor a reward of the environment")
+
+
+def _unbounded(leaf: TensorSpec) -> TensorSpec:
+    return Unbounded(leaf.shape, device=leaf.device, dtype=leaf.dtype)

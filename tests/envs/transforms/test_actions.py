@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gleanrl.collectors import SyncDataCollector
+from gleanrl.data import Binary, Categorical, MultiCategorical, OneHot
+from gleanrl.envs import check_env_specs
+from gleanrl.envs.transforms import (
+    ActionDiscretizer,
+    ActionMask,
+    Compose,
+    DiscreteActionProjection,
+    StepCounter,
+    TransformedEnv,
+)
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError
+from tests.envs.transforms.ways import batched, collect_both_ways, joined, single
+from tests.fakes import Script
+from tests.fakes_base import CountingEnv
+
+
+class ChoiceEnv(CountingEnv):
+    """Five choices, of which an observation allows those whose number isn't the step's, modulo five."""
+
+    def _declare(self):
+        super()._declare()
+        shape = tuple(self.batch_size)
+        self.action_spec = OneHot(5, shape=(*shape, 5))
+        spec = self.observation_spec
+        spec["action_mask"] = Binary(shape=(*shape, 5), dtype=torch.bool)
+        self.observation_spec = spec
+
+    def _package(self, flags):
+        out = super()._package(flags)
+        step = out["observation"][..., 2:].long() % 5
+        out["action_mask"] = torch.arange(5) != step
+        return out
+
+
+@pytest.mark.parametrize("size", [(), (3,)])
+def test_random_actions_keep_to_the_mask(size):
+    env = TransformedEnv(ChoiceEnv(Script(lengths=(4, 7)), size), Compose(ActionMask(), StepCounter()))
+    collector = SyncDataCollector(env, frames_per_batch=60, total_frames=-1)
+    for _ in range(2):
+        batch = collector.next()
+        assert not bool((batch["action"].bool() & ~batch["action_mask"]).any())
+    chosen = batch["action"].reshape(-1, 5).bool().any(0)
+    assert bool(chosen.all())
+    root = env.reset()
+    for _ in range(20):
+        _, root = env.step_and_maybe_reset(env.rand_action(root))
+        assert bool(
+            root["action_mask"].gather(-1, env.rand_action(root)["action"].long().argmax(-1, True)).all()
+        )
+
+
+def test_an_action_that_cannot_be_masked_is_refused():
+    with pytest.raises(InvalidTypeError, match="masked"):
+        TransformedEnv(single(), ActionMask()).action_spec  # noqa: B018
+
+
+@pytest.mark.parametrize(("name", "offset"), [("MEDIAN", 0.5), ("LOW", 0.0), ("HIGH", 1.0), ("RANDOM", None)])
+@pytest.mark.parametrize("categorical", [True, False])
+def test_numbers_of_intervals_become_actions(name, offset, categorical):
+    strategy = ActionDiscretizer.SamplingStrategy[name]
+    env = single()
+    discretizer = ActionDiscretizer(torch.tensor([4, 5]), sampling=strategy, categorical=categorical)
+    transformed = TransformedEnv(env, discretizer)
+    check_env_specs(transformed)
+    env.unwrapped.actions.clear()
+    batch = transformed.rollout(3)
+    given = torch.stack([torch.from_numpy(action) for action in env.unwrapped.actions])
+    choice = batch["action"]
+    if not categorical:
+        choice = torch.stack([part.long().argmax(-1) for part in choice.split([4, 5], -1)], -1)
+    low, high = (-1 + 2 * (choice + o) / torch.tensor([4, 5]) for o in (0, 1))
+    assert bool(((given >= low - 1e-6) & (given <= high + 1e-6)).all())
+    if offset is not None:
+        assert torch.allclose(given, low + offset * (high - low), atol=1e-6)
+
+
+def test_specs_of_discrete_actions():
+    assert isinstance(TransformedEnv(single(), ActionDiscretizer(3)).action_spec, MultiCategorical)
+    env = TransformedEnv(batched(), ActionDiscretizer(3, out_action_key="choice"))
+    assert env.action_keys == ["choice"]
+    assert env.action_spec.shape == (3, 2)
+    collect_both_ways(batched, lambda: [ActionDiscretizer(3, out_action_key="choice")])
+
+
+def test_one_component_becomes_one_choice():
+    class OneEnv(CountingEnv):
+        def _declare(self):
+            super()._declare()
+            self.action_spec = self.action_spec[..., :1]
+
+    env = TransformedEnv(OneEnv(), ActionDiscretizer(3))
+    assert isinstance(env.action_spec, Categorical)
+    assert env.action_spec.shape == ()
+    check_env_specs(env)
+    env = TransformedEnv(OneEnv(), ActionDiscretizer(3, categorical=False))
+    assert isinstance(env.action_spec, OneHot)
+    check_env_specs(env)
+
+
+def test_more_choices_than_there_are():
+    def chain():
+        return [DiscreteActionProjection(5, 9)]
+
+    env = TransformedEnv(ChoiceEnv(Script(ending="never")), Compose(*chain()))
+    assert env.action_spec.shape == (9,)
+    batch = env.rollout(100)
+    given = torch.stack(env.base_env.actions)
+    assert given.shape == (100, 5)
+    own = batch["action"].long().argmax(-1)
+    kept = own < 5
+    assert torch.equal(given.long().argmax(-1)[kept], own[kept])
+    assert bool((given.sum(-1) == 1).all())
+    assert joined(collect_both_ways(ChoiceEnv, chain))["action"].shape[-1] == 9
+
+
+def test_mistakes_are_named():
+    with pytest.raises(InvalidArgumentError, match="num_intervals"):
+        ActionDiscretizer(0)
+    with pytest.raises(InvalidArgumentError, match="2 numbers"):
+        TransformedEnv(single(), ActionDiscretizer(torch.tensor([1, 2, 3]))).action_spec  # noqa: B018
+    with pytest.raises(InvalidTypeError, match="bounded"):
+        TransformedEnv(ChoiceEnv(), ActionDiscretizer(3)).action_spec  # noqa: B018
+    with pytest.raises(InvalidArgumentError, match="max_actions"):
+        DiscreteActionProjection(5, 3)
+    with pytest.raises(InvalidTypeError, match="one-hot"):
+        TransformedEnv(single(), DiscreteActionProjection(2, 3)).action_spec  # noqa: B018

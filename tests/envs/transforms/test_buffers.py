@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModuleBase
+
+from gleanrl.data import LazyTensorStorage, ReplayBuffer
+from gleanrl.envs.transforms import (
+    BurnInTransform,
+    Compose,
+    RandomCropTensorDict,
+    Reward2GoTransform,
+    TransformedEnv,
+)
+from gleanrl.errors import InvalidArgumentError, MissingArgumentError
+from tests.envs.transforms.ways import single
+
+
+def steps(done, reward):
+    done = torch.tensor(done, dtype=torch.bool).unsqueeze(-1)
+    following = {"reward": torch.tensor(reward).unsqueeze(-1), "done": done}
+    return TensorDict({"next": following}, done.shape[:-1])
+
+
+def test_rewards_to_go():
+    batch = steps([[0, 1, 0, 1, 0]], [[1.0, 2.0, 3.0, 4.0, 5.0]])
+    buffer = ReplayBuffer(storage=LazyTensorStorage(5, ndim=2), transform=Reward2GoTransform(gamma=0.5))
+    buffer.extend(batch)
+    assert buffer[:]["reward_to_go"].flatten().tolist() == [2.0, 2.0, 5.0, 4.0, 5.0]
+    out = Reward2GoTransform(gamma=0.5).inv(batch)["reward_to_go"]
+    assert out.flatten().tolist() == [2.0, 2.0, 5.0, 4.0, 5.0]
+    assert "reward_to_go" not in batch.keys()
+
+
+def test_a_row_without_an_end_is_refused():
+    with pytest.raises(RuntimeError, match="no end"):
+        Reward2GoTransform().inv(steps([[0, 1], [0, 0]], [[1.0, 1.0], [1.0, 1.0]]))
+
+
+class Counter(TensorDictModuleBase):
+    """A recurrent module: its state is the sum of what it read."""
+
+    in_keys = ["x", "h"]
+    out_keys = ["y", ("next", "h")]
+
+    def forward(self, td):
+        total = td["h"][:, :1] + td["x"].cumsum(1)
+        td["y"] = total
+        td["next", "h"] = total
+        return td
+
+
+def test_the_state_after_the_burn_in_begins_the_rest():
+    x = torch.arange(12.0).reshape(2, 6, 1)
+    batch = TensorDict({"x": x, "h": torch.zeros(2, 6, 1)}, [2, 6])
+    out = BurnInTransform(Counter(), burn_in=4)(batch.clone())
+    assert out.shape == (2, 2)
+    assert torch.equal(out["h"][:, 0], x[:, :4].sum(1))
+    assert torch.equal(out["x"], x[:, 4:])
+    assert BurnInTransform([Counter()], burn_in=0)(batch) is batch
+    with pytest.raises(RuntimeError, match="above 6"):
+        BurnInTransform(Counter(), burn_in=6)(batch)
+
+
+def test_pieces_of_sequences():
+    torch.manual_seed(0)
+    batch = TensorDict(
+        {"t": torch.arange(10).expand(50, 10), "mask": torch.arange(10).expand(50, 10) < 7}, [50, 10]
+    )
+    out = RandomCropTensorDict(3)(batch)
+    assert out.shape == (50, 3)
+    assert torch.equal(out["t"][:, 1:], out["t"][:, :-1] + 1)
+    assert set(out["t"][:, 0].tolist()) == set(range(8))
+    masked = RandomCropTensorDict(3, mask_key="mask")(batch)
+    assert bool(masked["mask"].all())
+    assert set(masked["t"][:, 0].tolist()) == set(range(5))
+    with pytest.raises(RuntimeError, match="at least 8"):
+        RandomCropTensorDict(8, mask_key="mask")(batch)
+
+
+def test_other_dimensions_can_be_cut():
+    batch = TensorDict({"t": torch.arange(10).reshape(10, 1).expand(10, 4)}, [10, 4])
+    out = RandomCropTensorDict(3, sample_dim=-2)(batch)
+    assert out.shape == (3, 4)
+    assert torch.equal(out["t"][1:], out["t"][:-1] + 1)
+
+
+@pytest.mark.parametrize(
+    "make", [Reward2GoTransform, lambda: RandomCropTensorDict(2), lambda: BurnInTransform(Counter(), 1)]
+)
+def test_in_an_environment_they_are_refused(make):
+    with pytest.raises(ValueError, match="replay buffers only"):
+        TransformedEnv(single(), make())
+    with pytest.raises(ValueError, match="replay buffers only"):
+        TransformedEnv(single(), Compose(make())).reset()
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(InvalidArgumentError, match="burn_in"):
+        BurnInTransform(Counter(), -1)
+    with pytest.raises(InvalidArgumentError, match="sub_seq_len"):
+        RandomCropTensorDict(0)
+    with pytest.raises(InvalidArgumentError, match="sample_dim"):
+        RandomCropTensorDict(2, sample_dim=1)
+    stateless = Counter()
+    stateless.out_keys = ["y"]
+    with pytest.raises(MissingArgumentError, match="out_keys"):
+        BurnInTransform(stateless, 1)

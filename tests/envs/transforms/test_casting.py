@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+
+from gleanrl.data import LazyTensorStorage, ReplayBuffer
+from gleanrl.envs import GymWrapper
+from gleanrl.envs.transforms import (
+    DeviceCastTransform,
+    DoubleToFloat,
+    DTypeCastTransform,
+    PinMemoryTransform,
+    TransformedEnv,
+)
+from gleanrl.errors import InvalidTypeError, UnsupportedError
+from tests.envs.transforms.ways import SCRIPT, collect_both_ways, joined
+from tests.fakes import OracleEnv
+
+
+def double():
+    box = spaces.Box(-1.0, 1.0, (2,), np.float64)
+    return GymWrapper(OracleEnv(script=SCRIPT, dtype=np.float64, action_space=box))
+
+
+def test_doubles_become_floats_and_actions_go_back():
+    env = double()
+    simulator = env.unwrapped
+    batch = joined(collect_both_ways(double, lambda: [DoubleToFloat()]))
+    assert batch["observation"].dtype is batch["next", "observation"].dtype is torch.float32
+    assert batch["action"].dtype is torch.float32
+    out = TransformedEnv(env, DoubleToFloat()).rollout(2)
+    assert simulator.actions[0].dtype == np.float64
+    assert torch.equal(torch.from_numpy(simulator.actions[0]).float(), out["action"][0])
+
+
+def test_the_true_last_observation_passes_the_cast():
+    batch = joined(collect_both_ways(double, lambda: [DoubleToFloat()]))
+    after, obs = batch["next", "observation"], batch["observation"]
+    assert torch.equal(after[:, 2], obs[:, 2] + 1)
+    assert torch.equal(after[:, 1], obs[:, 1])
+
+
+def test_nothing_to_cast_leaves_everything_alone():
+    env = TransformedEnv(GymWrapper(OracleEnv(script=SCRIPT)), DoubleToFloat())
+    assert env.transform.idles()
+    assert not env.transform.inverts()
+
+
+def test_named_keys_only():
+    env = TransformedEnv(double(), DTypeCastTransform(torch.float64, torch.float16, in_keys=["observation"]))
+    assert env.observation_spec["observation"].dtype is torch.float16
+    assert env.action_spec.dtype is torch.float64
+    assert env.rollout(2)["observation"].dtype is torch.float16
+
+
+def test_a_result_beside_the_original():
+    env = TransformedEnv(double(), DoubleToFloat(in_keys=["observation"], out_keys=["small"]))
+    batch = env.rollout(3)
+    assert batch["observation"].dtype is torch.float64
+    assert torch.equal(batch["next", "small"], batch["next", "observation"].float())
+
+
+def test_in_a_buffer_everything_is_cast_on_read_and_back_on_write():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4, transform=DoubleToFloat())
+    buffer.extend(TensorDict({"a": torch.arange(6.0), "n": torch.arange(6)}, [6]))
+    assert buffer._storage.get([0])["a"].dtype is torch.float64
+    assert buffer.sample()["a"].dtype is torch.float32
+    assert buffer.sample()["n"].dtype is torch.int64
+
+
+def test_bad_dtypes_are_refused():
+    with pytest.raises(InvalidTypeError, match="dtype_out"):
+        DTypeCastTransform(torch.float64, "float32")
+
+
+def test_device_cast_says_where_things_are():
+    env = TransformedEnv(double(), DeviceCastTransform("cpu"))
+    assert env.device == torch.device("cpu")
+    assert env.reset().device == torch.device("cpu")
+    batch = env.rollout(4)
+    assert batch.device == torch.device("cpu")
+    assert torch.equal(batch["next", "observation"][:, 2], batch["observation"][:, 2] + 1)
+
+
+def test_device_cast_in_a_buffer():
+    cast = DeviceCastTransform("meta", "cpu")
+    batch = TensorDict({"a": torch.ones(3)}, [3])
+    assert cast(batch)["a"].device.type == "meta"
+    assert cast.inv(batch)["a"].device.type == "cpu"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_pinned_memory_needs_an_accelerator():
+    with pytest.raises(UnsupportedError, match="CUDA"):
+        PinMemoryTransform()(TensorDict({"a": torch.ones(3)}, [3]))

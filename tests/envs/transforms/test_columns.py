@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gleanrl.block import Block, Field, Schema
+from gleanrl.envs.transforms.columns import DoneFlags, OneRow, OpenedColumns, Output, Spare
+from gleanrl.errors import EnvironmentContractError
+
+SIZE = torch.Size((2,))
+
+
+def block(batch=(), steps=3):
+    flag, value = Field(torch.Size((1,)), torch.bool), Field(SIZE, torch.float32)
+    fields = {("a",): value, ("next", "a"): value, ("next", "r"): value, ("next", "done"): flag}
+    made = Block(Schema(fields), batch, steps)
+    for column in made.columns:
+        column.zero_()
+    return made
+
+
+@pytest.mark.parametrize("batch", [(), (4,)])
+def test_columns_are_opened_by_key(batch):
+    made = block(batch)
+    root, after = OpenedColumns(made, False), OpenedColumns(made, True)
+    assert list(root) == ["a"]
+    assert list(after) == ["a", "r", "done"]
+    after.get("a")[1].fill_(5.0)
+    assert float(made.column(("next", "a")).select(len(batch), 1).min()) == 5
+    assert root.get("x") is None
+
+
+def test_one_row_is_seen_as_many():
+    spare = Spare()
+    column = spare.column(("a",), Field(SIZE, torch.float32), (4,), 3, None)
+    assert column.shape == (4, 3, 2)
+    column[:, 0] = 7.0
+    assert float(column[:, 2].min()) == 7
+    again = spare.column(("a",), Field(SIZE, torch.float32), (4,), 9, None)
+    assert again.data_ptr() == column.data_ptr()
+    rows = OpenedColumns(
+        Block(Schema({("a",): Field(SIZE, torch.float32)}), (4,), 3, columns=[column]), False
+    )
+    assert rows.get("a")[0] is rows.get("a")[2]
+
+
+@pytest.mark.parametrize("batch", [(), (4,)])
+def test_an_outcome_is_the_root_of_the_next_row(batch):
+    made = block(batch)
+    output = Output(made, ("a",))
+    shape = (*batch, 2)
+    for t in range(3):
+        output.write(t, torch.full(shape, t + 1.0))
+    output.write_root(0, torch.full(shape, 9.0))
+    time = len(batch)
+    assert made.column(("next", "a")).select(time, 2).unique().tolist() == [3.0]
+    roots = [made.column(("a",)).select(time, t).unique().tolist() for t in range(3)]
+    assert roots == [[9.0], [1.0], [2.0]]
+    only_after = Output(made, ("r",))
+    only_after.write(1, torch.full(shape, 4.0))
+    assert made.column(("next", "r")).select(time, 1).unique().tolist() == [4.0]
+
+
+def test_other_shapes_and_dtypes_are_refused():
+    output = Output(block(), ("a",))
+    for value in (torch.zeros(1), torch.zeros(2, dtype=torch.float64), torch.zeros(1, 2)):
+        with pytest.raises(EnvironmentContractError, match="'a' expected shape"):
+            output.write(0, value)
+        with pytest.raises(EnvironmentContractError, match="'a' expected shape"):
+            output.write_root(0, value)
+
+
+def test_numbers_that_numpy_lacks_are_written_too():
+    field = Field(SIZE, torch.bfloat16)
+    made = Block(Schema({("a",): field, ("next", "a"): field}), (), 2)
+    output = Output(made, ("a",))
+    output.write(0, torch.tensor([1.5, 2.5], dtype=torch.bfloat16))
+    assert made.column(("a",))[1].tolist() == [1.5, 2.5]
+
+
+@pytest.mark.parametrize("batch", [(), (4,)])
+def test_done_flags(batch):
+    made = block(batch)
+    made.column(("next", "done"))[(*[0] * len(batch), 1)] = True
+    flags = DoneFlags(made, [()])
+    assert [flags.any(t) for t in range(3)] == [False, True, False]
+
+
+def test_one_row_of_a_block_or_of_leaves():
+    made = block()
+    made.column(("a",))[1] = 3.0
+    assert OneRow(made, 1).get("a")[0].tolist() == [3.0, 3.0]
+    assert list(OneRow(made, 1)) == ["a"]
+    leaves = {("g", "a"): torch.ones(1), ("next", "a"): torch.zeros(1)}
+    row = OneRow(None, leaves=leaves)
+    assert row.get(("g", "a"))[0] is leaves["g", "a"]
+    assert row.get("a") is None
+    assert list(row) == [("g", "a")]

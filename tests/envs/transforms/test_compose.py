@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gleanrl.data import LazyTensorStorage, ReplayBuffer
+from gleanrl.envs.transforms import (
+    Compose,
+    InitTracker,
+    ObservationNorm,
+    RewardSum,
+    SignTransform,
+    StepCounter,
+    TransformedEnv,
+)
+from gleanrl.envs.transforms.compose import CallableTransform, flattened
+from gleanrl.errors import ContainerError, InvalidTypeError
+from tests.envs.transforms.ways import single
+
+
+def double(key="a"):
+    return ObservationNorm(loc=0.0, scale=2.0, in_keys=[key])
+
+
+def add(key="a"):
+    return ObservationNorm(loc=1.0, scale=1.0, in_keys=[key])
+
+
+def test_what_comes_out_passes_the_first_one_first():
+    td = TensorDict({"a": torch.tensor([3.0])}, [])
+    assert Compose(double(), add())(td.clone())["a"].item() == 7
+    assert Compose(add(), double())(td.clone())["a"].item() == 8
+
+
+def test_what_goes_in_passes_the_last_one_first():
+    norm = {"in_keys": [], "in_keys_inv": ["a"]}
+    chain = Compose(ObservationNorm(0.0, 2.0, **norm), ObservationNorm(1.0, 1.0, **norm))
+    td = TensorDict({"a": torch.tensor([3.0])}, [])
+    assert chain.inv(td)["a"].item() == 1
+    assert td["a"].item() == 3
+
+
+def test_a_chain_is_a_sequence():
+    first, second = StepCounter(), InitTracker()
+    chain = Compose(first, second)
+    assert len(chain) == 2
+    assert chain[0] is first
+    assert list(chain) == [first, second]
+    assert isinstance(chain[:1], Compose)
+    assert chain[:1][0] is not first
+    nested = Compose(Compose(StepCounter()), RewardSum())
+    assert [type(t) for t in flattened(nested)] == [StepCounter, RewardSum]
+
+
+def test_insert_takes_places_from_both_ends():
+    chain = Compose(StepCounter())
+    chain.append(RewardSum())
+    chain.insert(-1, InitTracker())
+    assert [type(t) for t in chain] == [StepCounter, InitTracker, RewardSum]
+    with pytest.raises(IndexError, match="from -3 to 3"):
+        chain.insert(4, SignTransform(in_keys=["a"]))
+
+
+def test_appending_changes_the_environment_around():
+    env = TransformedEnv(single(), Compose(StepCounter()))
+    assert "episode_reward" not in env.observation_spec.keys()
+    env.transform.append(RewardSum())
+    assert "episode_reward" in env.observation_spec.keys()
+
+
+def test_a_transform_has_one_container():
+    counter = StepCounter()
+    Compose(counter)
+    with pytest.raises(ContainerError, match="clone"):
+        Compose(counter)
+    with pytest.raises(AttributeError):
+        TransformedEnv(single(), counter)
+    counter.reset_parent()
+    assert TransformedEnv(single(), counter).transform is counter
+
+
+def test_a_clone_is_free_and_independent():
+    norm = double()
+    env = TransformedEnv(single(), Compose(norm))
+    twin = norm.clone()
+    assert twin.container is None
+    assert norm.container is env.transform
+    twin.scale.fill_(5.0)
+    assert norm.scale.item() == 2
+
+
+def test_callables_are_wrapped():
+    chain = Compose(lambda td: td.set("b", td["a"] + 1))
+    assert isinstance(chain[0], CallableTransform)
+    assert chain(TensorDict({"a": torch.zeros(2)}, [2]))["b"].tolist() == [1.0, 1.0]
+    with pytest.raises(InvalidTypeError, match="got None"):
+        Compose(lambda td: None)(TensorDict({}, []))
+    with pytest.raises(InvalidTypeError, match="expected a Transform"):
+        Compose(3)
+
+
+def test_missing_keys_raise_unless_tolerated():
+    chain = Compose(double("nothing"))
+    with pytest.raises(KeyError, match="'nothing' not found"):
+        chain(TensorDict({"a": torch.zeros(())}, []))
+    chain.set_missing_tolerance(True)
+    assert list(chain(TensorDict({"a": torch.zeros(())}, [])).keys()) == ["a"]
+
+
+def test_the_parent_is_the_environment_as_the_transform_sees_it():
+    first, second = StepCounter(), RewardSum()
+    env = TransformedEnv(single(), Compose(first, second))
+    assert first.parent is env.base_env
+    assert "step_count" in second.parent.observation_spec.keys()
+    assert "episode_reward" not in second.parent.observation_spec.keys()
+    assert Compose(StepCounter())[0].parent is None
+
+
+def test_a_chain_in_a_buffer_keeps_its_state_with_it():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=Compose(double()), batch_size=2)
+    buffer.extend(TensorDict({"a": torch.ones(4)}, [4]))
+    assert buffer.sample()["a"].tolist() == [2.0, 2.0]
+    other = copy.deepcopy(buffer)
+    buffer._transform if hasattr(buffer, "_transform") else None
+    assert other.sample()["a"].tolist() == [2.0, 2.0]

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gleanrl.collectors import SyncDataCollector
+from gleanrl.envs import SerialEnv, check_env_specs
+from gleanrl.envs.transforms import (
+    CatFrames,
+    Compose,
+    InitTracker,
+    ObservationNorm,
+    RewardSum,
+    StepCounter,
+    TransformedEnv,
+    VecNorm,
+)
+from gleanrl.errors import ClosedError, ContainerError, InvalidTypeError, SchemaError, UnsupportedError
+from tests.envs.transforms.ways import ENVS, batched, collect_both_ways, joined, single, team
+from tests.fakes_base import CountingEnv
+
+
+def several():
+    return Compose(StepCounter(), RewardSum(), InitTracker())
+
+
+@pytest.mark.parametrize("env", ENVS)
+def test_specs_hold(env):
+    check_env_specs(TransformedEnv(env(), several()))
+
+
+def test_nested_environments_are_taken_apart():
+    base = single()
+    inner = TransformedEnv(base, StepCounter())
+    outer = TransformedEnv(inner, RewardSum())
+    assert outer.base_env is base
+    assert [type(t) for t in outer.transform] == [StepCounter, RewardSum]
+    assert outer.transform[0] is not inner.transform
+    assert inner.rollout(2)["step_count"].flatten().tolist() == [0, 1]
+    assert len(TransformedEnv(TransformedEnv(base, StepCounter())).transform) == 1
+
+
+def test_transforms_can_be_added():
+    env = TransformedEnv(single(), StepCounter())
+    assert env.append_transform(RewardSum()) is env
+    env.insert_transform(0, lambda td: td.set("observation", td["observation"] + 1))
+    assert [type(t).__name__ for t in env.transform] == ["CallableTransform", "StepCounter", "RewardSum"]
+    assert env.rollout(2)["observation"][0].tolist() == [1.0, 1.0, 1.0]
+    with pytest.raises(InvalidTypeError):
+        env.append_transform(3)
+    with pytest.raises(ContainerError):
+        env.append_transform(env.transform[1])
+
+
+def test_attributes_are_those_of_the_environment_inside():
+    env = TransformedEnv(single(), StepCounter())
+    assert env.unwrapped is env.base_env.unwrapped
+    assert env.hello("you") == "hello you from 0"
+    assert not hasattr(env, "nothing_like_it")
+    with pytest.raises(AttributeError):
+        env.batch_size = [3]
+    with pytest.raises(UnsupportedError, match="follow"):
+        TransformedEnv(single(), device="cpu")
+
+
+def test_seeds_pass_through():
+    env = TransformedEnv(CountingEnv(None, (3,)), several())
+    assert env.set_seed(7) == 9
+    assert env.base_env.seeds == [7]
+
+
+def test_specs_are_cached_unless_asked():
+    env = TransformedEnv(single(), StepCounter())
+    assert env.observation_spec is env.observation_spec
+    env = TransformedEnv(single(), StepCounter(), cache_specs=False)
+    assert env.observation_spec is not env.observation_spec
+    env = TransformedEnv(CountingEnv(flags=("done", "terminated")), RewardSum())
+    assert "truncated" not in env.done_keys
+    assert "truncated" in env.add_truncated_keys().done_keys
+    assert "truncated" in env.rollout(2)["next"].keys()
+
+
+def test_closing_closes_the_environment_inside():
+    env = TransformedEnv(single(), StepCounter())
+    env.close()
+    env.close()
+    assert env.base_env.is_closed
+    assert env.is_closed
+    with pytest.raises(ClosedError):
+        env.reset()
+
+
+def test_state_is_that_of_the_transforms():
+    env = TransformedEnv(
+        batched(), Compose(VecNorm(in_keys=["observation"]), ObservationNorm(1.0, 2.0, ["reward"]))
+    )
+    other = TransformedEnv(
+        batched(), Compose(VecNorm(in_keys=["observation"]), ObservationNorm(3.0, 4.0, ["reward"]))
+    )
+    del env.transform.transforms[1], other.transform.transforms[1]
+    env.rollout(5, break_when_any_done=False)
+    other.load_state_dict(copy.deepcopy(env.state_dict()))
+    assert torch.equal(other.transform[0].loc["observation"], env.transform[0].loc["observation"])
+    with pytest.raises(SchemaError, match="unexpected"):
+        other.load_state_dict({"rubbish": 1})
+
+
+def test_copies_are_whole():
+    env = TransformedEnv(batched(), Compose(StepCounter(), CatFrames(2, -1, in_keys=["observation"])))
+    env.rollout(3)
+    for twin in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
+        assert twin.transform.container is twin
+        assert twin.transform[0].parent is twin.base_env
+        batch = twin.rollout(5, break_when_any_done=False)
+        assert torch.equal(batch["step_count"], batch["observation"][..., 5:].long())
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_in_and_around_a_batch_of_environments(inside):
+    def member():
+        return TransformedEnv(single(), several()) if inside else single()
+
+    env = SerialEnv(3, member)
+    env = env if inside else TransformedEnv(env, several())
+    batch = SyncDataCollector(env, frames_per_batch=36, total_frames=36).next()
+    assert batch.shape == (3, 12)
+    clock = batch["observation"][..., 2:]
+    assert torch.equal(batch["step_count"], clock.long())
+    assert torch.equal(batch["is_init"], clock == 0)
+    assert torch.equal(batch["next", "observation"][..., 2:], clock + 1)
+    assert torch.equal(batch["next", "episode_reward"], batch["episode_reward"] + batch["next", "reward"])
+
+
+def test_a_batch_inside_and_outside_agree():
+    def chain():
+        return [StepCounter(4), CatFrames(2, -1, in_keys=["observation"], out_keys=["stack"])]
+
+    batch = joined(collect_both_ways(lambda: SerialEnv(3, single), chain))
+    assert torch.equal(batch["next", "stack"][..., 5], batch["next", "observation"][..., 2])
+
+
+def test_a_collectors_limit():
+    for transforms in ([RewardSum()], [RewardSum(), lambda td: td]):
+        env = TransformedEnv(CountingEnv(), Compose(*transforms))
+        batch = SyncDataCollector(env, frames_per_batch=40, total_frames=40, max_frames_per_traj=2).next()
+        assert int(batch["next", "step_count"].max()) == 2
+        first = batch["step_count"] == 0
+        assert bool((batch["episode_reward"][first] == 0).all())
+
+
+def test_by_hand_steps_agree_with_rollouts():
+    torch.manual_seed(0)
+    env = TransformedEnv(batched(), several())
+    root, rows = env.reset(), []
+    for _ in range(8):
+        stepped, root = env.step_and_maybe_reset(env.rand_action(root))
+        rows.append(stepped)
+    by_hand = torch.stack(rows, 1)
+    batch = joined(collect_both_ways(batched, lambda: [several()], sizes=(8,)))
+    for key in ("observation", "step_count", "episode_reward", "is_init", "done"):
+        assert torch.equal(by_hand[key], batch[key])
+        assert torch.equal(by_hand["next", key], batch["next", key])
+
+
+def test_a_rollout_from_a_given_root():
+    env = TransformedEnv(CountingEnv(None, (2,)), several())
+    root = env.reset()
+    root["step_count"] += 10
+    batch = env.rollout(2, auto_reset=False, tensordict=root, break_when_any_done=False)
+    assert batch["step_count"][:, 0].flatten().tolist() == [10, 10]
+    assert int(batch["next", "step_count"][0, 0]) == 11
+
+
+def test_other_users_are_noticed():
+    env = TransformedEnv(single(), several())
+    collector = SyncDataCollector(env, frames_per_batch=4, total_frames=-1)
+    collector.next()
+    env.reset()
+    with pytest.warns(UserWarning, match="outside the collector"):
+        batch = collector.next()
+    assert int(batch["step_count"][0]) == 0
+
+
+def test_agents_flags_reach_every_group():
+    env = TransformedEnv(team(), StepCounter(2))
+    assert {("agents", "step_count"), "step_count"} <= set(env.observation_spec.keys(True, True))
+    assert isinstance(env.reset(), TensorDict)

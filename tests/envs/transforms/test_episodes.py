@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gleanrl.envs.transforms import (
+    Compose,
+    InitTracker,
+    RenameTransform,
+    RewardSum,
+    StepCounter,
+    TransformedEnv,
+)
+from gleanrl.errors import InvalidArgumentError, MissingKeyError, UnsupportedError
+from tests.envs.transforms.ways import ENVS, batched, collect_both_ways, joined, single, team
+from tests.fakes import Script
+from tests.fakes_base import CountingEnv, StepCountEnv
+
+
+def group(env):
+    return "agents" if env is team else ()
+
+
+def key(env, name):
+    return ("agents", name) if env is team else name
+
+
+@pytest.mark.parametrize("env", ENVS)
+def test_counts_follow_the_environments_own_clock(env):
+    batch = joined(collect_both_ways(env, lambda: [StepCounter()]))
+    clock = batch["observation" if env is not team else ("agents", "observation")][..., -1:].long()
+    assert torch.equal(batch[key(env, "step_count")], clock)
+    assert torch.equal(batch["next", key(env, "step_count")], clock + 1) if env is not team else True
+
+
+@pytest.mark.parametrize("env", ENVS)
+def test_a_limit_truncates_and_resets(env):
+    batch = joined(collect_both_ways(env, lambda: [StepCounter(max_steps=2)]))
+    path = () if env is not team else ("agents",)
+    count = batch[(*path, "step_count")] if path else batch["step_count"]
+    after = batch[("next", *path, "step_count")]
+    truncated, done = batch[("next", *path, "truncated")], batch[("next", *path, "done")]
+    assert int(after.max()) == 2
+    assert bool((truncated | (after != 2)).all())
+    assert bool((done | ~truncated).all())
+    # The step after an end begins a new episode: time is the last batch dimension.
+    time = batch.ndim - 1
+    ended = done.any(-2) if path else done
+    begun = (count.amax(-2) if path else count).narrow(time, 1, batch.shape[-1] - 1)
+    assert bool((begun[ended.narrow(time, 0, batch.shape[-1] - 1)] == 0).all())
+
+
+def test_a_limit_in_one_environment_of_a_batch_leaves_the_others_alone():
+    env = CountingEnv(Script(lengths=(9, 4, 9)), (3,))
+    batch = TransformedEnv(env, StepCounter(max_steps=6)).rollout(13, break_when_any_done=False)
+    # Stream 0 has episodes of 9, 4 and 9 steps: by the limit, by itself, by the limit.
+    assert batch["step_count"][0, :, 0].tolist() == [*range(6), *range(4), *range(3)]
+    # Stream 1 has episodes of 4, 9 and 9 steps: by itself, by the limit, by the limit.
+    assert batch["step_count"][1, :, 0].tolist() == [*range(4), *range(6), *range(3)]
+    assert batch["observation"][1, :, 1].tolist() == [0.0] * 4 + [1.0] * 6 + [2.0] * 3
+
+
+def test_truncation_reaches_the_flags_of_agents():
+    batch = TransformedEnv(team(), StepCounter(max_steps=1)).rollout(4, break_when_any_done=False)
+    assert bool(batch["next", "agents", "truncated"].all())
+    assert bool(batch["next", "agents", "done"].all())
+
+
+def test_without_update_done_the_episode_goes_on():
+    env = TransformedEnv(CountingEnv(Script(lengths=(9,))), StepCounter(2, update_done=False))
+    batch = env.rollout(5)
+    assert batch["next", "truncated"].flatten().tolist() == [False, True, True, True, True]
+    assert not bool(batch["next", "done"].any())
+
+
+def test_a_truncated_flag_is_added_where_there_is_none():
+    env = TransformedEnv(CountingEnv(Script(lengths=(9,)), flags=("done", "terminated")), StepCounter(2))
+    assert "truncated" in env.done_keys
+    batch = env.rollout(9)
+    assert batch["next", "truncated"].flatten().tolist() == [False, True]
+    assert not bool(batch["next", "terminated"].any())
+
+
+@pytest.mark.parametrize("steps", [0, -1])
+def test_a_limit_below_one_is_refused(steps):
+    with pytest.raises(ValueError, match="max_steps: expected at least 1"):
+        StepCounter(max_steps=steps)
+
+
+def test_a_count_that_is_taken_is_refused():
+    with pytest.raises(InvalidArgumentError, match="step_count_key"):
+        TransformedEnv(StepCountEnv(), StepCounter()).observation_spec  # noqa: B018
+
+
+@pytest.mark.parametrize("env", [single, batched])
+def test_counts_and_sums_go_on_when_a_later_transform_drops_them(env):
+    def chain():
+        return [
+            StepCounter(max_steps=2),
+            RewardSum(),
+            RenameTransform(["step_count", "episode_reward"], ["n", "s"]),
+        ]
+
+    batch = joined(collect_both_ways(env, chain))
+    named = joined(collect_both_ways(env, lambda: chain()[:2]))
+    assert torch.equal(batch["n"], named["step_count"])
+    assert torch.equal(batch["next", "s"], named["next", "episode_reward"])
+
+
+def test_the_first_step_needs_a_reset():
+    env = TransformedEnv(single(), Compose(StepCounter()))
+    with pytest.raises(MissingKeyError, match="step_count"):
+        env.rand_step(env.base_env.reset())
+
+
+@pytest.mark.parametrize("env", ENVS)
+def test_the_first_root_of_an_episode_is_marked(env):
+    batch = joined(collect_both_ways(env, lambda: [InitTracker(), StepCounter()]))
+    path = ("agents",) if env is team else ()
+    marks, counts = batch[(*path, "is_init")], batch[(*path, "step_count")]
+    assert torch.equal(marks, counts == 0)
+    assert not bool(batch[("next", *path, "is_init")].any())
+
+
+@pytest.mark.parametrize("env", [single, batched])
+def test_rewards_add_up_within_an_episode(env):
+    batch = joined(collect_both_ways(env, lambda: [RewardSum()]))
+    total, reward = batch["next", "episode_reward"], batch["next", "reward"]
+    assert torch.equal(total, batch["episode_reward"] + reward)
+    first = batch["observation"][..., -1:] == 0
+    assert bool((batch["episode_reward"][first] == 0).all())
+    assert bool((batch["episode_reward"][~first] != 0).any())
+
+
+def test_sums_of_agents_stand_beside_their_rewards():
+    batch = joined(collect_both_ways(team, lambda: [RewardSum()]))
+    reward_keys = TransformedEnv(team(), RewardSum()).reward_keys
+    for reward in reward_keys:
+        path = (reward,) if isinstance(reward, str) else reward
+        name = (*path[:-1], f"episode_{path[-1]}")
+        assert torch.equal(batch[("next", *name)], batch[name] + batch[("next", *path)])
+
+
+def test_sums_declared_as_rewards_are_not_in_the_root():
+    batch = joined(collect_both_ways(single, lambda: [RewardSum(reward_spec=True)]))
+    assert "episode_reward" not in batch.keys()
+    ends = batch["next", "done"].flatten().nonzero().flatten().tolist()
+    begin = 0
+    for end in ends:
+        rewards = batch["next", "reward"][begin : end + 1]
+        assert torch.equal(batch["next", "episode_reward"][begin : end + 1], rewards.cumsum(0))
+        begin = end + 1
+
+
+def test_unknown_reset_keys_and_rewards_are_refused():
+    env = TransformedEnv(single(), RewardSum(reset_keys=["other"]))
+    with pytest.raises(InvalidArgumentError, match="reset_keys"):
+        env.reset()
+    with pytest.raises(MissingKeyError, match="pay"):
+        TransformedEnv(single(), RewardSum(in_keys=["pay"])).observation_spec  # noqa: B018
+
+
+@pytest.mark.parametrize("transform", [StepCounter(), InitTracker(), RewardSum()])
+def test_they_need_an_environment(transform):
+    with pytest.raises(UnsupportedError, match="replay buffer"):
+        transform(torch.zeros(3))
+    with pytest.raises(UnsupportedError, match="environment"):
+        transform.transform_observation_spec(CountingEnv().observation_spec)
+
+
+def test_a_partial_reset_by_hand_touches_its_rows_only():
+    env = TransformedEnv(
+        CountingEnv(Script(ending="never"), (3,)), Compose(StepCounter(), RewardSum(), InitTracker())
+    )
+    root = env.reset()
+    for _ in range(2):
+        _, root = env.step_and_maybe_reset(env.rand_action(root))
+    mask = torch.tensor([[False], [True], [False]])
+    fresh = env.reset(root.clone().set("_reset", mask))
+    assert fresh["step_count"].flatten().tolist() == [2, 0, 2]
+    assert fresh["is_init"].flatten().tolist() == [False, True, False]
+    assert fresh["observation"][:, 1].tolist() == [0.0, 1.0, 0.0]
+    assert torch.equal(fresh["episode_reward"][[0, 2]], root["episode_reward"][[0, 2]])
+    assert fresh["episode_reward"][1].item() == 0

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gleanrl.data import LazyTensorStorage, ReplayBuffer
+from gleanrl.data.postprocs import MultiStep
+from gleanrl.envs.transforms import Compose, MultiStepTransform, TransformedEnv
+from gleanrl.errors import SchemaError
+from tests.envs.transforms.ways import batched, collect_both_ways, joined, single
+
+
+def data(env=single):
+    return joined(collect_both_ways(env, lambda: [], sizes=(24,)))
+
+
+@pytest.mark.parametrize("env", [single, batched])
+@pytest.mark.parametrize("cut", [(24,), (5, 1, 9, 9), (1,) * 24, (2, 2, 20)])
+def test_the_result_does_not_depend_on_the_cut(env, cut):
+    whole = data(env)
+    dim = whole.ndim - 1
+    transform = MultiStepTransform(3, 0.5)
+    written = [out for part in whole.split(list(cut), dim) if (out := transform.inv(part)) is not None]
+    got = torch.cat(written, dim)
+    want = MultiStep(0.5, 3)(whole)[..., :-3]
+    assert got.shape == want.shape
+    assert bool((got == want).all())
+
+
+def test_nothing_is_written_while_too_little_is_known():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(30), transform=MultiStepTransform(3, 0.9), batch_size=4)
+    whole = data()
+    assert len(buffer.extend(whole[:2])) == 0
+    assert len(buffer.extend(whole[2:3])) == 0
+    assert len(buffer.extend(whole[3:5])) == 2
+    assert len(buffer) == 2
+    buffer.extend(whole[5:])
+    assert len(buffer) == 21
+
+
+def test_the_number_of_steps_can_be_changed():
+    whole = data()
+    transform = MultiStepTransform(2, 0.5)
+    first = transform.inv(whole[:10])
+    assert len(first) == 8
+    transform.n_steps = 4
+    second = transform.inv(whole[10:])
+    assert len(second) == 24 - 4 - 8
+    assert bool((second == MultiStep(0.5, 4)(whole[8:])[:-4]).all())
+    with pytest.raises(ValueError, match="n_steps"):
+        transform.n_steps = 0
+
+
+def test_what_is_held_back_is_state():
+    whole = data()
+    one, other = MultiStepTransform(3, 0.5), MultiStepTransform(3, 0.5)
+    one.inv(whole[:10])
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    assert bool((one.inv(whole[10:]) == other.inv(whole[10:])).all())
+    fresh = MultiStepTransform(3, 0.5)
+    other.load_state_dict(fresh.state_dict())
+    assert other.inv(whole[:3]) is None
+
+
+def test_the_held_rows_are_copies():
+    whole = data()
+    transform = MultiStepTransform(3, 0.5)
+    part = whole[:10].clone()
+    transform.inv(part)
+    part.zero_()
+    want = MultiStep(0.5, 3)(whole)[7:-3]
+    assert bool((transform.inv(whole[10:]) == want).all())
+
+
+def test_a_flag_of_ones_own_bounds_too():
+    whole = data()
+    lost = torch.zeros(24, 1, dtype=torch.bool)
+    lost[[1, 8]] = True
+    whole["next", "lost"] = lost
+    out = MultiStepTransform(3, 1.0, done_key="lost").inv(whole)
+    steps = out["steps_to_next_obs"].flatten()
+    assert steps[1] == 1
+    assert steps[0] <= 2
+    assert torch.equal(out["collector", "traj_ids"], whole["collector", "traj_ids"][:21])
+
+
+def test_other_streams_are_refused():
+    transform = MultiStepTransform(2, 0.5)
+    transform.inv(data(batched))
+    with pytest.raises(SchemaError, match="streams"):
+        transform.inv(data(batched)[:2])
+    with pytest.raises(SchemaError, match="extend"):
+        MultiStepTransform(2, 0.5).inv(TensorDict({}, []))
+
+
+def test_in_an_environment_it_is_refused():
+    with pytest.raises(ValueError, match="postproc"):
+        TransformedEnv(single(), MultiStepTransform(2, 0.5))
+    with pytest.raises(ValueError, match="postproc"):
+        TransformedEnv(single(), Compose(MultiStepTransform(2, 0.5))).observation_spec  # noqa: B018

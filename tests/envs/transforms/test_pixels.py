@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+from torch.nn.functional import interpolate
+
+from gleanrl.envs import GymWrapper, check_env_specs
+from gleanrl.envs.transforms import (
+    CatFrames,
+    CenterCrop,
+    Compose,
+    Crop,
+    GrayScale,
+    Resize,
+    ToTensorImage,
+    TransformedEnv,
+)
+from gleanrl.errors import InvalidArgumentError, SchemaError
+from tests.envs.transforms.ways import SCRIPT, collect_both_ways, joined
+from tests.fakes import OracleEnv
+
+
+class ColourEnv(OracleEnv):
+    """A frame (6, 8, 3) whose first row holds (stream, episode, step) and whose others a fixed pattern."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.observation_space = spaces.Box(0, 255, (6, 8, 3), np.uint8)
+
+    def _emit(self):
+        frame = np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3)
+        frame[0, :] = (self.stream, self.episode, self.step_index)
+        return frame
+
+
+def colour():
+    env = GymWrapper(ColourEnv(script=SCRIPT))
+    return env
+
+
+KEY = {"in_keys": ["observation"], "out_keys": ["image"]}
+
+
+def by_hand(frame: torch.Tensor) -> torch.Tensor:
+    """(..., 6, 8, 3) uint8 to (..., 3, 6, 8) float32 from 0 to 1."""
+    return frame.movedim(-1, -3).float() / 255
+
+
+def test_images_become_floats_with_channels_first():
+    batch = joined(collect_both_ways(colour, lambda: [ToTensorImage(**KEY)]))
+    assert torch.equal(batch["image"], by_hand(batch["observation"]))
+    assert torch.equal(batch["next", "image"], by_hand(batch["next", "observation"]))
+    env = TransformedEnv(colour(), ToTensorImage(in_keys=["observation"]))
+    assert env.observation_spec["observation"].high.max() == 1
+    check_env_specs(env)
+
+
+def test_options_of_to_tensor_image():
+    td = TensorDict({"pixels": torch.full((2, 4, 4, 3), 255, dtype=torch.uint8)}, [2])
+    assert ToTensorImage(from_int=False)(td.clone())["pixels"].max() == 255
+    assert ToTensorImage(unsqueeze=True)(td.clone())["pixels"].shape == (2, 1, 3, 4, 4)
+    assert ToTensorImage(dtype=torch.float16)(td.clone())["pixels"].dtype is torch.float16
+    first = TensorDict({"pixels": torch.zeros(2, 3, 4, 5, dtype=torch.uint8)}, [2])
+    assert ToTensorImage(shape_tolerant=True)(first)["pixels"].shape == (2, 3, 4, 5)
+
+
+def test_grey_resized_and_stacked_as_by_hand():
+    def chain():
+        keys = {"in_keys": ["image"]}
+        return [ToTensorImage(**KEY), GrayScale(**keys), Resize(4, 3, **keys), CatFrames(2, -3, **keys)]
+
+    batch = joined(collect_both_ways(colour, chain))
+    image = by_hand(batch["observation"])
+    grey = sum(w * image[:, c] for c, w in enumerate((0.2989, 0.587, 0.114)))
+    small = interpolate(grey[:, None], (3, 4), mode="bilinear", align_corners=False)
+    assert torch.allclose(batch["image"][:, 1:], small, atol=1e-6)
+    first = batch["observation"][:, 0, 0, 2] == 0
+    before = torch.cat([small[:1], small[:-1]])
+    before[first] = small[first]
+    assert torch.allclose(batch["image"][:, :1], before, atol=1e-6)
+    check_env_specs(TransformedEnv(colour(), Compose(*chain())))
+
+
+def test_crops():
+    td = TensorDict({"pixels": torch.arange(30.0).reshape(1, 5, 6)}, [])
+    assert torch.equal(Crop(2, 3, top=1, left=4)(td.clone())["pixels"], td["pixels"][:, 1:4, 4:6])
+    assert torch.equal(CenterCrop(2, 3)(td.clone())["pixels"], td["pixels"][:, 1:4, 2:4])
+    assert Crop(2)(td.clone())["pixels"].shape == (1, 2, 2)
+    with pytest.raises(SchemaError, match="inside"):
+        Crop(3, 3, top=4)(td.clone())
+    with pytest.raises(SchemaError, match="inside"):
+        CenterCrop(7)(td.clone())
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic", "area"])
+def test_integers_stay_integers(mode):
+    td = TensorDict({"pixels": torch.randint(0, 256, (2, 3, 6, 8), dtype=torch.uint8)}, [2])
+    out = Resize(4, 3, interpolation=mode)(td.clone())["pixels"]
+    assert out.dtype is torch.uint8
+    smooth = {} if mode in ("nearest", "area") else {"align_corners": False}
+    want = interpolate(td["pixels"].float(), (3, 4), mode=mode, **smooth).round().clamp(0, 255)
+    assert torch.equal(out, want.to(torch.uint8))
+    grey = GrayScale()(td.clone())["pixels"]
+    assert grey.dtype is torch.uint8
+    assert grey.shape == (2, 1, 6, 8)
+
+
+def test_mistakes_are_named():
+    with pytest.raises(SchemaError, match="three channels"):
+        GrayScale()(TensorDict({"pixels": torch.zeros(1, 4, 4)}, []))
+    with pytest.raises(InvalidArgumentError, match="interpolation"):
+        Resize(4, interpolation="magic")
+    with pytest.raises(InvalidArgumentError, match="positive"):
+        Resize(0)
+    with pytest.raises(SchemaError, match="H, W, C"):
+        ToTensorImage()(TensorDict({"pixels": torch.zeros(4)}, []))

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gleanrl.data import Bounded
+from gleanrl.envs import check_env_specs
+from gleanrl.envs.transforms import (
+    BinarizeReward,
+    ClipTransform,
+    RewardClipping,
+    RewardScaling,
+    RewardSum,
+    SignTransform,
+    TargetReturn,
+    TransformedEnv,
+)
+from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from tests.envs.transforms.ways import batched, collect_both_ways, joined, single, team
+
+
+def plain(env):
+    return joined(collect_both_ways(env, lambda: []))
+
+
+@pytest.mark.parametrize("env", [single, batched])
+def test_rewards_are_scaled(env):
+    batch = joined(collect_both_ways(env, lambda: [RewardScaling(loc=1.0, scale=2.0)]))
+    assert torch.equal(batch["next", "reward"], plain(env)["next", "reward"] * 2 + 1)
+    batch = joined(collect_both_ways(env, lambda: [RewardScaling(1.0, 2.0, standard_normal=True)]))
+    assert torch.equal(batch["next", "reward"], (plain(env)["next", "reward"] - 1) / 2)
+
+
+def test_rewards_of_agents_are_found():
+    batch = joined(collect_both_ways(team, lambda: [RewardScaling(loc=0.0, scale=2.0)]))
+    assert torch.equal(batch["next", "agents", "reward"], plain(team)["next", "agents", "reward"] * 2)
+
+
+def test_a_result_beside_the_reward():
+    batch = joined(
+        collect_both_ways(single, lambda: [RewardScaling(0.0, 2.0, in_keys=["reward"], out_keys=["big"])])
+    )
+    assert torch.equal(batch["next", "big"], batch["next", "reward"] * 2)
+    assert "big" not in batch.keys()
+
+
+def test_rewards_are_clipped():
+    batch = joined(collect_both_ways(batched, lambda: [RewardClipping(0.01, 1.05)]))
+    assert torch.equal(batch["next", "reward"], plain(batched)["next", "reward"].clamp(0.01, 1.05))
+    spec = TransformedEnv(batched(), RewardClipping(0.0, 1.0)).reward_spec
+    assert spec == Bounded(0.0, 1.0, spec.shape)
+
+
+def test_entries_are_clipped_both_ways():
+    clip = ClipTransform(["observation"], in_keys_inv=["action"], low=-0.25, high=0.25)
+    env = single()
+    batch = TransformedEnv(env, clip).rollout(3)
+    assert float(batch["observation"].abs().max()) <= 0.25
+    assert max(abs(a).max() for a in env.unwrapped.actions) <= 0.25
+    assert float(batch["action"].abs().max()) > 0.25
+
+
+def test_signs_and_positive_rewards():
+    td = TensorDict({"reward": torch.tensor([-2.0, 0.0, 3.0])}, [3])
+    assert SignTransform(in_keys=["reward"])(td.clone())["reward"].tolist() == [-1.0, 0.0, 1.0]
+    out = BinarizeReward()(td.clone())["reward"]
+    assert out.dtype is torch.int8
+    assert out.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: BinarizeReward(),
+        lambda: SignTransform(in_keys=["reward"]),
+        lambda: RewardClipping(-1.0, 1.0),
+        lambda: ClipTransform(in_keys=["reward", "observation"], low=0.0),
+        lambda: TargetReturn(10.0),
+    ],
+)
+def test_specs_hold(make):
+    check_env_specs(TransformedEnv(batched(), make()))
+    collect_both_ways(batched, lambda: [make()])
+
+
+@pytest.mark.parametrize("env", [single, batched])
+def test_the_return_that_is_left(env):
+    batch = joined(collect_both_ways(env, lambda: [RewardSum(), TargetReturn(8.0)]))
+    assert torch.allclose(batch["target_return"], 8.0 - batch["episode_reward"])
+    assert torch.allclose(batch["next", "target_return"], 8.0 - batch["next", "episode_reward"])
+    batch = joined(collect_both_ways(env, lambda: [TargetReturn(8.0, mode="constant")]))
+    assert bool((batch["next", "target_return"] == 8).all())
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(InvalidArgumentError, match="low <= high"):
+        ClipTransform(["a"], low=2.0, high=1.0)
+    with pytest.raises(InvalidArgumentError, match="neither"):
+        RewardClipping()
+    with pytest.raises(InvalidArgumentError, match="mode"):
+        TargetReturn(1.0, mode="other")
+    with pytest.raises(InvalidArgumentError, match="zero"):
+        RewardScaling(0.0, 0.0, standard_normal=True)
+    with pytest.raises(UnsupportedError, match="replay buffer"):
+        TargetReturn(1.0)(TensorDict({}, []))

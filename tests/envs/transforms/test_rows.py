@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gleanrl.envs.transforms.rows import Row, leaf_keys, reset_rows, sibling, trailing
+from gleanrl.errors import MissingKeyError
+
+A, B = torch.tensor([1.0]), torch.tensor([2.0])
+
+
+def row():
+    return Row(torch.Size(), None).over({"a": (A, B), ("g", "b"): (B, A)})
+
+
+def test_values_come_from_the_columns_row():
+    r = row()
+    assert r.get("a") is A
+    assert r.get(("g", "b")) is B
+    r.clear(1)
+    assert r.get("a") is B
+    assert r.get(("a",)) is B
+
+
+def test_what_is_set_hides_the_column_until_the_row_is_cleared():
+    r = row()
+    assert r.set("a", B) is r
+    assert r.get("a") is B
+    assert r.made == {"a": B}
+    r.clear(0)
+    assert r.get("a") is A
+
+
+def test_what_is_popped_is_gone_until_the_row_is_cleared():
+    r = row()
+    assert r.pop("a") is A
+    assert r.get("a", None) is None
+    assert r.keys() == [("g", "b")]
+    assert r.get(("g", "b")) is B
+    r.clear(0)
+    assert r.get("a") is A
+    r.set("c", B)
+    assert r.pop("c") is B
+    assert r.pop("c", None) is None
+
+
+def test_a_missing_key_is_named():
+    with pytest.raises(MissingKeyError, match="'x' not found"):
+        row().get("x")
+    assert row().get("x", 3) == 3
+
+
+def test_rows_to_reset():
+    masks = {
+        "_reset": torch.tensor([[True], [False]]),
+        ("g", "_reset"): torch.zeros(2, 3, 1, dtype=torch.bool),
+    }
+    td = TensorDict(masks, [2])
+    keys = ["_reset", ("g", "_reset")]
+    assert reset_rows(td, keys).tolist() == [True, False]
+    td["g", "_reset"][1, 2] = True
+    assert reset_rows(td, keys) is None
+    assert reset_rows(TensorDict({}, [2]), keys) is None
+
+
+def test_small_helpers():
+    assert trailing(torch.ones(2), torch.ones(2, 3, 4)).shape == (2, 1, 1)
+    assert sibling(("a", "done"), "x") == ("a", "x")
+    assert sibling("done", "x") == "x"
+    assert leaf_keys(row()) == ["a", ("g", "b")]
+    assert set(leaf_keys(TensorDict({"a": A, "g": {"b": B}}, []))) == {"a", ("g", "b")}

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+
+from gleanrl.collectors import SyncDataCollector
+from gleanrl.envs import GymWrapper
+from gleanrl.envs.transforms import (
+    CatFrames,
+    Compose,
+    ObservationNorm,
+    RenameTransform,
+    RewardScaling,
+    RewardSum,
+    StepCounter,
+    TransformedEnv,
+)
+from gleanrl.errors import EnvironmentFailure
+from tests.envs.transforms.ways import ENVS, SCRIPT, batched, batches, collect_both_ways, joined, single, team
+from tests.fakes import DictEnv, RaisingEnv, ReusingEnv
+
+
+def everything(env):
+    key = ("agents", "observation") if env is team else "observation"
+    stack = ("agents", "stack") if env is team else "stack"
+    return [
+        RewardScaling(1.0, 2.0),
+        CatFrames(2, -1, in_keys=[key], out_keys=[stack]),
+        StepCounter(3),
+        RewardSum(),
+        ObservationNorm(0.5, 3.0, in_keys=[key]),
+        RenameTransform(["step_count"], ["n"]),
+    ]
+
+
+@pytest.mark.parametrize("env", ENVS)
+@pytest.mark.parametrize("sizes", [(20,), (1,) * 9, (3, 4, 5)])
+def test_a_long_chain_gives_the_same_both_ways_however_batches_are_cut(env, sizes):
+    parts = collect_both_ways(env, lambda: everything(env), sizes=sizes)
+    assert [part.shape[-1] for part in parts] == list(sizes)
+
+
+@pytest.mark.parametrize("env", [single, batched])
+def test_a_policy_sees_the_transformed_root(env):
+    seen = []
+
+    def act(stack):
+        seen.append(stack.clone())
+        return stack[..., :2].clamp(-1, 1)
+
+    policy = TensorDictModule(act, in_keys=["stack"], out_keys=["action"])
+    batch = joined(collect_both_ways(env, lambda: everything(env), policy=policy))
+    count = batch.shape[-1]
+    time = batch.ndim - 1
+    assert torch.equal(torch.stack(seen[-count:], time), batch["stack"])
+
+
+@pytest.mark.parametrize("kind", [ReusingEnv, DictEnv])
+def test_environments_that_reuse_arrays_or_return_dictionaries(kind):
+    key = "observation"
+
+    def chain():
+        return [CatFrames(2, -1, in_keys=[key], out_keys=["stack"]), StepCounter(4)]
+
+    batch = joined(collect_both_ways(lambda: GymWrapper(kind(script=SCRIPT)), chain))
+    assert torch.equal(batch["next", "stack"][:, 3:], batch["next", key])
+    assert torch.equal(batch["next", "stack"][:, :3], batch[key])
+
+
+def test_a_reset_of_some_environments_between_batches():
+    env = TransformedEnv(batched(), Compose(*everything(batched)))
+    collector = SyncDataCollector(env, frames_per_batch=6, total_frames=-1)
+    first = collector.next()
+    collector.reset(1)
+    second = collector.next()
+    assert int(second["n"][1, 0]) == 0
+    going_on = ~first["next", "done"][:, -1, 0]
+    going_on[1] = False
+    assert torch.equal(second["n"][going_on, 0], first["next", "n"][going_on, -1])
+    old = (second["observation"] - 0.5) / 3
+    assert torch.equal(second["stack"][1, 0, :3], second["stack"][1, 0, 3:])
+    assert torch.allclose(second["stack"][..., 3:], old, atol=1e-5)
+
+
+def test_an_error_in_a_transform_says_where_and_the_next_batch_begins_anew():
+    calls = []
+
+    def fail(td):
+        calls.append(1)
+        if len(calls) == 4:
+            raise ArithmeticError("on purpose")
+        return td
+
+    class Failing(ObservationNorm):
+        on_rows = True
+
+        def _apply_transform(self, value):
+            return fail(super()._apply_transform(value))
+
+    env = TransformedEnv(single(), Compose(StepCounter(), Failing(0.0, 1.0, in_keys=["observation"])))
+    collector = SyncDataCollector(env, frames_per_batch=6, total_frames=-1)
+    with pytest.raises(ArithmeticError, match="episode 0, step 1: step raised"):
+        collector.next()
+    batch = collector.next()
+    assert int(batch["step_count"][0]) == 0
+
+
+def test_an_error_in_the_environment_passes():
+    env = TransformedEnv(GymWrapper(RaisingEnv(3, script=SCRIPT)), StepCounter())
+    with pytest.raises(EnvironmentFailure, match="on purpose"):
+        env.rollout(9, break_when_any_done=False)
+
+
+@pytest.mark.parametrize("env", ENVS)
+def test_a_rollout_stops_where_a_transform_ends_the_episode(env):
+    batch = TransformedEnv(env(), StepCounter(2)).rollout(9)
+    plain = env().rollout(9)
+    assert batch.shape[-1] == min(2, plain.shape[-1])
+
+
+def test_an_interrupted_batch_goes_on_where_it_stopped():
+    class Once:
+        asked = 0
+
+        def collection_stopped(self):
+            Once.asked += 1
+            return Once.asked == 3
+
+    env = TransformedEnv(batched(), Compose(StepCounter(), RewardSum()))
+    collector = SyncDataCollector(env, frames_per_batch=18, total_frames=-1, interruptor=Once())
+    first, second = collector.next(), collector.next()
+    assert first.shape == (3, 3)
+    going_on = ~first["next", "done"][:, -1, 0]
+    assert torch.equal(second["step_count"][going_on, 0], first["next", "step_count"][going_on, -1])
+
+
+def test_columns_without_transforms_are_written_in_place():
+    env = TransformedEnv(single(), ObservationNorm(0.0, 2.0, in_keys=["observation"], out_keys=["twice"]))
+    stepper, parts = batches(env, sizes=(5,))
+    inner = stepper._inner
+    outer = stepper._block
+    assert inner.column(("observation",)).data_ptr() == outer.column(("observation",)).data_ptr()
+    assert inner.column(("next", "reward")).data_ptr() == outer.column(("next", "reward")).data_ptr()

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import copy
+
+import cloudpickle
+import pytest
+import torch
+
+from gleanrl.envs import check_env_specs
+from gleanrl.envs.transforms import Compose, TransformedEnv, VecNorm
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError
+from tests.envs.transforms.ways import batched, collect_both_ways, joined, single
+
+
+def seen(batch, key="observation"):
+    """All observations that an environment returned, in order, from an untransformed batch of one row."""
+    rows = [batch[key][0]]
+    for t in range(batch.shape[0]):
+        rows.append(batch["next", key][t])
+        if bool(batch["next", "done"][t]) and t + 1 < batch.shape[0]:
+            rows.append(batch[key][t + 1])
+    return torch.stack(rows).double()
+
+
+@pytest.mark.parametrize("env", [single, batched])
+def test_both_ways_agree(env):
+    collect_both_ways(env, lambda: [VecNorm(decay=0.9)])
+
+
+def test_each_value_is_normalised_by_what_came_so_far():
+    raw = joined(collect_both_ways(single, lambda: [], sizes=(20,)))
+    batch = joined(
+        collect_both_ways(single, lambda: [VecNorm(in_keys=["observation"], decay=1.0)], sizes=(20,))
+    )
+    rows = seen(raw)
+    n = 1
+    for t in range(5):
+        n += 1
+        mean, std = rows[:n].mean(0), rows[:n].std(0, unbiased=False).clamp_min(1e-4)
+        want = (raw["next", "observation"][t] - mean) / std
+        assert torch.allclose(batch["next", "observation"][t].double(), want, atol=1e-5)
+        n += bool(raw["next", "done"][t])
+
+
+def test_a_partial_reset_counts_its_rows_only():
+    norm = VecNorm(in_keys=["observation"], decay=1.0)
+    env = TransformedEnv(batched(), norm)
+    root = env.reset()
+    assert float(norm._sums._view("observation")[0]) == 3
+    env.reset(root.set("_reset", torch.tensor([[False], [True], [False]])))
+    assert float(norm._sums._view("observation")[0]) == 4
+
+
+def test_frozen_statistics_stay():
+    norm = VecNorm()
+    env = TransformedEnv(batched(), norm)
+    env.rollout(10, break_when_any_done=False)
+    before = norm.loc["observation"]
+    norm.freeze()
+    env.rollout(10, break_when_any_done=False)
+    assert torch.equal(norm.loc["observation"], before)
+    norm.unfreeze()
+    env.rollout(10, break_when_any_done=False)
+    assert not torch.equal(norm.loc["observation"], before)
+    norm.eval()
+    before = norm.loc["observation"]
+    env.rollout(10, break_when_any_done=False)
+    assert torch.equal(norm.loc["observation"], before)
+
+
+def test_fixed_transforms_of_the_present_statistics():
+    norm = VecNorm(in_keys=["observation"])
+    env = TransformedEnv(batched(), norm)
+    env.rollout(30, break_when_any_done=False)
+    fixed = norm.to_observation_norm()
+    assert isinstance(fixed, Compose)
+    value = torch.tensor([[1.0, 2.0, 3.0]])
+    want = norm.freeze()._normalised(value, "observation")
+    assert torch.allclose(fixed[0]._apply_transform(value), want, atol=1e-5)
+
+
+def test_statistics_are_state():
+    norm, other = VecNorm(in_keys=["observation"]), VecNorm(in_keys=["observation"])
+    env = TransformedEnv(batched(), norm)
+    env.rollout(10, break_when_any_done=False)
+    twin = TransformedEnv(batched(), other)
+    twin.load_state_dict(copy.deepcopy(env.state_dict()))
+    assert torch.equal(other.loc["observation"], norm.loc["observation"])
+    twin.rollout(3)
+    assert not torch.equal(other.loc["observation"], norm.loc["observation"])
+
+
+def test_copies_share_what_was_built_to_be_shared():
+    shared = VecNorm.build_td_for_shared_vecnorm(batched, ["observation"])
+
+    def make():
+        return TransformedEnv(batched(), VecNorm(in_keys=["observation"], shared_td=shared))
+
+    first = make()
+    second = cloudpickle.loads(cloudpickle.dumps(make))()
+    first.rollout(5, break_when_any_done=False)
+    assert torch.equal(second.transform.loc["observation"], first.transform.loc["observation"])
+    second.rollout(5, break_when_any_done=False)
+    assert torch.equal(second.transform.loc["observation"], first.transform.loc["observation"])
+
+
+def test_specs_hold_and_mistakes_are_named():
+    check_env_specs(TransformedEnv(batched(), VecNorm()))
+    with pytest.raises(InvalidArgumentError, match="decay"):
+        VecNorm(decay=0.0)
+    with pytest.raises(InvalidTypeError, match="build_td_for_shared_vecnorm"):
+        VecNorm(shared_td={})
+    with pytest.raises(MissingKeyError, match="nothing"):
+        TransformedEnv(batched(), VecNorm(in_keys=["nothing"])).rollout(2)
+    shared = VecNorm.build_td_for_shared_vecnorm(batched(), ["observation"])
+    with pytest.raises(MissingKeyError, match="reward"):
+        VecNorm(shared_td=shared)

@@ -1,0 +1,80 @@
+"""Two ways of stepping a transformed environment, which must agree to the bit: rows of a block, and TensorDicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from gleanrl.collectors import SyncDataCollector
+from gleanrl.envs import GymWrapper
+from gleanrl.envs.transforms import Compose, Transform, TransformedEnv
+from gleanrl.envs.transforms.stepper import TransformedStepper
+from gleanrl.rollouts.steppers import TensorDictStepper
+from gleanrl.tree import flatten
+from tests.fakes import OracleEnv, Script
+from tests.fakes_base import CountingEnv, TeamEnv
+
+SCRIPT = Script(lengths=(3, 1, 5, 2))
+
+
+class OnTensorDicts(Transform):
+    """Changes nothing, but wants TensorDicts, and with it the whole chain."""
+
+    def _call(self, tensordict: Any) -> Any:
+        assert isinstance(tensordict, TensorDict)
+        return tensordict
+
+
+def single() -> Any:
+    return GymWrapper(OracleEnv(script=SCRIPT))
+
+
+def batched() -> Any:
+    return CountingEnv(SCRIPT, (3,))
+
+
+def team() -> Any:
+    return TeamEnv(SCRIPT, (2,), nested_flags=True)
+
+
+ENVS = (single, batched, team)
+
+
+def batches(
+    env: Any, sizes: tuple[int, ...] = (7, 1, 12), policy: Any = None, **kwargs: Any
+) -> tuple[Any, list[TensorDict]]:
+    """Collect batches of so many steps each; return the collector's stepper and the batches."""
+    torch.manual_seed(0)
+    numel = max(1, env.batch_size.numel())
+    collector = SyncDataCollector(
+        env, policy, frames_per_batch=sizes[0] * numel, total_frames=-1, nonfinite="pass", **kwargs
+    )
+    plan = collector.plan
+    out = [collector._collection.collect(size, policy is None, None) for size in sizes]
+    return plan.stepper, out
+
+
+def collect_both_ways(
+    make_env: Callable[[], Any], make_transforms: Callable[[], list[Any]], **kwargs: Any
+) -> list[TensorDict]:
+    """Return batches of the fast way, after checking that the general one gives the same."""
+    fast_env = TransformedEnv(make_env(), Compose(*make_transforms()))
+    slow_env = TransformedEnv(make_env(), Compose(*make_transforms(), OnTensorDicts()))
+    stepper, fast = batches(fast_env, **kwargs)
+    assert isinstance(stepper, TransformedStepper)
+    stepper, slow = batches(slow_env, **kwargs)
+    assert isinstance(stepper, TensorDictStepper)
+    for a, b in zip(fast, slow, strict=True):
+        left, right = flatten(a), flatten(b)
+        assert left.keys() == right.keys()
+        for path in left:
+            assert torch.equal(left[path], right[path]), path
+    return fast
+
+
+def joined(parts: list[TensorDict]) -> TensorDict:
+    """Return the batches as one, along time."""
+    return torch.cat(parts, parts[0].ndim - 1)
