@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import traceback
 
-from gleanrl.errors import WorkerError
+from gleanrl.errors import EnvironmentFailure, WorkerError, failure_from
 from gleanrl.workers.reports import RemoteTraceback, Report
 from tests.workers.servants import PrivateError, UnpicklableError
 
@@ -37,6 +37,12 @@ def test_what_cannot_be_restored_arrives_in_words():
 
     error = report_of(Picky(1, 2)).error()
     assert type(error) is WorkerError and str(error) == "Picky: 1 2"
+
+
+def test_errors_of_classes_made_for_them_arrive():
+    error = report_of(failure_from(PrivateError(3, "x"), "environment 1: x")).error()
+    assert isinstance(error, EnvironmentFailure) and isinstance(error, PrivateError)
+    assert str(error) == "environment 1: x"
 
 
 def test_interrupts_are_reported_too():

@@ -55,6 +55,8 @@ def _bytes(error: BaseException) -> bytes | None:
     """Return `error` as bytes if an equal one comes back from them."""
     try:
         data = encode(error)
-        return data if type(decode(data)) is type(error) else None
+        found = type(decode(data))
+        # Classes that are made for one error (`failure_from`) come back as others of the same bases.
+        return data if found is type(error) or found.__mro__[1:] == type(error).__mro__[1:] else None
     except Exception:  # whatever its constructor or its attributes raise
         return None

@@ -52,6 +52,8 @@ class BatchedEnv(EnvBase):
         options: the rest; see `BatchOptions`.
     """
 
+    actions_vary = False  # what may be drawn is what the specs say at any time
+
     def __init__(
         self, num_envs: Any, create_env_fn: Any, create_env_kwargs: Any, options: BatchOptions
     ) -> None:

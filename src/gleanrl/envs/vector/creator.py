@@ -1,0 +1,96 @@
+"""`EnvCreator`: a factory of environments that knows what they declare and lets them share statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from gleanrl.envs.vector.factories import Factory, factories, is_environment
+from gleanrl.envs.vector.metadata import EnvMetaData
+
+
+class EnvCreator:
+    """Makes environments, in any process; it can be pickled whatever the callable is.
+
+    One environment is built and closed at construction: its specs are kept, so that batches of environments
+    needn't build another one to read them. Statistics that its transforms can share (those of `VecNorm`) are put
+    into shared memory then, and every environment that the creator makes uses them: all add to them, and all
+    normalise by them. They live as long as the process that made the creator.
+
+    Args:
+        create_env_fn: a callable that makes an environment.
+        create_env_kwargs: its keyword arguments.
+        share_memory: whether statistics are shared.
+
+    Attributes:
+        meta_data: what the environments declare.
+
+    Examples:
+        >>> from gleanrl.envs import GymEnv, SerialEnv
+        >>> creator = EnvCreator(lambda: GymEnv("CartPole-v1"))
+        >>> creator.meta_data.specs["action"]["action"].shape
+        torch.Size([2])
+        >>> SerialEnv(2, creator).batch_size
+        torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        create_env_fn: Callable[..., Any],
+        create_env_kwargs: Mapping[str, Any] | None = None,
+        share_memory: bool = True,
+    ) -> None:
+        self._factory: Factory = factories(1, create_env_fn, create_env_kwargs)[0]
+        env = self._factory.own_copy()()
+        try:
+            self.meta_data = EnvMetaData.of(env)
+            self._shared = [part.share_statistics() for part in _sharing(env)] if share_memory else []
+        finally:
+            env.close()
+
+    def __call__(self, **kwargs: Any) -> Any:
+        """Return a new environment.
+
+        Args:
+            **kwargs: further keyword arguments of the callable.
+        """
+        factory = self._factory
+        env = Factory(factory.source, {**factory.kwargs, **kwargs}).own_copy()()
+        for part, statistics in zip(_sharing(env), self._shared, strict=bool(self._shared)):
+            part.use_statistics(statistics)
+        return env
+
+    def __repr__(self) -> str:
+        """Show what it makes."""
+        return f"{type(self).__name__}({self.meta_data.name}, batch_size={tuple(self.meta_data.batch_size)})"
+
+
+def _sharing(env: Any) -> Iterable[Any]:
+    """Return the transforms of an environment that can share statistics, in order."""
+    transform = getattr(env, "transform", None) if hasattr(type(env), "append_transform") else None
+    modules = getattr(transform, "modules", None)
+    return [] if modules is None else [part for part in modules() if hasattr(part, "share_statistics")]
+
+
+def env_creator(create_env_fn: Any) -> EnvCreator:
+    """Return an `EnvCreator` for a callable; one that is one already is returned as it is."""
+    return create_env_fn if isinstance(create_env_fn, EnvCreator) else EnvCreator(create_env_fn)
+
+
+def get_env_metadata(env_or_creator: Any, kwargs: Mapping[str, Any] | None = None) -> EnvMetaData:
+    """Return what an environment declares.
+
+    Args:
+        env_or_creator: an environment, a creator, or a callable that makes an environment, which is then built
+            and closed.
+        kwargs: keyword arguments of the callable.
+    """
+    if is_environment(env_or_creator):
+        return EnvMetaData.of(env_or_creator)
+    if isinstance(env_or_creator, EnvCreator) and not kwargs:
+        return env_or_creator.meta_data
+    env = env_or_creator(**(kwargs or {}))
+    try:
+        return EnvMetaData.of(env)
+    finally:
+        env.close()

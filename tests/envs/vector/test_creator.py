@@ -1,0 +1,87 @@
+"""EnvCreator."""
+
+from __future__ import annotations
+
+import cloudpickle
+import pytest
+import torch
+from torch import nn
+
+from gleanrl.envs import EnvCreator, GymEnv, ParallelEnv, SerialEnv, env_creator, get_env_metadata
+from tests.envs.vector.makers import oracle, streams
+from tests.fakes_base import CountingEnv
+
+
+class Built:
+    """Counts what it makes."""
+
+    def __init__(self):
+        self.made = []
+
+    def __call__(self, **kwargs):
+        self.made.append(oracle(**kwargs))
+        return self.made[-1]
+
+
+class Average(nn.Module):
+    """Shares what it counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = torch.zeros(())
+
+    def share_statistics(self):
+        return self.total
+
+    def use_statistics(self, statistics):
+        self.total = statistics
+
+
+class Averaging(CountingEnv):
+    """Has a transform that shares."""
+
+    def __init__(self):
+        super().__init__()
+        self.transform = nn.Sequential(Average(), nn.Identity())
+
+    def append_transform(self, transform):
+        """Mark it as one that has transforms."""
+
+
+def test_one_environment_is_built_for_the_specs():
+    build = Built()
+    creator = EnvCreator(build, {"stream": 3})
+    assert len(build.made) == 1 and build.made[0].is_closed
+    env = SerialEnv(2, creator)
+    assert len(build.made) == 1 and env.stream == [3, 3] and len(build.made) == 3
+    assert SerialEnv(2, creator, create_env_kwargs=streams(2)).stream == [0, 1]
+    assert creator(stream=5).stream == 5
+    assert "GymWrapper" in repr(creator)
+
+
+def test_it_travels():
+    creator = cloudpickle.loads(cloudpickle.dumps(EnvCreator(lambda: oracle(4))))
+    assert creator().stream == 4 and creator.meta_data.batch_size == ()
+    env = ParallelEnv(2, creator)
+    assert env.stream == [4, 4]
+    env.close()
+
+
+def test_statistics_are_shared_if_wanted():
+    creator = EnvCreator(Averaging)
+    first, second = creator(), creator()
+    first.transform[0].total.add_(3)
+    assert float(second.transform[0].total) == 3
+    apart = EnvCreator(Averaging, share_memory=False)
+    assert apart().transform[0].total is not apart().transform[0].total
+    assert [part.total for part in [first.transform[0]]] == [creator._shared[0]]
+
+
+@pytest.mark.parametrize("of", [lambda: GymEnv("CartPole-v1"), EnvCreator(lambda: GymEnv("CartPole-v1"))])
+def test_metadata(of):
+    found = get_env_metadata(of)
+    assert found.name == "GymEnv" and found.specs["observation"]["observation"].shape == (4,)
+    assert get_env_metadata(GymEnv("Pendulum-v1")).specs["action"]["action"].shape == (1,)
+    assert get_env_metadata(oracle, {"stream": 1}).batch_size == ()
+    creator = env_creator(of)
+    assert env_creator(creator) is creator
