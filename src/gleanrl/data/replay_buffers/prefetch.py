@@ -24,6 +24,8 @@ class Ticket(NamedTuple):
     """`Storage.content` at the draw."""
     ran_out: bool
     """Whether the draw ended an epoch."""
+    mark: tuple[Any, ...] | None = None
+    """The sampler's place before the draw, if it may have to be taken back."""
 
 
 def fetch(ticket: Ticket, paths: tuple[Path, ...] | None = None) -> Any:
@@ -79,9 +81,11 @@ class Prefetcher:
             weakref.finalize(self, self._pool.shutdown, wait=False)
         return self._pool.submit(fetch, ticket)
 
-    def clear(self) -> None:
-        """Forget every batch that wasn't taken."""
+    def clear(self) -> tuple[Any, ...] | None:
+        """Forget every batch that wasn't taken; return the sampler's place before the first of them, if known."""
+        mark = self._queue[0][0].mark if self._queue else None
         self._queue.clear()
+        return mark
 
     def __iter__(self) -> Iterator[Ticket]:
         """Yield the draws that weren't taken, the oldest first."""
@@ -89,7 +93,10 @@ class Prefetcher:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the draws; their records are fetched again."""
-        return {"depth": self.depth, "threads": self.threads, "tickets": list(self)}
+        # A draw without extras has a read-only mapping, which can't be pickled.
+        draws = [ticket.drawn._replace(extras=dict(ticket.drawn.extras)) for ticket in self]
+        tickets = [ticket._replace(drawn=drawn) for ticket, drawn in zip(self, draws, strict=True)]
+        return {"depth": self.depth, "threads": self.threads, "tickets": tickets}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle; each fetch starts when its batch is taken, the storage may not be there yet."""
