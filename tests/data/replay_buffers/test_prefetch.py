@@ -1,0 +1,117 @@
+"""The queue of batches drawn ahead: its order, its depth, its threads and its pickles."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from gleanrl.data.replay_buffers import LazyTensorStorage, ListStorage
+from gleanrl.data.replay_buffers.prefetch import Prefetcher, Ticket, fetch
+from gleanrl.records import Draw
+
+
+def storage_of(rows: int) -> LazyTensorStorage:
+    storage = LazyTensorStorage(100)
+    storage.set(0, torch.arange(rows) * 10)
+    return storage
+
+
+def ticket(storage: Any, slot: int, ran_out: bool = False) -> Ticket:
+    drawn = Draw(torch.tensor([slot]))
+    return Ticket(drawn, storage, storage.changes, storage.content, ran_out)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_batches_come_in_the_order_of_their_draws(threads):
+    storage, queue = storage_of(50), Prefetcher(depth=4, threads=threads)
+    for slot in range(50):
+        queue.put(ticket(storage, slot))
+    assert len(queue) == 50 and [int(found.drawn.slots) for found in queue] == list(range(50))
+    for slot in range(50):
+        found, coming = queue.take()
+        assert int(found.drawn.slots) == slot and coming.result().tolist() == [slot * 10]
+    assert len(queue) == 0
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_it_wants_one_more_than_its_depth_but_nothing_behind_an_epoch(depth):
+    storage, queue = storage_of(5), Prefetcher(depth, 1)
+    for _ in range(depth + 1):
+        assert queue.wants_more
+        queue.put(ticket(storage, 0))
+    assert not queue.wants_more
+    queue.take()
+    queue.put(ticket(storage, 1, ran_out=True))
+    queue.take()
+    assert not queue.wants_more
+    queue.clear()
+    assert queue.wants_more and len(queue) == 0
+
+
+class Waiting(LazyTensorStorage):
+    """A storage whose fetches wait until two of them are at work."""
+
+    def fetch(self, slots: torch.Tensor, paths: Any = None) -> Any:
+        self.barrier.wait(timeout=20)
+        return super().fetch(slots, paths)
+
+
+def test_threads_work_side_by_side_and_end_with_the_queue():
+    storage, queue = Waiting(10), Prefetcher(2, 2)
+    storage.barrier = threading.Barrier(2)
+    storage.set(0, torch.arange(10))
+    before = threading.active_count()
+    queue.put(ticket(storage, 1))
+    queue.put(ticket(storage, 2))
+    assert [int(queue.take()[1].result()) for _ in range(2)] == [1, 2]
+    workers = [thread for thread in threading.enumerate() if thread.name.startswith("gleanrl-prefetch")]
+    assert workers and threading.active_count() <= before + 2
+    del queue
+    gc.collect()
+    for thread in workers:
+        thread.join(timeout=20)
+    assert not any(thread.is_alive() for thread in workers)
+
+
+def test_no_thread_before_the_first_batch():
+    before = threading.active_count()
+    Prefetcher(3, 3)
+    assert threading.active_count() == before
+
+
+def test_a_fetch_of_what_was_forgotten():
+    storage = ListStorage(10)
+    storage.set(0, ["a", "b"])
+    good = ticket(storage, 1)
+    assert fetch(good) == ["b"]
+    storage.clear()
+    assert fetch(good) is None
+    with pytest.raises(IndexError):
+        fetch(ticket(storage, 1))
+
+
+def test_errors_of_a_fetch_arrive_with_the_batch():
+    class Broken(LazyTensorStorage):
+        def fetch(self, slots: torch.Tensor, paths: Any = None) -> Any:
+            raise OSError("the disk is gone")
+
+    storage, queue = Broken(4), Prefetcher(1, 1)
+    storage.set(0, torch.arange(4))
+    queue.put(ticket(storage, 0))
+    with pytest.raises(OSError, match="the disk is gone"):
+        queue.take()[1].result()
+
+
+def test_a_pickle_holds_the_draws_and_fetches_again():
+    storage, queue = storage_of(9), Prefetcher(3, 2)
+    for slot in (4, 2, 7):
+        queue.put(ticket(storage, slot, ran_out=slot == 7))
+    other = pickle.loads(pickle.dumps(queue))
+    assert (other.depth, other.threads, len(other)) == (3, 2, 3) and not other.wants_more
+    assert [other.take()[1].result().tolist() for _ in range(3)] == [[40], [20], [70]]
+    assert len(queue) == 3

@@ -1,0 +1,246 @@
+"""The reading half of a buffer: batches drawn ahead and drawn again, chosen columns, what comes with a batch."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gleanrl.data.replay_buffers import (
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    RandomSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+    TensorDictReplayBuffer,
+)
+from gleanrl.errors import EmptyBufferError, MissingKeyError, SchemaError, UnsupportedError
+
+CAPACITY, BATCH = 30, 12
+SAMPLERS = {
+    "random": lambda: RandomSampler(seed=0),
+    "epochs": lambda: SamplerWithoutReplacement(seed=0),
+    "prioritized": lambda: PrioritizedSampler(CAPACITY, 0.7, 0.5, seed=0),
+    "slices": lambda: SliceSampler(slice_len=3, seed=0),
+    "slice epochs": lambda: SliceSamplerWithoutReplacement(slice_len=3, seed=0),
+    "prioritized slices": lambda: PrioritizedSliceSampler(CAPACITY, 0.7, 0.5, slice_len=3, seed=0),
+}
+KINDS = pytest.mark.parametrize("kind", SAMPLERS)
+
+
+def rows(start: int, count: int) -> TensorDict:
+    """Rows all of whose columns say the same number; every fifth one ends a trajectory."""
+    t = torch.arange(start, start + count)
+    data = {"t": t, "deep": {"twice": 2 * t, "row": t[:, None].expand(count, 50).clone()}}
+    return TensorDict({**data, "next": {"done": (t % 5 == 4)[:, None]}}, [count])
+
+
+def buffer_of(kind: str, storage: Any = LazyTensorStorage, **options: Any) -> TensorDictReplayBuffer:
+    made = storage(CAPACITY) if isinstance(storage, type) else storage
+    buffer = TensorDictReplayBuffer(storage=made, sampler=SAMPLERS[kind](), batch_size=BATCH, **options)
+    buffer.extend(rows(0, CAPACITY))
+    return buffer
+
+
+def check(batch: TensorDict, buffer: Any) -> list[int]:
+    """Each row is whole and stands where it says; return which rows they are."""
+    t = batch["t"]
+    assert torch.equal(batch["deep", "twice"], 2 * t) and bool((batch["deep", "row"] == t[:, None]).all())
+    assert torch.equal(buffer.storage.column(("t",))[batch["index"]], t), "not what is stored"
+    return t.tolist()
+
+
+def same(one: Any, other: Any, batches: int = 5) -> bool:
+    for _ in range(batches):
+        a, b = one.sample(), other.sample()
+        if set(a.keys(True, True)) != set(b.keys(True, True)):
+            return False
+        if not all(torch.equal(a[key], b[key]) for key in a.keys(True, True) if key != "_generation"):
+            return False
+    return True
+
+
+@KINDS
+@pytest.mark.parametrize("ahead", [{}, {"prefetch": 1}, {"prefetch": 3, "prefetch_threads": 2}], ids=str)
+def test_whatever_is_written_in_between_batches_are_what_is_stored(kind, ahead):
+    buffer = buffer_of(kind, **ahead)
+    for turn in range(12):
+        check(buffer.sample(), buffer)
+        if turn % 3 == 0:
+            buffer.extend(rows(100 * turn, 4 + turn))
+        elif turn % 3 == 1:
+            buffer[[1, 7, 20]] = rows(10_000 + 10 * turn, 3)
+        else:
+            buffer.storage.set(5, rows(20_000 + 100 * turn, 10))
+        if turn == 8:
+            buffer.empty()
+            buffer.extend(rows(50_000, 20))
+        check(buffer.sample(), buffer)
+
+
+@KINDS
+def test_the_number_of_threads_changes_nothing(kind):
+    one, many = (buffer_of(kind, prefetch=3, prefetch_threads=threads) for threads in (1, 4))
+    assert same(one, many)
+    for buffer in (one, many):
+        buffer.extend(rows(100, 7))
+    assert same(one, many)
+
+
+@KINDS
+@pytest.mark.parametrize("how", ["fresh", "used", "itself", "pickle", "deepcopy"])
+@pytest.mark.parametrize("ahead", [{}, {"prefetch": 2}], ids=str)
+def test_a_copy_in_the_middle_goes_on(kind, how, ahead):
+    buffer = buffer_of(kind, **ahead)
+    buffer.extend(rows(100, 11))
+    check(buffer.sample(), buffer)
+    buffer.extend(rows(200, 3))  # over some of what was drawn ahead
+    reference = buffer_of(kind, **ahead)
+    reference.empty()
+    reference.load_state_dict(buffer.state_dict())
+    if how in ("pickle", "deepcopy"):
+        other = copy.deepcopy(buffer) if how == "deepcopy" else pickle.loads(pickle.dumps(buffer))
+    else:
+        other = buffer if how == "itself" else buffer_of(kind, **ahead)
+        if how == "used":
+            other.extend(rows(900, 17))
+            other.sample()
+        other.load_state_dict(buffer.state_dict())
+    assert same(reference, other)
+    check(other.sample(), other)
+
+
+def test_batches_ahead_need_somebody_to_fetch_them():
+    state = buffer_of("random", prefetch=2)
+    state.sample()
+    other = buffer_of("random")
+    before = other.state_dict()["_sampler"]["generator"]
+    with pytest.raises(
+        SchemaError, match="the state holds 2 batches drawn ahead; build the buffer with prefetch"
+    ):
+        other.load_state_dict(state.state_dict())
+    assert torch.equal(other.state_dict()["_sampler"]["generator"], before)
+
+
+class Overtaken(LazyTensorStorage):
+    """A storage that somebody else writes during the next fetch."""
+
+    act: Any = None
+
+    def fetch(self, slots: torch.Tensor, paths: Any = None) -> Any:
+        found = super().fetch(slots, paths)
+        if self.act is not None:
+            act, self.act = self.act, None
+            thread = threading.Thread(target=act)
+            thread.start()
+            thread.join(timeout=30)
+            assert not thread.is_alive(), "a writer waited for a fetch"
+        return found
+
+
+ACTS = {
+    "overwritten": lambda buffer: buffer.extend(rows(1000, 22)),
+    "all overwritten": lambda buffer: buffer.extend(rows(1000, CAPACITY)),
+    "replaced": lambda buffer: buffer.__setitem__(slice(0, 20), rows(1000, 20)),
+    "emptied": lambda buffer: (buffer.empty(), buffer.extend(rows(1000, 20))),
+    "loaded": lambda buffer: buffer.load_state_dict(buffer.state_dict()),
+}
+
+
+@KINDS
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("keys", [None, ["deep", "t"]], ids=str)
+def test_a_writer_during_the_fetch(kind, act, keys):
+    buffer = buffer_of(kind, Overtaken)
+    for _ in range(4):
+        buffer.storage.act = lambda: ACTS[act](buffer)
+        batch, info = buffer.sample(keys=keys, return_info=True)
+        check(batch, buffer)
+        assert torch.equal(info["generation"], buffer.storage.generation(batch["index"]))
+        for name in ("_weight", ("next", "truncated"), ("next", "done")):
+            assert name not in info or info[name].shape[0] == batch.batch_size[0]
+    assert buffer.stats().rows_redrawn > 0
+
+
+@KINDS
+def test_emptied_during_the_fetch(kind):
+    buffer = buffer_of(kind, Overtaken)
+    buffer.storage.act = buffer.empty
+    with pytest.raises(EmptyBufferError, match="emptied while a batch was fetched"):
+        buffer.sample()
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("keys", "columns"),
+    [
+        ("t", {"t"}),
+        (["t", "t"], {"t"}),
+        (("t", "deep"), {"t", ("deep", "twice"), ("deep", "row")}),
+        ([("deep", "twice")], {("deep", "twice")}),
+        ([("next", "done"), "t"], {("next", "done"), "t"}),
+        ({"t": None}, {"t"}),
+    ],
+    ids=str,
+)
+def test_chosen_columns(kind, keys, columns):
+    buffer, whole = buffer_of(kind, prefetch=2), buffer_of(kind)
+    batch, expected = buffer.sample(keys=keys), whole.sample()
+    added = {"index", "_weight", "priority_weight", "_generation"}
+    flags = {("next", name) for name in ("done", "terminated", "truncated")} if "slice" in kind else set()
+    found = set(batch.keys(True, True))
+    assert columns | {"index"} <= found <= columns | added | flags and flags <= found
+    assert all(torch.equal(batch[key], expected[key]) for key in found)
+
+
+@pytest.mark.parametrize("keys", ["x", ["t", ("deep", "x")], [("t", "x")], ["next", "nothing"]], ids=str)
+def test_columns_that_arent_stored(keys):
+    buffer, twin = buffer_of("random"), buffer_of("random")
+    with pytest.raises(MissingKeyError):
+        buffer.sample(keys=keys)
+    del twin
+    check(buffer.sample(), buffer)
+
+
+def test_columns_of_a_storage_without_any():
+    buffer = ReplayBuffer(storage=ListStorage(4), batch_size=2)
+    buffer.extend([1, 2])
+    with pytest.raises(UnsupportedError, match="a ListStorage has no columns"):
+        buffer.sample(keys=["t"])
+
+
+def test_a_storage_that_is_cleared_behind_the_buffers_back():
+    buffer = buffer_of("slices", prefetch=2)
+    buffer.sample()
+    buffer.storage.clear()
+    with pytest.raises(EmptyBufferError):
+        buffer.sample()
+    buffer.extend(rows(500, 10))
+    assert min(check(buffer.sample(), buffer)) >= 500
+
+
+def test_the_rest_of_an_epoch_is_neither_lost_nor_mixed_with_the_next():
+    buffer = buffer_of("epochs", prefetch=5)
+    for _ in range(3):
+        batches = [check(batch, buffer) for batch in buffer]
+        assert sorted(sum(batches, [])) == list(range(CAPACITY))
+        assert [len(batch) for batch in batches] == [12, 12, 6]
+    buffer.sample()
+    assert not buffer.sampler.ran_out
+    buffer.sample(), buffer.sample()
+    assert buffer.sampler.ran_out
+
+
+def test_what_a_collate_function_makes_has_to_keep_the_rows():
+    buffer = buffer_of("random", collate_fn=lambda batch: batch[:3])
+    with pytest.raises(SchemaError, match="collate_fn has to keep the rows"):
+        buffer.sample()
