@@ -97,20 +97,21 @@ class Parts:
         """
         with self._lock:
             self._writer.check_storage(self._part("storage", storage, Storage))
+            self._drop_ahead()
             old, self._storage = self._storage, storage
             _hand_over(old, storage, self)
             self._collate_fn = collate_fn
             self._writer.register_storage(self._storage)
             self._sampler.clear()
-            self._drop_ahead()
             return old
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Use another sampler and return the old one; an epoch of another storage ends."""
         with self._lock:
-            old, self._sampler = self._sampler, self._part("sampler", sampler, Sampler)
-            _hand_over(old, sampler, self)
+            self._part("sampler", sampler, Sampler)
             self._drop_ahead()
+            old, self._sampler = self._sampler, sampler
+            _hand_over(old, sampler, self)
             return old
 
     def set_writer(self, writer: Writer) -> Writer:
@@ -125,11 +126,11 @@ class Parts:
     def set_seed(self, seed: int) -> None:
         """Start the sampler's random sequence of `seed`."""
         with self._lock:
-            self._sampler.set_seed(seed)
             self._drop_ahead()
+            self._sampler.set_seed(seed)
 
     def _drop_ahead(self) -> None:
-        """Forget batches that were drawn ahead: what they were drawn from, or by, is another one."""
+        """Take back what was drawn ahead: what it was drawn from, or by, becomes another one."""
 
     def append_transform(self: _Self, transform: Any, *, invert: bool = False) -> _Self:
         """Add a transform after the others, and return the buffer; see `insert_transform`."""

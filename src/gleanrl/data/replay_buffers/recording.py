@@ -146,9 +146,9 @@ class Recording(Parts):
         """Forget every record; memory, schema and random state stay."""
         with self._lock:
             self._writer.check_clear()
+            self._drop_ahead()
             self._storage.clear()
             self._sampler.clear()
-            self._drop_ahead()
 
     def update_priority(self, index: Any, priority: Any, generation: Any = None) -> None:
         """Give stored records the priorities that a prioritized sampler draws them by.

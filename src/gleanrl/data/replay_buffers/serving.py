@@ -95,6 +95,7 @@ class Serving(Recording):
     ) -> tuple[Ticket, Draw, Any]:
         with self._lock:
             paths = None if keys is None else self._columns_of(keys)
+            self._drop_ahead()
             ticket = self._draw(size, generations)
             self._batches_sampled += 1
         storage, drawn = ticket.storage, ticket.drawn
@@ -121,7 +122,8 @@ class Serving(Recording):
         """Return the batch that was drawn first; draws ahead until enough are on their way."""
         with self._lock:
             while prefetcher.wants_more:
-                prefetcher.put(self._draw(size, True))
+                mark = self._sampler.mark()
+                prefetcher.put(self._draw(size, True)._replace(mark=mark))
             ticket, coming = prefetcher.take()
             self._sampler.ran_out = ticket.ran_out
             self._batches_sampled += 1
@@ -171,8 +173,9 @@ class Serving(Recording):
     # State: batches that were drawn ahead belong to it.
 
     def _drop_ahead(self) -> None:
-        if self._prefetcher is not None:
-            self._prefetcher.clear()
+        mark = None if self._prefetcher is None else self._prefetcher.clear()
+        if mark is not None:
+            self._sampler.rewind(mark)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all parts and of the batches drawn ahead; copies that later calls don't change."""
@@ -200,7 +203,8 @@ class Serving(Recording):
                     "prefetch, as the saved one"
                 )
             super().load_state_dict(state_dict)
-            self._drop_ahead()
+            if self._prefetcher is not None:
+                self._prefetcher.clear()
             storage = self._storage
             for saved in ahead:
                 assert self._prefetcher is not None

@@ -97,6 +97,15 @@ class Sampler(Part, ABC):
         drawn = self.draw(storage, batch_size, generations=True)
         return coordinates(drawn.slots, storage), {**drawn.extras, "generation": drawn.generation}
 
+    def mark(self) -> tuple[Any, ...]:
+        """Return the present place in the sequence of draws, for `rewind`."""
+        return self._random.mark(), self._ran_out
+
+    def rewind(self, mark: tuple[Any, ...]) -> None:
+        """Go back to a place that `mark` returned, as if nothing had been drawn since."""
+        generator, self._ran_out = mark
+        self._random.rewind(generator)
+
     def on_write(self, storage: Storage, placement: Placement) -> None:
         """Learn that a write was published."""
 

@@ -179,6 +179,15 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         """Return how many trajectories are left of the epoch, counted up to `count`; the position moves."""
         return int(self._living(storage, table, count, length)[0].shape[0])
 
+    def mark(self) -> tuple[Any, ...]:
+        """Return the present place in the sequence of draws, for `rewind`."""
+        return super().mark(), self._tails, self._generations, self._position, self._epoch_of
+
+    def rewind(self, mark: tuple[Any, ...]) -> None:
+        """Go back to a place that `mark` returned, as if nothing had been drawn since."""
+        base, self._tails, self._generations, self._position, self._epoch_of = mark
+        super().rewind(base)
+
     def new_epoch(self) -> None:
         """Drop what is left of the epoch; the next draw begins a new one."""
         super().new_epoch()

@@ -86,6 +86,15 @@ class SamplerWithoutReplacement(Sampler):
         # Each slot is due once in the epoch, whatever it holds by now.
         return Draw(draw.slots)
 
+    def mark(self) -> tuple[Any, ...]:
+        """Return the present place in the sequence of draws, for `rewind`."""
+        return super().mark(), self._rows, self._size, self._position, self._order, self._content
+
+    def rewind(self, mark: tuple[Any, ...]) -> None:
+        """Go back to a place that `mark` returned, as if nothing had been drawn since."""
+        base, self._rows, self._size, self._position, self._order, self._content = mark
+        super().rewind(base)
+
     def new_epoch(self) -> None:
         """Drop what is left of the epoch; the next draw begins a new one."""
         super().new_epoch()
