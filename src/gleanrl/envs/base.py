@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,6 +27,10 @@ from gleanrl.rollouts.steppers import TensorDictStepper
 from gleanrl.rollouts.stepping import advance
 from gleanrl.rollouts.usage import Usage
 from gleanrl.tree import Path, as_key, as_path
+
+# How an environment is put behind a transform; `envs.transforms` fills this in, as the base class can't import those
+# who derive from it.
+BEHIND_TRANSFORM: list[Callable[[Any, Any], Any]] = []
 
 
 class EnvBase(SpecProperties, nn.Module):
@@ -144,6 +149,10 @@ class EnvBase(SpecProperties, nn.Module):
         for role in ("observation", "reward", "done"):
             after.update(self._specs.full(role).zero())
         return out.set("next", after)
+
+    def append_transform(self, transform: Any) -> Any:
+        """Return this environment behind `transform`, a transform or a callable: a `TransformedEnv`."""
+        return BEHIND_TRANSFORM[0](self, transform)
 
     # ------------------------------------------------------------------ step
     def step(self, tensordict: TensorDictBase) -> TensorDictBase:

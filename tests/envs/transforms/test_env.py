@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.collectors import SyncDataCollector
-from gleanrl.envs import SerialEnv, check_env_specs
+from gleanrl.envs import ParallelEnv, SerialEnv, check_env_specs
 from gleanrl.envs.transforms import (
     CatFrames,
     Compose,
@@ -54,6 +54,13 @@ def test_transforms_can_be_added():
         env.append_transform(3)
     with pytest.raises(ContainerError):
         env.append_transform(env.transform[1])
+
+
+def test_any_environment_can_be_put_behind_a_transform():
+    base = single()
+    env = base.append_transform(StepCounter())
+    assert isinstance(env, TransformedEnv)
+    assert env.base_env is base
 
 
 def test_attributes_are_those_of_the_environment_inside():
@@ -133,6 +140,43 @@ def test_in_and_around_a_batch_of_environments(inside):
     assert torch.equal(batch["is_init"], clock == 0)
     assert torch.equal(batch["next", "observation"][..., 2:], clock + 1)
     assert torch.equal(batch["next", "episode_reward"], batch["episode_reward"] + batch["next", "reward"])
+
+
+def test_worker_processes_inside():
+    parallel = ParallelEnv(2, single)
+    try:
+        env = TransformedEnv(parallel, Compose(StepCounter(3), ObservationNorm(0.0, 2.0, out_keys=["twice"])))
+        batch = SyncDataCollector(env, frames_per_batch=20, total_frames=-1).next()
+    finally:
+        parallel.close()
+    want = SyncDataCollector(
+        TransformedEnv(SerialEnv(2, single), StepCounter(3)), frames_per_batch=20, total_frames=-1
+    ).next()
+    for key in (
+        "observation",
+        "step_count",
+        ("next", "observation"),
+        ("next", "done"),
+        ("next", "step_count"),
+    ):
+        assert torch.equal(batch[key], want[key])
+    assert torch.equal(batch["next", "twice"], batch["next", "observation"] * 2)
+
+
+def test_worker_processes_share_statistics():
+    shared = VecNorm.build_td_for_shared_vecnorm(single, ["observation"])
+
+    def member():
+        return TransformedEnv(single(), VecNorm(in_keys=["observation"], shared_td=shared, decay=1.0))
+
+    env = ParallelEnv(2, member)
+    try:
+        env.rollout(6, break_when_any_done=False)
+    finally:
+        env.close()
+    # Two environments: each step counts, and each reset.
+    count = float(shared._view("observation")[0])
+    assert count >= 2 * 7
 
 
 def test_a_batch_inside_and_outside_agree():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from gleanrl.envs.base import EnvBase
+from gleanrl.envs.base import BEHIND_TRANSFORM, EnvBase
 from gleanrl.envs.env_specs import EnvSpecs
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.compose import Compose, as_transform, flattened
@@ -279,3 +279,6 @@ class TransformedEnv(EnvBase):
     def __repr__(self) -> str:
         """Show the base environment and the transforms."""
         return f"{type(self).__name__}(\n    env={self.base_env!r},\n    transform={self.transform!r})"
+
+
+BEHIND_TRANSFORM.append(TransformedEnv)
