@@ -140,7 +140,7 @@ def _integers(index: Any) -> torch.Tensor:
     if isinstance(index, torch.Tensor) and index.dtype == torch.int64 and index.is_cpu:
         return index
     index = _convert(int(index) if _is_number(index) else index)
-    tensor = torch.as_tensor(index, device="cpu") if not isinstance(index, slice) else None
+    tensor = None if isinstance(index, slice) or index is Ellipsis else torch.as_tensor(index, device="cpu")
     if tensor is None or tensor.dtype == torch.bool:
         raise InvalidTypeError(f"index: expected the integers that extend or sample returned, got {index!r}")
     return tensor.to(torch.int64)
