@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl.data.replay_buffers.storages.indexing import basic_index, members_at, slots_at
+from gleanrl.data.replay_buffers.storages.indexing import basic_index, members_at, slots_at, slots_of_update
 from gleanrl.errors import IndexRangeError, InvalidTypeError
 
 ONE = torch.Size([6])
@@ -131,3 +131,67 @@ def test_members_that_dont_exist(index):
 def test_what_picks_no_member(index):
     with pytest.raises(InvalidTypeError):
         members_at(index, 3)
+
+
+@pytest.mark.parametrize(
+    "index, shape, slots",
+    [
+        (3, ONE, [3]),
+        (np.int32(3), ONE, [3]),
+        (-1, ONE, [-1]),
+        ([5, 0, 5, -1], ONE, [5, 0, 5, -1]),
+        ([], ONE, []),
+        (torch.tensor(2), ONE, [2]),
+        (torch.tensor([[1], [2]]), ONE, [1, 2]),
+        (torch.tensor([1, 2], dtype=torch.uint8), ONE, [1, 2]),
+        (torch.arange(6)[::2], ONE, [0, 2, 4]),
+        (np.array([1, 2]), ONE, [1, 2]),
+        ((torch.tensor([1, 2]),), ONE, [1, 2]),
+        (torch.tensor([[3, 0], [0, 2], [1, 1]]), TWO, [9, 2, 4]),
+        (torch.tensor([[[3, 0]], [[0, 2]]]), TWO, [9, 2]),
+        (torch.tensor([3, 0]), TWO, [9]),
+        ((torch.tensor([3, 0]), torch.tensor([0, 2])), TWO, [9, 2]),
+        (([3, 0], np.array([0, 2])), TWO, [9, 2]),
+        ((2, 1), TWO, [7]),
+        (torch.tensor([[-1, 0], [0, -1], [-1, -1], [0, 1]]), TWO, [-1, -1, -1, 1]),
+        (torch.tensor([[1, 0, 1]]), torch.Size([2, 2, 3]), [7]),
+        (torch.empty(0, 2, dtype=torch.int64), TWO, []),
+    ],
+    ids=repr,
+)
+def test_slots_of_an_update(index, shape, slots):
+    found = slots_of_update(index, shape)
+    assert found.tolist() == slots and found.dtype == torch.int64
+    assert found.shape == (len(slots),) and found.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    "index, shape",
+    [
+        (6, ONE),
+        (-2, ONE),
+        ([0, 6], ONE),
+        (torch.zeros(2, 2, dtype=torch.int64), ONE),
+        (torch.zeros(1, 1, 1, dtype=torch.int64), ONE),
+        (1, TWO),
+        (torch.tensor([0, 1, 2]), TWO),
+        (torch.tensor([[4, 0]]), TWO),
+        (torch.tensor([[0, 3]]), TWO),
+        (torch.tensor([[0, -2]]), TWO),
+        (torch.tensor([[2**62, 2]]), TWO),
+        ((torch.tensor([0, 1]), torch.tensor([0])), TWO),
+        (torch.tensor([0]), torch.Size([0])),
+    ],
+    ids=repr,
+)
+def test_updates_outside_the_stored_part(index, shape):
+    with pytest.raises(IndexRangeError):
+        slots_of_update(index, shape)
+
+
+@pytest.mark.parametrize(
+    "index", [1.5, [0.5], torch.tensor([0.5]), None, "x", [True] * 6, slice(2), ..., True]
+)
+def test_what_is_no_index_of_an_update(index):
+    with pytest.raises(InvalidTypeError):
+        slots_of_update(index, ONE)

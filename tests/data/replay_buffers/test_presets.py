@@ -1,0 +1,222 @@
+"""Buffers with parts made beforehand, and what buffers of TensorDicts do with priorities and added keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gleanrl.data.replay_buffers import (
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    RandomSampler,
+    RemoteTensorDictReplayBuffer,
+    RoundRobinWriter,
+    SliceSampler,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+)
+from gleanrl.errors import GleanError, InvalidArgumentError, InvalidTypeError, MissingKeyError, SchemaError
+
+ADDED = {"index", "_weight", "priority_weight", "_generation"}
+
+
+def rows(count: int, **more: Any) -> TensorDict:
+    return TensorDict({"x": torch.arange(count), **more}, [count])
+
+
+def prioritized(capacity: int = 10, ndim: int = 1, **options: Any) -> TensorDictPrioritizedReplayBuffer:
+    given = {"alpha": 1.0, "beta": 1.0, "eps": 0.0, "batch_size": 8, "seed": 0, **options}
+    return TensorDictPrioritizedReplayBuffer(storage=LazyTensorStorage(capacity, ndim=ndim), **given)
+
+
+def raw(buffer: Any) -> list[float]:
+    buffer.sampler._priorities.sync(buffer.storage)
+    return buffer.sampler._priorities.state_dict()["raw"].tolist()
+
+
+@pytest.mark.parametrize("make", [PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer])
+def test_prioritized_presets_pass_their_options_on(make):
+    buffer = make(
+        alpha=0.7, beta=0.3, eps=0.5, dtype=torch.float64, storage=LazyTensorStorage(17), batch_size=3, seed=5
+    )
+    sampler = buffer.sampler
+    assert type(sampler) is PrioritizedSampler
+    assert (sampler.alpha, sampler.beta, sampler.eps) == (0.7, 0.3, 0.5)
+    assert sampler._priorities.dtype == torch.float64 and sampler._priorities.max_capacity == 17
+    buffer.extend(rows(5))
+    twin = make(alpha=0.7, beta=0.3, storage=LazyTensorStorage(17), batch_size=3, seed=5)
+    twin.extend(rows(5))
+    assert torch.equal(buffer.sample()["x"], twin.sample()["x"])
+    assert isinstance(make(alpha=1.0, beta=1.0).storage, ListStorage)
+
+
+def test_what_presets_refuse():
+    for make in (PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer):
+        with pytest.raises(GleanError, match="storage"):
+            make(alpha=1.0, beta=1.0, storage=5)
+        with pytest.raises(InvalidArgumentError, match="alpha"):
+            make(alpha=-1.0, beta=1.0)
+    with pytest.raises(InvalidArgumentError, match="brings a PrioritizedSampler of its own"):
+        prioritized(sampler=RandomSampler())
+    with pytest.raises(InvalidArgumentError, match="reduction"):
+        prioritized(reduction="avg")
+
+
+def test_the_writer_of_tensordict_buffers():
+    assert type(TensorDictReplayBuffer().writer) is TensorDictRoundRobinWriter
+    given = RoundRobinWriter()
+    assert TensorDictReplayBuffer(writer=given).writer is given
+    assert isinstance(RemoteTensorDictReplayBuffer(storage=LazyTensorStorage(3)), TensorDictReplayBuffer)
+
+
+@pytest.mark.parametrize("data", [torch.zeros(3), {"x": torch.zeros(3)}, [1, 2], [rows(1)[0], 2], None])
+def test_only_tensordicts(data):
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5))
+    for call in (buffer.add, buffer.extend):
+        with pytest.raises(GleanError, match="expected a TensorDict"):
+            call(data)
+    assert len(buffer) == 0 and not buffer.storage.initialized
+
+
+def test_lists_of_tensordicts():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5))
+    assert buffer.extend([rows(2)[1], rows(2)[0]]).tolist() == [0, 1] and buffer["x"].tolist() == [1, 0]
+
+
+def test_what_batches_carry():
+    buffer = prioritized()
+    written = rows(6)
+    buffer.extend(written)
+    batch, info = buffer.sample(return_info=True)
+    assert set(batch.keys()) == {"x", *ADDED} and set(written.keys()) == {"x"}
+    assert torch.equal(batch["index"], info["index"]) and torch.equal(batch["x"], batch["index"])
+    assert (
+        torch.equal(batch["_generation"], info["generation"]) and batch["_weight"] is batch["priority_weight"]
+    )
+    plain = TensorDictReplayBuffer(storage=LazyTensorStorage(5), batch_size=3)
+    plain.extend(rows(3))
+    assert set(plain.sample().keys()) == {"x", "index"}
+
+
+def test_coordinates_of_several_dimensions():
+    buffer = prioritized(12, ndim=2)
+    buffer.extend(TensorDict({"x": torch.arange(12).view(3, 4)}, [3, 4]))
+    batch = buffer.sample()
+    assert batch["index"].shape == (8, 2)
+    assert torch.equal(batch["x"], batch["index"][:, 1] * 4 + batch["index"][:, 0])
+    batch["td_error"] = 2.0 + batch["x"]
+    buffer.update_tensordict_priority(batch)
+    found = torch.tensor(raw(buffer)).view(4, 3).T.reshape(-1)
+    assert all(found[x] == 2.0 + x for x in batch["x"].tolist())
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_add_takes_the_priority_that_a_record_brings(ndim):
+    buffer = prioritized(12, ndim=ndim, priority_key=("deep", "p"))
+    record = rows(1)[0] if ndim == 1 else rows(3)
+    for value in (3.0, 5.0):
+        record["deep"] = TensorDict({"p": torch.full((*record.batch_size, 1), value)}, record.batch_size)
+        buffer.add(record)
+    buffer.extend(buffer[:].transpose(0, -1) if ndim == 2 else buffer[:])
+    count = 1 if ndim == 1 else 3
+    assert raw(buffer) == [3.0] * count + [5.0] * count + [5.0] * 2 * count
+
+
+def test_a_refused_priority_of_a_record_that_is_added():
+    buffer = prioritized()
+    with pytest.raises(InvalidArgumentError):
+        buffer.add(TensorDict({"x": torch.tensor(1), "td_error": torch.tensor(-1.0)}, []))
+    assert TensorDictReplayBuffer(storage=LazyTensorStorage(3)).add(rows(1, td_error=torch.ones(1))[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("reduction", "expected"), [("max", 4.0), ("min", 1.0), ("sum", 7.0), ("median", 2.0), ("mean", 7 / 3)]
+)
+def test_several_priorities_of_a_record(reduction, expected):
+    buffer = prioritized(dtype=torch.float64, reduction=reduction)
+    buffer.extend(rows(2))
+    batch = buffer.sample()
+    batch["td_error"] = torch.tensor([1.0, 4.0, 2.0]).expand(8, 3)
+    buffer.update_tensordict_priority(batch)
+    assert raw(buffer) == pytest.approx([expected] * 2)
+
+
+def test_without_the_entry_records_get_the_priority_of_new_ones():
+    buffer = prioritized()
+    buffer.extend(rows(4))
+    buffer.update_priority(range(4), [1.0, 2.0, 0.0, 0.0])
+    batch = buffer.sample()
+    buffer.update_tensordict_priority(batch[batch["x"] == 0])
+    assert raw(buffer) == [2.0, 2.0, 0.0, 0.0]
+
+
+def test_late_updates_go_by_the_generation_that_a_batch_carries():
+    buffer = prioritized(4)
+    buffer.extend(rows(4))
+    batch = buffer.sample()
+    buffer.extend(rows(2))
+    buffer.sample()  # what was drawn last is new again; the old batch is late all the same
+    batch["td_error"] = torch.full((8,), 9.0)
+    late = int((batch["index"] < 2).sum())
+    buffer.update_tensordict_priority(batch)
+    assert buffer.stats().priorities_dropped == late > 0
+    timely = {slot for slot in batch["index"].tolist() if slot > 1}
+    assert raw(buffer) == [9.0 if slot in timely else 1.0 for slot in range(4)] and timely
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"index": None}, MissingKeyError),
+        ({"td_error": torch.full((8,), -1.0)}, InvalidArgumentError),
+        ({"td_error": torch.full((8,), float("nan"))}, InvalidArgumentError),
+        ({"td_error": torch.ones(8, dtype=torch.bool)}, (SchemaError, InvalidTypeError)),
+    ],
+)
+def test_a_refused_update_changes_nothing(change, error):
+    buffer = prioritized()
+    buffer.extend(rows(4))
+    buffer.update_priority(range(4), [1.0, 2.0, 3.0, 4.0])
+    batch = buffer.sample()
+    for key, value in change.items():
+        batch = batch.exclude(key) if value is None else batch.set(key, value)
+    with pytest.raises(error):
+        buffer.update_tensordict_priority(batch)
+    assert raw(buffer) == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_without_priorities_there_is_nothing_to_update():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
+    buffer.extend(rows(4))
+    buffer.update_tensordict_priority(buffer.sample())
+    buffer.update_tensordict_priority(rows(2))
+
+
+def test_flags_of_slices_are_entries():
+    sampler = SliceSampler(slice_len=2, traj_key="episode", seed=0)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(6), sampler=sampler, batch_size=4)
+    buffer.extend(rows(6, episode=torch.tensor([0, 0, 0, 1, 1, 1])))
+    batch = buffer.sample()
+    assert batch["next", "truncated"].tolist() == [[False], [True]] * 2
+    assert batch["next", "done"].tolist() == [[False], [True]] * 2 and not batch["next", "terminated"].any()
+    buffer.extend(buffer[:])
+    with pytest.raises(SchemaError, match="unexpected"):
+        buffer.extend(batch)
+
+
+def test_a_transform_sees_what_was_added_and_may_drop_it():
+    seen: list[set[str]] = []
+
+    def drop(batch: TensorDict) -> TensorDict:
+        seen.append(set(batch.keys()))
+        return batch.exclude("index")
+
+    buffer = prioritized(transform=drop)
+    buffer.extend(rows(4))
+    assert set(buffer.sample().keys()) == {"x", *ADDED} - {"index"} and seen == [{"x", *ADDED}]
