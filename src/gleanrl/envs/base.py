@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.rollouts.steppers import TensorDictStepper
 from gleanrl.rollouts.stepping import advance
 from gleanrl.rollouts.usage import Usage
-from gleanrl.tree import Path, as_key, as_path
+from gleanrl.tree import NestedKey, Path, as_key, as_path
 
 # How an environment is put behind a transform; `envs.transforms` fills this in, as the base class can't import those
 # who derive from it.
@@ -57,6 +57,8 @@ class EnvBase(SpecProperties, nn.Module):
     """
 
     batch_locked = True
+    primed_keys: Sequence[NestedKey] = ()
+    """What a policy may write below ``"next"``: its state, which it finds in the root of the following step."""
 
     def __init__(
         self,

@@ -229,7 +229,7 @@ class _TensorDictCall:
         return values
 
     def _is_state(self, path: Path) -> bool:
-        ours = path in self._fields or is_private(path)
+        ours = (path in self._fields or is_private(path)) and path[0] != "next"
         return ours and path not in self._row.roots and path not in self._row.actions
 
     def _check_keys(self, out: TensorDictBase) -> None:
@@ -318,7 +318,10 @@ def _missing_output(out: Any, fields: Mapping[Path, Field]) -> PolicyError:
 
 
 def probe(
-    policy: Callable[[TensorDictBase], TensorDictBase], root: TensorDictBase, actions: Mapping[Path, Field]
+    policy: Callable[[TensorDictBase], TensorDictBase],
+    root: TensorDictBase,
+    actions: Mapping[Path, Field],
+    primed: frozenset[Path] = frozenset(),
 ) -> tuple[dict[Path, Field], Values]:
     """Call `policy` once on `root`; return the columns that it writes, actions first, and what it wrote.
 
@@ -331,7 +334,7 @@ def probe(
         out = policy(given)
     if not isinstance(out, TensorDictBase):
         raise _missing_output(out, actions)
-    if "next" in out.keys():
+    if "next" in out.keys() and not primed.issuperset(flatten(out.select("next"))):
         raise PolicyError(
             "policy: its output contains 'next': a policy writes actions, it doesn't step the environment"
         )

@@ -108,8 +108,12 @@ def plan_rollout(
     if isinstance(wrapped, RandomPolicy):
         moved = None
     trial = _Trial(stepper, env, moved, act_now)
+    trial.primed = frozenset(("next", *as_path(key)) for key in getattr(env, "primed_keys", ()))
     wrapped, written = _outputs(wrapped, policy, trial, actions)
-    _check_written(written, env_schema)
+    _check_written(written, env_schema, trial.primed)
+    after = [path for path in written if path[0] == "next"]
+    if after:
+        stepper.accept(after)  # type: ignore[attr-defined]  # environments with primed keys have such steppers
     fields = {**env_schema.items(), **written}
     device = env.device
     roots = tuple(path for path in env_schema.paths if path[0] != "next" and path != MASK)
@@ -134,10 +138,16 @@ def plan_rollout(
     )
 
 
-def _check_written(written: Mapping[Path, Field], env_schema: Schema) -> None:
-    """Raise if the policy writes what isn't its to write."""
+def _check_written(
+    written: Mapping[Path, Field], env_schema: Schema, primed: frozenset[Path] = frozenset()
+) -> None:
+    """Raise if the policy writes what isn't its to write; `primed` is what it may write below ``next``."""
     for path, field in written.items():
-        if path[0] in ("collector", "next") or (path in env_schema and path[-1] in FLAGS):
+        if (
+            path[0] == "collector"
+            or (path[0] == "next" and path not in primed)
+            or (path in env_schema and path[-1] in FLAGS)
+        ):
             raise PolicyError(f"policy: {as_key(path)!r} isn't a policy's to write")
         if path in env_schema and field != env_schema[path]:
             raise PolicyError(
@@ -160,6 +170,7 @@ class _Trial:
     def __init__(self, stepper: Stepper, env: Any, device: torch.device | None, act_now: bool) -> None:
         self.stepper, self.env, self.device, self.act_now = stepper, env, device, act_now
         self.first: Values | None = None
+        self.primed: frozenset[Path] = frozenset()
 
     def root(self) -> TensorDictBase:
         """Return the first root, where the policy wants it."""
@@ -171,8 +182,8 @@ class _Trial:
         """Return the columns that `policy` writes."""
         if not self.act_now:
             with torch.random.fork_rng(devices=[]):
-                return probe(spare(policy), self.root(), actions)[0]
-        fields, self.first = probe(policy, self.root(), actions)
+                return probe(spare(policy), self.root(), actions, self.primed)[0]
+        fields, self.first = probe(policy, self.root(), actions, self.primed)
         return fields
 
     def run_wrapped(
@@ -195,7 +206,7 @@ class _Trial:
         out_keys = [*module.out_keys, *(f"output{i + 1}" for i in range(extra))]
         in_keys: Any = module.in_keys if names is None else dict(zip(names, module.in_keys, strict=True))
         replay = TensorDictModule(lambda *args, **kwargs: out, in_keys=in_keys, out_keys=out_keys)
-        fields, first = probe(replay, root, actions)
+        fields, first = probe(replay, root, actions, self.primed)
         if self.act_now:
             self.first = first
         return TensorDictModule(module.module, in_keys=in_keys, out_keys=out_keys), fields
@@ -209,7 +220,7 @@ def _outputs(
         return wrapped, actions
     if isinstance(wrapped, TensorDictModuleBase):
         promised = {as_path(key) for key in wrapped.out_keys}
-        if any(path[0] == "next" for path in promised):
+        if any(path[0] == "next" and path not in trial.primed for path in promised):
             raise PolicyError(
                 f"policy: out_keys {wrapped.out_keys} contain 'next': a policy writes actions only"
             )

@@ -55,6 +55,7 @@ class TensorDictStepper:
         self._counts = torch.zeros(self.batch_size, dtype=torch.int64, device="cpu")
         self._accepted: dict[Path, torch.dtype] = {}
         self._rewards = {as_path(key) for key in env.reward_keys}
+        self._accepted_after: list[Path] = []
 
     # ------------------------------------------------------------------ state
     def reset(self, mask: torch.Tensor | None = None) -> None:
@@ -98,6 +99,10 @@ class TensorDictStepper:
     def limit(self, max_steps: int) -> None:
         """Truncate every episode at `max_steps` steps."""
         self._max_steps = max_steps
+
+    def accept(self, paths: Iterable[Path]) -> None:
+        """Pass what the policy writes at `paths`, which begin with ``"next"``, to the environment's `step`."""
+        self._accepted_after = list(paths)
 
     # ----------------------------------------------------------------- schema
     def schema(self) -> Schema:
@@ -157,6 +162,7 @@ class TensorDictStepper:
         self._root = [(p, block.rows(p), schema[p]) for p in schema.paths if p[0] != "next"]
         inputs = {as_path(key) for key in (*self.env.action_keys, *self.env.state_keys)}
         self._acted = [(as_key(p), block.rows(p)) for p in inputs if p in block.schema and p not in schema]
+        self._acted += [(path, block.rows(path)) for path in self._accepted_after]
         self._last = block.num_steps - 1
         assert self._carry is not None
         self._write_root(0, self._carry)

@@ -5,10 +5,11 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
+from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import Bounded, Categorical, Composite, Unbounded
 from gleanrl.envs import check_env_specs
 from gleanrl.envs.transforms import Compose, StepCounter, TensorDictPrimer, TransformedEnv
-from gleanrl.errors import InvalidArgumentError
+from gleanrl.errors import InvalidArgumentError, PolicyError
 from tests.envs.transforms.ways import batched, collect_both_ways, joined, single
 
 
@@ -35,6 +36,43 @@ def test_what_a_policy_writes_it_finds_again():
         assert float(root["h"]) == step
         stepped = env.step(policy(root))
         root = stepped["next"].exclude("reward")
+
+
+@pytest.mark.parametrize("env", [single, batched])
+def test_a_recurrent_policy_in_a_collector(env):
+    def recur(h, observation):
+        return observation[..., :2].clamp(-1, 1), h + 1
+
+    def policy():
+        return TensorDictModule(recur, in_keys=["h", "observation"], out_keys=["action", ("next", "h")])
+
+    def chain():
+        return [TensorDictPrimer(h=Unbounded((1,))), StepCounter()]
+
+    for given in (policy(), lambda td: policy()(td)):
+        batch = joined(collect_both_ways(env, chain, policy=given))
+        assert torch.equal(batch["h"], batch["step_count"].float())
+        assert torch.equal(batch["next", "h"], batch["next", "step_count"].float())
+    collector = SyncDataCollector(
+        TransformedEnv(env(), Compose(*chain())),
+        policy(),
+        frames_per_batch=6,
+        total_frames=-1,
+        init_random_frames=6,
+    )
+    assert not bool(collector.next()["next", "h"].any())
+    collector.next()
+
+
+def test_other_entries_below_next_are_not_a_policys_to_write():
+    policy = TensorDictModule(
+        lambda x: (x[..., :2] * 0, x), ["observation"], ["action", ("next", "observation")]
+    )
+    env = TransformedEnv(single(), TensorDictPrimer(h=Unbounded((1,))))
+    with pytest.raises(PolicyError, match="next"):
+        SyncDataCollector(env, policy, frames_per_batch=6, total_frames=-1)
+    with pytest.raises(PolicyError, match="next"):
+        SyncDataCollector(env, lambda td: env.rand_step(td), frames_per_batch=6, total_frames=-1)
 
 
 def test_random_values_and_values_by_key():

@@ -148,6 +148,10 @@ class Transform(nn.Module):
         """Return the keys of what comes out that the transform may write in a rollout."""
         return [out_key for _, out_key in self.pairs()]
 
+    def primed_keys(self) -> list[NestedKey]:
+        """Return the keys that a policy may write below ``"next"``, for the transform to take over."""
+        return []
+
     def set_missing_tolerance(self, mode: bool) -> None:
         """Set whether absent `in_keys` are passed over; if not, they raise."""
         self.missing_tolerance = mode

@@ -19,14 +19,16 @@ class OpenedColumns:
     Args:
         block: whose columns.
         after: whether the keys are those below ``"next"``; if not, those of the root.
+        also: more columns, by their whole paths.
     """
 
-    def __init__(self, block: Block, after: bool) -> None:
+    def __init__(self, block: Block, after: bool, also: Sequence[Path] = ()) -> None:
         self._block = block
         skip = 1 if after else 0
         self._paths: dict[NestedKey, Path] = {
             as_key(path[skip:]): path for path in block.schema.paths if (path[0] == "next") == after
         }
+        self._paths |= {as_key(path): path for path in also}
         self._rows: dict[NestedKey, Sequence[torch.Tensor]] = {}
 
     def get(self, key: NestedKey) -> Sequence[torch.Tensor] | None:

@@ -19,6 +19,7 @@ from gleanrl.errors import EnvironmentContractError, MissingKeyError, SchemaErro
 from gleanrl.rollouts.loop import Stepper
 from gleanrl.rollouts.steppers import TensorDictStepper
 from gleanrl.rollouts.usage import Usage
+from gleanrl.tree import NestedKey
 
 
 class TransformedEnv(EnvBase):
@@ -126,6 +127,11 @@ class TransformedEnv(EnvBase):
     def actions_vary(self) -> bool:
         """Whether a step changes what the action spec allows, so that random actions are drawn step by step."""
         return any(transform.actions_vary for transform in flattened(self.transform))
+
+    @property
+    def primed_keys(self) -> list[NestedKey]:  # type: ignore[override]
+        """What a policy may write below ``"next"``: the entries of `TensorDictPrimer` transforms."""
+        return [key for transform in flattened(self.transform) for key in transform.primed_keys()]
 
     def empty_cache(self) -> None:
         """Derive specs and keys anew when they are needed next."""

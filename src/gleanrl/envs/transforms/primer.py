@@ -68,6 +68,10 @@ class TensorDictPrimer(Transform):
         """Return the entries."""
         return self.out_keys
 
+    def primed_keys(self) -> list[NestedKey]:
+        """Return the entries: a recurrent policy writes them below ``"next"``."""
+        return self.out_keys
+
     def empty_cache(self) -> None:
         """Forget the specs with batch dimensions."""
         super().empty_cache()

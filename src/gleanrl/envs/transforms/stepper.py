@@ -20,7 +20,7 @@ A step costs a few microseconds beside the transforms' own arithmetic: no Tensor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -70,6 +70,7 @@ class TransformedStepper:
         self._root_keys = [
             as_key(p) for p in self._observed if p in self._changed or own.get(p) != self._observed[p]
         ]
+        self._accepted_after: list[Path] = []
         self._spare = Spare()
         self._carry: Values | None = None
         self._schema: Schema | None = None
@@ -96,6 +97,10 @@ class TransformedStepper:
     def limit(self, max_steps: int) -> None:
         """Truncate every episode at `max_steps` steps."""
         self._base.limit(max_steps)
+
+    def accept(self, paths: Iterable[Path]) -> None:
+        """Show transforms what the policy writes at `paths`, which begin with ``"next"``."""
+        self._accepted_after = list(paths)
 
     def reset(self, mask: torch.Tensor | None = None) -> None:
         """Reset all environments, or those where `mask` is True."""
@@ -186,7 +191,7 @@ class TransformedStepper:
         inner = Block(self._inner_schema, self.batch_size, block.num_steps, columns=columns)
         self._base.bind(inner, actions_ready and not self._inverts)
         self._inner = inner
-        outer_root = OpenedColumns(block, False)
+        outer_root = OpenedColumns(block, False, self._accepted_after)
         inner_next = OpenedColumns(inner, True)
         self._required = [as_key(path) for path in self._changed if ("next", *path) in block.schema]
         self._root.over(outer_root)
