@@ -86,6 +86,8 @@ RUNS = [0] * 4 + [1] * 6 + [0] * 7 + [1] * 3  # an id that comes again names ano
         ({"ids": RUNS, "end": [6]}, {"end_key": "end"}, (3, 6, 9, 16, 19)),
         ({"ids": RUNS, "done": [6]}, {"end_key": ("next", "done")}, (3, 6, 9, 16, 19)),
         ({"ids": RUNS, "done": [6]}, {}, (3, 6, 9, 16, 19)),
+        ({"end": [4], "done": [9]}, {"end_key": "end"}, (4, 9, 19)),
+        ({"end": [4], "done": [9], "ids": RUNS}, {"end_key": "end"}, (3, 4, 9, 16, 19)),
         ({"done": []}, {}, (19,)),
     ],
 )
