@@ -1,0 +1,136 @@
+"""DQN with prioritized replay on CartPole-v1.
+
+    python examples/per_dqn_cartpole.py --seed 0
+
+Differs from `examples/dqn_cartpole.py` in the buffer: transitions are drawn by their last temporal-difference
+error, and importance weights in the loss make up for it. Learns until the mean return of the last 100 episodes
+passes 195.
+"""
+
+import argparse
+import copy
+import time
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+from torch.nn.functional import one_hot
+
+from gleanrl.collectors import SyncDataCollector
+from gleanrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
+from gleanrl.envs import GymEnv
+
+SOLVED = 195.0
+
+
+class EpsilonGreedy(nn.Module):
+    """The action of the highest value, or with probability epsilon any; (4,) float32 -> one-hot (2,) int64."""
+
+    def __init__(self, q_net: nn.Module) -> None:
+        super().__init__()
+        self.q_net = q_net
+        self.epsilon = 1.0
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        if torch.rand(()) < self.epsilon:
+            action = torch.randint(2, ())
+        else:
+            action = self.q_net(observation).argmax(-1)
+        return one_hot(action, 2)
+
+
+def make_q_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
+
+
+def td_error(q_net: nn.Module, target_net: nn.Module, batch: TensorDictBase, gamma: float) -> torch.Tensor:
+    """Return by how much each value (B,) misses its double DQN target."""
+    value = (q_net(batch["observation"]) * batch["action"]).sum(-1, keepdim=True)  # (B, 1)
+    after = batch["next"]
+    with torch.no_grad():
+        choice = q_net(after["observation"]).argmax(-1, keepdim=True)
+        bootstrap = target_net(after["observation"]).gather(-1, choice)
+        # Only a terminated episode has no future; a truncated one is bootstrapped.
+        target = after["reward"] + gamma * bootstrap * ~after["terminated"]
+    return (value - target).squeeze(-1)
+
+
+def learn(args: argparse.Namespace) -> list[tuple[int, float]]:
+    """Run the training loop; return (frames, mean return of the last 100 episodes) once a batch."""
+    torch.manual_seed(args.seed)
+    q_net = make_q_net()
+    target_net = copy.deepcopy(q_net)
+    policy = EpsilonGreedy(q_net)
+    optimizer = torch.optim.Adam(q_net.parameters(), lr=args.lr, fused=True)
+
+    env = GymEnv("CartPole-v1")
+    env.set_seed(args.seed)
+    collector = SyncDataCollector(
+        env,
+        policy,
+        frames_per_batch=args.frames_per_batch,
+        total_frames=args.total_frames,
+        progress=True,
+    )
+    # New transitions get the largest priority seen so far: each is drawn soon after it came.
+    buffer = TensorDictPrioritizedReplayBuffer(
+        alpha=args.alpha,
+        beta=args.beta,
+        eps=1e-2,
+        storage=LazyTensorStorage(50_000),
+        batch_size=128,
+    )
+
+    curve, updates = [], 0
+    for batch in collector:
+        buffer.extend(batch)
+        stats = collector.stats()
+        policy.epsilon = max(0.02, 1.0 - stats.stepped / args.exploration_frames)
+        # The correction grows to a full one by the end of the run.
+        buffer.sampler.beta = args.beta + (1.0 - args.beta) * stats.stepped / args.total_frames
+        if len(buffer) >= 1_000:
+            for _ in range(args.updates_per_batch):
+                sample = buffer.sample()
+                error = td_error(q_net, target_net, sample, gamma=0.99)
+                loss = (sample["_weight"] * error.square()).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                sample["td_error"] = error.detach().abs()
+                buffer.update_tensordict_priority(sample)
+                updates += 1
+                if updates % 250 == 0:
+                    target_net.load_state_dict(q_net.state_dict())
+        curve.append((stats.stepped, stats.mean_return))
+        if stats.episodes >= 100 and stats.mean_return > SOLVED:
+            break
+    collector.shutdown()
+    return curve
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--total-frames", type=int, default=100_000, help="give up after so many frames")
+    parser.add_argument("--frames-per-batch", type=int, default=50)
+    parser.add_argument("--updates-per-batch", type=int, default=25)
+    parser.add_argument(
+        "--exploration-frames", type=int, default=8_000, help="epsilon falls over so many frames"
+    )
+    parser.add_argument("--lr", type=float, default=5e-4)
+    parser.add_argument("--alpha", type=float, default=0.4, help="0 draws uniformly, 1 in full proportion")
+    parser.add_argument("--beta", type=float, default=0.4, help="how much of the draw is corrected at first")
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # the networks are small: more threads only wait for each other
+
+    begin = time.perf_counter()
+    frames, mean_return = learn(args)[-1]
+    verdict = "solved" if mean_return > SOLVED else "not solved"
+    seconds = time.perf_counter() - begin
+    print(f"{verdict}: mean return {mean_return:.1f} after {frames:,} frames, {seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
