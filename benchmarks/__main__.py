@@ -10,12 +10,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import collection, memory, prioritized, replay, report, slices, sweep, vector_envs
+from benchmarks import collection, envs, memory, prioritized, replay, report, slices, sweep, vector_envs
 from benchmarks.harness import Case, Gauge, GaugeResult, run_case, run_gauge
 
 EVERYTHING: tuple[Case | Gauge, ...] = (
     *collection.CASES,
     *vector_envs.CASES,
+    *envs.CASES,
     *replay.CASES,
     *prioritized.CASES,
     *slices.CASES,

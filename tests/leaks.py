@@ -43,7 +43,8 @@ class Holdings:
                 {name: n for name, n in opened.items() if not name.startswith(("pipe:", "socket:"))}
             )
         assert not opened, f"descriptors were left open: {dict(opened)}"
-        files = now.shared_memory - self.shared_memory - in_use()
+        # Other processes' files come and go meanwhile: what was left is still there afterwards.
+        files = (now.shared_memory - self.shared_memory - in_use()) & set(shared_memory())
         assert not files, f"files were left in {SHARED_MEMORY}: {sorted(files)}"
 
 

@@ -81,6 +81,9 @@ class Stepper(Protocol):
     def stop(self, num_steps: int) -> None:
         """End a block before it is full: row `num_steps` becomes the carry."""
 
+    # A stepper may also have ``run(num_steps)``, which takes that many steps from row 0 on: it's called instead of
+    # `step` where all actions are there already and nobody looks at the rows in between.
+
 
 class Actor(Protocol):
     """A policy that reads the root columns of a row and writes its action columns."""
@@ -137,14 +140,19 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
                     stepper.stop(t + 1)
                     return t + 1
         elif act is None:
-            for t in range(block.num_steps):
-                step(t)
+            run = getattr(stepper, "run", None)
+            if run is not None:
+                run(block.num_steps)
+            else:
+                for t in range(block.num_steps):
+                    step(t)
         else:
             for t in range(block.num_steps):
                 act(t)
                 step(t)
     except StepFault as fault:
-        block.num_whole = t + (fault.during == "reset")  # the step before a failed reset is whole
+        # The step before a failed reset is whole.
+        block.num_whole = max(t, fault.t) + (fault.during == "reset")
         raise
     except BaseException:
         # What the owner must account for: the steps before the one that failed, and this one if `stop` failed.

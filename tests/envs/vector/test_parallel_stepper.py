@@ -27,8 +27,11 @@ def run(stepper, blocks, ready=False):
     for block in blocks:
         block.column(("action",)).zero_()
         stepper.bind(block, ready)
-        for t in range(block.num_steps):
-            stepper.step(t)
+        if ready and hasattr(stepper, "run"):
+            stepper.run(block.num_steps)
+        else:
+            for t in range(block.num_steps):
+                stepper.step(t)
         out.append({path: block.column(path).clone() for path in block.schema.paths})
     return out
 

@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 from gleanrl.block import Block, Schema
 from gleanrl.envs.vector.packing import pack
 from gleanrl.envs.vector.steppers import require_one_schema
-from gleanrl.envs.vector.worker import BIND_CODE, STEP_CODE, BlockPlan
+from gleanrl.envs.vector.worker import BIND_CODE, RUN_CODE, STEP_CODE, BlockPlan
 from gleanrl.rollouts.usage import Usage
 from gleanrl.tree import Path
 from gleanrl.workers.segment import Segment
@@ -174,6 +174,14 @@ class ParallelStepper:
         mirror.send(t)
         self._crew.signal(STEP_CODE, "step")
         mirror.fetch(t)
+
+    def run(self, num_steps: int) -> None:
+        """Take the `num_steps` steps of the block with the actions that stand there; no worker waits for another."""
+        if self._mirror is not None:
+            for t in range(num_steps):
+                self.step(t)
+            return
+        self._crew.signal(RUN_CODE, "step")
 
     def stop(self, num_steps: int) -> None:
         """End the block at row `num_steps`."""

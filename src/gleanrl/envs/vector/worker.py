@@ -24,6 +24,8 @@ from gleanrl.workers.segment import PLACE, STEP
 
 STEP_CODE = b"s"
 """Step every environment with the actions of the next row."""
+RUN_CODE = b"r"
+"""Step every environment with the actions of all the rows that are left of the block."""
 BIND_CODE = b"b"
 """Begin with row 0 of the block again."""
 
@@ -118,12 +120,22 @@ class EnvServant:
                 self._station.progress[STEP] = t
                 self._t = t + 1
                 self._step(t)
+            elif code == RUN_CODE:
+                self._run()
             elif code == BIND_CODE:
                 self._rebind()
             else:
                 raise WorkerError(f"there's no signal {code!r}")
         except StepFault as fault:
             raise _packed(fault) from None
+
+    def _run(self) -> None:
+        progress, step = self._station.progress, self._step
+        end = 0 if self._bound is None else self._bound[0].num_steps
+        for t in range(self._t, end):
+            progress[STEP] = t
+            step(t)
+        self._t = end
 
     def _unbound(self, t: int) -> None:
         raise WorkerError("a step was asked for before a block was bound")
