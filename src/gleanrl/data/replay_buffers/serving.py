@@ -158,14 +158,14 @@ class Serving(Recording):
 
     def _carry(self, records: Any, drawn: Draw, extras: Mapping[NestedKey, torch.Tensor]) -> None:
         """Add index, weights and generations to a batch."""
-        index = coordinates(drawn.slots, self._storage)
-        entries: dict[NestedKey, torch.Tensor] = {
-            "index": torch.stack(index, -1) if isinstance(index, tuple) else index,
-            **extras,
-        }
+        slots = drawn.slots
+        index = slots if self._storage.ndim == 1 else torch.stack(coordinates(slots, self._storage), -1)
         if "_weight" in extras:
-            entries["_generation"] = _generation(drawn)
-        add_entries(records, entries, drawn.slots.shape[0])
+            add_entries(
+                records, {"index": index, **extras, "_generation": _generation(drawn)}, slots.shape[0]
+            )
+        else:
+            add_entries(records, {"index": index, **extras}, slots.shape[0])
 
     def _info(self, drawn: Draw, extras: Mapping[NestedKey, torch.Tensor]) -> dict[Any, Any]:
         return {"index": coordinates(drawn.slots, self._storage), "generation": drawn.generation, **extras}
