@@ -14,9 +14,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from benchmarks.collection import tensordict_module
 from benchmarks.harness import Case, Setup, Target, Work
@@ -64,14 +62,40 @@ def sleepy() -> GymWrapper:
     return GymWrapper(Instant(SLEEP_S))
 
 
-def collected(make: Callable[[], Any], policy: Callable[[], Any] | None, batches: int, unit: int) -> Setup:
-    """A collector's side: `batches` batches of 200 steps a turn; `unit` of the amount is done in each step."""
+class Never:
+    """An interruptor that never stops a collector, but is asked after every step."""
+
+    def collection_stopped(self) -> bool:
+        """Returns False."""
+        return False
+
+
+def collected(
+    make: Callable[[], Any],
+    policy: Callable[[], Any] | None,
+    batches: int,
+    unit: int,
+    stepwise: bool = False,
+) -> Setup:
+    """A collector's side.
+
+    Args:
+        make: builds the environment.
+        policy: builds the policy; None draws random actions.
+        batches: batches of 200 steps a turn.
+        unit: what is done in each step.
+        stepwise: whether somebody looks at every step, so that no worker can run ahead.
+    """
 
     def setup() -> Work:
         env = make()
         frames = STEPS * env.numel()
         collector = SyncDataCollector(
-            env, policy() if policy else None, frames_per_batch=frames, total_frames=-1
+            env,
+            policy() if policy else None,
+            frames_per_batch=frames,
+            total_frames=-1,
+            interruptor=Never() if stepwise else None,
         )
         source = iter(collector)
 
@@ -180,29 +204,16 @@ def our_start(count: int) -> Setup:
     return setup
 
 
-class Still(nn.Module):
-    """A policy that costs next to nothing, but must be asked at every step."""
-
-    def __init__(self, num_envs: int) -> None:
-        super().__init__()
-        self.action = torch.zeros(num_envs, 1)
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        """Returns the same action always."""
-        return self.action
-
-
-def _instant(num_workers: int, asked: bool) -> Case:
-    policy = (lambda: Still(num_workers)) if asked else None
+def _instant(num_workers: int, stepwise: bool) -> Case:
     return Case(
-        f"envs/parallel-{'asked' if asked else 'instant'}-{num_workers}",
-        f"a vector step of {num_workers} workers whose environments return at once, recorded by a collector, "
-        + ("with a policy that is asked at every step" if asked else "with random actions"),
+        f"envs/parallel-{'stepwise' if stepwise else 'instant'}-{num_workers}",
+        f"a vector step of {num_workers} workers whose environments return at once, recorded by a collector: "
+        + ("all of them waited for at every step" if stepwise else "random actions"),
         "call",
         {
             **{f"ping {kind}": ping(num_workers, kind, STEPS) for kind in KINDS},
             "AsyncVectorEnv": gymnasiums(num_workers, STEPS),
-            "gleanrl": collected(lambda: ParallelEnv(num_workers, instant), policy, 1, 1),
+            "gleanrl": collected(lambda: ParallelEnv(num_workers, instant), None, 1, 1, stepwise),
         },
         "ping pipe",
         (*(Target(2.0, "time", f"ping {kind}") for kind in KINDS), Target(3.0, "speed", "AsyncVectorEnv")),
@@ -223,10 +234,10 @@ CASES = (
         "recording loop",
         (Target(0.8),),
     ),
-    _instant(2, asked=False),
-    _instant(4, asked=False),
-    _instant(2, asked=True),
-    _instant(4, asked=True),
+    _instant(2, stepwise=False),
+    _instant(4, stepwise=False),
+    _instant(2, stepwise=True),
+    _instant(4, stepwise=True),
     Case(
         "envs/parallel-sleepy-8",
         "a vector step of 8 workers whose environments sleep for 1 ms, recorded by a collector",
