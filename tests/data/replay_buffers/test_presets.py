@@ -116,6 +116,16 @@ def test_coordinates_of_several_dimensions():
     assert all(found[x] == 2.0 + x for x in batch["x"].tolist())
 
 
+@pytest.mark.parametrize("agents", [1, 2, 3])
+def test_coordinates_of_records_with_dimensions_of_their_own(agents):
+    buffer = prioritized(12, ndim=2)
+    x = torch.arange(12).view(3, 4, 1).expand(3, 4, agents)
+    buffer.extend(TensorDict({"x": x}, [3, 4, agents]))
+    batch = buffer.sample()
+    assert batch["index"].shape == (8, agents, 2) and batch["_weight"].shape == (8, agents)
+    assert torch.equal(batch["x"], batch["index"][..., 1] * 4 + batch["index"][..., 0])
+
+
 @pytest.mark.parametrize("ndim", [1, 2])
 def test_add_takes_the_priority_that_a_record_brings(ndim):
     buffer = prioritized(12, ndim=ndim, priority_key=("deep", "p"))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from tensordict import is_tensor_collection
 
 from gleanrl.data.replay_buffers.parts import check_state
 from gleanrl.data.replay_buffers.pipeline import none_returned, pin
@@ -159,7 +160,7 @@ class Serving(Recording):
     def _carry(self, records: Any, drawn: Draw, extras: Mapping[NestedKey, torch.Tensor]) -> None:
         """Add index, weights and generations to a batch."""
         slots = drawn.slots
-        index = slots if self._storage.ndim == 1 else torch.stack(coordinates(slots, self._storage), -1)
+        index = slots if self._storage.ndim == 1 else _stacked(coordinates(slots, self._storage), records)
         if "_weight" in extras:
             add_entries(
                 records, {"index": index, **extras, "_generation": _generation(drawn)}, slots.shape[0]
@@ -212,6 +213,19 @@ class Serving(Recording):
                 self._prefetcher.put(
                     Ticket(drawn, storage, storage.changes - 1, storage.content, saved["ran_out"])
                 )
+
+
+def _stacked(index: tuple[torch.Tensor, ...], records: Any) -> torch.Tensor:
+    """Return coordinates repeated over the further batch dimensions of the records, ``(n, *item, ndim)``.
+
+    Left to `add_entries`, they would pass for values of the items where there are as many.
+    """
+    stacked = torch.stack(index, -1)
+    further = records.ndim - 1 if is_tensor_collection(records) else 0
+    if further < 1:
+        return stacked
+    rows = stacked.view(-1, *[1] * further, len(index))
+    return rows.expand(-1, *records.shape[1:], len(index))
 
 
 def _generation(drawn: Draw) -> torch.Tensor:
