@@ -7,6 +7,7 @@ a doctest runs on in one line, in 002 a doctest has lost its indentation, in 003
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import warnings
@@ -19,7 +20,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.collectors import SyncDataCollector
-from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer
+from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer, SliceSampler
 from gleanrl.envs import GymWrapper
 from tests.contract.helpers import check_stream, snapshot
 from tests.fakes import OracleEnv, Script
@@ -227,3 +228,28 @@ def test_flattening_before_storing(number: str, shape: tuple[int, ...]) -> None:
     assert sample.batch_size == torch.Size([16])
     steps = sample["observation"][:, 2]
     assert torch.equal(sample["next", "observation"][:, 2], steps + 1)
+
+
+def test_slices_of_a_single_environment() -> None:
+    """003: the buffer of slices on one environment; its endless loop ends after a few batches."""
+    text = document("003")
+    start = text.index(">>> # Single environment")
+    code = first_doctest(text[start : text.index(">>> # Batched environments")])
+    assert "SliceSampler(num_slices=4, trajectory_key=" in code
+    env = GymWrapper(OracleEnv(script=SCRIPT))
+    names: dict[str, Any] = {
+        "N": 60,
+        "env": env,
+        "policy": None,
+        "ReplayBuffer": ReplayBuffer,
+        "LazyTensorStorage": LazyTensorStorage,
+        "SliceSampler": SliceSampler,
+        "SyncDataCollector": lambda *args, **kwargs: itertools.islice(SyncDataCollector(*args, **kwargs), 3),
+    }
+    run(code, names)
+    memory = names["memory"]
+    assert len(memory) == 60, "the third batch of 60 replaced the others"
+    for _ in range(20):
+        slices = memory.sample(8).view(4, 2)
+        ids, steps = slices["collector", "traj_ids"], slices["observation"][..., 2]
+        assert torch.equal(ids[:, 0], ids[:, 1]) and torch.equal(steps[:, 0] + 1, steps[:, 1])
