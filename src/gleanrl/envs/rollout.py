@@ -10,6 +10,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from gleanrl.block import Block
+from gleanrl.envs.unstacked import lazy_steps
 from gleanrl.errors import InvalidArgumentError, MissingArgumentError, UnsupportedError
 from gleanrl.rollouts.loop import StepFault, collect
 from gleanrl.rollouts.plan import RolloutPlan, explain, plan_rollout
@@ -46,6 +47,8 @@ def run_rollout(
         raise MissingArgumentError("rollout: auto_reset=False needs the tensordict to start from")
     policy_device = _policy_device(policy) if options.auto_cast_to_device else None
     start = env.reset(root) if options.auto_reset and root is not None else root
+    if not getattr(env, "stackable", True):
+        return _unstacked(env, max_steps, policy, env.reset() if start is None else start, options, out)
     with torch.no_grad():
         plan = plan_rollout(env, policy, policy_device, start, act_now=True)
         plan.stepper.reset_when_done = not options.break_when_any_done
@@ -61,6 +64,16 @@ def run_rollout(
     if not options.return_contiguous:
         batch = LazyStackedTensorDict.lazy_stack(list(batch.unbind(-1)), -1)
     return batch
+
+
+def _unstacked(
+    env: Any, max_steps: int, policy: Any, root: TensorDictBase, options: RolloutOptions, out: Any
+) -> TensorDictBase:
+    """Run `policy` in environments whose steps can only be stacked lazily."""
+    for name, wanted in (("out", out is not None), ("set_truncated", options.set_truncated)):
+        if wanted:
+            raise UnsupportedError(f"rollout: {name} needs environments whose data can be stacked densely")
+    return lazy_steps(env, max_steps, policy, root, options.callback, options.break_when_any_done)
 
 
 def _run(env: Any, plan: RolloutPlan, max_steps: int, options: RolloutOptions) -> list[tuple[Block, int]]:

@@ -203,6 +203,9 @@ def test_unlike_members_are_stacked_lazily(make):
     fresh = env.reset(td["next"].set("_reset", torch.tensor([[True], [False]])))
     assert fresh["observation"].tolist() == [[0, 1, 0], [0, 0, 1]]
     assert equal(fresh[1].select("goal"), td[1]["next"].select("goal"))
+    batch = env.rollout(20)
+    assert batch.names[-1] == "time" and batch[1]["next", "goal"].shape == (batch.shape[1], 2, 2)
+    assert bool(batch["next", "done"][:, -1].any()) and not bool(batch["next", "done"][:, :-1].any())
     with pytest.raises(UnsupportedError, match="can't stand in one batch of columns"):
         SyncDataCollector(env, None, frames_per_batch=4, total_frames=4)
     with pytest.raises(ValueError, match="share_individual_td"):

@@ -50,6 +50,11 @@ class BatchedEnv(EnvBase):
         create_env_fn: a callable or an unused environment for all, or a list with one for each.
         create_env_kwargs: keyword arguments of the callables, for all or a list with one for each.
         options: the rest; see `BatchOptions`.
+
+    Attributes:
+        num_workers: n.
+        meta_data: what each environment declares.
+        stackable: whether the environments' data have the same keys, shapes and dtypes.
     """
 
     actions_vary = False  # what may be drawn is what the specs say at any time
@@ -68,7 +73,7 @@ class BatchedEnv(EnvBase):
         self.num_workers: int = num_envs
         self.options = options
         self._declare(given, each)
-        if not self._stackable and options.share_individual_td is False:
+        if not self.stackable and options.share_individual_td is False:
             raise InvalidArgumentError(
                 "share_individual_td: False, but the environments' data differ in keys, shapes or dtypes and "
                 "can't be stacked in one TensorDict; leave it out"
@@ -79,7 +84,7 @@ class BatchedEnv(EnvBase):
         """Take over what the members declare."""
         self._factories = given
         self.meta_data = each
-        self._stackable = stackable(each)
+        self.stackable = stackable(each)
         for role in ROLES:
             self._specs.set(role, stacked_spec(role, each, self.device))
 
@@ -241,7 +246,7 @@ class BatchedEnv(EnvBase):
         """Return the row of a member that isn't reset, with the keys that the fresh rows have."""
         actions = [*self.action_keys, *self.reward_keys]
         kept = part.exclude("next", *self.reset_keys, *actions)
-        if not fresh or not self._stackable:
+        if not fresh or not self.stackable:
             return kept
         model = next(iter(fresh.values()))
         out = model.apply(torch.zeros_like)
@@ -250,7 +255,7 @@ class BatchedEnv(EnvBase):
 
     def _together(self, parts: Sequence[TensorDictBase]) -> TensorDictBase:
         """Return the members' rows as one TensorDict, a lazy stack if they differ."""
-        if not self._stackable:
+        if not self.stackable:
             return LazyStackedTensorDict.lazy_stack([self._on_device(part) for part in parts], 0)
         try:
             stacked: Any = torch.stack(list(parts), 0)
@@ -262,7 +267,7 @@ class BatchedEnv(EnvBase):
             ) from cause
 
     def _blank(self) -> TensorDictBase:
-        if self._stackable:
+        if self.stackable:
             return super()._blank()
         rows = [TensorDict({}, self.batch_size[1:], device=self.device) for _ in range(self.num_workers)]
         return LazyStackedTensorDict.lazy_stack(rows, 0)
