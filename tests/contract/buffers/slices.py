@@ -74,7 +74,7 @@ def allowed(
     return dict(table)
 
 
-def check_distribution(tape: Tape, buffer: Any, table: dict[Span, float], batches: int = 20) -> None:
+def check_distribution(tape: Tape, buffer: Any, table: dict[Span, float], batches: int = 12) -> None:
     """Check that slices come as `table` says: none missing, none else, as often as it says."""
     counts: Counter[Span] = Counter()
     for _ in range(batches):

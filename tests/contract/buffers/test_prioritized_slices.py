@@ -32,7 +32,7 @@ def starts(ring: Ring, tape: Tape, length: int = L) -> list[tuple[int, int]]:
     return [(s, t) for s, piece in pieces for t in piece[: max(0, len(piece) - length + 1)]]
 
 
-def check(buffer: Any, tape: Tape, ring: Ring, oracle: Oracle, batches: int = 30) -> None:
+def check(buffer: Any, tape: Tape, ring: Ring, oracle: Oracle, batches: int = 12) -> None:
     """Check the starts by chi-square, and that nothing else comes."""
     place = {t: slot for slot, t in enumerate(ring.slots) if t is not None}
     slots = {(s, t): place[t] * tape.streams + s for s, t in starts(ring, tape)}
