@@ -1,4 +1,7 @@
-"""Runs benchmarks: `python -m benchmarks [NAMES] [--rounds N] [--quick] [--peers PYTHON] [--out DIR]`."""
+"""Runs benchmarks: `python -m benchmarks [NAMES] [--rounds N] [--quick] [--peers PYTHON] [--out DIR]`.
+
+The environment variable BENCH_CLOCK=cpu takes processor time instead of the wall's.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import collection, envs, memory, prioritized, replay, report, slices, sweep, vector_envs
+from benchmarks import (
+    collection,
+    envs,
+    instructions,
+    memory,
+    prioritized,
+    replay,
+    report,
+    slices,
+    sweep,
+    vector_envs,
+)
+from benchmarks.clock import CLOCK
 from benchmarks.harness import Case, Gauge, GaugeResult, run_case, run_gauge
 
 EVERYTHING: tuple[Case | Gauge, ...] = (
@@ -20,7 +35,7 @@ EVERYTHING: tuple[Case | Gauge, ...] = (
     *replay.CASES,
     *prioritized.CASES,
     *slices.CASES,
-    *slices.GAUGES,
+    *instructions.GAUGES,
     *sweep.CASES,
     *memory.GAUGES,
 )
@@ -73,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(f"{item.name}: {item.title}", highlight=False)
         return 0
     rounds = QUICK if options.quick else options.rounds
-    facts = {**report.machine(), "rounds": rounds, "peers": options.peers or "none"}
+    facts = {**report.machine(), "clock": CLOCK, "rounds": rounds, "peers": options.peers or "none"}
     if facts["load"] > BUSY * facts["cores"]:
         console.print(f"load {facts['load']} on {facts['cores']} cores: expect wide spreads")
     results: list[report.Result] = []

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import torch
 
+from benchmarks.clock import now
 from benchmarks.remote import RemoteSide, Turn
 from benchmarks.settle import settle_allocator, settle_garbage
 
@@ -183,9 +183,9 @@ class LocalSide:
     def turn(self) -> Turn:
         """Does the work once; garbage of others is collected before the clock starts."""
         gc.collect()
-        start = time.perf_counter()
+        start = now()
         amount = self._work()
-        return Turn(time.perf_counter() - start, amount)
+        return Turn(now() - start, amount)
 
 
 def ratios(series: Sequence[float], reference: Sequence[float]) -> list[float]:

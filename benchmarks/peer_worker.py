@@ -11,7 +11,6 @@ import importlib
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ def main(case: str, side: str, package: str = "benchmarks.peers") -> None:
 
     sys.path[0] = str(ROOT)
     try:
+        now = importlib.import_module("benchmarks.clock").now
         settle = importlib.import_module("benchmarks.settle")
         settle.settle_allocator()
         name, _, variant = side.partition(" ")
@@ -44,9 +44,9 @@ def main(case: str, side: str, package: str = "benchmarks.peers") -> None:
     for _ in sys.stdin:
         try:
             gc.collect()
-            start = time.perf_counter()
+            start = now()
             amount = work()
-            say({"seconds": time.perf_counter() - start, "amount": amount})
+            say({"seconds": now() - start, "amount": amount})
         except Exception as error:
             say({"error": f"{type(error).__name__}: {error}"})
             return

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.climit import GatherRuns
-from benchmarks.harness import Case, Gauge, Setup, Target, Work
+from benchmarks.harness import Case, Setup, Target, Work
 from benchmarks.workload import Columns, as_tensordict, chunks_of_episodes, episode_rows
 from gleanrl.data import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
 
@@ -132,7 +132,6 @@ def writing_by_table(calls: int) -> Setup:
 
 
 LIMIT = "numpy table, C copies"
-GAUGES: tuple[Gauge, ...] = ()
 CASES = (
     Case(
         "slices/sample",

@@ -38,6 +38,7 @@ def breaking():
 def dying():
     return lambda: os._exit(3)
 SETUPS = {"t/adding": adding, "t/broken": broken, "t/breaking": breaking, "t/dying": dying}
+SETUPS["t/adding twice"] = lambda: lambda: 14
 """
 
 
@@ -165,6 +166,11 @@ def test_a_worker_waits_for_its_turn(package: str, tmp_path: Path) -> None:
         side.turn()
         side.turn()
     assert marks.read_text() == "xx"
+
+
+def test_a_side_may_be_a_variant_of_a_module(package: str) -> None:
+    with RemoteSide(sys.executable, "t/adding", "dummy twice", package=package) as side:
+        assert side.turn().amount == 14
 
 
 @pytest.mark.parametrize(
