@@ -46,6 +46,12 @@ def test_declares_without_starting(make):
     assert not env.is_started
 
 
+def test_says_what_rollouts_ask_without_starting(make):
+    env = make(2, oracle)
+    assert env.masks_frames is False and env.actions_vary is False
+    assert not env.is_started
+
+
 def test_keeps_its_declaration(make):
     check_env_specs(make(2, oracle))
 

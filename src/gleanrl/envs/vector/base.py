@@ -88,6 +88,11 @@ class BatchedEnv(EnvBase):
         for role in ROLES:
             self._specs.set(role, stacked_spec(role, each, self.device))
 
+    @property
+    def masks_frames(self) -> bool:
+        """Whether rollouts hold steps that are no frames."""
+        return any(metadata.masks_frames for metadata in self.meta_data)
+
     # ---------------------------------------------------- for the two subclasses
     @property
     @abstractmethod

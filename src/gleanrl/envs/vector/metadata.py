@@ -25,6 +25,7 @@ class EnvMetaData:
         device: its device; None for none.
         allow_done_after_reset: whether its resets may return done.
         name: its class.
+        masks_frames: whether its rollouts hold steps that are no frames.
     """
 
     specs: Mapping[str, Any]
@@ -32,13 +33,15 @@ class EnvMetaData:
     device: torch.device | None
     allow_done_after_reset: bool
     name: str
+    masks_frames: bool = False
 
     @classmethod
     def of(cls, env: Any) -> EnvMetaData:
         """Read them off an environment."""
         specs = {role: getattr(env, f"full_{role}_spec").clone() for role in ROLES}
         allow = bool(getattr(env, "allow_done_after_reset", False))
-        return cls(specs, torch.Size(env.batch_size), env.device, allow, type(env).__name__)
+        masks = getattr(env, "masks_frames", False) is True
+        return cls(specs, torch.Size(env.batch_size), env.device, allow, type(env).__name__, masks)
 
     def fields(self, role: str) -> dict[Path, tuple[torch.Size, Any]]:
         """Return shape and dtype of each leaf of `role`."""
