@@ -11,6 +11,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
+from gleanrl.block import Block, Field, Schema
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.collectors.utils import split_trajectories
 from gleanrl.envs import SerialEnv
@@ -19,7 +20,7 @@ from gleanrl.envs.libs.gym_vector_stepper import VectorGymStepper
 from gleanrl.errors import NonFiniteError, SchemaError, UnsupportedError
 from gleanrl.rollouts.steppers import TensorDictStepper
 from tests.contract.helpers import IDS, MASK, Constant, check_ledger, check_stream, same, snapshot, valid_rows
-from tests.envs.libs.vectors import MODES, SCRIPT, NativeOracle, vector
+from tests.envs.libs.vectors import MODES, SCRIPT, MaskedOracle, NativeOracle, vector
 from tests.fakes import (
     DictEnv,
     InfoEnv,
@@ -38,6 +39,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "NEXT_STEP-reusing": lambda: vector(AutoresetMode.NEXT_STEP, kind=ReusingEnv, copy=False),
     "native": NativeOracle,
     "native-reusing": lambda: NativeOracle(reuse=True),
+    "masked": lambda: MaskedOracle(reuse=True),
     "one": lambda: vector(num_envs=1),
 }
 
@@ -267,6 +269,31 @@ def test_several_of_them_in_one_serial_environment(mode: AutoresetMode) -> None:
     check_ledger(made)
     assert batches[0].shape == (2, 3, 10) and made.stats().delivered == 120
     assert GymWrapper(vector(mode)).masks_frames is (mode is AutoresetMode.NEXT_STEP)
+
+
+def test_a_partial_reset_takes_nothing_but_its_rows() -> None:
+    made = collector(MaskedOracle(script=NEVER, reuse=True), frames_per_batch=9)
+    batches = iter(made)
+    next(batches)
+    made.reset(1)
+    assert next(batches)["observation"][:, 0].tolist() == [[0, 0, 3], [1, 1, 0], [2, 0, 3]]
+
+
+def test_flags_of_a_root_that_is_loaded_stand_in_its_row_only() -> None:
+    env = GymWrapper(vector(script=NEVER))
+    root = env.reset()
+    root["done"][1] = root["truncated"][1] = True
+    stepper = env.make_stepper()
+    stepper.load(root)
+    assert stepper.root()["done",].flatten().tolist() == [False, True, False]
+    schema = Schema({**stepper.schema().items(), ("action",): Field(torch.Size((2,)), torch.float32)})
+    for first in (True, False):
+        block = Block(schema, (3,), 2)
+        block.column(("action",)).zero_()
+        stepper.bind(block, actions_ready=True)
+        stepper.step(0)
+        stepper.step(1)
+        assert block.column(("done",))[..., 0].tolist() == [[False] * 2, [first, False], [False] * 2]
 
 
 def test_a_root_that_does_not_fit() -> None:

@@ -75,6 +75,26 @@ class NativeOracle(VectorEnv[Any, Any, Any]):
         return array
 
 
+class MaskedOracle(NativeOracle):
+    """The same with resets by mask; in the rows that it wasn't to reset, a reset returns garbage."""
+
+    metadata = {"autoreset_mode": AutoresetMode.DISABLED}
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode where the mask is True."""
+        mask = (options or {}).get("reset_mask", np.ones(self.num_envs, bool))
+        self.episodes[mask] += 1
+        self.clocks[mask] = 0
+        out = self._emit()
+        out[~mask] = -77
+        return out, {}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step all of them, whatever they returned before."""
+        self.ended[:] = False
+        return super().step(actions)
+
+
 def record_statistics(env: Any) -> Any:
     """Return `env` with gymnasium's statistics of episodes in its info."""
     return gym.wrappers.vector.RecordEpisodeStatistics(env)

@@ -150,12 +150,11 @@ class VectorSimulator:
         ended, obs, info = first
         info = {name: value for name, value in info.items() if name not in _FINAL}
         rest = mask & ~ended
-        if rest.any() or (ended & ~mask).any():
-            obs = copied(obs)  # a reset may overwrite the environment's own arrays
         if (ended & ~mask).any():
             self._first = (ended & ~mask, obs, info)
         if not rest.any():
             return obs, info
+        # Only gymnasium's own can do this, and they leave the other rows of their array as they are.
         fresh, fresh_info = self._reset(rest)
         return merged(obs, fresh, rest), merge_info(info, fresh_info, rest)
 
@@ -256,11 +255,6 @@ def merged(old: Any, new: Any, mask: Array) -> Any:
     out = np.array(old)
     out[mask] = np.asarray(new)[mask]
     return out
-
-
-def copied(batch: Any) -> Any:
-    """Return a copy of batched values."""
-    return with_rows(batch, {})
 
 
 def merge_info(old: Mapping[str, Any], new: Mapping[str, Any], mask: Array) -> dict[str, Any]:

@@ -238,8 +238,6 @@ class VectorGymStepper:
                 for flags, flag in zip(self._root_flags, self._carry_flags, strict=True):
                     flags[t + 1] = flag
             return arrays
-        if self._max_steps is not None:
-            self._counts[done] = 0
         if self._masked:  # the environment resets those that ended of themselves
             done &= ~natural
             if not np.count_nonzero(done):
