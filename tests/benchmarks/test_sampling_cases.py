@@ -89,10 +89,17 @@ def test_growth_is_judged_by_the_ratios_within_a_round() -> None:
     assert wording(GROWTH) == "growth <= 1.1 x that of c small to c large"
 
 
-def test_a_sweep_is_drawn(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def sweep_run(tmp_path_factory: pytest.TempPathFactory) -> CaseResult:
+    """A sweep that was drawn once: matplotlib keeps the files of its fonts open."""
     pytest.importorskip("matplotlib")
     case = sweep.CASES[0]
     run = CaseResult(case, {name: [1e5, 2e5, 3e5] for name in case.sides})
+    sweep.plot([run], tmp_path_factory.mktemp("fonts") / "sweep.png")
+    return run
+
+
+def test_a_sweep_is_drawn(sweep_run: CaseResult, tmp_path: Path) -> None:
     assert not sweep.plot([], tmp_path / "none.png")
-    assert sweep.plot([run], tmp_path / "new" / "sweep.png")
+    assert sweep.plot([sweep_run], tmp_path / "new" / "sweep.png")
     assert (tmp_path / "new" / "sweep.png").read_bytes()[:4] == b"\x89PNG"
