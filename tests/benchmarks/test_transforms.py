@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import torch
+
+from benchmarks.transforms import CASES, FrameBank, by_hand, frames
+from gleanrl.collectors import SyncDataCollector
+
+
+def test_the_loop_records_what_the_transforms_make():
+    batch = SyncDataCollector(frames(), frames_per_batch=300, total_frames=-1).next()
+    before, after, action, reward, flags = next(by_hand(FrameBank(), 300))
+    assert torch.allclose(batch["observation"], before, atol=1e-6)
+    assert torch.allclose(batch["next", "observation"], after, atol=1e-6)
+    assert torch.equal(batch["next", "reward"], reward)
+    assert torch.equal(batch["next", "terminated"], flags[0])
+    assert batch["action"].shape == action.shape
+
+
+def test_the_cases_run():
+    for case in CASES:
+        assert case.sides["gleanrl"]()() > 0
