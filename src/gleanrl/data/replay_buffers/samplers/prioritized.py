@@ -62,6 +62,10 @@ class Prioritized(Sampler):
         """Priority updates that came too late."""
         return self._priorities.dropped
 
+    def check_storage(self, storage: Storage) -> None:
+        """Raise `InvalidArgumentError` if `storage` has more rows than there is room for."""
+        self._priorities.check_room(storage)
+
     def on_write(self, storage: Storage, placement: Placement) -> None:
         """Give new records their priority."""
         self._priorities.on_write(storage, placement)
@@ -117,7 +121,7 @@ class PrioritizedSampler(Prioritized):
     New records get the largest priority that was ever given (1 before the first). An update for a slot that
     was overwritten since its record was drawn is dropped, and counted in ``buffer.stats()``.
 
-    A draw or an update of n rows costs O(n log8 capacity). Memory: 20 to 24 bytes for each row.
+    A draw or an update of n rows costs O(n log8 capacity). Memory: 20 bytes for each row, 28 in float64.
 
     Args:
         max_capacity: the size of the storage.
