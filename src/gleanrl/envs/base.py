@@ -11,6 +11,7 @@ from torch import nn
 
 from gleanrl.devices import as_device
 from gleanrl.envs.env_specs import EnvSpecs, complete_flags
+from gleanrl.envs.registration import GymRegistration
 from gleanrl.envs.resets import due_resets, is_partial, merge_reset, own_request, reset_masks, reset_rows
 from gleanrl.envs.rollout import RolloutOptions, run_rollout
 from gleanrl.envs.spec_properties import SpecProperties
@@ -33,7 +34,7 @@ from gleanrl.tree import NestedKey, Path, as_key, as_path
 BEHIND_TRANSFORM: list[Callable[[Any, Any], Any]] = []
 
 
-class EnvBase(SpecProperties, nn.Module):
+class EnvBase(SpecProperties, GymRegistration, nn.Module):
     """Abstract environment: TensorDict in, TensorDict out.
 
     A subclass sets its specs (`observation_spec`, `action_spec`, and where the defaults don't fit
