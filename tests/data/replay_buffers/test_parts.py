@@ -11,6 +11,8 @@ from gleanrl.data.replay_buffers import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
     RandomSampler,
     ReplayBuffer,
     RoundRobinWriter,
@@ -147,6 +149,23 @@ def test_what_is_no_part(part):
     with pytest.raises(InvalidArgumentError, match=f"{part}: expected a "):
         getattr(rb, f"set_{part}")(None)
     assert rb._storage.max_size == 40 and rb._writer.storage is rb._storage
+
+
+@pytest.mark.parametrize(
+    "small", [PrioritizedSampler(39, 1.0, 1.0), PrioritizedSliceSampler(39, 1.0, 1.0, slice_len=2)]
+)
+def test_a_sampler_without_room_for_the_storage_is_refused_before_anything_is_stored(small):
+    with pytest.raises(InvalidArgumentError, match="max_capacity=39 is less than the 40 rows"):
+        ReplayBuffer(storage=LazyTensorStorage(40), sampler=small)
+    rb = ReplayBuffer(storage=LazyTensorStorage(39), sampler=small)
+    with pytest.raises(InvalidArgumentError, match="max_capacity=39"):
+        rb.set_storage(LazyTensorStorage(40))
+    assert rb.storage.max_size == 39 and rb.writer.storage is rb.storage
+    large = buffer()
+    rb.set_sampler(RandomSampler())
+    with pytest.raises(InvalidArgumentError, match="max_capacity=39"):
+        large.set_sampler(small)
+    assert isinstance(large.sampler, RandomSampler) and small.owner is None
 
 
 def test_emptying_keeps_memory_schema_and_random_state():

@@ -244,3 +244,18 @@ def test_what_a_collate_function_makes_has_to_keep_the_rows():
     buffer = buffer_of("random", collate_fn=lambda batch: batch[:3])
     with pytest.raises(SchemaError, match="collate_fn has to keep the rows"):
         buffer.sample()
+
+
+@pytest.mark.parametrize("depth", [None, 2])
+def test_a_loop_ends_with_its_epoch_also_where_the_rest_was_overwritten(depth):
+    sampler = SliceSamplerWithoutReplacement(slice_len=2, seed=0)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(16), sampler=sampler, batch_size=2, prefetch=depth)
+    ends = (torch.arange(1, 17) % 4 == 0)[:, None]
+    data = TensorDict({"x": torch.arange(16), "next": TensorDict({"done": ends}, [16])}, [16])
+    buffer.extend(data)
+    turns = 0
+    for _ in buffer:
+        turns += 1
+        buffer.extend(data)
+        assert turns == 1, "each write overwrites the whole epoch"
+    assert turns == 1 and len(list(buffer)) == 4

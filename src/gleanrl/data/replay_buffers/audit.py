@@ -123,7 +123,7 @@ def _check_flags(storage: TensorStorage, found: _Findings) -> str | None:
     whole = [group for group in groups if all((*group, flag) in schema for flag in FLAGS)]
     for group in sorted(whole):
         done, terminated, truncated = (storage.column((*group, flag))[: len(storage)] for flag in FLAGS)
-        wrong = (done != (terminated | truncated)).flatten(1).any(1)
+        wrong = _wide(done != (terminated | truncated)).any(1)
         message = f"{as_key((*group, 'done'))!r} isn't terminated or truncated"
         found.add("flags", message, wrong.nonzero()[:, 0].cpu())
     return "flags" if whole else None
@@ -153,11 +153,11 @@ def _check_chain(storage: TensorStorage, table: Episodes, found: _Findings) -> l
     ]
     for slots, following in _pairs(storage, table) if observed else ():
         if _STEPS in schema:
-            single = storage.column(_STEPS)[slots].flatten() == 1
+            single = _wide(storage.column(_STEPS)[slots])[:, 0] == 1
             slots, following = slots[single.cpu()], following[single.cpu()]
         for path in observed:
-            coming = storage.column(path)[slots].flatten(1)
-            root = storage.column(path[1:])[following].flatten(1)
+            coming = _wide(storage.column(path)[slots])
+            root = _wide(storage.column(path[1:])[following])
             differ = coming != root
             if coming.dtype.is_floating_point or coming.dtype.is_complex:
                 differ &= ~(coming.isnan() & root.isnan())
@@ -180,7 +180,7 @@ def _check_ids(storage: TensorStorage, table: Episodes, found: _Findings) -> lis
     ended = torch.zeros(runs, dtype=torch.bool, device="cpu")
     for path in schema.paths:
         if path[0] == "next" and path[-1] in FLAGS:
-            ended |= storage.column(path)[last].flatten(1).any(1).cpu()
+            ended |= _wide(storage.column(path)[last]).any(1).cpu()
     # Runs of one id side by side, in the order of time within a stream.
     order = torch.sort(ids, stable=True).indices
     same = (ids[order][1:] == ids[order][:-1]) & (ids[order][1:] >= 0)
@@ -190,3 +190,8 @@ def _check_ids(storage: TensorStorage, table: Episodes, found: _Findings) -> lis
     again = ended[earlier] & ~apart
     found.add("ids", f"an id of {as_key(TRAJ_IDS)!r} goes on after its trajectory ended", first[later[again]])
     return ["ids"]
+
+
+def _wide(rows: torch.Tensor) -> torch.Tensor:
+    """Return ``(n, ...)`` as ``(n, values of a row)``."""
+    return rows.reshape(rows.shape[0], rows.shape[1:].numel())

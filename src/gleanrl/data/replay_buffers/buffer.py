@@ -165,14 +165,20 @@ class ReplayBuffer(Serving):
         return size
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of one whole epoch, a new one (for ever, with samplers without epochs)."""
+        """Yield the batches of one whole epoch, a new one (for ever, with samplers without epochs).
+
+        Ends with that epoch, also where what was left of it has been overwritten.
+        """
         if self._batch_size is None:
             raise UnsupportedError("iterating over a buffer needs the batch_size argument of its constructor")
         self._new_epoch()
-        ended = False
-        while not ended:
-            batch, _, ended = self._serve(self._batch_size, True, None, False)
+        batch, _, ticket = self._serve(self._batch_size, True, None, False)
+        epoch = ticket.epoch
+        while ticket.epoch == epoch:
             yield batch
+            if ticket.ran_out:
+                break
+            batch, _, ticket = self._serve(self._batch_size, True, None, False)
 
     def __getitem__(self, index: Any) -> Any:
         """Return stored records by position, or a column by its key; transforms act on what is returned.

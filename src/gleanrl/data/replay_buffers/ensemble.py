@@ -244,7 +244,9 @@ class ReplayBufferEnsemble:
         member: ReplayBuffer, size: int, keys: tuple[NestedKey, ...] | None, return_info: bool
     ) -> tuple[Any, dict[Any, Any] | None, bool]:
         """Return a member's sample, its info if asked for, and whether its epoch ended."""
-        return member._serve(size, keys is None and size == member.batch_size, keys, return_info)
+        ahead = keys is None and size == member.batch_size
+        sample, info, ticket = member._serve(size, ahead, keys, return_info)
+        return sample, info, ticket.ran_out
 
     def _finish(self, samples: list[Any], members: Sequence[int]) -> Any:
         """Return the members' samples as the user gets them."""

@@ -55,6 +55,7 @@ class Parts:
         )
         self._writer: Writer = self._part("writer", RoundRobinWriter() if writer is None else writer, Writer)
         self._writer.check_storage(self._storage)
+        self._sampler.check_storage(self._storage)
         self._collate_fn: Callable[[Any], Any] | None = None
         self._transforms = Pipeline()
         if transform is not None:
@@ -97,6 +98,7 @@ class Parts:
         """
         with self._lock:
             self._writer.check_storage(self._part("storage", storage, Storage))
+            self._sampler.check_storage(storage)
             self._drop_ahead()
             old, self._storage = self._storage, storage
             _hand_over(old, storage, self)
@@ -108,7 +110,7 @@ class Parts:
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Use another sampler and return the old one; an epoch of another storage ends."""
         with self._lock:
-            self._part("sampler", sampler, Sampler)
+            self._part("sampler", sampler, Sampler).check_storage(self._storage)
             self._drop_ahead()
             old, self._sampler = self._sampler, sampler
             _hand_over(old, sampler, self)

@@ -24,6 +24,8 @@ class Ticket(NamedTuple):
     """`Storage.content` at the draw."""
     ran_out: bool
     """Whether the draw ended an epoch."""
+    epoch: int = 0
+    """`Sampler.epoch` after the draw."""
     mark: tuple[Any, ...] | None = None
     """The sampler's place before the draw, if it may have to be taken back."""
 

@@ -40,8 +40,8 @@ class Serving(Recording):
 
     def _serve(
         self, size: int, ahead: bool, keys: tuple[NestedKey, ...] | None, return_info: bool
-    ) -> tuple[Any, dict[str, Any] | None, bool]:
-        """Return a batch, its info if asked for, and whether it ended an epoch.
+    ) -> tuple[Any, dict[str, Any] | None, Ticket]:
+        """Return a batch, its info if asked for, and the draw.
 
         Args:
             size: transitions to draw.
@@ -62,7 +62,7 @@ class Serving(Recording):
                 self._carry(records, drawn, extras)
             if return_info:
                 info = self._info(drawn, extras)
-        return self._delivered(records), info, ticket.ran_out
+        return self._delivered(records), info, ticket
 
     def _new_epoch(self) -> None:
         """Begin a new epoch with the next batch."""
@@ -89,7 +89,7 @@ class Serving(Recording):
         """Draw now; the caller holds the lock."""
         storage, sampler = self._storage, self._sampler
         drawn = sampler.draw(storage, size, generations)
-        return Ticket(drawn, storage, storage.changes, storage.content, sampler.ran_out)
+        return Ticket(drawn, storage, storage.changes, storage.content, sampler.ran_out, sampler.epoch)
 
     def _fetch_now(
         self, size: int, keys: tuple[NestedKey, ...] | None, generations: bool

@@ -173,7 +173,9 @@ def test_given_ends_of_another_length():
 
 
 @pytest.mark.parametrize("name", ["ends", "trajectories"])
-@pytest.mark.parametrize("values", [torch.zeros(8), torch.tensor(True), torch.zeros(8, dtype=torch.complex64)])
+@pytest.mark.parametrize(
+    "values", [torch.zeros(8), torch.tensor(True), torch.zeros(8, dtype=torch.complex64)]
+)
 def test_what_cant_be_given(name, values):
     with pytest.raises(InvalidArgumentError, match=f"{name}: expected a tensor"):
         EpisodeTable(BoundaryKeys(), **{name: values})

@@ -44,7 +44,9 @@ def make_sampler(**options: Any) -> SliceSamplerWithoutReplacement:
     return SliceSamplerWithoutReplacement(**{"slice_len": 3, "seed": 0, **options})
 
 
-def buffer_of(written: int = CAPACITY, batch_size: int = 6, prefetch: int | None = None, **options: Any) -> Any:
+def buffer_of(
+    written: int = CAPACITY, batch_size: int = 6, prefetch: int | None = None, **options: Any
+) -> Any:
     storage = LazyTensorStorage(CAPACITY)
     buffer = TensorDictReplayBuffer(
         storage=storage, sampler=make_sampler(**options), batch_size=batch_size, prefetch=prefetch

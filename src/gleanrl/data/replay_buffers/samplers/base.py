@@ -33,6 +33,8 @@ class Sampler(Part, ABC):
     def __init__(self, seed: int | None = None) -> None:
         self._random = OwnedGenerator(seed)
         self._ran_out = False
+        self.epoch = 0
+        """Epochs begun so far; stays 0 for samplers without epochs."""
 
     @property
     def ran_out(self) -> bool:
@@ -50,6 +52,9 @@ class Sampler(Part, ABC):
     def set_seed(self, seed: int) -> None:
         """Start the random sequence of `seed`."""
         self._random.seed(seed)
+
+    def check_storage(self, storage: Storage) -> None:
+        """Raise if the sampler can't draw from `storage`; a buffer asks before it takes either."""
 
     def draw(self, storage: Storage, batch_size: int, generations: bool = False) -> Draw:
         """Draw slots of the stored part of `storage`.

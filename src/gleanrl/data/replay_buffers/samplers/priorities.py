@@ -189,12 +189,16 @@ class PriorityTable:
             self._content, self._changes = storage.content, storage.changes
         return native
 
-    def _make(self, storage: Storage) -> Priorities:
+    def check_room(self, storage: Storage) -> None:
+        """Raise `InvalidArgumentError` if `storage` has more than `max_capacity` rows."""
         # A storage rounds its size up to whole time steps; anything else is a mistake.
         if storage.max_size - max(storage.rows_per_step, 1) >= self.max_capacity:
             raise InvalidArgumentError(
                 f"max_capacity={self.max_capacity} is less than the {storage.max_size} rows of the storage"
             )
+
+    def _make(self, storage: Storage) -> Priorities:
+        self.check_room(storage)
         native = Priorities(max(storage.max_size, self.max_capacity), self.dtype == torch.float32)
         with _as_ours():
             native.set_rule(self._alpha, self._eps)

@@ -145,6 +145,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         self._tails = tails[order]
         self._generations = storage.generation(self._tails)
         self._position = 0
+        self.epoch += 1
 
     def _living(self, storage: Storage, table: Episodes, count: int, length: int) -> tuple[torch.Tensor, ...]:
         """Return the next trajectories that are still stored: first slots, lengths and origins, at most `count`."""

@@ -80,6 +80,7 @@ class SamplerWithoutReplacement(Sampler):
         if slots is not None:
             self._order = slots if self._order is None else slots[self._order]
         self._rows, self._size = len(storage), size
+        self.epoch += 1
         self._position = 0
 
     def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:

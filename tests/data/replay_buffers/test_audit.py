@@ -1,0 +1,106 @@
+"""The audit: right records pass, each kind of mistake is found at its first place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gleanrl.data.replay_buffers import LazyTensorStorage, ListStorage, ReplayBuffer, TensorDictMaxValueWriter
+
+
+def steps(count: int, start: int = 0, episode: int = 4) -> TensorDict:
+    t = torch.arange(start, start + count)
+    truncated = ((t + 1) % episode == 0)[:, None]
+    flags = {"terminated": torch.zeros_like(truncated), "truncated": truncated, "done": truncated.clone()}
+    following = TensorDict({"observation": t.float() + 1, "reward": t[:, None].float(), **flags}, [count])
+    return TensorDict(
+        {"observation": t.float(), "next": following, "collector": {"traj_ids": t // episode}}, [count]
+    )
+
+
+def stored(data: TensorDict, capacity: int = 20, ndim: int = 1) -> ReplayBuffer:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(capacity, ndim=ndim))
+    buffer.extend(data)
+    return buffer
+
+
+def found(buffer: ReplayBuffer) -> list[tuple[str, int, int]]:
+    report = buffer.verify()
+    assert report.ok is (not report.problems)
+    return [(problem.rule, problem.rows, problem.slot) for problem in report.problems]
+
+
+ALL = ("schema", "generations", "flags", "next observation", "ids")
+
+
+@pytest.mark.parametrize("count", [1, 18, 20, 53])
+def test_right_records_pass_wrapped_or_not(count):
+    report = stored(steps(count)).verify()
+    assert report.ok and report.rows == min(count, 20) and report.checks == ALL
+    assert report.trajectories == len({t // 4 for t in range(max(0, count - 20), count)})
+
+
+def test_streams_are_looked_at_one_by_one():
+    columns = [steps(6, start) for start in (0, 40, 80)]
+    assert stored(torch.stack(columns), 30, ndim=2).verify().ok
+    columns[1]["next", "observation"][2] += 1
+    assert found(stored(torch.stack(columns), 30, ndim=2)) == [("next observation", 1, 2 * 3 + 1)]
+    columns = [steps(6, start) for start in (0, 0, 80)]
+    assert found(stored(torch.stack(columns), 30, ndim=2)) == [("ids", 2, 1)]
+
+
+MISTAKES: dict[str, tuple[Callable[[TensorDict], object], list[tuple[str, int, int]]]] = {
+    "an observation": (lambda d: d["observation"][6].add_(1), [("next observation", 1, 5)]),
+    "two at trajectory ends": (lambda d: d["next", "observation"][[3, 7]].add_(1), []),
+    "NaN on one side": (lambda d: d["observation"][2].fill_(torch.nan), [("next observation", 1, 1)]),
+    "done alone": (lambda d: d["next", "done"][5].fill_(True), [("flags", 1, 5), ("ids", 1, 6)]),
+    "an id that comes again": (lambda d: d["collector", "traj_ids"][8:].fill_(0), [("ids", 1, 8)]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_each_mistake_is_found_at_its_first_place(mistake):
+    change, expected = MISTAKES[mistake]
+    data = steps(12)
+    change(data)
+    assert found(stored(data)) == expected
+
+
+def test_nan_on_both_sides_is_the_same():
+    data = steps(8)
+    data["observation"][2] = data["next", "observation"][1] = torch.nan
+    assert stored(data).verify().ok
+
+
+def test_rows_that_look_further_ahead_have_another_next_observation():
+    data = steps(8)
+    data["next", "observation"][0] += 1
+    data["next", "done"][0] = data["next", "truncated"][0] = True  # of the later step
+    assert not stored(data).verify().ok
+    data["steps_to_next_obs"] = torch.ones(8, dtype=torch.int64)
+    data["steps_to_next_obs"][0] = 2
+    assert [rule for rule, *_ in found(stored(data))] == []
+
+
+def test_what_has_no_columns_or_no_order_is_audited_as_far_as_that_goes():
+    objects = ReplayBuffer(storage=ListStorage(5))
+    objects.extend([1, "two", None])
+    assert objects.verify() == (3, None, ("schema", "generations"), ())
+    best = ReplayBuffer(storage=LazyTensorStorage(5), writer=TensorDictMaxValueWriter())
+    best.extend(steps(12))
+    report = best.verify()
+    assert report.ok and report.trajectories is None and report.checks == ALL[:3]
+    plain = ReplayBuffer(storage=LazyTensorStorage(5))
+    plain.extend(torch.arange(3))
+    assert plain.verify().checks == ("schema", "generations")
+    assert ReplayBuffer(storage=LazyTensorStorage(5)).verify().ok
+
+
+def test_books_that_contradict_each_other_are_found():
+    buffer = stored(steps(6))
+    buffer.storage._generations[3] = 0
+    ((rule, rows, slot, message),) = buffer.verify().problems
+    assert (rule, rows, slot) == ("schema", 1, 0) and "never written" in message
