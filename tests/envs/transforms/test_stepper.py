@@ -14,6 +14,7 @@ from gleanrl.envs.transforms import (
     RewardScaling,
     RewardSum,
     StepCounter,
+    Transform,
     TransformedEnv,
 )
 from gleanrl.errors import EnvironmentFailure
@@ -104,6 +105,32 @@ def test_an_error_in_a_transform_says_where_and_the_next_batch_begins_anew():
         collector.next()
     batch = collector.next()
     assert int(batch["step_count"][0]) == 0
+
+
+def test_a_users_values_are_written_at_once():
+    class OneBuffer(Transform):
+        """Returns the same tensor from every call."""
+
+        def _apply_transform(self, value):
+            self.buffer = value.clone() if not hasattr(self, "buffer") else self.buffer.copy_(value)
+            return self.buffer
+
+    env = TransformedEnv(single(), OneBuffer(in_keys=["observation"], out_keys=["same"]))
+    _, parts = batches(env)
+    batch = joined(parts)
+    assert torch.equal(batch["same"], batch["observation"])
+    assert torch.equal(batch["next", "same"], batch["next", "observation"])
+
+
+@pytest.mark.parametrize("at", [2, 5])
+def test_steps_before_an_error_are_whole(at):
+    env = TransformedEnv(GymWrapper(RaisingEnv(at, script=SCRIPT)), Compose(StepCounter(), RewardSum()))
+    collector = SyncDataCollector(env, frames_per_batch=9, total_frames=-1)
+    with pytest.raises(EnvironmentFailure):
+        collector.next()
+    assert collector.stats().discarded == at - 1
+    batch = collector.next()
+    assert torch.equal(batch["step_count"], batch["observation"][:, 2:].long())
 
 
 def test_an_error_in_the_environment_passes():

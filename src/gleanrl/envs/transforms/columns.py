@@ -91,7 +91,7 @@ class Output:
 
     def __init__(self, block: Block, path: Path) -> None:
         after = ("next", *path)
-        self._key = as_key(path)
+        self.key = as_key(path)
         some = block.schema[after if after in block.schema else path]
         self._shape, self._dtype = torch.Size((*block.batch_size[:-1], *some.shape)), some.dtype
         self._on_cpu = not _elsewhere(block) and numpy_twin(some.dtype) is some.dtype
@@ -133,9 +133,49 @@ class Output:
     def _check(self, value: torch.Tensor) -> None:
         if value.shape != self._shape or value.dtype is not self._dtype:
             raise EnvironmentContractError(
-                f"transform: key {self._key!r} expected shape {tuple(self._shape)} {self._dtype}, as the transformed "
+                f"transform: key {self.key!r} expected shape {tuple(self._shape)} {self._dtype}, as the transformed "
                 f"specs declare it, got {tuple(value.shape)} {value.dtype}"
             )
+
+
+class LateOutput(Output):
+    """An `Output` that writes whole columns when it is flushed: for steps whose rows nobody looks at in between.
+
+    Values must stay what they are until then. Every row from 0 on is written once, in order.
+    """
+
+    def __init__(self, block: Block, path: Path) -> None:
+        super().__init__(block, path)
+        after = ("next", *path)
+        self._time = block.time_dim
+        self._columns = [block.column(p) if p in block.schema else None for p in (after, path)]
+        self._values: list[torch.Tensor] = []
+        self._roots: list[tuple[int, torch.Tensor]] = []
+
+    def write(self, t: int, value: torch.Tensor) -> None:
+        """Keep the outcome of row `t`; views, of memory that the next step overwrites, are copied."""
+        self._values.append(value if value._base is None else value.clone())
+
+    def write_root(self, t: int, value: torch.Tensor) -> None:
+        """Keep the root of row `t`, which isn't the outcome of the row before."""
+        self._roots.append((t, value if value._base is None else value.clone()))
+
+    def flush(self) -> None:
+        """Write what was kept."""
+        for value in self._values[:1] if len({v.dtype for v in self._values}) <= 1 else self._values:
+            self._check(value)
+        count = len(self._values)
+        if count:
+            rows = torch.stack(self._values, self._time)
+            after, root = self._columns
+            if after is not None:
+                after.narrow(self._time, 0, count).copy_(rows)
+            beyond = min(count, self._last)
+            if root is not None and beyond:
+                root.narrow(self._time, 1, beyond).copy_(rows.narrow(self._time, 0, beyond))
+        for t, value in self._roots:
+            super().write_root(t, value)
+        self._values, self._roots = [], []
 
 
 class Spare:

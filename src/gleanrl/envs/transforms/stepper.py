@@ -29,7 +29,7 @@ from tensordict import TensorDict, TensorDictBase
 from gleanrl.block import Block, Field, Schema
 from gleanrl.data.boundaries import MASK
 from gleanrl.envs.resets import chosen, due_resets
-from gleanrl.envs.transforms.columns import DoneFlags, OneRow, OpenedColumns, Output, Spare
+from gleanrl.envs.transforms.columns import DoneFlags, LateOutput, OneRow, OpenedColumns, Output, Spare
 from gleanrl.envs.transforms.compose import flattened
 from gleanrl.envs.transforms.rows import Row, trailing
 from gleanrl.errors import EnvironmentContractError, PolicyError, UnsupportedError
@@ -39,6 +39,9 @@ from gleanrl.rollouts.steppers import BATCH, make_stepper
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, is_private, outermost
 
 Values = dict[NestedKey, torch.Tensor]
+
+_SMALL = 4096
+"""Bytes of one step's value up to which it costs less to write a whole column of them at the end."""
 
 
 class TransformedStepper:
@@ -56,6 +59,9 @@ class TransformedStepper:
         self._transform = env.transform
         self._steps = [transform._step for transform in flattened(self._transform) if not transform.idles()]
         self._inverts = self._transform.inverts()
+        self._keeps_values = all(
+            type(t).__module__.startswith("gleanrl.") for t in flattened(self._transform)
+        )
         self.batch_size = torch.Size(env.batch_size)
         self.device = self._base.device
         self._groups = [as_path(key)[:-1] for key in env.reset_keys]
@@ -180,8 +186,7 @@ class TransformedStepper:
         self.schema()
         if self._carry is None:
             self.reset()
-        carry = self._carry
-        assert carry is not None
+        assert self._carry is not None
         self._last = block.num_steps - 1
         actions = action_fields(self._env.base_env, len(self.batch_size))
         if self._inner_schema is None:  # one and the same for all blocks: steppers go by that
@@ -203,7 +208,7 @@ class TransformedStepper:
         self._done_keys = frozenset(as_key((*group, "done")) for group in ruling)
         self._inner_next = inner_next
         self._block, self._outputs = block, {key: Output(block, as_path(key)) for key in self._root_keys}
-        self._write_root(0, carry)
+        self._write_root(0, self._carry)
 
     def _column(self, block: Block, path: Path, field: Field, is_action: bool) -> torch.Tensor:
         """Return the inner block's column at `path`: the outer one's where both sides have the same values."""
@@ -250,6 +255,7 @@ class TransformedStepper:
                 made = self._turn(t, extra)
                 if t < self._last:
                     self._write_root(t + 1, made)
+            self._latest = made
             if t == self._last:
                 self._carry = {key: v.clone() for key, v in made.items() if as_path(key) in self._observed}
         except StepFault:
@@ -258,6 +264,32 @@ class TransformedStepper:
         except Exception as cause:
             self._carry = None
             raise StepFault(t, self._index(), during, cause) from cause
+
+    def run(self, num_steps: int) -> None:
+        """Take the steps of rows 0 to ``num_steps - 1``, where nobody looks at the rows in between.
+
+        The transforms' small values are written at the end, column by column, if none of them is changed later: the
+        transforms of this library see to that, a user's may not.
+        """
+        late: list[LateOutput] = []
+        if self._keeps_values:
+            late = [LateOutput(self._block, as_path(k)) for k in self._required if self._is_small(k)]
+            self._outputs |= {output.key: output for output in late}
+            assert self._carry is not None
+            self._root.made = dict(self._carry)
+        try:
+            for t in range(num_steps):
+                self.step(t)
+                if late:
+                    self._root.made = self._latest
+        finally:
+            self._root.made = {}
+            for output in late:
+                output.flush()
+
+    def _is_small(self, key: NestedKey) -> bool:
+        path = ("next", *as_path(key))
+        return self._block.schema[path].row_bytes * max(1, self.batch_size.numel()) <= _SMALL
 
     def _enter(self, t: int) -> None:
         """Write what the inverse transforms make of the action of row `t` into the inner block."""
@@ -269,14 +301,13 @@ class TransformedStepper:
 
     def _ended_here(self, t: int, made: Values) -> torch.Tensor:
         """Return where a transform ended an episode that the base environment didn't, ``(*batch,)`` bool."""
-        by_base = [
-            self._per_env(rows[t]) for k in self._done_keys if (rows := self._inner_next.get(k)) is not None
-        ]
-        by_all = [self._per_env(made[key]) for key in self._done_keys if key in made]
-        return torch.stack(by_all).any(0) & ~torch.stack(by_base).any(0)
-
-    def _per_env(self, flag: torch.Tensor) -> torch.Tensor:
-        return flag.reshape(*self.batch_size, -1).any(-1)
+        before = [rows[t] for k in self._done_keys if (rows := self._inner_next.get(k)) is not None]
+        after = [made[key] for key in self._done_keys if key in made]
+        by_base, by_all = (
+            torch.stack([flag.reshape(*self.batch_size, -1).any(-1) for flag in flags]).any(0)
+            for flags in (before, after)
+        )
+        return by_all & ~by_base
 
     def _turn(self, t: int, extra: torch.Tensor | None) -> Values:
         """Return the transforms' values of the root that follows row `t`, where some episodes ended."""
