@@ -108,7 +108,7 @@ class Serving(Recording):
                 stale = storage.stale(drawn.slots, ticket.changes)
                 if stale.any():
                     drawn = self._redraw(ticket, stale, generations)
-                    ticket = ticket._replace(ran_out=self._sampler.ran_out)
+                    ticket = ticket._replace(ran_out=self._sampler.ran_out, epoch=self._sampler.epoch)
                     records = storage.fetch(drawn.slots, paths)
         return ticket, drawn, records
 
@@ -137,6 +137,7 @@ class Serving(Recording):
                 if not torch.equal(storage.generation(drawn.slots), _generation(drawn)):
                     everything = torch.ones(drawn.slots.shape, dtype=torch.bool, device="cpu")
                     drawn = self._redraw(ticket, everything, True)
+                    ticket = ticket._replace(epoch=self._sampler.epoch)
                     self._sampler.ran_out = ticket.ran_out  # later batches may be on their way
                     records = storage.fetch(drawn.slots)
         return ticket, drawn, records
