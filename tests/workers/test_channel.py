@@ -10,7 +10,16 @@ import pytest
 
 from gleanrl.errors import WorkerError
 from gleanrl.system.clock import Deadline
-from gleanrl.workers.channel import DONE, MESSAGE, ChannelClosed, OwnerEnd, WorkerEnd, decode, encode
+from gleanrl.workers.channel import (
+    DONE,
+    MESSAGE,
+    ChannelClosed,
+    ChannelFull,
+    OwnerEnd,
+    WorkerEnd,
+    decode,
+    encode,
+)
 
 
 @pytest.fixture
@@ -73,7 +82,7 @@ def test_messages_longer_than_the_pipe(ends):
 
 def test_nobody_takes_it(ends):
     owner, _ = ends
-    with pytest.raises(TimeoutError):
+    with pytest.raises(ChannelFull):
         owner.send(bytes(1 << 20), Deadline(0.0))
 
 

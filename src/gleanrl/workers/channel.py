@@ -10,6 +10,7 @@ pipe into the inbox within one call of C code, and leave it as whole answers.
 from __future__ import annotations
 
 import os
+import pickle
 import select
 import struct
 
@@ -28,8 +29,16 @@ ATOMIC = select.PIPE_BUF - _HEAD
 """Messages of up to so many bytes are in the pipe whole or not at all."""
 
 
+_UNPICKLABLE = (pickle.PickleError, TypeError, AttributeError, ValueError, RuntimeError, ImportError)
+"""What pickling raises; what else is raised meanwhile, by a signal handler say, isn't about the value."""
+
+
 class ChannelClosed(Exception):
     """The other side closed its end, or ended."""
+
+
+class ChannelFull(Exception):
+    """The worker didn't take a message in time."""
 
 
 def encode(value: object) -> bytes:
@@ -40,7 +49,7 @@ def encode(value: object) -> bytes:
     """
     try:
         data: bytes = cloudpickle.dumps(value)
-    except Exception as cause:  # whatever a user's object raises
+    except _UNPICKLABLE as cause:
         raise WorkerError(f"{value!r:.200} can't be sent between processes: {cause}") from cause
     return data
 
@@ -168,7 +177,7 @@ class OwnerEnd:
 
         Raises:
             ChannelClosed: if the worker is gone.
-            TimeoutError: if the deadline passed.
+            ChannelFull: if the deadline passed.
         """
         rest = memoryview(_framed(data))
         while rest:
@@ -203,4 +212,4 @@ def _wait_to_write(descriptor: int, deadline: Deadline | None) -> None:
     poller.register(descriptor, select.POLLOUT)
     left = None if deadline is None else deadline.remaining()
     if not poller.poll(None if left is None else left * 1000):
-        raise TimeoutError("the worker doesn't take the message")
+        raise ChannelFull

@@ -21,7 +21,7 @@ import torch
 
 from gleanrl.errors import ClosedError, WorkerError
 from gleanrl.system.clock import Deadline
-from gleanrl.workers.channel import ATOMIC, DONE, PIECE, ChannelClosed, decode, encode
+from gleanrl.workers.channel import ATOMIC, DONE, PIECE, ChannelClosed, ChannelFull, decode, encode
 from gleanrl.workers.handle import Stacks, Timeouts, Worker, require_descriptors
 from gleanrl.workers.main import STOP, SYNC, Answer, MakeServant, Setting
 from gleanrl.workers.segment import Segment
@@ -178,7 +178,7 @@ class Crew:
             worker.channel.send(data, Deadline(seconds))
         except ChannelClosed:
             self._crashed(worker)
-        except TimeoutError:
+        except ChannelFull:
             self._hung(worker, seconds)
         except BaseException:  # part of a long message may be in the pipe: nothing can follow it
             if len(data) > ATOMIC:
@@ -315,7 +315,7 @@ def _ask_to_stop(worker: Worker, deadline: Deadline) -> bool:
         return False
     try:
         worker.channel.send(encode(STOP), deadline)
-    except (ChannelClosed, TimeoutError):
+    except (ChannelClosed, ChannelFull):
         return False
     return True
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.envs import GymWrapper, ParallelEnv, SerialEnv
@@ -18,7 +20,7 @@ from gleanrl.errors import (
     WorkerCrashedError,
     WorkerTimeoutError,
 )
-from gleanrl.system import clock
+from gleanrl.system import clock, launcher
 from gleanrl.workers.handle import Timeouts
 from gleanrl.workers.reports import RemoteTraceback
 from tests.contract.helpers import check_ledger, check_stream
@@ -213,3 +215,48 @@ def test_a_close_that_raises(make):
         env.close()
     env.close()
     assert env.is_closed
+
+
+def test_a_killed_launcher(make):
+    env = make(lambda: oracle(1))
+    env.reset()
+    os.kill(launcher._current._process.pid, signal.SIGKILL)
+    with pytest.raises(WorkerCrashedError, match="ended"):
+        while True:
+            env.rand_step(env.reset())
+    again = make(lambda: oracle(1))
+    assert again.reset().batch_size == (3,)
+    again.close()
+    launcher.shut_down()
+
+
+@pytest.mark.parametrize("policy", [None, nn.Linear(3, 2)], ids=["random", "policy"])
+def test_an_interrupted_collector_goes_on(make, policy):
+    def interrupt(*_):
+        raise TimeoutError("of the user's own")
+
+    env = make(lambda: oracle(1))
+    collector = SyncDataCollector(env, policy, frames_per_batch=60, total_frames=-1)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for delay in (0.001, 0.003, 0.005, 0.02):
+            signal.setitimer(signal.ITIMER_REAL, delay)
+            with pytest.raises(TimeoutError, match="of the user's own"):
+                for _ in collector:
+                    pass
+            check_ledger(collector)
+            batches = iter(collector)
+            check_stream([next(batches), next(batches)], SCRIPT, first_step=None)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    collector.shutdown()
+
+
+def test_a_death_is_noticed_at_once(make):
+    env = make(lambda: awkward(kill, 1, stream=1))
+    td = env.rand_action(env.reset())
+    begin = clock.monotonic()
+    with pytest.raises(WorkerCrashedError):
+        env.step(td)
+    assert clock.monotonic() - begin < 2, "and the others were ended in that time"
