@@ -9,9 +9,18 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from gleanrl.envs.resets import due_resets, is_partial, merge_reset, own_request, reset_masks, reset_rows
-from gleanrl.errors import SchemaError
+from gleanrl.envs.resets import (
+    due_resets,
+    is_partial,
+    merge_reset,
+    own_request,
+    reset_masks,
+    reset_rows,
+    terminated_or_truncated,
+)
+from gleanrl.errors import MissingKeyError, SchemaError
 from gleanrl.tree import Path, as_key, flatten
+from tests.fakes_marl import SurvivorEnv
 
 ROOT: Path = ()
 TEAM: Path = ("agents",)
@@ -153,3 +162,32 @@ class TestDueResets:
         )
         due = due_resets(root, [("red",), ("blue",)])
         assert due["red",].tolist() == red.tolist() and due["blue",].tolist() == blue.tolist()
+
+
+class TestTerminatedOrTruncated:
+    """Whether an episode ended, and where."""
+
+    def test_any_flag_counts_and_is_written_beside_the_others(self) -> None:
+        for flag in ("done", "terminated", "truncated"):
+            data = TensorDict({name: torch.zeros(3, 1, dtype=torch.bool) for name in ("done", flag)}, [3])
+            assert not terminated_or_truncated(data) and "_reset" not in data
+            assert not terminated_or_truncated(data, write_full_false=True) and not data["_reset"].any()
+            data[flag][1] = True
+            assert terminated_or_truncated(data) and data["_reset"].flatten().tolist() == [False, True, False]
+            before = set(data.keys())
+            assert terminated_or_truncated(data, key=None) and set(data.keys()) == before
+            data["_reset"].fill_(True)
+            assert int(data[flag].sum()) == 1
+
+    def test_the_environments_flags_rule_those_of_its_agents(self) -> None:
+        env = SurvivorEnv("all", batch_size=(2,))
+        data = env.rollout(3, break_when_any_done=False)[:, -1]["next"]
+        assert data["red", "done"][0].all() and not terminated_or_truncated(data, env.full_done_spec)
+        data["truncated"][1] = True
+        assert terminated_or_truncated(data, env.full_done_spec, key="over")
+        assert data["over"].flatten().tolist() == [False, True]
+        assert data["red", "over"].flatten(1).tolist() == [[False] * 2, [True] * 2]
+
+    def test_without_flags(self) -> None:
+        with pytest.raises(MissingKeyError):
+            terminated_or_truncated(TensorDict({"x": torch.zeros(1)}, []))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.errors import SchemaError
+from gleanrl.errors import MissingKeyError, SchemaError
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, outermost
 
 
@@ -41,15 +42,58 @@ def due_resets(root: TensorDictBase, groups: Sequence[Path]) -> dict[Path, torch
     The outermost flags rule: where an environment has a done of its own, agents below it that are done wait for
     it, and all of them are reset with it. Where it hasn't, each group resets by itself.
     """
-    outer, masks = outermost(groups), {}
-    for group in groups:
+    done = {group: root.get(as_key((*group, "done"))) for group in groups}
+    return _ruled_by_outermost(done, root.batch_size)
+
+
+def terminated_or_truncated(
+    data: TensorDictBase,
+    full_done_spec: Any = None,
+    key: str | None = "_reset",
+    write_full_false: bool = False,
+) -> bool:
+    """Return whether any episode in `data` ended, and write where beside the flags.
+
+    Ended means done, terminated or truncated. Where a group of flags lies in another one (agents below the
+    environment) the outer one rules, as in `due_resets`.
+
+    Args:
+        data: the flags, at any depth; written in place.
+        full_done_spec: the environment's; None looks at the flags that `data` holds.
+        key: the name of the entry that is written for each group of flags, of their shape; None writes nothing.
+        write_full_false: whether it is written if no episode ended, too.
+
+    Raises:
+        MissingKeyError: if there are no flags.
+    """
+    source = data if full_done_spec is None else full_done_spec
+    paths = [path for k in source.keys(True, True) if (path := as_path(k))[-1] in FLAGS and path[0] != "next"]
+    ended: dict[Path, torch.Tensor] = {}
+    for path in paths:
+        flag = data.get(as_key(path), None)
+        if flag is not None:
+            ended[path[:-1]] = ended[path[:-1]] | flag if path[:-1] in ended else flag.clone()
+    if not ended:
+        raise MissingKeyError("terminated_or_truncated: found no done, terminated or truncated")
+    masks = _ruled_by_outermost(ended, data.batch_size)
+    found = any(bool(mask.any()) for mask in masks.values())
+    if key is not None and (found or write_full_false):
+        for group, mask in masks.items():
+            data.set(as_key((*group, key)), mask)
+    return found
+
+
+def _ruled_by_outermost(
+    ended: Mapping[Path, torch.Tensor], batch_size: torch.Size
+) -> dict[Path, torch.Tensor]:
+    """Return each group's own flag, or that of the outermost group around it in its shape."""
+    outer, masks = outermost(ended), {}
+    for group, own in ended.items():
         above = next(other for other in outer if group[: len(other)] == other)
-        done = root.get(as_key((*above, "done")))
         if above != group:
-            own = root.get(as_key((*group, "done")))
-            rows = reset_rows({above: done}, root.batch_size)
-            done = rows.reshape((*rows.shape, *[1] * (own.ndim - rows.ndim))).expand(own.shape).clone()
-        masks[group] = done
+            rows = reset_rows({above: ended[above]}, batch_size)
+            own = rows.reshape((*rows.shape, *[1] * (own.ndim - rows.ndim))).expand(own.shape).clone()
+        masks[group] = own
     return masks
 
 

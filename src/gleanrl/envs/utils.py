@@ -1,6 +1,7 @@
 """Helpers around environments: stepping, exploration types, checks, the random policy."""
 
 from gleanrl.envs.check import check_env_specs
+from gleanrl.envs.data_specs import make_composite_from_td
 from gleanrl.envs.exploration import (
     ExplorationType,
     exploration_mode,
@@ -9,6 +10,7 @@ from gleanrl.envs.exploration import (
     set_exploration_type,
 )
 from gleanrl.envs.marl import MarlGroupMapType, check_marl_grouping
+from gleanrl.envs.resets import terminated_or_truncated
 from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.rollouts.stepping import step_mdp
 
@@ -20,7 +22,9 @@ __all__ = [
     "check_marl_grouping",
     "exploration_mode",
     "exploration_type",
+    "make_composite_from_td",
     "set_exploration_mode",
     "set_exploration_type",
     "step_mdp",
+    "terminated_or_truncated",
 ]

@@ -1,0 +1,33 @@
+"""Specs from data."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gleanrl.envs.utils import make_composite_from_td
+from gleanrl.errors import SchemaError
+
+
+def test_every_leaf_has_its_spec() -> None:
+    nested = TensorDict(
+        {"b": torch.zeros(2, 3, dtype=torch.int64), "c": torch.zeros(2, dtype=torch.bool)}, [2]
+    )
+    data = TensorDict({"a": torch.zeros(2, 4), "n": nested}, [2])
+    spec = make_composite_from_td(data)
+    assert spec.shape == (2,) and set(spec.keys(True, True)) == {"a", ("n", "b"), ("n", "c")}
+    for key in spec.keys(True, True):
+        assert (spec[key].shape, spec[key].dtype) == (data[key].shape, data[key].dtype)
+    assert spec.is_in(data)
+
+
+@pytest.mark.parametrize("unsqueeze", [True, False])
+def test_leaves_without_dimensions(unsqueeze: bool) -> None:
+    spec = make_composite_from_td(TensorDict({"x": torch.tensor(1.0)}, []), unsqueeze)
+    assert spec["x"].shape == ((1,) if unsqueeze else ())
+
+
+def test_leaves_that_are_no_tensors() -> None:
+    with pytest.raises(SchemaError, match="'x'"):
+        make_composite_from_td(TensorDict({"x": "text"}, []))
