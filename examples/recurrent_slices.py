@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import nn
-from torch.nn.functional import one_hot
+from torch.nn.functional import one_hot, smooth_l1_loss
 
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
@@ -99,7 +99,7 @@ def td_loss(
     time_step = torch.arange(slices.shape[1])
     counts = (time_step >= burn_in) | slices["is_init"][:, 0].bool()  # (N, T)
     counts = counts & slices["collector", "mask"]  # padding is no data
-    return (value - target).square().squeeze(-1)[counts].mean()
+    return smooth_l1_loss(value[counts], target[counts])
 
 
 def learn(args: argparse.Namespace) -> list[tuple[int, float]]:
