@@ -155,6 +155,11 @@ class Crew:
         """Call a method of every worker's servant with the same arguments; return what each gave, in order."""
         return list(self.request(name, dict.fromkeys(range(len(self.workers)), arguments)).values())
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the workers live, as far as is known, and have answered everything."""
+        return not self.closed and not self._pending
+
     def _settle(self) -> None:
         """Take and drop the answers that an interrupted wait left."""
         if self.closed:

@@ -140,7 +140,6 @@ def test_closed(make):
         env.rand_step,
         lambda: env.stream,
         lambda: env.set_seed(0),
-        env.state_dict,
         env.start,
     ):
         with pytest.raises(ClosedError):
@@ -175,6 +174,27 @@ def test_states(make):
         env.load_state_dict({"worker0": {}})
     with pytest.raises(TypeError, match="mapping"):
         env.load_state_dict(3)
+
+
+def test_a_collectors_state_outlives_its_environments(make):
+    class Counted(CountingEnv):
+        def __init__(self):
+            super().__init__(SCRIPT)
+            self.register_buffer("total", torch.zeros(()))
+
+        def _step(self, tensordict):
+            self.total += 1
+            return super()._step(tensordict)
+
+    collector = SyncDataCollector(make(2, Counted), None, frames_per_batch=20, total_frames=40)
+    assert len(list(collector)) == 2
+    state = copy.deepcopy(collector.state_dict())
+    assert [float(member["total"]) for member in state["env_state_dict"].values()] == [20, 20]
+    other = SyncDataCollector(make(2, Counted), None, frames_per_batch=20, total_frames=60)
+    other.load_state_dict(state)
+    assert [float(member["total"]) for member in other.state_dict()["env_state_dict"].values()] == [20, 20]
+    assert len(list(other)) == 1
+    assert list(make(2, oracle).state_dict()) == ["worker0", "worker1"]
 
 
 def test_nested_keys_and_groups(make):

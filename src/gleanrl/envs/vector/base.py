@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -79,6 +80,7 @@ class BatchedEnv(EnvBase):
                 "can't be stacked in one TensorDict; leave it out"
             )
         self._cap = ThreadCap(options.num_threads)
+        self._last_states: list[dict[str, Any]] = [{} for _ in range(num_envs)]
 
     def _declare(self, given: Any, each: Any) -> None:
         """Take over what the members declare."""
@@ -127,6 +129,10 @@ class BatchedEnv(EnvBase):
     def _member_states(self) -> list[dict[str, Any]]:
         """Return the state of every member."""
 
+    def _states_at_the_end(self) -> list[dict[str, Any]]:
+        """Return the state of every member, which are about to be closed."""
+        return self._member_states()
+
     @abstractmethod
     def _load_member_states(self, states: Sequence[Mapping[str, Any]], strict: bool) -> None:
         """Load a state into every member."""
@@ -151,6 +157,9 @@ class BatchedEnv(EnvBase):
         """Close every member; calling it again does nothing."""
         if self.is_closed:
             return
+        if self.is_started:
+            with suppress(Exception):  # they are kept where they can be had
+                self._last_states = self._states_at_the_end()
         self.is_closed = True
         self._cap.lift()
         if self.is_started:
@@ -303,9 +312,14 @@ class BatchedEnv(EnvBase):
 
     # ------------------------------------------------------------------ state
     def state_dict(self, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:  # type: ignore[override]
-        """Return the state of every member, under ``"worker0"``, ``"worker1"``, …."""
-        self.start()
-        return OrderedDict((f"worker{i}", state) for i, state in enumerate(self._member_states()))
+        """Return the state of every member, under ``"worker0"``, ``"worker1"``, ….
+
+        Of a closed batch it's what the members had at the end; empty if they weren't there any more.
+        """
+        if not self.is_closed:
+            self.start()
+        states = self._last_states if self.is_closed else self._member_states()
+        return OrderedDict((f"worker{i}", state) for i, state in enumerate(states))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **kwargs: Any) -> None:  # type: ignore[override]
         """Load what `state_dict` returned, or one member's state into every member.

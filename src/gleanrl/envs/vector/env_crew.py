@@ -102,6 +102,11 @@ class EnvCrew:
         """Whether the workers were ended."""
         return self._crew.closed
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the workers live and have answered everything."""
+        return self._crew.is_idle
+
     def close(self) -> None:
         """End the workers; their environments are closed there first.
 

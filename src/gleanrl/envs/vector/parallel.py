@@ -224,6 +224,10 @@ class ParallelEnv(BatchedEnv):
     def _member_states(self) -> list[dict[str, Any]]:
         return self._running.each(self._ask_all("state_dict", "state_dicts"))
 
+    def _states_at_the_end(self) -> list[dict[str, Any]]:
+        # Workers that are still at work, or hang, aren't waited for.
+        return self._member_states() if self._running.is_idle else self._last_states
+
     def _load_member_states(self, states: Sequence[Mapping[str, Any]], strict: bool) -> None:
         self._ask_each("load_state_dict", "load_state_dicts", states, strict)
 
