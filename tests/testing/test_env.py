@@ -10,7 +10,8 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-from gleanrl.envs import EnvBase, GymEnv, GymWrapper, SerialEnv
+from gleanrl.envs import EnvBase, GymEnv, GymWrapper, ParallelEnv, SerialEnv
+from gleanrl.envs.transforms import Compose, ObservationNorm, RewardSum, StepCounter, TransformedEnv
 from gleanrl.errors import ConformanceError, InvalidArgumentError, InvalidTypeError
 from gleanrl.testing import check_env
 from gleanrl.testing.env import RULES
@@ -117,6 +118,18 @@ def test_our_environments_and_fakes(name: str) -> None:
 def test_serial_environments_of_random_ones() -> None:
     report = check_env(SerialEnv(3, lambda: GymEnv("CartPole-v1")))
     assert set(report.passed) == set(RULES)
+
+
+def test_environments_in_processes() -> None:
+    env = ParallelEnv(2, lambda: GymEnv("CartPole-v1", num_envs=2))
+    assert set(check_env(env, num_steps=60).passed) == set(RULES)
+    env.close()
+
+
+def test_transformed_environments() -> None:
+    transform = Compose(StepCounter(15), RewardSum(), ObservationNorm(0.1, 2.0))
+    env = TransformedEnv(GymEnv("CartPole-v1", num_envs=3), transform)
+    assert set(check_env(env, num_steps=60).passed) == set(RULES)
 
 
 def test_torchs_random_state_is_left_alone() -> None:

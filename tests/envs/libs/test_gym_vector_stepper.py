@@ -17,6 +17,7 @@ from gleanrl.collectors.utils import split_trajectories
 from gleanrl.envs import SerialEnv
 from gleanrl.envs.libs.gym import GymEnv, GymWrapper
 from gleanrl.envs.libs.gym_vector_stepper import VectorGymStepper
+from gleanrl.envs.transforms import Compose, RewardSum, StepCounter, TransformedEnv
 from gleanrl.errors import NonFiniteError, SchemaError, UnsupportedError
 from gleanrl.rollouts.steppers import TensorDictStepper
 from tests.contract.helpers import IDS, MASK, Constant, check_ledger, check_stream, same, snapshot, valid_rows
@@ -269,6 +270,27 @@ def test_several_of_them_in_one_serial_environment(mode: AutoresetMode) -> None:
     check_ledger(made)
     assert batches[0].shape == (2, 3, 10) and made.stats().delivered == 120
     assert GymWrapper(vector(mode)).masks_frames is (mode is AutoresetMode.NEXT_STEP)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("max_steps", [None, 3])
+def test_transforms_around_them(mode: AutoresetMode, max_steps: int | None) -> None:
+    """Around NEXT_STEP they are reset at once: transforms can't tell a reset from a step."""
+    env = TransformedEnv(GymWrapper(vector(mode)), Compose(StepCounter(max_steps), RewardSum()))
+    batches = list(SyncDataCollector(env, frames_per_batch=30, total_frames=60))
+    check_stream(batches, SCRIPT, limit=max_steps)
+    for batch in batches:
+        assert torch.equal(batch["step_count"][..., 0], batch["observation"][..., 2].long())
+        assert MASK not in batch.keys(True)
+
+
+def test_transforms_around_what_can_not_reset_some_of_its_rows() -> None:
+    for make in (
+        lambda: GymWrapper(NativeOracle()),
+        lambda: SerialEnv(2, lambda: GymWrapper(NativeOracle())),
+    ):
+        with pytest.raises(UnsupportedError, match="AutoresetMode.DISABLED"):
+            next(iter(SyncDataCollector(TransformedEnv(make(), RewardSum()), frames_per_batch=60)))
 
 
 def test_a_partial_reset_takes_nothing_but_its_rows() -> None:
