@@ -17,6 +17,7 @@ from gleanrl.data.replay_buffers import (
     RemoteTensorDictReplayBuffer,
     RoundRobinWriter,
     SliceSampler,
+    TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
@@ -230,3 +231,40 @@ def test_a_transform_sees_what_was_added_and_may_drop_it():
     buffer = prioritized(transform=drop)
     buffer.extend(rows(4))
     assert set(buffer.sample().keys()) == {"x", *ADDED} - {"index"} and seen == [{"x", *ADDED}]
+
+
+@pytest.mark.parametrize("value", [float("nan"), -1.0, float("inf"), 1e39])
+def test_a_record_with_an_impossible_priority_isnt_added(value):
+    buffer = prioritized()
+    record = TensorDict({"x": torch.tensor(1), "td_error": torch.tensor(2.0, dtype=torch.float64)})
+    buffer.add(record)
+    with pytest.raises(InvalidArgumentError, match="expected finite priorities"):
+        buffer.add(record.clone().fill_("td_error", value))
+    assert len(buffer) == 1 and buffer.writer.cursor == 1 and raw(buffer) == [2.0]
+
+
+def test_a_record_whose_priority_has_another_size_isnt_added():
+    buffer = prioritized(ndim=2)
+    with pytest.raises(SchemaError, match="expected values for 2 records, got shape"):
+        buffer.add(TensorDict({"x": torch.zeros(2), "td_error": torch.zeros(2, 0)}, [2]))
+    assert len(buffer) == 0
+
+
+def test_a_record_that_the_writer_left_out_needs_no_priority():
+    writer = TensorDictMaxValueWriter(rank_key="x")
+    buffer = prioritized(2, writer=writer)
+    for x, error in ((5, 1.0), (6, 2.0), (1, 3.0)):
+        index = buffer.add(TensorDict({"x": torch.tensor(x), "td_error": torch.tensor(error)}))
+    assert index == -1 and raw(buffer) == [1.0, 2.0]
+
+
+def test_priorities_of_no_records():
+    buffer = prioritized()
+    buffer.extend(rows(3))
+    none = buffer.sample()[:0]
+    buffer.update_tensordict_priority(none.set("td_error", torch.zeros(0)))
+    buffer.update_tensordict_priority(none.set("td_error", torch.zeros(0, 2)))
+    batch = buffer.sample()
+    with pytest.raises(SchemaError, match="expected values for 8 records, got shape"):
+        buffer.update_tensordict_priority(batch.set("td_error", torch.zeros(8, 0)))
+    assert raw(buffer) == [1.0, 1.0, 1.0]

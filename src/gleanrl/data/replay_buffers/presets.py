@@ -114,18 +114,36 @@ class TensorDictReplayBuffer(ReplayBuffer):
         """Store one TensorDict, with the priority that it brings at `priority_key`, if any; see `ReplayBuffer`."""
         _check_tensordict(data, "add")
         with self._lock:
+            values = self._brought(data)
             index = super().add(data)
-            if isinstance(self._sampler, Prioritized) and not (
-                isinstance(index, torch.Tensor) and not len(index)
-            ):
-                priority = data.get(as_path(self.priority_key), None)
-                if priority is not None:
-                    count = 1 if isinstance(index, int) else len(index)
-                    slots = self._slots(index)
-                    values = reduce_priority(priority.reshape(count, -1), count, self._sampler.reduction)
-                    generation = self._storage.generation(slots)
-                    self._sampler.update_priority(self._storage, slots, values, generation)
+            if values is not None:
+                slots = self._slots(index)
+                stored = slots >= 0  # a writer that chooses may have left it out
+                slots, values = slots[stored], values[: slots.shape[0]][stored]
+                self._sampler.update_priority(self._storage, slots, values, self._storage.generation(slots))
             return index
+
+    def _brought(self, record: TensorDictBase) -> torch.Tensor | None:
+        """Return the priorities that a record brings, ``(n,)``, after checking them; None if it brings none."""
+        priority = record.get(as_path(self.priority_key), None)
+        if priority is None or not isinstance(self._sampler, Prioritized):
+            return None
+        count = record.batch_size[: self._storage.ndim - 1].numel()
+        values = self._reduced(priority, count, "add")
+        self._sampler.check_priorities(values)
+        return values
+
+    def _reduced(self, priority: Any, count: int, where: str) -> torch.Tensor:
+        """Return one priority for each of `count` records out of a priority entry."""
+        size = priority.numel() if isinstance(priority, torch.Tensor) else -1
+        if size < count or (size % count if count else size):
+            raise SchemaError(
+                f"{where}: {as_key(as_path(self.priority_key))!r} expected values for {count} records, got shape "
+                f"{tuple(getattr(priority, 'shape', ()))}"
+            )
+        assert isinstance(self._sampler, Prioritized)
+        each = priority.detach().reshape(count, size // max(count, 1))
+        return reduce_priority(each, count, self._sampler.reduction)
 
     def extend(self, data: Any) -> torch.Tensor:
         """Store many TensorDicts, the oldest first; see `ReplayBuffer`. Priorities in them aren't looked at."""
@@ -164,13 +182,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
             if priority is None:
                 sampler.mark_update(rows, slots[slots >= 0])
                 return
-            if not isinstance(priority, torch.Tensor) or priority.numel() % max(count, 1):
-                raise SchemaError(
-                    f"update_tensordict_priority: {as_key(as_path(self.priority_key))!r} expected values for "
-                    f"{count} records, got shape {tuple(getattr(priority, 'shape', ()))}"
-                )
+            values = self._reduced(priority, count, "update_tensordict_priority")
             generation = data.get("_generation", None)
-            values = reduce_priority(priority.detach().reshape(count, -1), count, sampler.reduction)
             expected = None if generation is None else generation.reshape(-1)
             sampler.update_priority(rows, slots, values, expected)
 

@@ -8,7 +8,7 @@ import torch
 from numpy import empty, float32, int64
 from torch import from_numpy
 
-from gleanrl.data.replay_buffers.samplers.priority_values import number, per_slot
+from gleanrl.data.replay_buffers.samplers.priority_values import as_ours, check_priorities, number, per_slot
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.errors import (
     EmptyBufferError,
@@ -107,7 +107,7 @@ class PriorityTable:
 
     def _set_rule(self, alpha: float, eps: float) -> None:
         if self._native is not None:
-            with _as_ours():
+            with as_ours():
                 self._native.set_rule(alpha, eps)
         self._alpha, self._eps = alpha, eps
 
@@ -200,7 +200,7 @@ class PriorityTable:
     def _make(self, storage: Storage) -> Priorities:
         self.check_room(storage)
         native = Priorities(max(storage.max_size, self.max_capacity), self.dtype == torch.float32)
-        with _as_ours():
+        with as_ours():
             native.set_rule(self._alpha, self._eps)
         return native
 
@@ -288,13 +288,17 @@ class PriorityTable:
         """Never draw those of `slots`, ``(n,)`` int64, that are `blocked`, ``(n,)`` bool; draw the others again."""
         self.sync(storage).block(slots.data_ptr(), slots.shape[0], blocked.data_ptr())
 
+    def check(self, values: torch.Tensor) -> None:
+        """Raise `InvalidArgumentError` unless rows can have the priorities ``(n,)``."""
+        check_priorities(values, self._alpha, self._eps, self.dtype)
+
     def update(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
         """Take priorities ``(n,)`` of slots ``(n,)`` (-1 for "skip") and drop those that come too late."""
         native = self.sync(storage)
         count = slots.shape[0]
         values = per_slot("priority", priority, count, torch.float64)
         expected = None if generation is None else per_slot("generation", generation, count, torch.int64)
-        with _as_ours():
+        with as_ours():
             self.dropped += native.update(
                 slots.data_ptr(),
                 values.data_ptr(),
@@ -357,17 +361,6 @@ class PriorityTable:
         """Raise if the native table contradicts itself; for tests."""
         if self._native is not None:
             self._native.check_valid()
-
-
-class _as_ours:
-    """Turns the core's ValueError into the library's error."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if kind is ValueError:
-            raise InvalidArgumentError(str(error)) from error
 
 
 def _runs(slots: torch.Tensor) -> list[tuple[int, int]]:

@@ -82,6 +82,10 @@ class Prioritized(Sampler):
         """Take new priorities; those for records that were overwritten since are dropped and counted."""
         self._priorities.update(storage, slots, priority, generation)
 
+    def check_priorities(self, values: torch.Tensor) -> None:
+        """Raise `InvalidArgumentError` unless rows can have the priorities `values`, ``(n,)``."""
+        self._priorities.check(values)
+
     def mark_update(self, storage: Storage, slots: torch.Tensor) -> None:
         """Give `slots` the priority of new records."""
         self._priorities.reset(storage, slots)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
+from gleanrl.native import Priorities
 
 _REDUCTIONS = ("max", "min", "mean", "median", "sum")
 
@@ -28,9 +29,9 @@ def reduce_priority(values: torch.Tensor, count: int, reduction: str) -> torch.T
     """Return one priority for each of `count` items out of ``(count, ...)`` values."""
     if values.shape[:1] != (count,):
         raise SchemaError(f"priority: expected {count} items, got {tuple(values.shape)}")
-    flat = values.reshape(count, -1)
-    if flat.shape[1] == 1:
-        return flat[:, 0]
+    flat = values.flatten(1) if values.ndim > 1 else values[:, None]
+    if flat.shape[1] == 1 or not count:
+        return flat.reshape(-1)
     if reduction in ("max", "min"):
         return getattr(flat, f"a{reduction}")(1)
     return flat.median(1).values if reduction == "median" else getattr(flat.double(), reduction)(1)
@@ -64,3 +65,25 @@ def per_slot(name: str, values: Any, count: int, dtype: torch.dtype) -> torch.Te
             f"{name}: expected one number or {count}, one for each index, got shape {tuple(tensor.shape)}"
         )
     return tensor.reshape(-1).contiguous()
+
+
+def check_priorities(values: torch.Tensor, alpha: float, eps: float, dtype: torch.dtype) -> None:
+    """Raise `InvalidArgumentError` unless a row could have each of the priorities ``(n,)`` under this rule."""
+    count = values.shape[0]
+    priorities = per_slot("priority", values, count, torch.float64)
+    rows = torch.zeros(max(count, 1), dtype=torch.int64, device="cpu")
+    table = Priorities(1, dtype == torch.float32)
+    with as_ours():
+        table.set_rule(alpha, eps)
+        table.update(rows.data_ptr(), priorities.data_ptr(), count, 1, rows.data_ptr(), 0)
+
+
+class as_ours:
+    """Turns the core's ValueError into the library's error."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is ValueError:
+            raise InvalidArgumentError(str(error)) from error
