@@ -252,6 +252,18 @@ def dict_batch(
     return _new_unsafe(dict(entries), batch_size=batch_size, device=device, nested=False)
 
 
+def leaf_at(batch: Any, path: Path) -> torch.Tensor | None:
+    """Return the tensor at `path`; None if there is none, or `batch` is no TensorDict."""
+    for part in path:
+        if type(batch) is TensorDict:
+            batch = batch._tensordict.get(part)
+        elif isinstance(batch, TensorDictBase):
+            batch = batch.get(part, None)
+        else:
+            return None
+    return batch if isinstance(batch, torch.Tensor) else None
+
+
 def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows: int) -> None:
     """Put tensors ``(num_rows, ...)`` into a batch of its own, replacing what stands at their keys.
 
@@ -279,8 +291,14 @@ def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows:
     size, device = batch.batch_size, batch.device
     plain = type(batch) is TensorDict and len(size) == 1 and (device is None or device.type == "cpu")
     for key, value in entries.items():
-        if plain and type(key) is str:
-            batch._tensordict[key] = value
+        group: Any = batch
+        last: Any = key
+        if plain and type(key) is tuple:
+            *parts, last = key
+            for part in parts:
+                group = group._tensordict.get(part) if type(group) is TensorDict else None
+        if plain and type(group) is TensorDict:
+            group._tensordict[last] = value
         else:
             _add_entry(batch, as_path(key), value, size, device)
 

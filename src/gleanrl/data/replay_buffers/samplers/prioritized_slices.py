@@ -12,6 +12,7 @@ from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.data.replay_buffers.samplers.prioritized import Prioritized
 from gleanrl.data.replay_buffers.samplers.slices import SliceSampler, cut, no_slices
 from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.errors import EmptyBufferError
 from gleanrl.native import Episodes
 from gleanrl.records import Draw, Placement
 from gleanrl.tree import NestedKey
@@ -115,13 +116,16 @@ class PrioritizedSliceSampler(Prioritized, SliceSampler):
     def _draw(self, storage: Storage, batch_size: int) -> Draw:
         count, length = self._rule.sizes(batch_size)
         table = self._table.sync(storage)
-        if not table.num_runs(length if self._rule.strict else 1):
-            raise no_slices(length)
         self._priorities.sync(storage)
         if (length, storage.content, storage.changes) != (self._length, self._content, self._changes):
             self._find_starts(storage, table, length, 0, storage.num_steps)
             self._length, self._content, self._changes = length, storage.content, storage.changes
-        first, weight, _ = self._priorities.draw(storage, self._random.uniforms(count))
+        try:
+            first, weight, _ = self._priorities.draw(storage, self._random.uniforms(count))
+        except EmptyBufferError:
+            if not table.num_runs(length if self._rule.strict else 1):
+                raise no_slices(length) from None
+            raise
         lengths = _locate(table, first)[1].clamp_(max=length)
         drawn = cut(table, self._rule, length, first, lengths)
         self._priorities.remember(storage, drawn.slots)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 
 from gleanrl.data.boundaries import MASK
 from gleanrl.data.replay_buffers.samplers.base import MOST_TRIES, Sampler, check_any_step
@@ -23,7 +22,7 @@ from gleanrl.errors import (
 )
 from gleanrl.native import Episodes
 from gleanrl.records import Draw, Placement
-from gleanrl.tree import NestedKey, Path, key_argument
+from gleanrl.tree import NestedKey, Path, key_argument, leaf_at
 
 
 @dataclass(frozen=True)
@@ -169,19 +168,20 @@ class SliceSampler(Sampler):
         path, last = self._rule.truncated, draw.last
         if path is None or last is None:
             return draw.extras
-        stored = {name: _flag(records, (*path[:-1], name)) for name in ("done", "terminated")}
-        like = next((flag for flag in stored.values() if flag is not None), None)
-        if like is None:
-            marks = last[:, None]
+        done_path, terminated_path = (*path[:-1], "done"), (*path[:-1], "terminated")
+        truncated, done, terminated = (_flag(records, p) for p in (path, done_path, terminated_path))
+        if truncated is not None:
+            cut_off = truncated | _spread(last, truncated)
         else:
-            marks = last.to(like.device).view(-1, *[1] * (like.ndim - 1)).expand(like.shape)
-        before, done, terminated = _flag(records, path), stored["done"], stored["terminated"]
-        truncated = marks.clone() if before is None else marks | before
+            like = terminated if done is None else done
+            cut_off = (
+                last[:, None].clone() if like is None else _spread(last, like).expand(like.shape).clone()
+            )
         return {
             **draw.extras,
-            path: truncated,
-            (*path[:-1], "done"): truncated if done is None else done | truncated,
-            (*path[:-1], "terminated"): torch.zeros_like(truncated) if terminated is None else terminated,
+            path: cut_off,
+            done_path: cut_off if done is None else done | _spread(last, done),
+            terminated_path: torch.zeros_like(cut_off) if terminated is None else terminated,
         }
 
     def annotated_paths(self, storage: Storage) -> tuple[Path, ...]:
@@ -258,22 +258,14 @@ def _choose(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the first slots and the lengths of slices, ``(n,)`` int64 each, with two uniforms for each."""
     count = uniforms.shape[0] // 2
-    if not table.num_runs(length if rule.strict else 1):
-        raise no_slices(length)
     first = torch.empty(count, dtype=torch.int64, device="cpu")
     lengths = torch.empty(count, dtype=torch.int64, device="cpu")
     left, right = rule.overhang(length)
-    table.draw(
-        length,
-        count,
-        uniforms.data_ptr(),
-        first.data_ptr(),
-        lengths.data_ptr(),
-        rule.strict,
-        False,
-        left,
-        right,
-    )
+    first_at, lengths_at = first.data_ptr(), lengths.data_ptr()
+    try:
+        table.draw(length, count, uniforms.data_ptr(), first_at, lengths_at, rule.strict, False, left, right)
+    except RuntimeError as cause:
+        raise no_slices(length) from cause
     return first, lengths
 
 
@@ -305,5 +297,11 @@ def cut(table: Episodes, rule: SliceRule, length: int, first: torch.Tensor, leng
 
 
 def _flag(records: Any, path: Path) -> torch.Tensor | None:
-    flag = records.get(path, None) if isinstance(records, TensorDictBase) else None
-    return flag if isinstance(flag, torch.Tensor) and flag.dtype == torch.bool else None
+    flag = leaf_at(records, path)
+    return flag if flag is not None and flag.dtype == torch.bool else None
+
+
+def _spread(last: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return one mark for each row, ``(n,)``, in a shape that goes with ``(n, ...)`` flags."""
+    marks = last if like.is_cpu else last.to(like.device)
+    return marks.view(-1, *[1] * (like.ndim - 1))
