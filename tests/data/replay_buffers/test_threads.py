@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from gleanrl.data.replay_buffers import (
     LazyTensorStorage,
     ListStorage,
+    PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
@@ -182,3 +183,39 @@ def test_objects_that_are_forgotten_before_the_fetch():
     rb._storage.act = rb.empty
     with pytest.raises(EmptyBufferError, match="emptied while"):
         rb.sample()
+
+
+class Overtaking:
+    """A buffer's lock which somebody else gets first when the reader takes it for the second time."""
+
+    def __init__(self, lock: Any, act: Any) -> None:
+        self.lock, self.act = lock, act
+        self.reader, self.taken = threading.current_thread(), 0
+
+    def __enter__(self) -> None:
+        self.taken += threading.current_thread() is self.reader
+        if self.taken == 2:
+            self.act()
+        self.lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.release()
+
+
+@pytest.mark.parametrize("ahead", [None, 1])
+@pytest.mark.parametrize(
+    "sampler",
+    [RandomSampler, SamplerWithoutReplacement, lambda seed: PrioritizedSampler(100, 1.0, 1.0, seed=seed)],
+)
+def test_a_buffer_that_is_emptied_while_stale_rows_wait_for_the_lock(sampler, ahead):
+    rb = ReplayBuffer(storage=Overtaken(100), sampler=sampler(seed=0), batch_size=50, prefetch=ahead)
+    rb.extend(stamped(0, 100))
+
+    def act() -> None:
+        rb.empty()
+        rb.extend(stamped(2000, 3))
+
+    rb._storage.act = lambda: rb.extend(stamped(1000, 100))
+    rb._lock = Overtaking(rb._lock, act)
+    rows, info = rb.sample(return_info=True)
+    assert torn(rows) == 0 and bool((rows["b"] >= 2000).all()) and int(info["index"].max()) < 3

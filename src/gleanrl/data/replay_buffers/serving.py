@@ -101,10 +101,10 @@ class Serving(Recording):
             self._batches_sampled += 1
         storage, drawn = ticket.storage, ticket.drawn
         records = fetch(ticket, paths)
-        if storage.content is not ticket.content:
-            return self._replace(size, drawn, paths, generations)
         if storage.changes != ticket.changes:
             with self._lock:
+                if storage.content is not ticket.content:
+                    return self._replace(size, drawn, paths, generations)
                 stale = storage.stale(drawn.slots, ticket.changes)
                 if stale.any():
                     drawn = self._redraw(ticket, stale, generations)
@@ -130,10 +130,10 @@ class Serving(Recording):
             self._batches_sampled += 1
         records = coming.result()
         storage, drawn = ticket.storage, ticket.drawn
-        if storage.content is not ticket.content:
-            return self._replace(size, drawn, None, True)
         if storage.changes != ticket.changes:
             with self._lock:
+                if storage.content is not ticket.content:
+                    return self._replace(size, drawn, None, True)
                 if not torch.equal(storage.generation(drawn.slots), _generation(drawn)):
                     everything = torch.ones(drawn.slots.shape, dtype=torch.bool, device="cpu")
                     drawn = self._redraw(ticket, everything, True)
@@ -145,13 +145,15 @@ class Serving(Recording):
     def _replace(
         self, size: int, drawn: Draw, paths: tuple[Path, ...] | None, generations: bool
     ) -> tuple[Ticket, Draw, Any]:
-        """Draw and fetch a whole batch again: the buffer was emptied or loaded since its draw."""
-        with self._lock:
-            if not len(self._storage):
-                raise EmptyBufferError("the buffer was emptied while a batch was fetched from it")
-            self._rows_redrawn += drawn.slots.shape[0]
-            ticket = self._draw(size, generations)
-            return ticket, ticket.drawn, ticket.storage.fetch(ticket.drawn.slots, paths)
+        """Draw and fetch a whole batch again: the buffer was emptied or loaded since its draw.
+
+        The caller holds the lock.
+        """
+        if not len(self._storage):
+            raise EmptyBufferError("the buffer was emptied while a batch was fetched from it")
+        self._rows_redrawn += drawn.slots.shape[0]
+        ticket = self._draw(size, generations)
+        return ticket, ticket.drawn, ticket.storage.fetch(ticket.drawn.slots, paths)
 
     def _redraw(self, ticket: Ticket, stale: torch.Tensor, generations: bool) -> Draw:
         """Draw the stale rows again; the lock keeps writers away until they are fetched."""
