@@ -36,8 +36,8 @@ class CatFrames(Transform):
         padding: ``"same"`` repeats the first observation, ``"constant"`` fills with `padding_value`.
         padding_value: see `padding`.
         as_inverse: whether a buffer's writes are stacked instead of its reads.
-        reset_key: the ``"_reset"`` mask to go by; None for any of the environment's.
-        done_key: in a buffer, the only flag to look at, without ``"next"``; None for all flags.
+        **keys: `reset_key`, the ``"_reset"`` mask to go by (None for any of the environment's), and `done_key`, in a
+            buffer the only flag to look at, without ``"next"`` (None for all flags).
 
     Raises:
         InvalidArgumentError: for a bad `N`, `dim` or `padding`.
