@@ -23,12 +23,15 @@ class Oracle:
         self.within: bool = False
 
     def write(self, slots: list[int]) -> None:
-        """New records in these slots: they get the largest priority seen, 1 before any was seen."""
+        """New records in these slots: they get the largest priority seen, 1 before any was seen.
+
+        With `within` that is the largest one among the records that stay.
+        """
         for slot in slots:
-            gone = self.raw.pop(slot, None)
-            if self.within and gone is not None and gone == self.largest:
-                self.largest = max(self.raw.values(), default=None)
-            self.raw[slot] = 1.0 if self.largest is None else self.largest
+            self.raw.pop(slot, None)
+        largest = max(self.raw.values(), default=None) or None if self.within else self.largest
+        for slot in slots:
+            self.raw[slot] = 1.0 if largest is None else largest
 
     def update(self, slots: list[int], values: list[float]) -> None:
         """Later ones win where slots repeat."""

@@ -28,6 +28,7 @@ class PriorityMachine(RuleBasedStateMachine):
     def make(self, capacity: int, normalize: str, within: bool, alpha: float) -> None:
         self.options = (capacity, normalize, within)
         self.oracle = Oracle(alpha, 0.5, EPS)
+        self.oracle.within = within
         self.buffer = self.fresh()
         self.clock = self.cursor = self.dropped = self.draws = 0
         self.held: dict[int, int] = {}  # slot: the number of the record in it
@@ -35,11 +36,16 @@ class PriorityMachine(RuleBasedStateMachine):
         self.tickets: list[tuple[list[int], list[int], torch.Tensor]] = []
 
     def fresh(self) -> Any:
-        capacity, normalize, _ = self.options
+        capacity, normalize, within = self.options
         return parts.ReplayBuffer(
             storage=parts.LazyTensorStorage(capacity),
             sampler=parts.PrioritizedSampler(
-                max_capacity=capacity, alpha=self.oracle.alpha, beta=0.5, eps=EPS, normalize=normalize
+                max_capacity=capacity,
+                alpha=self.oracle.alpha,
+                beta=0.5,
+                eps=EPS,
+                normalize=normalize,
+                max_priority_within_buffer=within,
             ),
             batch_size=6,
             seed=0,

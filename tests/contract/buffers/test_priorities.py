@@ -179,11 +179,10 @@ def test_the_largest_priority_within_the_buffer_is_forgotten_with_its_record() -
     for slot in range(4):
         buffer.extend(records(1))
         oracle.write([slot])
+        check(buffer, oracle, batches=20)
     assert oracle.raw[1] == 3.0
-    check(buffer, oracle)
     buffer.update_priority(torch.arange(4), torch.tensor([0.1, 0.2, 0.4, 0.3]))
     oracle.update([0, 1, 2, 3], [0.1, 0.2, 0.4, 0.3])
-    oracle.largest = 0.4
     buffer.extend(records(1))
     oracle.write([0])
     check(buffer, oracle)
@@ -299,3 +298,43 @@ def test_priorities_below_single_precision() -> None:
     buffer.extend(records(3))
     buffer.update_priority(torch.arange(3), torch.full((3,), 1e-300, dtype=torch.float64))
     assert set(buffer.sample(return_info=True)[1]["index"].tolist()) == {0, 1, 2}
+
+
+def test_records_replaced_by_index_are_new_ones() -> None:
+    oracle = Oracle(0.6, 1.0)
+    buffer = filled(oracle, VALUES)
+    buffer[5:7] = records(2)
+    oracle.write([5, 6])
+    check(buffer, oracle)
+    buffer["x"] = torch.arange(len(VALUES))
+    check(buffer, oracle)
+
+
+def test_more_room_for_priorities_than_the_storage_has() -> None:
+    oracle = Oracle(0.6, 1.0)
+    sampler = parts.PrioritizedSampler(max_capacity=20, alpha=0.6, beta=1.0)
+    buffer = parts.ReplayBuffer(storage=parts.LazyTensorStorage(8), sampler=sampler, batch_size=64, seed=0)
+    oracle.write(buffer.extend(records(6)).tolist())
+    values = [1.0 + slot % 3 for slot in range(6)]
+    buffer.update_priority(torch.arange(6), torch.tensor(values))
+    oracle.update(list(range(6)), values)
+    for count in (5, 5, 7, 11, 3):
+        oracle.write(buffer.extend(records(count)).tolist())
+        check(buffer, oracle, batches=20)
+
+
+def test_records_that_the_writer_of_the_best_replaces_are_new_ones() -> None:
+    oracle = Oracle(0.6, 1.0)
+    buffer = parts.TensorDictPrioritizedReplayBuffer(
+        alpha=0.6,
+        beta=1.0,
+        storage=parts.LazyTensorStorage(4),
+        writer=parts.TensorDictMaxValueWriter(rank_key="x"),
+        batch_size=64,
+        seed=0,
+    )
+    oracle.write(buffer.extend(records(4)).tolist())
+    buffer.update_priority(torch.arange(4), torch.tensor([0.5, 2.0, 1.0, 3.0]))
+    oracle.update([0, 1, 2, 3], [0.5, 2.0, 1.0, 3.0])
+    oracle.write(buffer.extend(records(2, start=10)).tolist())
+    check(buffer, oracle)
