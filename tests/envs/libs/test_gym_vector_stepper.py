@@ -285,12 +285,14 @@ def test_transforms_around_them(mode: AutoresetMode, max_steps: int | None) -> N
 
 
 def test_transforms_around_what_can_not_reset_some_of_its_rows() -> None:
-    for make in (
-        lambda: GymWrapper(NativeOracle()),
-        lambda: SerialEnv(2, lambda: GymWrapper(NativeOracle())),
-    ):
-        with pytest.raises(UnsupportedError, match="AutoresetMode.DISABLED"):
-            next(iter(SyncDataCollector(TransformedEnv(make(), RewardSum()), frames_per_batch=60)))
+    env = TransformedEnv(GymWrapper(NativeOracle()), Compose(StepCounter(), RewardSum()))
+    batch = next(iter(SyncDataCollector(env, frames_per_batch=60)))
+    assert not batch[MASK].all()
+    frames = batch[batch[MASK]]
+    assert torch.equal(frames["step_count"][..., 0], frames["observation"][..., 2].long())
+    with pytest.raises(UnsupportedError, match="AutoresetMode.DISABLED"):
+        batched = SerialEnv(2, lambda: GymWrapper(NativeOracle()))
+        next(iter(SyncDataCollector(TransformedEnv(batched, RewardSum()), frames_per_batch=60)))
 
 
 def test_a_partial_reset_takes_nothing_but_its_rows() -> None:

@@ -9,6 +9,7 @@ from gleanrl.envs import GymWrapper
 from gleanrl.envs.transforms import (
     CatFrames,
     Compose,
+    InitTracker,
     ObservationNorm,
     RenameTransform,
     RewardScaling,
@@ -17,9 +18,10 @@ from gleanrl.envs.transforms import (
     Transform,
     TransformedEnv,
 )
-from gleanrl.errors import EnvironmentFailure
+from gleanrl.errors import EnvironmentFailure, UnsupportedError
+from tests.envs.libs.vectors import NativeOracle
 from tests.envs.transforms.ways import ENVS, SCRIPT, batched, batches, collect_both_ways, joined, single, team
-from tests.fakes import DictEnv, RaisingEnv, ReusingEnv
+from tests.fakes import DictEnv, RaisingEnv, ReusingEnv, Script
 
 
 def everything(env):
@@ -169,3 +171,29 @@ def test_columns_without_transforms_are_written_in_place():
     outer = stepper._block
     assert inner.column(("observation",)).data_ptr() == outer.column(("observation",)).data_ptr()
     assert inner.column(("next", "reward")).data_ptr() == outer.column(("next", "reward")).data_ptr()
+
+
+def test_a_vector_environment_that_resets_in_the_step_after():
+    stack = CatFrames(2, -1, in_keys=["observation"], out_keys=["stack"])
+    env = TransformedEnv(
+        GymWrapper(NativeOracle()), Compose(stack, StepCounter(), RewardSum(), InitTracker())
+    )
+    batch = SyncDataCollector(env, frames_per_batch=90, total_frames=-1).next()
+    mask = batch["collector", "mask"]
+    assert not bool(mask.all())
+    clock = batch["observation"][..., 2:]
+    assert torch.equal(batch["step_count"][mask], clock[mask].long())
+    assert torch.equal(batch["is_init"][mask], clock[mask] == 0)
+    assert torch.equal(batch["next", "stack"][mask][:, 3:], batch["next", "observation"][mask])
+    assert torch.equal(batch["next", "stack"][mask][:, :3], batch["observation"][mask])
+    first = ((clock == 0) & mask.unsqueeze(-1)).squeeze(-1)
+    assert not bool(batch["episode_reward"][first].any())
+    assert torch.equal(batch["stack"][first][:, :3], batch["stack"][first][:, 3:])
+
+
+def test_a_limit_of_what_resets_by_itself_is_refused():
+    env = GymWrapper(NativeOracle(script=Script(lengths=(9, 2))))
+    with pytest.raises(UnsupportedError, match="AutoresetMode"):
+        TransformedEnv(env, StepCounter(4)).rollout(9, break_when_any_done=False)
+    with pytest.raises(UnsupportedError, match="AutoresetMode"):
+        SyncDataCollector(TransformedEnv(env), frames_per_batch=9, total_frames=-1, max_frames_per_traj=2)

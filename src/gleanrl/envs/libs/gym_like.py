@@ -132,8 +132,12 @@ class GymLikeEnv(EnvBase):
     @property
     def masks_frames(self) -> bool:
         """Whether rollouts hold steps that only reset, masked (a vector environment in the mode NEXT_STEP)."""
-        simulator = self._simulator
-        return isinstance(simulator, VectorSimulator) and simulator.mode is AutoresetMode.NEXT_STEP
+        return getattr(self._simulator, "mode", None) is AutoresetMode.NEXT_STEP
+
+    @property
+    def resets_some(self) -> bool:
+        """Whether some environments of a vector environment can be reset while the others go on."""
+        return bool(getattr(self._simulator, "partial", True))
 
     def __getattr__(self, name: str) -> Any:
         """Return the wrapped environment's attribute of that name; outer wrappers come first."""

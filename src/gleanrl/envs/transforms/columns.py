@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.block import Block, Field, allocate, numpy_dtype, numpy_twin, numpy_view
-from gleanrl.errors import EnvironmentContractError
-from gleanrl.tree import NestedKey, Path, as_key
+from gleanrl.block import Block, Field, Schema, allocate, numpy_dtype, numpy_twin, numpy_view
+from gleanrl.errors import EnvironmentContractError, PolicyError
+from gleanrl.tree import NestedKey, Path, as_key, as_path
 
 
 class OpenedColumns:
@@ -223,3 +223,59 @@ class DoneFlags:
 
 def _elsewhere(block: Block) -> bool:
     return bool(block.columns) and block.columns[0].device.type != "cpu"
+
+
+def copy_action(key: NestedKey, row: torch.Tensor, value: torch.Tensor) -> None:
+    """Write an action that inverse transforms made into the row that the environment reads."""
+    if value.shape != row.shape or value.dtype is not row.dtype:
+        raise PolicyError(
+            f"key {key!r}: the environment expects shape {tuple(row.shape)} {row.dtype}, got {tuple(value.shape)} "
+            f"{value.dtype} from the inverse transforms"
+        )
+    row.copy_(value)
+
+
+def declared(spec: Any, dims: int) -> dict[Path, Field]:
+    """Return what `spec` declares, ``dims`` batch dimensions left out of each shape.
+
+    Raises:
+        EnvironmentContractError: for an entry that columns can't hold.
+    """
+    found = {}
+    for key in spec.keys(True, True):
+        leaf = spec[key]
+        if leaf is None or not isinstance(leaf.dtype, torch.dtype) or -1 in leaf.shape:
+            raise EnvironmentContractError(
+                f"key {key!r} has no fixed shape and dtype; columns need them: {leaf!r}"
+            )
+        found[as_path(key)] = Field(torch.Size(leaf.shape[dims:]), leaf.dtype)
+    return found
+
+
+def require_declared(
+    expected: Mapping[Path, Field],
+    made: Mapping[NestedKey, torch.Tensor],
+    others: Schema,
+    dims: int,
+) -> None:
+    """Check that a reset's root is what the transformed specs declare.
+
+    Args:
+        expected: what they declare.
+        made: what transforms made of it, `dims` batch dimensions first.
+        others: what the base environment wrote.
+        dims: the number of batch dimensions.
+
+    Raises:
+        EnvironmentContractError: naming the key, what was expected and what came.
+    """
+    for path, field in expected.items():
+        value = made.get(as_key(path))
+        came: Field | None = others[path] if path in others else None  # noqa: SIM401
+        if value is not None:
+            came = Field(value.shape[dims:], value.dtype)
+        if came != field:
+            raise EnvironmentContractError(
+                f"reset behind transforms: key {as_key(path)!r} is declared as {field}, got "
+                f"{'nothing' if came is None else came}; fix the transform, or its transform_observation_spec"
+            )

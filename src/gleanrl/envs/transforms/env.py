@@ -232,12 +232,15 @@ class TransformedEnv(EnvBase):
     def make_stepper(self) -> Stepper:
         """Return what steps the environment into the rows of a block.
 
-        The base environment's own stepper with the transforms on the rows' tensors, or, if a transform needs a
-        TensorDict, the environment reads more than actions or some of its steps are no frames, one that goes
-        through `step` and `reset`.
+        The base environment's own stepper with the transforms on the rows' tensors, or one that goes through `step`
+        and `reset`: if a transform needs a TensorDict, the environment reads more than actions, or resets in the
+        step after an end though it could do so at once.
         """
-        plain = getattr(self.base_env, "masks_frames", False) is not True and not self.base_env.state_keys
-        rows = self.transform.takes_rows() and plain
+        base = self.base_env
+        waits = (
+            getattr(base, "masks_frames", False) is True and getattr(base, "resets_some", True) is not False
+        )
+        rows = self.transform.takes_rows() and not base.state_keys and not waits
         return TransformedStepper(self) if rows else TensorDictStepper(self)
 
     # ----------------------------------------------------------------- state

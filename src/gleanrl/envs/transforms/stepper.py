@@ -20,7 +20,7 @@ A step costs a few microseconds beside the transforms' own arithmetic: no Tensor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -29,10 +29,20 @@ from tensordict import TensorDict, TensorDictBase
 from gleanrl.block import Block, Field, Schema
 from gleanrl.data.boundaries import MASK
 from gleanrl.envs.resets import chosen, due_resets
-from gleanrl.envs.transforms.columns import DoneFlags, LateOutput, OneRow, OpenedColumns, Output, Spare
+from gleanrl.envs.transforms.columns import (
+    DoneFlags,
+    LateOutput,
+    OneRow,
+    OpenedColumns,
+    Output,
+    Spare,
+    copy_action,
+    declared,
+    require_declared,
+)
 from gleanrl.envs.transforms.compose import flattened
 from gleanrl.envs.transforms.rows import Row, trailing
-from gleanrl.errors import EnvironmentContractError, PolicyError, UnsupportedError
+from gleanrl.errors import EnvironmentContractError, UnsupportedError
 from gleanrl.rollouts.loop import StepFault
 from gleanrl.rollouts.plan import action_fields
 from gleanrl.rollouts.steppers import BATCH, make_stepper
@@ -64,14 +74,15 @@ class TransformedStepper:
         )
         self.batch_size = torch.Size(env.batch_size)
         self.device = self._base.device
+        dims = len(self.batch_size)
         self._groups = [as_path(key)[:-1] for key in env.reset_keys]
-        self._observed = {**_fields(env.full_observation_spec, self), **_fields(env.full_done_spec, self)}
-        self._rewards = _fields(env.full_reward_spec, self)
+        self._observed = {**declared(env.full_observation_spec, dims), **declared(env.full_done_spec, dims)}
+        self._rewards = declared(env.full_reward_spec, dims)
         self._changed = {
             as_path(key) for key in self._transform.written_keys() if as_path(key)[-1] not in FLAGS
         }
-        own = _fields(env.base_env.full_observation_spec, self)
-        own |= _fields(env.base_env.full_done_spec, self)
+        own = declared(env.base_env.full_observation_spec, dims)
+        own |= declared(env.base_env.full_done_spec, dims)
         # What of the root the base stepper doesn't write into the outer block itself.
         self._root_keys = [
             as_key(p) for p in self._observed if p in self._changed or own.get(p) != self._observed[p]
@@ -80,6 +91,7 @@ class TransformedStepper:
         self._spare = Spare()
         self._carry: Values | None = None
         self._schema: Schema | None = None
+        self._masked = False  # whether some rows are resets of the base environment's own, and no frames
         self._inner_schema: Schema | None = None
         self._root, self._outcome, self._fresh, self._request, self._input = (
             Row(self.batch_size, env.device) for _ in range(5)
@@ -102,6 +114,11 @@ class TransformedStepper:
 
     def limit(self, max_steps: int) -> None:
         """Truncate every episode at `max_steps` steps."""
+        if MASK in self._base.schema():
+            raise UnsupportedError(
+                f"max_frames_per_traj: {self._env.base_env} resets by itself, in the step after an end, and not "
+                "before: build it from single environments with AutoresetMode.DISABLED"
+            )
         self._base.limit(max_steps)
 
     def accept(self, paths: Iterable[Path]) -> None:
@@ -127,7 +144,7 @@ class TransformedStepper:
             self.reset()
         assert self._carry is not None
         base = self._base.root()
-        wanted = [path for path in self.schema().paths if path[0] != "next"]
+        wanted = [path for path in self.schema().paths if path[0] != "next" and path != MASK]
         return {
             path: self._carry[as_key(path)] if as_key(path) in self._carry else base[path] for path in wanted
         }
@@ -150,35 +167,16 @@ class TransformedStepper:
         if self._schema is None:
             if self._carry is None:
                 self.reset()
-            if MASK in self._base.schema():
-                raise UnsupportedError(
-                    f"transforms: some steps of {self._env.base_env} only reset (the autoreset mode NEXT_STEP), which "
-                    "transforms can't tell apart; build its vector environments with AutoresetMode.DISABLED"
-                )
-            fields: dict[Path, Field] = dict(self._agreed())
+            assert self._carry is not None
+            require_declared(self._observed, self._carry, self._base.schema(), len(self.batch_size))
+            fields = dict(self._observed)
             for path, field in {**self._observed, **self._rewards}.items():
                 fields[("next", *path)] = field
+            self._masked = MASK in self._base.schema()
+            if self._masked:
+                fields[MASK] = self._base.schema()[MASK]
             self._schema = Schema(fields)
         return self._schema
-
-    def _agreed(self) -> Iterator[tuple[Path, Field]]:
-        """Yield the root's columns; what the first reset gave must be as declared."""
-        assert self._carry is not None
-        base, dims = self._base.schema(), len(self.batch_size)
-        for path, field in self._observed.items():
-            made = self._carry.get(as_key(path))
-            came = None
-            if made is not None:
-                came = Field(made.shape[dims:], made.dtype)
-            elif path in base:
-                came = base[path]
-            if came != field:
-                raise EnvironmentContractError(
-                    f"reset of the transformed {type(self._env.base_env).__name__}: key {as_key(path)!r} is declared "
-                    f"as {field}, got {'nothing' if came is None else came}; fix the transform, or its "
-                    "transform_observation_spec"
-                )
-            yield path, field
 
     # ----------------------------------------------------------------- block
     def bind(self, block: Block, actions_ready: bool) -> None:
@@ -205,6 +203,7 @@ class TransformedStepper:
         self._entering = [(as_key(path), inner.rows(path)) for path in actions] if self._inverts else []
         ruling = outermost(self._groups)
         self._done = DoneFlags(block, ruling)
+        self._frames = block.rows(MASK) if self._masked else ()
         self._done_keys = frozenset(as_key((*group, "done")) for group in ruling)
         self._inner_next = inner_next
         self._block, self._outputs = block, {key: Output(block, as_path(key)) for key in self._root_keys}
@@ -244,15 +243,18 @@ class TransformedStepper:
             for key in self._required:
                 if key not in made:
                     made[key] = outcome.get(key)
+            if self._masked:
+                self._leave_resets(t, made)
             extra = None if self._done_keys.isdisjoint(made) else self._ended_here(t, made)
             outputs = self._outputs
             for key, value in made.items():
                 output = outputs.get(key) or self._output(key)
                 if output is not None:
                     output.write(t, value)
-            if self._done.any(t) and self._base.reset_when_done:
+            due = self._due(t, extra)
+            if due is not None:
                 during = "reset"
-                made = self._turn(t, extra)
+                made = self._turn(t, extra, due)
                 if t < self._last:
                     self._write_root(t + 1, made)
             self._latest = made
@@ -297,7 +299,7 @@ class TransformedStepper:
         entering.clear(t)
         self._transform._inv_call(entering)
         for key, rows in self._entering:
-            _copy_action(key, rows[t], entering.get(key))
+            copy_action(key, rows[t], entering.get(key))
 
     def _ended_here(self, t: int, made: Values) -> torch.Tensor:
         """Return where a transform ended an episode that the base environment didn't, ``(*batch,)`` bool."""
@@ -309,9 +311,28 @@ class TransformedStepper:
         )
         return by_all & ~by_base
 
-    def _turn(self, t: int, extra: torch.Tensor | None) -> Values:
-        """Return the transforms' values of the root that follows row `t`, where some episodes ended."""
-        due = due_resets(self._outcome, self._groups)  # type: ignore[arg-type]  # it needs get and batch_size
+    def _leave_resets(self, t: int, made: Values) -> None:
+        """Undo flags that transforms set where row `t` is no step but a reset of the base environment's own."""
+        skipped = ~self._frames[t]
+        for key in [key for key in made if as_path(key)[-1] in FLAGS]:
+            rows = self._inner_next.get(key)
+            if rows is not None:
+                made[key] = torch.where(trailing(skipped, made[key]), rows[t], made[key])
+
+    def _due(self, t: int, extra: torch.Tensor | None) -> dict[Path, torch.Tensor] | None:
+        """Return what is reset after row `t`, by group of flags; None for nothing."""
+        if not self._masked:
+            if not (self._done.any(t) and self._base.reset_when_done):
+                return None
+            return due_resets(self._outcome, self._groups)  # type: ignore[arg-type]  # it needs get and batch_size
+        # The base environment resets those that ended in the step after, which is no frame.
+        rows = ~self._frames[t] if extra is None else ~self._frames[t] | extra
+        if not bool(rows.any()):
+            return None
+        return {g: trailing(rows, self._outcome.get(as_key((*g, "done")))) for g in self._groups}
+
+    def _turn(self, t: int, extra: torch.Tensor | None, due: dict[Path, torch.Tensor]) -> Values:
+        """Return the transforms' values of the root that follows row `t`, where `due` is reset."""
         masks = None if all(bool(mask.all()) for mask in due.values()) else due
         if extra is not None and bool(extra.any()):
             self._base.reset(extra)
@@ -375,25 +396,3 @@ class TransformedStepper:
 
     def _index(self) -> int:
         return 0 if not self.batch_size or self.batch_size.numel() == 1 else BATCH
-
-
-def _copy_action(key: NestedKey, row: torch.Tensor, value: torch.Tensor) -> None:
-    if value.shape != row.shape or value.dtype is not row.dtype:
-        raise PolicyError(
-            f"key {key!r}: the environment expects shape {tuple(row.shape)} {row.dtype}, got {tuple(value.shape)} "
-            f"{value.dtype} from the inverse transforms"
-        )
-    row.copy_(value)
-
-
-def _fields(spec: Any, stepper: TransformedStepper) -> dict[Path, Field]:
-    dims = len(stepper.batch_size)
-    found = {}
-    for key in spec.keys(True, True):
-        leaf = spec[key]
-        if leaf is None or not isinstance(leaf.dtype, torch.dtype) or -1 in leaf.shape:
-            raise EnvironmentContractError(
-                f"key {key!r} has no fixed shape and dtype; columns need them: {leaf!r}"
-            )
-        found[as_path(key)] = Field(torch.Size(leaf.shape[dims:]), leaf.dtype)
-    return found
