@@ -23,6 +23,7 @@ from benchmarks import (
     report,
     slices,
     sweep,
+    transforms,
     vector_envs,
 )
 from benchmarks.clock import CLOCK
@@ -32,6 +33,7 @@ EVERYTHING: tuple[Case | Gauge, ...] = (
     *collection.CASES,
     *vector_envs.CASES,
     *envs.CASES,
+    *transforms.CASES,
     *replay.CASES,
     *prioritized.CASES,
     *slices.CASES,
