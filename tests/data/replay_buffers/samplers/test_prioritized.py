@@ -141,3 +141,17 @@ def test_a_sampler_that_moves_to_another_buffer_takes_all_rows_for_new():
     other = ReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler)
     other.extend(torch.arange(3))
     assert set(other.sample(200).tolist()) == {0, 1, 2}
+
+
+def test_another_mask_column():
+    mask = torch.ones(2, 4, dtype=torch.bool)
+    steps = TensorDict({"x": torch.arange(8).view(2, 4), "collector": {"mask": mask}}, [2, 4])
+    sampler = PrioritizedSampler(8, 1.0, 1.0, seed=0)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8, ndim=2), sampler=sampler, batch_size=200)
+    buffer.extend(steps)
+    for kept in ([0], [1, 6], list(range(8))):
+        changed = torch.zeros(2, 4, dtype=torch.bool)
+        changed.view(-1)[kept] = True
+        buffer["collector", "mask"] = changed.T
+        assert buffer.sample()["x"].unique().tolist() == kept
+    sampler._priorities.check_valid()

@@ -150,10 +150,12 @@ class PriorityTable:
             self._fill(storage, start, count)
 
     def on_column(self, storage: Storage) -> None:
-        """Learn that rows changed that stay what they are."""
+        """Learn that rows changed that stay what they are; which of them are steps may be another matter."""
         if self._changes == storage.changes - 1:
             self._changes = storage.changes
         self.sync(storage)
+        if storage.has_mask:
+            self._mask_out(storage, 0, len(storage))
 
     def on_load(self, storage: Storage, generations: torch.Tensor | None) -> None:
         """Take the loaded rows as those of `storage`, whose generations were these when they were saved."""
@@ -219,10 +221,13 @@ class PriorityTable:
         """Take in `count` new rows from `start` on, around the end; those that are no steps are never drawn."""
         self._fill(storage, start, count)
         if storage.has_mask:
-            slots = torch.arange(start, start + count, device="cpu") % storage.max_size
-            masked = storage.masked(slots)
-            assert masked is not None and self._native is not None
-            self._native.block(slots.data_ptr(), count, masked.data_ptr())
+            self._mask_out(storage, start, count)
+
+    def _mask_out(self, storage: Storage, start: int, count: int) -> None:
+        slots = torch.arange(start, start + count, device="cpu") % storage.max_size
+        masked = storage.masked(slots)
+        assert masked is not None and self._native is not None
+        self._native.block(slots.data_ptr(), count, masked.data_ptr())
 
     def _fill(self, storage: Storage, start: int, count: int) -> None:
         """Give `count` rows from `start` on, around the end, the priority of new rows."""
@@ -280,9 +285,9 @@ class PriorityTable:
         )
         return slots, weight if self.dtype == torch.float32 else weight.to(self.dtype), generation
 
-    def remember(self, storage: Storage, slots: torch.Tensor) -> None:
-        """Take `slots`, ``(n,)`` int64, as drawn now."""
-        self.sync(storage).remember(slots.data_ptr(), slots.shape[0], storage.counters_at)
+    def remember(self, storage: Storage, slots: torch.Tensor, generation: torch.Tensor) -> None:
+        """Take `slots`, ``(n,)`` int64, as drawn last when they had these generations, ``(n,)`` int64."""
+        self.sync(storage).remember(slots.data_ptr(), slots.shape[0], generation.data_ptr())
 
     def block(self, storage: Storage, slots: torch.Tensor, blocked: torch.Tensor) -> None:
         """Never draw those of `slots`, ``(n,)`` int64, that are `blocked`, ``(n,)`` bool; draw the others again."""
