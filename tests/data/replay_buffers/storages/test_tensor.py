@@ -347,3 +347,16 @@ def test_leaves_in_another_order_load_by_name():
     second.set(0, TensorDict({"b": torch.zeros(1), "a": torch.zeros(1)}, [1]))
     second.load_state_dict(first.state_dict())
     assert second.get(0)["b"] == 1 and second.get(0)["a"] == 0
+
+
+def test_leaves_that_share_memory_get_columns_of_their_own():
+    done, wide = torch.zeros(5, 1), torch.zeros(8, 1)
+    data = TensorDict({"done": done, "next": {"done": done}, "early": wide[:5], "late": wide[3:]}, [5])
+    storage = TensorStorage(data)
+    values = {"done": -1.0, "early": 3.0, "late": 4.0}
+    two = TensorDict({key: torch.full((2, 1), value) for key, value in values.items()}, [2])
+    storage.set(3, two.set(("next", "done"), torch.ones(2, 1)))
+    for key, value in {**values, ("next", "done"): 1.0}.items():
+        assert storage.get(slice(None))[key].flatten().tolist() == [0, 0, 0, value, value]
+    # One of those that share is the user's own tensor still.
+    assert done.abs().sum() == 2 and wide.flatten().tolist() == [0, 0, 0, 3, 3, 0, 0, 0]

@@ -182,3 +182,19 @@ def column_store(fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> Co
 def plain(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return `leaf` on `device`, contiguous, with lazy conjugations and negations carried out."""
     return leaf.detach().to(device).resolve_conj().resolve_neg().contiguous()
+
+
+def apart(columns: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return contiguous `columns`, with copies of those that lie in another one's memory.
+
+    What is written into one column must not show in another.
+    """
+    found = list(columns)
+    end = 0
+    for position in sorted(range(len(found)), key=lambda position: found[position].data_ptr()):
+        start = found[position].data_ptr()
+        if start < end and found[position].nbytes:
+            found[position] = found[position].clone()
+        else:
+            end = max(end, start + found[position].nbytes)
+    return found

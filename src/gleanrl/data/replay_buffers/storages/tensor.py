@@ -9,7 +9,7 @@ import torch
 
 from gleanrl.data.replay_buffers.arguments import positive
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
-from gleanrl.data.replay_buffers.storages.columns import ColumnStore, column_store, plain
+from gleanrl.data.replay_buffers.storages.columns import ColumnStore, apart, column_store, plain
 from gleanrl.data.replay_buffers.storages.formats import (
     RecordFormat,
     check_all_storable,
@@ -45,7 +45,7 @@ class TensorStorage(Storage):
 
     Args:
         storage: records ``[steps, *batch]`` to wrap, all of which count as stored. Contiguous tensors on
-            `device` are used as they are, without a copy; others are copied.
+            `device` are used as they are, without a copy; others, and those that share memory, are copied.
         max_size: their number, if you want it checked.
         device: where the records are kept and come back; ``"auto"`` for the device of the data.
         ndim: leading batch dimensions of the data that are slots; the first is time.
@@ -76,7 +76,7 @@ class TensorStorage(Storage):
             )
         place = leaves[0].device if device == "auto" else usable_device(device)
         rows = [leaf.detach().to(place).contiguous() for leaf in leaves]
-        columns = [row.view(lead.numel(), *row.shape[ndim:]) for row in rows]
+        columns = apart([row.view(lead.numel(), *row.shape[ndim:]) for row in rows])
         self._open(lead.numel(), lambda paths, fields, num_rows: columns, place, ndim)
         self._check_batch(lead[1:], lead[0], "storage")
         self._initialize(form, lead[1:])
