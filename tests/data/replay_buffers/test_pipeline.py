@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer
+from gleanrl.data.replay_buffers import LazyTensorStorage, ListStorage, ReplayBuffer
 from gleanrl.data.replay_buffers.pipeline import Pipeline, Stage
 from gleanrl.errors import InvalidTypeError
 from tests.data.replay_buffers.oracle import clock, ted
@@ -255,3 +255,40 @@ def test_a_collate_fn_that_returns_none_is_named():
     for read in (rb.sample, lambda: rb[:]):
         with pytest.raises(InvalidTypeError, match="collate_fn forgets: .* got None"):
             read()
+
+
+def test_a_dictionary_that_is_written_stays_as_it_was():
+    class Rescaled:
+        def __call__(self, batch: Any) -> Any:
+            return batch
+
+        def inv(self, records: Any) -> Any:
+            records["deep"]["x"] = records["deep"]["x"] / 2
+            records["new"] = records.pop("old")
+            return records
+
+    rb = buffer(Rescaled())
+    data = {"deep": {"x": torch.ones(3)}, "old": torch.zeros(3)}
+    rb.extend(data)
+    assert set(data) == {"deep", "old"} and data["deep"]["x"].tolist() == [1.0] * 3
+    assert rb[:]["deep"]["x"].tolist() == [0.5] * 3
+
+
+@pytest.mark.parametrize("item", [TensorDict({"x": torch.ones(())}), {"x": torch.ones(())}, {"x": [1.0]}])
+def test_a_transform_of_one_object_leaves_the_stored_one_alone(item):
+    def grown(record: Any) -> Any:
+        record["x"] += record["x"]
+        return record
+
+    rb = ReplayBuffer(storage=ListStorage(5), transform=grown, collate_fn=lambda records: records[0])
+    rb.add(item)
+    for index in (0, (0,), [0], slice(None)):
+        for _ in range(3):
+            assert rb[index]["x"] in (2.0, [1.0, 1.0])
+    assert rb._storage[0]["x"] in (1.0, [1.0])
+
+
+def test_an_object_that_is_a_list_comes_as_it_is():
+    rb = ReplayBuffer(storage=ListStorage(5))
+    rb.extend([[1, 2], [3, 4]])
+    assert rb[1] == [3, 4] and rb[(-2,)] == [1, 2]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
-from tensordict import is_tensorclass
+from tensordict import is_tensor_collection, is_tensorclass
+from torch.utils import _pytree
 
 from gleanrl.data.replay_buffers.arguments import positive
 from gleanrl.data.replay_buffers.audit import AuditReport, audit
@@ -206,9 +209,9 @@ class ReplayBuffer(Serving):
         with self._lock:
             storage = self._storage
             records = storage.get(index)
-            if len(self._transforms) and not isinstance(storage, ListStorage):
-                records = records.clone() if hasattr(records, "clone") else _clone_tree(records)
-        if isinstance(storage, ListStorage) and not isinstance(records, list):
+            if len(self._transforms):
+                records = _copied(records)
+        if isinstance(storage, ListStorage) and _is_position(index):
             return self._transforms.read(records)
         return self._delivered(self._collated(storage, records))
 
@@ -279,5 +282,15 @@ def _prefetcher(depth: Any, threads: Any) -> Prefetcher | None:
     return Prefetcher(depth, threads or min(depth, proc.cpu_count()))
 
 
-def _clone_tree(records: Any) -> Any:
-    return torch.utils._pytree.tree_map(lambda leaf: leaf.clone(), records)
+def _copied(records: Any) -> Any:
+    """Return a copy for transforms to change."""
+    return _pytree.tree_map(
+        lambda leaf: leaf.clone() if hasattr(leaf, "clone") else copy.deepcopy(leaf),
+        records,
+        is_leaf=is_tensor_collection,
+    )
+
+
+def _is_position(index: Any) -> bool:
+    only = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    return isinstance(only, (int, np.integer)) and not isinstance(only, bool)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
 from torch import nn
+from torch.utils import _pytree
 
 from gleanrl.errors import InvalidTypeError, SchemaError
 
@@ -174,6 +175,8 @@ class Pipeline:
                 if only_deeper and data.ndim <= slot_dims:
                     continue
                 data = data.clone(recurse=False)
+            elif isinstance(data, (dict, tuple)):
+                data = _pytree.tree_map(lambda leaf: leaf, data)
             data = inverse(data)
             if data is None:
                 return None
