@@ -7,8 +7,8 @@ import resource
 
 import pytest
 
-from gleanrl.errors import CapacityError
-from gleanrl.workers.handle import Stacks, require_descriptors
+from gleanrl.errors import CapacityError, UnsupportedError
+from gleanrl.workers.handle import Stacks, require_descriptors, require_platform
 
 
 def test_stacks_are_taken_once():
@@ -29,3 +29,10 @@ def test_too_few_files_are_noticed_beforehand():
             require_descriptors(100)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_other_systems_are_told(monkeypatch):
+    require_platform()
+    monkeypatch.delattr(os, "pidfd_open")
+    with pytest.raises(UnsupportedError, match="Linux .*no pidfd_open.*SerialEnv"):
+        require_platform()

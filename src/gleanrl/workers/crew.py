@@ -22,7 +22,7 @@ import torch
 from gleanrl.errors import ClosedError, WorkerError
 from gleanrl.system.clock import Deadline
 from gleanrl.workers.channel import ATOMIC, DONE, PIECE, ChannelClosed, ChannelFull, decode, encode
-from gleanrl.workers.handle import Stacks, Timeouts, Worker, require_descriptors
+from gleanrl.workers.handle import Stacks, Timeouts, Worker, require_descriptors, require_platform
 from gleanrl.workers.main import STOP, SYNC, Answer, MakeServant, Setting
 from gleanrl.workers.segment import Segment
 
@@ -60,6 +60,7 @@ class Crew:
     Raises:
         WorkerFault: if a servant couldn't be made; no worker is left.
         CapacityError: if this process can't have so many workers.
+        UnsupportedError: if the system isn't Linux.
         LaunchError: if processes can't be started at all.
     """
 
@@ -70,6 +71,7 @@ class Crew:
         num_threads: int = 1,
         where: Callable[[int, int, int], str] = lambda worker, place, step: "",
     ) -> None:
+        require_platform()
         require_descriptors(len(make_servants))
         self.timeouts = timeouts = timeouts or Timeouts()
         self._where, self._owner = where, os.getpid()

@@ -7,7 +7,7 @@ import select
 import signal
 from dataclasses import dataclass
 
-from gleanrl.errors import CapacityError, WorkerCrashedError, WorkerTimeoutError
+from gleanrl.errors import CapacityError, UnsupportedError, WorkerCrashedError, WorkerTimeoutError
 from gleanrl.system import launcher
 from gleanrl.system.clock import Deadline
 from gleanrl.system.proc import describe_exit, descriptors_left, signal_process, state_of
@@ -171,6 +171,20 @@ class Worker:
         """Close the owner's descriptors."""
         self.channel.close()
         os.close(self.sentinel)
+
+
+def require_platform() -> None:
+    """Raise where the system lacks what workers are made with.
+
+    Raises:
+        UnsupportedError: naming what is missing.
+    """
+    missing = [name for name in ("memfd_create", "pidfd_open") if not hasattr(os, name)]
+    if missing:
+        raise UnsupportedError(
+            f"worker processes need Linux (this system has no {' and no '.join(missing)}); "
+            "use a SerialEnv, and collectors that work in this process"
+        )
 
 
 def require_descriptors(num_workers: int) -> None:

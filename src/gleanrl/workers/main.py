@@ -172,7 +172,6 @@ def _serve(channel: WorkerEnd, servant: Servant, progress: memoryview) -> int:
             _close_quietly(servant)
             return 0
         else:
-            progress[WORK] += 1
             try:
                 signal(code)
             except BaseException as error:

@@ -21,8 +21,8 @@ from gleanrl.system.proc import available_memory
 
 _ALIGNMENT = 64
 PLACE, STEP, WORK, MEMORY = range(4)
-"""Words of a worker's progress: which item is at work, at which step, how many pieces of work were begun, and the most
-memory that the process had."""
+"""Words of a worker's progress: which item is at work, at which step, how many requests were begun, and the most memory
+that the process had."""
 _WORDS = 8
 
 
