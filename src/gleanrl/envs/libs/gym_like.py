@@ -7,24 +7,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import TensorDict, TensorDictBase
 
-from gleanrl.data.specs import Categorical, Composite, TensorSpec, Unbounded
+from gleanrl.data.specs import Categorical, Composite, TensorSpec
 from gleanrl.envs.base import EnvBase
 from gleanrl.envs.libs.gym_codecs import Array, Codec, RewardCodec, as_flag
 from gleanrl.envs.libs.gym_info import default_info_dict_reader
 from gleanrl.envs.libs.gym_simulator import Simulator, checked_step
 from gleanrl.envs.libs.gym_spaces import (
-    Group,
-    Tree,
     assemble,
-    box_spec,
     encode,
     leaves,
     make_tree,
-    torch_dtype,
+    observation_tree,
+    reward_spec,
     tree_spec,
 )
 from gleanrl.envs.libs.gym_stepper import GymCodecs, GymStepper
@@ -98,11 +95,11 @@ class GymLikeEnv(EnvBase):
         self._readers: list[Any] = []
         one = "single_" if size else ""
         observation_space, action_space = (getattr(env, f"{one}{k}_space") for k in ("observation", "action"))
-        observation = _observation_tree(observation_space, observation_key, categorical_action_encoding)
+        observation = observation_tree(observation_space, observation_key, categorical_action_encoding)
         action = make_tree(action_space, ("action",), categorical_action_encoding)
         self._observation = batched(observation, *size) if size else observation
         self._action = batched(action, *size) if size else action
-        self._reward = RewardCodec(("reward",), _reward_spec(env, size))
+        self._reward = RewardCodec(("reward",), reward_spec(env, size))
         self._declare()
 
     def _declare(self) -> None:
@@ -378,23 +375,3 @@ def _entries(spec: Any) -> Iterator[tuple[Path, TensorSpec]]:
         yield from ((as_path(key), spec[key]) for key in spec.keys(True, True))
     else:
         yield from ((as_path(key), leaf) for key, leaf in spec.items())
-
-
-def _observation_tree(space: spaces.Space[Any], key: str, categorical: bool) -> Tree:
-    if not isinstance(space, spaces.Dict):
-        return make_tree(space, (key,), categorical)
-    tree = make_tree(space, (), categorical)
-    assert isinstance(tree, Group)
-    if "state" in tree.children and "observation" not in tree.children:
-        tree.children["state"] = make_tree(space.spaces["state"], ("observation",), categorical)
-    return tree
-
-
-def _reward_spec(env: Any, size: tuple[int, ...]) -> TensorSpec:
-    space = getattr(env, "reward_space", None)
-    if space is None:
-        return Unbounded(shape=(*size, 1), dtype=torch.float32)
-    if not isinstance(space, spaces.Box):
-        raise SpaceError(f"reward_space: expected a Box, got {space}")
-    shape = space.shape if len(space.shape) > len(size) else (*size, 1)
-    return box_spec(space.low.reshape(shape), space.high.reshape(shape), torch_dtype(space.dtype))

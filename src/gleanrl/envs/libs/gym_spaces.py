@@ -234,6 +234,28 @@ def _unlike(space: spaces.Tuple[Any], key: Path) -> SpaceError:
     )
 
 
+def observation_tree(space: spaces.Space[Any], key: str, categorical: bool) -> Tree:
+    """Return the codecs of an observation: a Dict's under its own keys, any other's under `key`."""
+    if not isinstance(space, spaces.Dict):
+        return make_tree(space, (key,), categorical)
+    tree = make_tree(space, (), categorical)
+    assert isinstance(tree, Group)
+    if "state" in tree.children and "observation" not in tree.children:
+        tree.children["state"] = make_tree(space.spaces["state"], ("observation",), categorical)
+    return tree
+
+
+def reward_spec(env: Any, size: tuple[int, ...]) -> TensorSpec:
+    """Return the reward's spec: that of a `reward_space`, or any number for each of the `size` environments."""
+    space = getattr(env, "reward_space", None)
+    if space is None:
+        return Unbounded(shape=(*size, 1), dtype=torch.float32)
+    if not isinstance(space, spaces.Box):
+        raise SpaceError(f"reward_space: expected a Box, got {space}")
+    shape = space.shape if len(space.shape) > len(size) else (*size, 1)
+    return box_spec(space.low.reshape(shape), space.high.reshape(shape), torch_dtype(space.dtype))
+
+
 def torch_dtype(dtype: Any) -> torch.dtype:
     """Return torch's dtype of the same name.
 
