@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import threading
 from typing import Any
@@ -115,3 +116,20 @@ def test_a_pickle_holds_the_draws_and_fetches_again():
     assert (other.depth, other.threads, len(other)) == (3, 2, 3) and not other.wants_more
     assert [other.take()[1].result().tolist() for _ in range(3)] == [[40], [20], [70]]
     assert len(queue) == 3
+
+
+def test_a_forked_process_fetches_by_threads_of_its_own():
+    storage, queue = storage_of(5), Prefetcher(3, 2)
+    for slot in (1, 2, 3):
+        queue.put(ticket(storage, slot))
+    assert int(queue.take()[1].result()) == 10
+    child = os.fork()
+    if child == 0:
+        queue.put(ticket(storage, 4))
+        try:
+            found = [int(queue.take()[1].result(timeout=20)) for _ in range(3)]
+        except BaseException:
+            os._exit(2)
+        os._exit(int(found != [20, 30, 40]))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [int(queue.take()[1].result()) for _ in range(2)] == [20, 30]

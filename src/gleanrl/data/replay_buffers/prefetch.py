@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -58,6 +59,7 @@ class Prefetcher:
         self.threads = threads
         self._queue: deque[tuple[Ticket, Future[Any] | None]] = deque()
         self._pool: ThreadPoolExecutor | None = None
+        self._process = os.getpid()
 
     def __len__(self) -> int:
         """Return the number of batches drawn and not taken."""
@@ -70,12 +72,20 @@ class Prefetcher:
 
     def put(self, ticket: Ticket) -> None:
         """Have the records of a draw fetched."""
+        self._leave_parent()
         self._queue.append((ticket, self._start(ticket)))
 
     def take(self) -> tuple[Ticket, Future[Any]]:
         """Return the oldest draw and its records to come."""
+        self._leave_parent()
         ticket, coming = self._queue.popleft()
         return ticket, coming or self._start(ticket)
+
+    def _leave_parent(self) -> None:
+        """Start anew in a forked process: the threads, and what they were to fetch, stayed in its parent."""
+        if self._process != os.getpid():
+            self._process, self._pool = os.getpid(), None
+            self._queue = deque((ticket, None) for ticket in self)
 
     def _start(self, ticket: Ticket) -> Future[Any]:
         if self._pool is None:
