@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from gleanrl.data.specs import as_spec
 from gleanrl.envs.base import BEHIND_TRANSFORM, EnvBase
 from gleanrl.envs.env_specs import EnvSpecs
 from gleanrl.envs.transforms.base import Transform
@@ -16,6 +17,7 @@ from gleanrl.envs.transforms.compose import Compose, as_transform, flattened
 from gleanrl.envs.transforms.rows import reset_rows
 from gleanrl.envs.transforms.stepper import TransformedStepper
 from gleanrl.errors import EnvironmentContractError, MissingKeyError, SchemaError, UnsupportedError
+from gleanrl.rollouts.extras import extra
 from gleanrl.rollouts.loop import Stepper
 from gleanrl.rollouts.steppers import TensorDictStepper
 from gleanrl.rollouts.usage import Usage
@@ -51,7 +53,7 @@ class TransformedEnv(EnvBase):
     def __init__(self, env: Any, transform: Any = None, cache_specs: bool = True, **kwargs: Any) -> None:
         if "device" in kwargs or "batch_size" in kwargs:
             raise UnsupportedError("TransformedEnv: device and batch_size follow from the environment's")
-        kwargs.setdefault("allow_done_after_reset", getattr(env, "allow_done_after_reset", False))
+        kwargs.setdefault("allow_done_after_reset", extra(env, "allow_done_after_reset", False))
         super().__init__(**kwargs)
         transform = Compose() if transform is None else as_transform(transform)
         if isinstance(env, TransformedEnv):
@@ -62,7 +64,7 @@ class TransformedEnv(EnvBase):
         self.cache_specs = cache_specs
         self.base_env: Any = env
         self.transform: Any = transform
-        self.usage = getattr(env, "usage", None) or Usage()
+        self.usage = extra(env, "usage") or Usage()
         if transform.container is None:
             transform.set_container(self)
         elif transform.container is not self:
@@ -91,8 +93,8 @@ class TransformedEnv(EnvBase):
     def _derive(self) -> EnvSpecs:
         base = self.base_env
         specs = EnvSpecs(self.batch_size, self.device)
-        output = self.transform.transform_output_spec(base.output_spec.clone())
-        inputs = self.transform.transform_input_spec(base.input_spec.clone())
+        output = self.transform.transform_output_spec(as_spec(base.output_spec).clone())
+        inputs = self.transform.transform_input_spec(as_spec(base.input_spec).clone())
         for role in ("observation", "reward", "done"):
             specs.set(role, output[f"full_{role}_spec"])
         for role in ("action", "state"):
@@ -122,6 +124,21 @@ class TransformedEnv(EnvBase):
     @is_closed.setter
     def is_closed(self, closed: bool) -> None:
         pass  # EnvBase begins open; the base environment knows
+
+    @property
+    def masks_frames(self) -> bool:
+        """Whether rollouts hold steps that are no frames."""
+        return bool(extra(self.base_env, "masks_frames", False))
+
+    @property
+    def stackable(self) -> bool:
+        """Whether the data of a batch of environments have the same keys, shapes and dtypes."""
+        return bool(extra(self.base_env, "stackable", True))
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the members of a batch of environments live."""
+        return bool(extra(self.base_env, "is_started", False))
 
     @property
     def actions_vary(self) -> bool:
@@ -237,9 +254,7 @@ class TransformedEnv(EnvBase):
         step after an end though it could do so at once.
         """
         base = self.base_env
-        waits = (
-            getattr(base, "masks_frames", False) is True and getattr(base, "resets_some", True) is not False
-        )
+        waits = self.masks_frames and extra(base, "resets_some", True)
         rows = self.transform.takes_rows() and not base.state_keys and not waits
         return TransformedStepper(self) if rows else TensorDictStepper(self)
 
@@ -281,7 +296,8 @@ class TransformedEnv(EnvBase):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name.startswith("_") or "base_env" not in self.__dict__.get("_modules", {}):
+            known = "base_env" in self.__dict__ or "base_env" in self.__dict__.get("_modules", {})
+            if name.startswith("_") or not known:
                 raise
         return getattr(self.base_env, name)
 
