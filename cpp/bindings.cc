@@ -53,6 +53,8 @@ std::int64_t find_nonfinite(std::uintptr_t address, std::int64_t n) {
 
 NB_MODULE(_core, m) {
   using namespace gleanrl;
+  // Objects that live until the interpreter ends are no leak: a buffer at the top of a script, say.
+  nb::set_leak_warnings(false);
   m.doc() = "Bytes and row numbers in, bytes and row numbers out; see the headers in cpp/.";
 
   nb::class_<Columns>(m, "Columns", "k columns of num_rows rows at addresses that the caller keeps alive.")

@@ -216,13 +216,14 @@ void bind_draws(nb::module_& m) {
       .def("update", &update_priorities, "index"_a, "priority"_a, "n"_a, "limit"_a, "written"_a, "expected"_a = 0,
            "Set the priorities of rows index[0:n] that weren't written since; return how many were.")
       .def("draw", &draw_priorities, "uniforms"_a, "n"_a, "stratified"_a, "beta"_a, "by_batch"_a, "written"_a,
-           "index"_a, "weight"_a, "generation"_a, "Draw n rows, with weights and generations, which are remembered.")
+           "index"_a, "weight"_a, "generation"_a, "Draw n rows, with weights and generations.")
       .def(
           "remember",
-          [](Priorities& self, std::uintptr_t index, std::int64_t n, std::uintptr_t written) {
-            self.remember(array_at<std::int64_t>("remember", index, n), table_at<std::int64_t>("remember", written));
+          [](Priorities& self, std::uintptr_t index, std::int64_t n, std::uintptr_t generation) {
+            self.remember(array_at<std::int64_t>("remember", index, n),
+                          array_at<std::int64_t>("remember", generation, n).data());
           },
-          "index"_a, "n"_a, "written"_a, "Remember the generations of rows index[0:n] as if they had been drawn.")
+          "index"_a, "n"_a, "generation"_a, "Take generation[0:n] as those of the last draws of rows index[0:n].")
       .def(
           "block",
           [](Priorities& self, std::uintptr_t index, std::int64_t n, std::uintptr_t flags) {

@@ -242,24 +242,20 @@ void Priorities::draw(std::span<const double> uniform, const DrawRule& rule, con
   if (n == 0) return;
   leaf_work_.resize(n);
   tree_.draw(uniform, rule.stratified, index, leaf_work_.data());
-  const auto ask = [&](size_t i) {
-    rows_.prefetch(index[i]);
-    __builtin_prefetch(written + index[i], 0, 2);
-  };
   // These arrive while the weights are computed.
   const size_t asked = std::min(n, static_cast<size_t>(kChunk));
-  for (size_t i = 0; i < asked; ++i) ask(i);
+  for (size_t i = 0; i < asked; ++i) __builtin_prefetch(written + index[i], 0, 2);
   importance_weights(leaf_work_, 1.0 / tree_.min_positive(), rule.beta, rule.by_batch, weight);
   for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead >= asked && i + kAhead < n) ask(i + kAhead);
+    if (i + kAhead >= asked && i + kAhead < n) __builtin_prefetch(written + index[i + kAhead], 0, 2);
     generation[i] = written[index[i]];
-    rows_.remember(index[i], generation[i]);
   }
 }
 
-void Priorities::remember(std::span<const int64_t> index, const int64_t* written) {
+void Priorities::remember(std::span<const int64_t> index, const int64_t* generation) {
   check_rows("remember", index, capacity());
-  for (const int64_t row : index) rows_.remember(row, written[row]);
+  for (const int64_t row : index) rows_.prefetch(row);
+  for (size_t i = 0; i < index.size(); ++i) rows_.remember(index[i], generation[i]);
 }
 
 void Priorities::block(std::span<const int64_t> index, const std::uint8_t* flag) {

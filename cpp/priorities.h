@@ -89,12 +89,12 @@ class Priorities {
                       const std::int64_t* written, const std::int64_t* expected);
 
   // index[i] = a row drawn with uniform[i] in [0, 1), weight[i] = its importance weight, generation[i] =
-  // written[index[i]], which is remembered.
+  // written[index[i]]. Nothing is remembered.
   void draw(std::span<const double> uniform, const DrawRule& rule, const std::int64_t* written, std::int64_t* index,
             float* weight, std::int64_t* generation);
 
-  // Remembers written[row] of each of these rows as if it had been drawn.
-  void remember(std::span<const std::int64_t> index, const std::int64_t* written);
+  // From now on generation[i] is that of the last draw of row index[i].
+  void remember(std::span<const std::int64_t> index, const std::int64_t* generation);
 
   // Row index[i] is blocked if flag[i] is not 0, else unblocked, until the next such call or clear_blocks(). It may be
   // in use or not.

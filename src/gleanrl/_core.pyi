@@ -203,7 +203,7 @@ class Priorities:
         weight: int,
         generation: int,
     ) -> None:
-        """Draw n rows in proportion to their leaves, with n float64 in [0, 1), and remember their generations.
+        """Draw n rows in proportion to their leaves, with n float64 in [0, 1), and read their generations.
 
         Writes rows to `index` (int64), importance weights to `weight` (float32) and the rows' counters to
         `generation` (int64). Weights are `(leaf / min_positive) ** -beta`, or with `by_batch` divided by the batch's
@@ -211,8 +211,8 @@ class Priorities:
         RuntimeError if all leaves are 0.
         """
 
-    def remember(self, index: int, n: int, written: int) -> None:
-        """Remember the generations of rows `index[0:n]` as if they had been drawn."""
+    def remember(self, index: int, n: int, generation: int) -> None:
+        """Take generation[0:n] as those of the last draws of rows index[0:n]."""
 
     def block(self, index: int, n: int, flags: int) -> None:
         """Block rows `index[0:n]` whose byte in `flags` isn't 0, unblock the others.

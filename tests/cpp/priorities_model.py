@@ -110,7 +110,7 @@ class Table:
         assert index[-1] == generation[-1] == weight[-1] == -7
         index, weight, generation = index[:-1], weight[:-1], generation[:-1]
         assert (generation == self.written[index]).all()
-        self.drawn.update(zip(index.tolist(), generation.tolist(), strict=True))
+        self.remember(index)
         leaves = np.array([self.leaf(row) for row in index.tolist()])
         assert (leaves > 0).all()
         if n:
@@ -122,9 +122,12 @@ class Table:
         return index, weight, generation
 
     def remember(self, index) -> None:
+        """Take rows as drawn now."""
         index = int64(index)
-        self.core.remember(address(index), len(index), address(self.written))
-        self.drawn.update({row: int(self.written[row]) for row in index.tolist()})
+        # A row that isn't there is for the core to refuse.
+        generation = int64([self.written[row] if 0 <= row < self.capacity else 0 for row in index.tolist()])
+        self.core.remember(address(index), len(index), address(generation))
+        self.drawn.update(zip(index.tolist(), generation.tolist(), strict=True))
 
     def block(self, index, flags) -> None:
         index, flags = int64(index), np.ascontiguousarray(flags, dtype=np.uint8)

@@ -136,3 +136,26 @@ def test_late_updates_without_generations(depth: int) -> None:
     buffer.extend(TAPE.rows(8, 10))
     buffer.update_priority(info["index"], torch.ones(64))
     assert buffer.stats().priorities_dropped == int((info["index"] < 2).sum()) > 0
+
+
+@pytest.mark.parametrize("depth", [None, 1, 3])
+def test_draws_ahead_dont_make_late_updates_timely(depth: int | None) -> None:
+    buffer = parts.ReplayBuffer(
+        storage=parts.LazyTensorStorage(8),
+        sampler=parts.PrioritizedSampler(max_capacity=8, alpha=1.0, beta=1.0),
+        batch_size=2,
+        prefetch=depth,
+        seed=0,
+    )
+    dropped = 0
+    for turn in range(30):
+        buffer.extend(TAPE.rows(8 * turn, 8 * turn + 8))
+        _, late = buffer.sample(return_info=True)
+        buffer.extend(TAPE.rows(8 * turn + 8, 8 * turn + 12))
+        _, served = buffer.sample(return_info=True)
+        gone = buffer.generation(late["index"]) != late["generation"]
+        again = torch.isin(late["index"], served["index"])
+        buffer.update_priority(late["index"], torch.ones(2))
+        dropped += int((gone & ~again).sum())
+        assert buffer.stats().priorities_dropped == dropped
+    assert dropped > 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from gleanrl.errors import InvalidArgumentError
@@ -22,6 +23,11 @@ class Part:
     def owner(self) -> Any:
         """The buffer that the part belongs to; None if it is free."""
         return None if self._owner is None else self._owner()
+
+    def guard(self) -> AbstractContextManager[Any]:
+        """Return the lock of the buffer that the part belongs to, for changes that users make to the part itself."""
+        owner = self.owner
+        return nullcontext() if owner is None else owner._lock
 
     def check_free(self, name: str, taker: Any) -> None:
         """Raise `InvalidArgumentError` if the part belongs to another buffer than `taker`.

@@ -10,7 +10,13 @@ from tensordict import is_tensor_collection
 from gleanrl.data.replay_buffers.parts import Parts
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
 from gleanrl.data.replay_buffers.storages.indexing import is_key, slots_of_update
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, UnsupportedError
+from gleanrl.errors import (
+    IndexRangeError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    SchemaError,
+    UnsupportedError,
+)
 from gleanrl.records import Placement, Selection
 
 _WHOLE = slice(None)
@@ -170,7 +176,9 @@ class Recording(Parts):
             SchemaError: another number of priorities or generations than of indices; nothing changed.
         """
         with self._lock:
-            self._sampler.update_priority(self._storage, self._slots(index), priority, generation)
+            storage, sampler = self._storage, self._sampler
+            slots = slots_of_update(index, storage.shape, check=not sampler.takes_priorities)
+            sampler.update_priority(storage, slots, priority, generation)
 
     def mark_update(self, index: Any) -> None:
         """Give stored records the priority of new ones, as after a write; does nothing without priorities.
@@ -184,6 +192,27 @@ class Recording(Parts):
         with self._lock:
             slots = self._slots(index)
             self._sampler.mark_update(self._storage, slots[slots >= 0])
+
+    def generation(self, index: Any) -> torch.Tensor:
+        """Return how often each slot has been written by now: what `update_priority` compares with.
+
+        After `extend`, ``update_priority(index, priority, buffer.generation(index))`` is for the records just
+        written, whatever was drawn from their slots before.
+
+        Args:
+            index: see `update_priority`, without -1.
+
+        Returns:
+            ``(n,)`` int64.
+
+        Raises:
+            IndexRangeError: an index outside the stored part.
+        """
+        with self._lock:
+            slots = self._slots(index)
+            if (slots < 0).any():
+                raise IndexRangeError("generation: index -1 stands for no record")
+            return self._storage.generation(slots)
 
     def _slots(self, index: Any) -> torch.Tensor:
         return slots_of_update(index, self._storage.shape)

@@ -85,10 +85,12 @@ class Serving(Recording):
             batch = self._transforms.read(batch)
         return pin(batch) if self._pin_memory else batch
 
-    def _draw(self, size: int, generations: bool) -> Ticket:
-        """Draw now; the caller holds the lock."""
+    def _draw(self, size: int, generations: bool, ahead: bool = False) -> Ticket:
+        """Draw a batch, to be handed out now or ahead of that; the caller holds the lock."""
         storage, sampler = self._storage, self._sampler
         drawn = sampler.draw(storage, size, generations)
+        if not ahead and sampler.takes_priorities:
+            sampler.on_serve(storage, drawn)
         return Ticket(drawn, storage, storage.changes, storage.content, sampler.ran_out, sampler.epoch)
 
     def _fetch_now(
@@ -124,22 +126,25 @@ class Serving(Recording):
         with self._lock:
             while prefetcher.wants_more:
                 mark = self._sampler.mark()
-                prefetcher.put(self._draw(size, True)._replace(mark=mark))
+                prefetcher.put(self._draw(size, True, ahead=True)._replace(mark=mark))
             ticket, coming = prefetcher.take()
             self._sampler.ran_out = ticket.ran_out
             self._batches_sampled += 1
         records = coming.result()
         storage, drawn = ticket.storage, ticket.drawn
-        if storage.changes != ticket.changes:
-            with self._lock:
-                if storage.content is not ticket.content:
-                    return self._replace(size, drawn, None, True)
-                if not torch.equal(storage.generation(drawn.slots), _generation(drawn)):
-                    everything = torch.ones(drawn.slots.shape, dtype=torch.bool, device="cpu")
-                    drawn = self._redraw(ticket, everything, True)
-                    ticket = ticket._replace(epoch=self._sampler.epoch)
-                    self._sampler.ran_out = ticket.ran_out  # later batches may be on their way
-                    records = storage.fetch(drawn.slots)
+        with self._lock:
+            if storage.content is not ticket.content:
+                return self._replace(size, drawn, None, True)
+            if storage.changes == ticket.changes or torch.equal(
+                storage.generation(drawn.slots), _generation(drawn)
+            ):
+                self._sampler.on_serve(storage, drawn)
+            else:
+                everything = torch.ones(drawn.slots.shape, dtype=torch.bool, device="cpu")
+                drawn = self._redraw(ticket, everything, True)
+                ticket = ticket._replace(epoch=self._sampler.epoch)
+                self._sampler.ran_out = ticket.ran_out  # later batches may be on their way
+                records = storage.fetch(drawn.slots)
         return ticket, drawn, records
 
     def _replace(
@@ -158,7 +163,9 @@ class Serving(Recording):
     def _redraw(self, ticket: Ticket, stale: torch.Tensor, generations: bool) -> Draw:
         """Draw the stale rows again; the lock keeps writers away until they are fetched."""
         self._rows_redrawn += int(stale.sum())
-        return self._sampler.redraw(ticket.storage, ticket.drawn, stale, generations)
+        drawn = self._sampler.redraw(ticket.storage, ticket.drawn, stale, generations)
+        self._sampler.on_serve(ticket.storage, drawn)
+        return drawn
 
     def _carry(self, records: Any, drawn: Draw, extras: Mapping[NestedKey, torch.Tensor]) -> None:
         """Add index, weights and generations to a batch."""

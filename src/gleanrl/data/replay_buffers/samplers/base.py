@@ -30,6 +30,9 @@ class Sampler(Part, ABC):
             the first draw.
     """
 
+    takes_priorities = False
+    """Whether `update_priority` does something; it checks its slots then."""
+
     def __init__(self, seed: int | None = None) -> None:
         self._random = OwnedGenerator(seed)
         self._ran_out = False
@@ -83,6 +86,9 @@ class Sampler(Part, ABC):
     def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
         """Return other slots for the stale rows, or for all; generations don't matter here."""
 
+    def on_serve(self, storage: Storage, draw: Draw) -> None:
+        """Learn that a batch is about to be handed out, in the order of the batches."""
+
     def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
         """Return what else is delivered with each row; `records` are the rows as they were fetched."""
         return draw.extras
@@ -100,6 +106,7 @@ class Sampler(Part, ABC):
         if batch_size < 1:
             raise InvalidArgumentError(f"batch_size: expected 1 or more, got {batch_size}")
         drawn = self.draw(storage, batch_size, generations=True)
+        self.on_serve(storage, drawn)
         return coordinates(drawn.slots, storage), {**drawn.extras, "generation": drawn.generation}
 
     def mark(self) -> tuple[Any, ...]:

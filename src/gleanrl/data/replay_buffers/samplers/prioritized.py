@@ -16,6 +16,7 @@ from gleanrl.records import Draw, Placement
 class Prioritized(Sampler):
     """What samplers with priorities share: their table, and what the buffer tells it."""
 
+    takes_priorities = True
     reduction: str
     """How several priorities of one record become one."""
     _priorities: PriorityTable
@@ -32,7 +33,8 @@ class Prioritized(Sampler):
 
     @alpha.setter
     def alpha(self, value: float) -> None:
-        self._priorities.alpha = value
+        with self.guard():
+            self._priorities.alpha = value
 
     @property
     def beta(self) -> float:
@@ -50,7 +52,8 @@ class Prioritized(Sampler):
 
     @eps.setter
     def eps(self, value: float) -> None:
-        self._priorities.eps = value
+        with self.guard():
+            self._priorities.eps = value
 
     @property
     def default_priority(self) -> float:
@@ -65,6 +68,11 @@ class Prioritized(Sampler):
     def check_storage(self, storage: Storage) -> None:
         """Raise `InvalidArgumentError` if `storage` has more rows than there is room for."""
         self._priorities.check_room(storage)
+
+    def on_serve(self, storage: Storage, draw: Draw) -> None:
+        """Remember the generations that updates will be for."""
+        generation = storage.generation(draw.slots) if draw.generation is None else draw.generation
+        self._priorities.remember(storage, draw.slots, generation)
 
     def on_write(self, storage: Storage, placement: Placement) -> None:
         """Give new records their priority."""

@@ -17,6 +17,8 @@ from gleanrl.native import Episodes
 from gleanrl.records import Draw, Placement
 from gleanrl.tree import NestedKey
 
+_CHUNK = 1 << 14  # time steps looked at together
+
 
 class PrioritizedSliceSampler(Prioritized, SliceSampler):
     """Draws slices by the priority of their first step.
@@ -128,13 +130,16 @@ class PrioritizedSliceSampler(Prioritized, SliceSampler):
             raise
         lengths = _locate(table, first)[1].clamp_(max=length)
         drawn = cut(table, self._rule, length, first, lengths)
-        self._priorities.remember(storage, drawn.slots)
         weight = weight.repeat_interleave(length if self._rule.pad else lengths)
         extras = {**drawn.extras, "_weight": weight, "priority_weight": weight}
         return drawn._replace(extras=extras, asked=batch_size)
 
     def _find_starts(self, storage: Storage, table: Episodes, length: int, step: int, count: int) -> None:
         """Learn which of `count` time steps from `step` on, around the ring, are first steps."""
+        for begin in range(step, step + count, _CHUNK):
+            self._find_some(storage, table, length, begin, min(_CHUNK, step + count - begin))
+
+    def _find_some(self, storage: Storage, table: Episodes, length: int, step: int, count: int) -> None:
         streams = table.num_streams
         steps = torch.arange(step, step + count, device="cpu") % table.capacity
         slots = (steps[:, None] * streams + torch.arange(streams, device="cpu")).view(-1)

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
+from gleanrl.errors import IndexRangeError, InvalidArgumentError, InvalidTypeError, SchemaError
 from gleanrl.native import Priorities
 
+_DIRECT = {torch.float64: (torch.float32, torch.float64), torch.int64: (torch.int64,)}
 _REDUCTIONS = ("max", "min", "mean", "median", "sum")
 
 
@@ -46,6 +47,8 @@ def check_reduction(reduction: str) -> str:
 
 def per_slot(name: str, values: Any, count: int, dtype: torch.dtype) -> torch.Tensor:
     """Return `values` as ``(count,)`` of `dtype` on the CPU."""
+    if isinstance(values, torch.Tensor) and values.shape == (count,) and values.dtype in _DIRECT[dtype]:
+        return values.detach().to("cpu", dtype).contiguous()  # what a training loop brings
     try:
         # By way of NumPy: torch takes Python's numbers for single precision.
         tensor = torch.as_tensor(values if isinstance(values, torch.Tensor) else np.asarray(values)).detach()
@@ -79,7 +82,7 @@ def check_priorities(values: torch.Tensor, alpha: float, eps: float, dtype: torc
 
 
 class as_ours:
-    """Turns the core's ValueError into the library's error."""
+    """Turns the core's errors into the library's."""
 
     def __enter__(self) -> None:
         pass
@@ -87,3 +90,5 @@ class as_ours:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is ValueError:
             raise InvalidArgumentError(str(error)) from error
+        if kind is IndexError:
+            raise IndexRangeError(f"index: {error}") from error

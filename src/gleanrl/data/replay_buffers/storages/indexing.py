@@ -76,16 +76,17 @@ def slots_at(index: Any, shape: torch.Size) -> tuple[torch.Tensor, torch.Size]:
     return picked.reshape(-1).contiguous(), picked.shape
 
 
-def slots_of_update(index: Any, shape: torch.Size) -> torch.Tensor:
+def slots_of_update(index: Any, shape: torch.Size, check: bool = True) -> torch.Tensor:
     """Return the slots of what `extend` or `sample` returned as index, with -1 for what is to be skipped.
 
     Args:
         index: an int or ``(n,)`` integers; with ``ndim > 1`` ``(n, ndim)`` coordinates, or a tuple of `ndim`
             integer tensors. -1 (in any coordinate) skips a row.
         shape: the visible part, ``[steps, *batch]``.
+        check: whether plain slots are looked at here; the native core does it otherwise.
 
     Returns:
-        ``(n,)`` int64, contiguous, on the CPU: in ``[-1, number of slots)``.
+        ``(n,)`` int64, contiguous, on the CPU: in ``[-1, number of slots)`` if checked.
 
     Raises:
         IndexRangeError: another negative number, or one outside the visible part.
@@ -106,7 +107,8 @@ def slots_of_update(index: Any, shape: torch.Size) -> torch.Tensor:
         return _flat(positions.reshape(-1, ndim), shape)
     if positions.ndim > 2 or (positions.ndim == 2 and positions.shape[-1] != 1):
         raise IndexRangeError(f"index: expected (n,) slots, got {tuple(positions.shape)}")
-    return _updatable(positions.reshape(-1).contiguous(), shape.numel())
+    slots = positions.reshape(-1).contiguous()
+    return _updatable(slots, shape.numel()) if check else slots
 
 
 def members_at(index: Any, size: int) -> list[int] | int:
