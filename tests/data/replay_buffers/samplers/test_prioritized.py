@@ -155,3 +155,19 @@ def test_another_mask_column():
         buffer["collector", "mask"] = changed.T
         assert buffer.sample()["x"].unique().tolist() == kept
     sampler._priorities.check_valid()
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_table_that_was_made_before_the_first_write_rounded_the_storage_up(behind):
+    sampler = PrioritizedSampler(10, 1.0, 1.0, seed=0)
+    buffer = copy.deepcopy(
+        ReplayBuffer(storage=LazyTensorStorage(10, ndim=2), sampler=sampler, batch_size=200)
+    )
+    buffer.load_state_dict(buffer.state_dict())
+    steps = TensorDict({"x": torch.arange(12).view(3, 4)}, [3, 4])
+    if behind:
+        buffer.storage.set(0, steps.transpose(0, 1))
+    else:
+        buffer.extend(steps)
+    assert buffer.storage.max_size == 12
+    assert buffer.sample()["x"].unique().tolist() == list(range(12))

@@ -124,14 +124,15 @@ class PriorityTable:
 
     def on_write(self, storage: Storage, placement: Placement) -> None:
         """Give the rows of a ring write the priority of new ones."""
+        native, per_step = self._native, storage.rows_per_step
         if (
-            self._native is None
+            native is None
             or self._content is not storage.content
             or self._changes != storage.changes - 1
+            or native.capacity < placement.capacity * per_step  # the first write rounded the storage's size up
         ):
             self.sync(storage)
             return
-        per_step = storage.rows_per_step
         self._enter(storage, placement.start * per_step, placement.num_steps * per_step)
         self._changes = storage.changes
 
@@ -174,9 +175,11 @@ class PriorityTable:
         """Return the native table of what `storage` holds; rows written behind its back are new ones."""
         native = self._native
         if native is not None and self._content is storage.content:
-            if self._changes != storage.changes:
+            if self._changes == storage.changes:
+                return native
+            if native.capacity >= storage.max_size:
                 self._catch_up(native, storage)
-            return native
+                return native
         if native is None or native.capacity < storage.max_size:
             native = self._native = self._make(storage)
         saved, self._saved = self._saved, None
