@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tensordict import TensorDict
 
 from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
 from gleanrl.errors import InvalidArgumentError, SchemaError
@@ -120,3 +121,39 @@ def test_a_broken_state_changes_nothing(change):
     with pytest.raises(SchemaError, match="load_state_dict"):
         sampler.load_state_dict({**sampler.state_dict(), **change})
     assert sorted(first + sampler.draw(storage, 100).slots.tolist()) == list(range(10))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_what_is_overwritten_by_rows_that_are_no_steps_leaves_the_epoch(shuffle, prefetch):
+    def steps(start: int, kept: bool) -> TensorDict:
+        mask = torch.full((2, 4), kept)
+        return TensorDict(
+            {"x": torch.arange(start, start + 8).view(2, 4), "collector": {"mask": mask}}, [2, 4]
+        )
+
+    sampler = SamplerWithoutReplacement(shuffle=shuffle, seed=0)
+    buffer = ReplayBuffer(
+        storage=LazyTensorStorage(16, ndim=2), sampler=sampler, batch_size=3, prefetch=prefetch
+    )
+    buffer.extend(steps(0, True))
+    buffer.extend(steps(8, True))
+    served = buffer.sample()["x"].tolist()
+    buffer.extend(steps(16, False))
+    while not sampler.ran_out:
+        fresh = buffer.sample()["x"].tolist()
+        assert fresh and all(8 <= x < 16 for x in fresh)
+        served += fresh
+    assert len(set(served)) == len(served) and set(range(8, 16)) <= set(served)
+    sampler.check_valid()
+
+
+def test_a_redraw_leaves_out_what_is_no_step_any_more():
+    storage, sampler = LazyTensorStorage(6, ndim=2), SamplerWithoutReplacement(shuffle=False)
+    mask = torch.ones(6, 1, dtype=torch.bool)
+    storage.set(0, TensorDict({"collector": {"mask": mask}}, [6, 1]))
+    drawn, stale = sampler.draw(storage, 3), torch.ones(3, dtype=torch.bool)
+    storage.set(0, TensorDict({"collector": {"mask": ~mask[:2]}}, [2, 1]))
+    assert sampler.redraw(storage, drawn, stale).slots.tolist() == [2]
+    storage.set(2, TensorDict({"collector": {"mask": ~mask[:1]}}, [1, 1]))
+    assert sampler.redraw(storage, drawn, stale).slots.tolist() == [3, 4, 5]

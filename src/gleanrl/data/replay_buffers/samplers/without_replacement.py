@@ -17,8 +17,8 @@ class SamplerWithoutReplacement(Sampler):
 
     An epoch covers the slots that were filled when it began. Slots that are filled during an epoch join the
     next one; a slot that is overwritten during an epoch is still served once, with the record it holds at
-    that moment. The last batch of an epoch is short if the rest is (left out with `drop_last`) and sets
-    `ran_out`; the following draw begins a new epoch. ``for batch in buffer`` is one whole epoch: it begins a
+    that moment (unless that is no step). The last batch of an epoch is short if the rest is (left out with
+    `drop_last`) and sets `ran_out`; the following draw begins a new epoch. ``for batch in buffer`` is one whole epoch: it begins a
     new one, also after an earlier loop was left by ``break``. `sample` goes on in the running one, also in a
     restored buffer.
 
@@ -47,6 +47,8 @@ class SamplerWithoutReplacement(Sampler):
     def _draw(self, storage: Storage, batch_size: int) -> Draw:
         if self._content is not storage.content:
             self._move_to(storage)
+        if storage.has_mask:
+            self._leave_out_masked(storage)
         left = self._size - self._position
         if left < (batch_size if self.drop_last else 1):
             self._begin(storage, batch_size)
@@ -83,9 +85,22 @@ class SamplerWithoutReplacement(Sampler):
         self.epoch += 1
         self._position = 0
 
+    def _leave_out_masked(self, storage: Storage) -> None:
+        """Take what is no step any more out of what is left of the epoch."""
+        due = torch.arange(self._size, device="cpu") if self._order is None else self._order
+        masked = storage.masked(due[self._position :])
+        if masked is not None and masked.any():
+            self._order = torch.cat([due[: self._position], due[self._position :][~masked]])
+            self._size = self._order.shape[0]
+
     def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
-        # Each slot is due once in the epoch, whatever it holds by now.
-        return Draw(draw.slots)
+        # Each slot is due once in the epoch, whatever it holds by now, as long as that is a step.
+        masked = storage.masked(draw.slots)
+        if masked is None or not masked.any():
+            return Draw(draw.slots)
+        if masked.all():
+            return self._draw(storage, draw.slots.shape[0])
+        return Draw(draw.slots[~masked])
 
     def mark(self) -> tuple[Any, ...]:
         """Return the present place in the sequence of draws, for `rewind`."""
