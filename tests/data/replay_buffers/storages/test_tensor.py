@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
@@ -360,3 +362,20 @@ def test_leaves_that_share_memory_get_columns_of_their_own():
         assert storage.get(slice(None))[key].flatten().tolist() == [0, 0, 0, value, value]
     # One of those that share is the user's own tensor still.
     assert done.abs().sum() == 2 and wide.flatten().tolist() == [0, 0, 0, 3, 3, 0, 0, 0]
+
+
+def test_rows_that_are_no_steps_are_never_drawn_however_they_came():
+    def steps(kept: list[int]) -> TensorDict:
+        mask = torch.zeros(6, dtype=torch.bool)
+        mask[kept] = True
+        return TensorDict({"x": torch.arange(6), "collector": {"mask": mask}}, [6])
+
+    adopted = ReplayBuffer(storage=TensorStorage(steps([1, 4])), batch_size=100)
+    replaced = ReplayBuffer(storage=LazyTensorStorage(6), batch_size=100)
+    replaced.extend(steps(list(range(6))))
+    assert not replaced.storage.has_mask
+    replaced[:] = steps([1, 4])
+    loaded = ReplayBuffer(storage=LazyTensorStorage(6), batch_size=100)
+    loaded.load_state_dict(replaced.state_dict())
+    for buffer in (adopted, replaced, loaded, copy.deepcopy(adopted)):
+        assert buffer.sample()["x"].unique().tolist() == [1, 4]

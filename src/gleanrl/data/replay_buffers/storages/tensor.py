@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -81,6 +81,7 @@ class TensorStorage(Storage):
         self._check_batch(lead[1:], lead[0], "storage")
         self._initialize(form, lead[1:])
         self._publish_all(lead[0])
+        self._watch_mask(columns)
 
     def _open(self, max_size: int, allocator: Allocator, device: torch.device, ndim: int) -> None:
         """Set up an empty storage; what every constructor of the family does."""
@@ -189,6 +190,12 @@ class TensorStorage(Storage):
         if self.ndim > 1 and form.mask is not None:
             self._mask = columns[form.mask].view(-1)
 
+    def _watch_mask(self, leaves: Sequence[torch.Tensor]) -> None:
+        """Keep an eye on the mask if rows come that are no steps; with one dimension writes leave those out."""
+        mask, columns = self.format.mask, self._columns
+        if mask is not None and columns is not None and self._mask is None and not leaves[mask].all():
+            self._mask = columns.columns[mask].view(-1)
+
     def _copy_span(self, rows: list[torch.Tensor], skipped: int, start: int, count: int) -> None:
         assert self._columns is not None
         if skipped:
@@ -228,6 +235,7 @@ class TensorStorage(Storage):
             )
         form.check(leaves, lead, where)
         assert self._columns is not None
+        self._watch_mask(leaves)
         return Prepared(self._columns.ready(leaves), shape.numel())
 
     # Reading
@@ -358,6 +366,7 @@ class TensorStorage(Storage):
         # Saved columns come in the order of the saved leaves.
         for column, path in zip(self._columns.columns, self.format.schema.paths, strict=True):
             column[:used].copy_(state_dict["columns"][form.schema.index(path)])
+        self._watch_mask([column[:used] for column in self._columns.columns])
         self._restore_base(state_dict)
 
     def _check_saved(self, state: dict[str, Any]) -> RecordFormat | None:
