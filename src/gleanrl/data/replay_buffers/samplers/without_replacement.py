@@ -18,9 +18,9 @@ class SamplerWithoutReplacement(Sampler):
     An epoch covers the slots that were filled when it began. Slots that are filled during an epoch join the
     next one; a slot that is overwritten during an epoch is still served once, with the record it holds at
     that moment (unless that is no step). The last batch of an epoch is short if the rest is (left out with
-    `drop_last`) and sets `ran_out`; the following draw begins a new epoch. ``for batch in buffer`` is one whole epoch: it begins a
-    new one, also after an earlier loop was left by ``break``. `sample` goes on in the running one, also in a
-    restored buffer.
+    `drop_last`) and sets `ran_out`; the following draw begins a new epoch. ``for batch in buffer`` is one whole
+    epoch: it begins a new one, also after an earlier loop was left by ``break``. `sample` goes on in the
+    running one, also in a restored buffer.
 
     An epoch belongs to one content of one storage: after the storage was emptied or loaded, and with another
     storage (because the sampler moved to another buffer, say), the next draw begins a new one. A state that
