@@ -29,6 +29,7 @@ from gleanrl.errors import (
     SchemaError,
     UnsupportedError,
 )
+from gleanrl.rollouts.extras import seed_env
 from gleanrl.rollouts.plan import RolloutPlan, plan_rollout
 
 
@@ -298,9 +299,9 @@ class SyncDataCollector(DataCollectorBase):
             The last seed that was used: `seed` itself for one environment.
         """
         self._check_open()
-        last = self.env.set_seed(seed, static_seed=static_seed)
+        last = seed_env(self.env, seed, static_seed)
         self._collection.reset()
-        return int(last)
+        return last
 
     def update_policy_weights_(self, policy_weights: TensorDictBase | None = None) -> None:
         """Copy weights into the collector's own policy, in place.
@@ -375,9 +376,7 @@ class SyncDataCollector(DataCollectorBase):
             raise MissingKeyError(f"load_state_dict: missing {missing}; got {sorted(state_dict)}")
         unexpected = sorted(set(state_dict) - needed - {"episodes", "ledger"})
         if strict and unexpected:
-            raise SchemaError(
-                f"load_state_dict: unexpected {unexpected}; this collector has {sorted(needed)}"
-            )
+            raise SchemaError(f"load_state_dict: unexpected {unexpected}; expected {sorted(needed)}")
         with unchanged_on_error(self.policy, self.env):
             if has_policy and "policy_state_dict" in state_dict:
                 self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict, **kwargs)

@@ -12,6 +12,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from gleanrl.block import Block
 from gleanrl.envs.unstacked import lazy_steps
 from gleanrl.errors import InvalidArgumentError, MissingArgumentError, UnsupportedError
+from gleanrl.rollouts.extras import extra
 from gleanrl.rollouts.loop import StepFault, collect
 from gleanrl.rollouts.plan import RolloutPlan, explain, plan_rollout
 from gleanrl.tree import NestedKey, as_key, as_path
@@ -47,7 +48,7 @@ def run_rollout(
         raise MissingArgumentError("rollout: auto_reset=False needs the tensordict to start from")
     policy_device = _policy_device(policy) if options.auto_cast_to_device else None
     start = env.reset(root) if options.auto_reset and root is not None else root
-    if not getattr(env, "stackable", True):
+    if not extra(env, "stackable", True):
         return _unstacked(env, max_steps, policy, env.reset() if start is None else start, options, out)
     with torch.no_grad():
         plan = plan_rollout(env, policy, policy_device, start, act_now=True)

@@ -24,6 +24,7 @@ from gleanrl.errors import (
 )
 from gleanrl.pool import BufferPool
 from gleanrl.rollouts.actors import RandomActor, RowLayout, make_actor, probe, spare
+from gleanrl.rollouts.extras import actions_vary, extra
 from gleanrl.rollouts.loop import Actor, StepFault, Stepper
 from gleanrl.rollouts.modules import Values
 from gleanrl.rollouts.policies import RandomPolicy, wrap_policy
@@ -108,7 +109,7 @@ def plan_rollout(
     if isinstance(wrapped, RandomPolicy):
         moved = None
     trial = _Trial(stepper, env, moved, act_now)
-    trial.primed = frozenset(("next", *as_path(key)) for key in getattr(env, "primed_keys", ()))
+    trial.primed = frozenset(("next", *as_path(key)) for key in extra(env, "primed_keys", ()))
     wrapped, written = _outputs(wrapped, policy, trial, actions)
     _check_written(written, env_schema, trial.primed)
     after = [path for path in written if path[0] == "next"]
@@ -118,7 +119,7 @@ def plan_rollout(
     device = env.device
     roots = tuple(path for path in env_schema.paths if path[0] != "next" and path != MASK)
     layout = RowLayout(roots, tuple(actions), stepper.batch_size, device, moved)
-    vary = getattr(env, "actions_vary", False) is True  # what may be drawn follows from the row before
+    vary = actions_vary(env)
     actor: Actor = make_actor(wrapped, written, layout, trial.first)
     if isinstance(wrapped, RandomPolicy):
         actor = RandomActor(wrapped, written, vary)

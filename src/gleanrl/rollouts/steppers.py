@@ -16,6 +16,7 @@ from tensordict import TensorDictBase
 
 from gleanrl.block import Block, Field, Schema
 from gleanrl.errors import EnvironmentContractError
+from gleanrl.rollouts.extras import extra
 from gleanrl.rollouts.loop import StepFault, Stepper
 from gleanrl.rollouts.stepping import advance
 from gleanrl.rollouts.usage import Usage
@@ -27,7 +28,7 @@ BATCH = -1
 
 def make_stepper(env: Any) -> Stepper:
     """Return the stepper of `env`: its own if it has one, the TensorDict one otherwise."""
-    factory = getattr(env, "make_stepper", None)
+    factory = extra(env, "make_stepper")
     return factory() if factory is not None else TensorDictStepper(env)
 
 
@@ -47,7 +48,7 @@ class TensorDictStepper:
         self.device: torch.device | None = env.device
         self.reset_when_done = True
         self._num_envs = max(1, self.batch_size.numel())
-        self._usage: Usage = getattr(env, "usage", None) or Usage()
+        self._usage: Usage = extra(env, "usage") or Usage()
         self._token = object()
         self._carry: TensorDictBase | None = None
         self._schema: Schema | None = None

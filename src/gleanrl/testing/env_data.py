@@ -6,6 +6,7 @@ import torch
 
 from gleanrl.data.specs import TensorSpec
 from gleanrl.errors import ConformanceError
+from gleanrl.rollouts.extras import extra
 from gleanrl.testing.runs import Leaves, Runs, rows, same, shown
 from gleanrl.tree import FLAGS, Path, as_key, as_path
 
@@ -77,7 +78,7 @@ def flags(runs: Runs) -> None:
                 where = f"{as_key((*group, 'done'))!r} of {place}"
                 got = f"done {done.tolist()}, terminated or truncated {either.tolist()}"
                 raise ConformanceError("flags", where, "terminated or truncated", got)
-    may = getattr(runs.env, "allow_done_after_reset", False)
+    may = extra(runs.env, "allow_done_after_reset", False)
     starts = [("reset", runs.first.first, torch.ones(runs.subject.batch_size, dtype=torch.bool))]
     starts += [
         (f"the reset after step {t}", step.following, step.fresh) for t, step in enumerate(runs.first.steps)

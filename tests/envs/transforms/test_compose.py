@@ -17,7 +17,7 @@ from gleanrl.envs.transforms import (
     TransformedEnv,
 )
 from gleanrl.envs.transforms.compose import CallableTransform, flattened
-from gleanrl.errors import ContainerError, InvalidTypeError
+from gleanrl.errors import ContainerError, InvalidTypeError, UnsupportedError
 from tests.envs.transforms.ways import single
 
 
@@ -126,3 +126,15 @@ def test_a_chain_in_a_buffer_keeps_its_state_with_it():
     other = copy.deepcopy(buffer)
     buffer._transform if hasattr(buffer, "_transform") else None
     assert other.sample()["a"].tolist() == [2.0, 2.0]
+
+
+def test_a_transform_of_another_library_is_refused():
+    class Foreign:
+        def __call__(self, tensordict):
+            return tensordict
+
+        def transform_observation_spec(self, spec):
+            return spec
+
+    with pytest.raises(UnsupportedError, match="Foreign is another library's .* its own TransformedEnv"):
+        Compose(Foreign())

@@ -233,3 +233,30 @@ def test_agents_flags_reach_every_group():
     env = TransformedEnv(team(), StepCounter(2))
     assert {("agents", "step_count"), "step_count"} <= set(env.observation_spec.keys(True, True))
     assert isinstance(env.reset(), TensorDict)
+
+
+class Updating:
+    """Another library's environment: a reset writes into what it is given and returns that."""
+
+    def __init__(self, env):
+        self.env = env
+
+    def __getattr__(self, name):
+        return getattr(self.env, name)
+
+    def reset(self, tensordict=None, **kwargs):
+        fresh = self.env.reset(tensordict, **kwargs)
+        if tensordict is None:
+            return fresh
+        return tensordict.update(fresh).exclude("_reset", inplace=True)
+
+
+def test_an_environment_that_returns_what_it_is_given():
+    env = TransformedEnv(Updating(CountingEnv(batch_size=(2,))), StepCounter(3))
+    data = env.rollout(20, break_when_any_done=False)
+    expected = TransformedEnv(CountingEnv(batch_size=(2,)), StepCounter(3))
+    assert (data == expected.rollout(20, break_when_any_done=False).update(data.select("action"))).all()
+    root = data[:, -1].exclude("next", "action").set("_reset", torch.tensor([[True], [False]]))
+    before = root.clone()
+    env.reset(root)
+    assert (root == before).all()

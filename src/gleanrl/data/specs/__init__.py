@@ -7,6 +7,7 @@ from gleanrl.data.specs.binary import Binary
 from gleanrl.data.specs.bounded import Bounded, BoundedContinuous, BoundedDiscrete
 from gleanrl.data.specs.choice import Categorical, OneHot
 from gleanrl.data.specs.composite import Composite
+from gleanrl.data.specs.foreign import as_spec
 from gleanrl.data.specs.lazy import check_no_exclusive_keys, consolidate_spec, contains_lazy_spec
 from gleanrl.data.specs.multi_choice import MultiCategorical, MultiOneHot
 from gleanrl.data.specs.non_tensor import NonTensor
@@ -58,6 +59,7 @@ __all__ = [
     "UnboundedContinuousTensorSpec",
     "UnboundedDiscrete",
     "UnboundedDiscreteTensorSpec",
+    "as_spec",
     "check_no_exclusive_keys",
     "consolidate_spec",
     "contains_lazy_spec",

@@ -11,7 +11,7 @@ from torch import nn
 from gleanrl.data.specs import Composite
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.rows import Record
-from gleanrl.errors import ContainerError, InvalidTypeError
+from gleanrl.errors import ContainerError, InvalidTypeError, UnsupportedError
 from gleanrl.tree import NestedKey
 
 
@@ -234,9 +234,15 @@ def as_transform(transform: Any) -> Any:
 
     Raises:
         InvalidTypeError: if it is neither (also a TypeError).
+        UnsupportedError: if it is another library's transform, which knows that library's environments only.
     """
     if isinstance(transform, Transform):
         return transform
+    if hasattr(transform, "transform_observation_spec"):
+        raise UnsupportedError(
+            f"transform: {type(transform).__name__} is another library's ({type(transform).__module__}); wrap an "
+            "environment of that library in its own TransformedEnv, or take the transform of gleanrl.envs.transforms"
+        )
     if not callable(transform):
         raise InvalidTypeError(f"transform: expected a Transform or a callable, got {transform!r}")
     return CallableTransform(transform)

@@ -17,7 +17,7 @@ from gleanrl.envs.transforms.compose import Compose, as_transform, flattened
 from gleanrl.envs.transforms.rows import reset_rows
 from gleanrl.envs.transforms.stepper import TransformedStepper
 from gleanrl.errors import EnvironmentContractError, MissingKeyError, SchemaError, UnsupportedError
-from gleanrl.rollouts.extras import extra
+from gleanrl.rollouts.extras import extra, seed_env
 from gleanrl.rollouts.loop import Stepper
 from gleanrl.rollouts.steppers import TensorDictStepper
 from gleanrl.rollouts.usage import Usage
@@ -227,7 +227,7 @@ class TransformedEnv(EnvBase):
         if partial and self._keeps_first(reset_rows(tensordict, self.reset_keys)):
             return base.full_observation_spec.zero().update(base.full_done_spec.zero())
         if not partial or not isinstance(base, EnvBase):
-            return base.reset(tensordict, **kwargs)
+            return base.reset(tensordict.copy(), **kwargs)  # a foreign one may return what it was given
         self._check_open()
         base.usage.by(None)
         fresh = base._reset(tensordict, **kwargs)
@@ -239,7 +239,7 @@ class TransformedEnv(EnvBase):
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the base environment; see `EnvBase.set_seed`."""
-        return int(self.base_env.set_seed(seed, static_seed=static_seed))
+        return seed_env(self.base_env, seed, static_seed)
 
     def close(self, **kwargs: Any) -> None:
         """Close the base environment; calling it again does nothing."""

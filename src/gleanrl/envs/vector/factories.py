@@ -10,6 +10,7 @@ from typing import Any
 import cloudpickle
 
 from gleanrl.errors import ClosedError, InvalidArgumentError, InvalidTypeError, LengthError, UnsupportedError
+from gleanrl.rollouts.extras import extra
 
 
 @dataclass(frozen=True)
@@ -81,14 +82,14 @@ def require_unused(env: Any) -> None:
         ClosedError: if it was closed.
         InvalidArgumentError: if it was stepped, reset or started.
     """
-    usage = getattr(env, "usage", None)
+    usage = extra(env, "usage")
     if usage is None:  # a foreign environment: it doesn't say
         return
     if env.is_closed:
         raise ClosedError(
             f"create_env_fn: the {type(env).__name__} was closed; pass a callable that makes it"
         )
-    if usage.started or getattr(env, "is_started", False):
+    if usage.started or extra(env, "is_started", False):
         raise InvalidArgumentError(
             f"create_env_fn: the {type(env).__name__} was started already; "
             "pass a callable that makes it, or one that nobody has used"

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from gleanrl.data.specs import TensorSpec, check_no_exclusive_keys, stack_specs
+from gleanrl.data.specs import TensorSpec, as_spec, check_no_exclusive_keys, stack_specs
 from gleanrl.envs.env_specs import ROLES
 from gleanrl.envs.vector.factories import Factory
 from gleanrl.errors import InvalidArgumentError
+from gleanrl.rollouts.extras import extra
 from gleanrl.tree import Path, as_path
 
 
@@ -38,9 +39,9 @@ class EnvMetaData:
     @classmethod
     def of(cls, env: Any) -> EnvMetaData:
         """Read them off an environment."""
-        specs = {role: getattr(env, f"full_{role}_spec").clone() for role in ROLES}
-        allow = bool(getattr(env, "allow_done_after_reset", False))
-        masks = getattr(env, "masks_frames", False) is True
+        specs = {role: as_spec(getattr(env, f"full_{role}_spec")).clone() for role in ROLES}
+        allow = bool(extra(env, "allow_done_after_reset", False))
+        masks = extra(env, "masks_frames", False)
         return cls(specs, torch.Size(env.batch_size), env.device, allow, type(env).__name__, masks)
 
     def fields(self, role: str) -> dict[Path, tuple[torch.Size, Any]]:
@@ -75,7 +76,7 @@ def _read(factory: Factory) -> EnvMetaData:
     try:
         return EnvMetaData.of(env)
     finally:
-        if not factory.is_instance:
+        if not factory.is_instance and not getattr(env, "is_closed", False):
             env.close()
 
 
