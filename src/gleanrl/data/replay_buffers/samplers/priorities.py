@@ -129,7 +129,8 @@ class PriorityTable:
             native is None
             or self._content is not storage.content
             or self._changes != storage.changes - 1
-            or native.capacity < placement.capacity * per_step  # the first write rounded the storage's size up
+            # The first write rounded the storage's size up:
+            or native.capacity < placement.capacity * per_step
         ):
             self.sync(storage)
             return
