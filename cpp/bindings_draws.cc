@@ -83,15 +83,14 @@ void write_steps(Episodes& self, std::int64_t start, std::int64_t count, std::ui
 }
 
 std::int64_t draw_slices(Episodes& self, std::int64_t slice_len, std::int64_t n, std::uintptr_t uniforms,
-                         std::uintptr_t first, std::uintptr_t length, bool strict, bool by_starts, std::int64_t left,
+                         std::uintptr_t first, std::uintptr_t length, bool strict, std::int64_t left,
                          std::int64_t right) {
   if (n < 0 || n > INT64_MAX / 2) throw std::invalid_argument("draw: expected 0 or more slices");
   const auto from = array_at<double>("draw", uniforms, 2 * n);
   auto* firsts = room_at<std::int64_t>("draw", first, n);
   auto* lengths = room_at<std::int64_t>("draw", length, n);
   std::int64_t total = 0;
-  run(n >= kReleaseSearches,
-      [&] { total = self.draw({slice_len, strict, by_starts, left, right}, from, firsts, lengths); });
+  run(n >= kReleaseSearches, [&] { total = self.draw({slice_len, strict, left, right}, from, firsts, lengths); });
   return total;
 }
 
@@ -267,24 +266,11 @@ void bind_draws(nb::module_& m) {
       .def("list_runs", &list_runs, "min_len"_a, "first"_a, "length"_a, "n"_a,
            "Write first slot and length of the n trajectories of min_len steps and more.")
       .def("draw", &draw_slices, "slice_len"_a, "n"_a, "uniforms"_a, "first"_a, "length"_a, "strict"_a = true,
-           "by_starts"_a = false, "left"_a = 0, "right"_a = 0, "Draw n slices; return the sum of their lengths.")
+           "left"_a = 0, "right"_a = 0, "Draw n slices; return the sum of their lengths.")
       .def("locate", &locate_slots, "slot"_a, "n"_a, "before"_a, "after"_a,
            "Write how many steps the trajectory of each slot has before it, and from it on.")
       .def("expand", &expand_slices, "first"_a, "length"_a, "n"_a, "slot"_a, "stride"_a = 0, "last"_a = 0,
            "Write the slots of n slices, one after the other.")
-      .def_prop_ro("state_size", &Episodes::state_size)
-      .def(
-          "save",
-          [](const Episodes& self, std::uintptr_t state) {
-            self.save(room_at<std::int64_t>("save", state, self.state_size()));
-          },
-          "state"_a, "Write the state, `state_size` int64 values.")
-      .def(
-          "load",
-          [](Episodes& self, std::uintptr_t state, std::int64_t n) {
-            self.load(array_at<std::int64_t>("load", state, n));
-          },
-          "state"_a, "n"_a, "Go on from a saved state of n values.")
       .def("check_valid", &Episodes::check_valid, "Raise RuntimeError if the table contradicts itself.");
 }
 

@@ -135,7 +135,7 @@ void Episodes::on_write(int64_t start, int64_t count, std::span<const std::uint8
     }
     while (stream.starts.size() > 1 && stream.starts[1] <= oldest()) stream.starts.pop();
   }
-  for (Index& index : indexes_) index.summed = false;
+  for (Index& index : indexes_) index.counted = false;
   if (cuts_.capacity() > kScratchKept) cuts_ = {};
 }
 
@@ -192,41 +192,29 @@ void Episodes::clear() {
 // Takes in a run that is new, or has grown, or was closed just now. Only the oldest run of a stream can have been
 // shortened, so runs leave an index in the order in which they came: it is a queue.
 void Episodes::add_run(Index& index, int64_t stream, Run run) const {
-  Fifo<Entry>& entries = index.streams[static_cast<size_t>(stream)];
-  if (!entries.empty() && entries.back().start == run.start) {
-    entries.back().end = run.end;
-    return;
+  Fifo<Run>& runs = index.streams[static_cast<size_t>(stream)];
+  if (!runs.empty() && runs.back().start == run.start) {
+    runs.back().end = run.end;
+  } else if (stored_of(run).steps() >= index.min_len) {
+    runs.push(run);
   }
-  if (std::min(run.end, now_) - std::max(run.start, oldest()) < index.min_len) return;
-  int64_t before = 0;
-  if (!entries.empty()) {
-    const Entry& last = entries.back();  // closed, since a later run exists
-    before = last.before + std::max<int64_t>(1, last.end - last.start - index.slice_len + 1);
-  }
-  entries.push({run.start, run.end, before});
 }
 
 void Episodes::drop_short(Index& index, int64_t stream) const {
-  Fifo<Entry>& entries = index.streams[static_cast<size_t>(stream)];
-  const auto steps = [this](const Entry& e) { return std::min(e.end, now_) - std::max(e.start, oldest()); };
-  while (!entries.empty() && steps(entries.front()) < index.min_len) entries.pop();
+  Fifo<Run>& runs = index.streams[static_cast<size_t>(stream)];
+  while (!runs.empty() && stored_of(runs.front()).steps() < index.min_len) runs.pop();
 }
 
-Episodes::Index& Episodes::index_for(int64_t min_len, int64_t slice_len) {
+Episodes::Index& Episodes::index_for(int64_t min_len) {
   ++uses_;
   for (Index& index : indexes_) {
-    if (index.min_len == min_len && index.slice_len == slice_len) {
+    if (index.min_len == min_len) {
       index.last_use = uses_;
       return index;
     }
   }
   const auto width = static_cast<size_t>(num_streams_);
-  Index index{min_len,
-              slice_len,
-              uses_,
-              std::vector<Fifo<Entry>>(width),
-              std::vector<int64_t>(width + 1),
-              std::vector<int64_t>(width + 1)};
+  Index index{min_len, uses_, std::vector<Fifo<Run>>(width), std::vector<int64_t>(width + 1)};
   for (int64_t s = 0; s < num_streams_; ++s) {
     const Stream& stream = streams_[static_cast<size_t>(s)];
     for (int64_t r = 0; r < stream.starts.size(); ++r) {
@@ -242,42 +230,22 @@ Episodes::Index& Episodes::index_for(int64_t min_len, int64_t slice_len) {
   return *std::min_element(indexes_.begin(), indexes_.end(), older) = std::move(index);
 }
 
-// The first steps that a stored run offers now.
-int64_t Episodes::offered(const Index& index, const Entry& entry) const {
-  const int64_t steps = std::min(entry.end, now_) - std::max(entry.start, oldest());
-  return std::max<int64_t>(1, steps - index.slice_len + 1);
-}
-
-void Episodes::sum_up(Index& index) const {
-  for (size_t s = 0; s < streams_.size(); ++s) {
-    const Fifo<Entry>& entries = index.streams[s];
-    int64_t starts = entries.empty() ? 0 : offered(index, entries.front());
-    if (entries.size() > 1) starts += entries.back().before - entries[1].before + offered(index, entries.back());
-    index.runs[s + 1] = index.runs[s] + entries.size();
-    index.starts[s + 1] = index.starts[s] + starts;
+void Episodes::count_runs(Index& index) {
+  for (size_t s = 0; s < index.streams.size(); ++s) {
+    index.runs_before[s + 1] = index.runs_before[s] + index.streams[s].size();
   }
-  index.summed = true;
+  index.counted = true;
 }
 
 // Draws
 
-Episodes::Entry Episodes::pick(const Index& index, double uniform, bool by_starts, int64_t& stream) const {
-  const std::vector<int64_t>& sums = by_starts ? index.starts : index.runs;
-  int64_t number = scaled(uniform, sums.back());
-  stream = num_streams_ == 1 ? 0 : std::upper_bound(sums.begin(), sums.end(), number) - sums.begin() - 1;
-  number -= sums[static_cast<size_t>(stream)];
-  const Fifo<Entry>& entries = index.streams[static_cast<size_t>(stream)];
-  if (!by_starts) return entries[number];
-  // `before` counts the first run as if none of it were overwritten, and is exact from the second on.
-  const int64_t of_first = offered(index, entries.front());
-  if (number < of_first) return entries.front();
-  number += entries[1].before - of_first;
-  int64_t low = 1, high = entries.size();
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    (entries[middle].before <= number ? low : high) = middle;
-  }
-  return entries[low];
+// What is stored of the run that a uniform names, and its stream.
+Episodes::Run Episodes::pick(const Index& index, double uniform, int64_t& stream) const {
+  const std::vector<int64_t>& before = index.runs_before;
+  const int64_t number = scaled(uniform, before.back());
+  stream = num_streams_ == 1 ? 0 : std::upper_bound(before.begin(), before.end(), number) - before.begin() - 1;
+  const auto s = static_cast<size_t>(stream);
+  return stored_of(index.streams[s][number - before[s]]);
 }
 
 int64_t Episodes::draw(const SliceRule& rule, std::span<const double> uniform, int64_t* first, int64_t* length) {
@@ -290,9 +258,9 @@ int64_t Episodes::draw(const SliceRule& rule, std::span<const double> uniform, i
   if (uniform.size() % 2 != 0) throw std::invalid_argument("draw: expected two uniforms a slice");
   check_uniforms(uniform);
   if (uniform.empty()) return 0;
-  Index& index = index_for(rule.strict ? rule.slice_len : 1, rule.slice_len);
-  if (!index.summed) sum_up(index);
-  if (index.runs.back() == 0) {
+  Index& index = index_for(rule.strict ? rule.slice_len : 1);
+  if (!index.counted) count_runs(index);
+  if (index.runs_before.back() == 0) {
     const int64_t runs = num_runs(1);
     throw std::runtime_error(runs == 0 ? std::string("draw: nothing is stored")
                                        : "draw: none of the " + std::to_string(runs) + " stored trajectories has " +
@@ -301,13 +269,12 @@ int64_t Episodes::draw(const SliceRule& rule, std::span<const double> uniform, i
   int64_t total = 0;
   for (size_t i = 0; i < uniform.size() / 2; ++i) {
     int64_t stream = 0;
-    const Entry entry = pick(index, uniform[2 * i], rule.by_starts, stream);
-    const int64_t start = std::max(entry.start, oldest());
-    const int64_t steps = std::min(entry.end, now_) - start;
+    const Run run = pick(index, uniform[2 * i], stream);
+    const int64_t steps = run.steps();
     const int64_t most = std::min(std::max<int64_t>(steps - rule.slice_len, 0) + rule.right, steps - 1);
     const int64_t from = scaled(uniform[2 * i + 1], most + rule.left + 1) - rule.left;
     const int64_t to = std::min(from + rule.slice_len, steps);
-    first[i] = slot_of(start + std::max<int64_t>(from, 0), stream);
+    first[i] = slot_of(run.start + std::max<int64_t>(from, 0), stream);
     length[i] = to - std::max<int64_t>(from, 0);
     total += length[i];
   }

@@ -8,14 +8,12 @@
 //   at the write cursor: the newest and the oldest step are never neighbours. The part of a run that was overwritten
 //   is gone from it: a run is what is stored of it. Every stored step belongs to exactly one run.
 // Order.     Runs are numbered stream by stream, the oldest first. Number, start and length of the runs are a pure
-//   function of what is stored: a table that was loaded, or told everything again, draws the same.
+//   function of what is stored: a table that was told everything again draws the same.
 // Draws.     Each slice takes two uniforms: the first picks a run, the second its first step. Runs are picked
-//   with equal probability, or (`by_starts`) in proportion to the number of first steps that they offer.
-//   A run of n steps offers the first steps 0 to n - slice_len, each with equal probability; so with `by_starts` every
-//   first step that is stored is equally likely. Strict draws know only runs of slice_len steps and more; the others
-//   know all, and take a shorter run whole. With room before and after (`left`, `right`) first steps from -left to
-//   n - slice_len + right are drawn, and the slice is cut to the run: never empty, since neither exceeds
-//   slice_len - 1 and no slice starts after the last step.
+//   with equal probability. A run of n steps offers the first steps 0 to n - slice_len, each with equal probability.
+//   Strict draws know only runs of slice_len steps and more; the others know all, and take a shorter run whole. With
+//   room before and after (`left`, `right`) first steps from -left to n - slice_len + right are drawn, and the slice is
+//   cut to the run: never empty, since neither exceeds slice_len - 1 and no slice starts after the last step.
 // Counters.  Steps are counted from the first write on in 64 bits: at 10^9 steps a second that lasts 290 years.
 // Failure.   Every argument is checked before anything changes or is written; a call that throws has changed nothing
 //   (a draw may have built an index of run lengths, which nobody can see). std::out_of_range for a slot,
@@ -23,11 +21,12 @@
 // Threads.   Nothing is locked here, and a draw may build an index: one call at a time. A caller that shares a table
 //   holds one lock around each call.
 // Cost.      on_write: one pass over its flags and ids, then O(runs that begin, end or vanish + streams). draw: O(1) a
-//   slice with one stream, O(log streams) with several, O(log runs) with `by_starts`. The first draw with a new
-//   pair of slice length and strictness looks at every run once; the kMostIndexes pairs used last are kept up to date.
-//   locate: O(log runs) a slot. Memory: 8 bytes a run, and 24 more for each run in each index.
+//   slice with one stream, O(log streams) with several. The first draw with a new shortest length of runs looks at
+//   every run once; the indexes of the kMostIndexes lengths used last are kept up to date.
+//   locate: O(log runs) a slot. Memory: 8 bytes a run, and 16 more for each run in each index.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -44,7 +43,6 @@ class Episodes {
   struct SliceRule {
     std::int64_t slice_len;  // in [1, 2^61]
     bool strict = true;      // only runs of slice_len steps and more
-    bool by_starts = false;  // runs weighted by the first steps they offer
     std::int64_t left = 0;   // steps that a slice may begin before its run, in [0, slice_len)
     std::int64_t right = 0;  // steps that a slice may end after its run, in [0, slice_len)
   };
@@ -54,7 +52,7 @@ class Episodes {
 
   std::int64_t capacity() const { return capacity_; }
   std::int64_t num_streams() const { return num_streams_; }
-  // Steps told of since construction, clear() or the state that was loaded.
+  // Steps told of since construction or clear().
   std::int64_t now() const { return now_; }
   // Steps stored in each stream.
   std::int64_t stored() const { return stored_; }
@@ -92,12 +90,6 @@ class Episodes {
   void expand(std::span<const std::int64_t> first, std::span<const std::int64_t> length, std::int64_t stride,
               std::int64_t* slot, std::uint8_t* last) const;
 
-  // The whole state: writes state_size() values.
-  std::int64_t state_size() const;
-  void save(std::int64_t* state) const;
-  // Goes on from a saved state. std::invalid_argument if it is none of a ring of this capacity and width.
-  void load(std::span<const std::int64_t> state);
-
   // std::logic_error if the runs don't partition what is stored, or an index doesn't match the runs.
   void check_valid() const;
 
@@ -108,26 +100,25 @@ class Episodes {
     Fifo<std::int64_t> starts;  // first step of every run, in steps since the beginning; its end is the next start
     bool open = false;          // whether the next step may go on with the last run
   };
-  // A run in an index. `before`: first steps offered by the runs ahead of it, counted from an arbitrary origin.
-  struct Entry {
-    std::int64_t start, end, before;
+  struct Run {
+    std::int64_t start, end;
+    std::int64_t steps() const { return end - start; }
   };
-  // The runs of min_len steps and more, of every stream; each offers max(1, steps - slice_len + 1) first steps.
+  // The runs of min_len steps and more, of every stream. The oldest may have lost steps since, the newest be open.
   struct Index {
-    std::int64_t min_len, slice_len, last_use;
-    std::vector<Fifo<Entry>> streams;
-    // Sums over the streams before each one, num_streams + 1 values; rebuilt by the first draw after a write.
-    std::vector<std::int64_t> runs, starts;
-    bool summed = false;
+    std::int64_t min_len, last_use;
+    std::vector<Fifo<Run>> streams;
+    // The runs of the streams before each one, num_streams + 1 values; counted by the first draw after a write.
+    std::vector<std::int64_t> runs_before;
+    bool counted = false;
   };
   struct Cut {
     std::int64_t step, stream;
   };
-  struct Run {
-    std::int64_t start, end;
-  };
 
   std::int64_t oldest() const { return now_ - stored_; }
+  // What is stored of a run.
+  Run stored_of(Run run) const { return {std::max(run.start, oldest()), std::min(run.end, now_)}; }
   std::int64_t slot_of(std::int64_t step, std::int64_t stream) const;
   Run run_at(const Stream& stream, std::int64_t number) const;
   std::int64_t run_of(const Stream& stream, std::int64_t step) const;
@@ -135,10 +126,9 @@ class Episodes {
   void find_cuts(std::int64_t count, std::span<const std::uint8_t> ends, std::span<const std::int64_t* const> ids);
   void add_run(Index& index, std::int64_t stream, Run run) const;
   void drop_short(Index& index, std::int64_t stream) const;
-  Index& index_for(std::int64_t min_len, std::int64_t slice_len);
-  std::int64_t offered(const Index& index, const Entry& entry) const;
-  void sum_up(Index& index) const;
-  Entry pick(const Index& index, double uniform, bool by_starts, std::int64_t& stream) const;
+  Index& index_for(std::int64_t min_len);
+  static void count_runs(Index& index);
+  Run pick(const Index& index, double uniform, std::int64_t& stream) const;
 
   std::int64_t capacity_, num_streams_;
   std::int64_t now_ = 0, stored_ = 0, cursor_ = 0;

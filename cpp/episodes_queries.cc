@@ -1,9 +1,7 @@
-// The parts of the episode table that list, look up, save and check; see episodes.h.
+// The parts of the episode table that list, look up and check; see episodes.h.
 #include <algorithm>
-#include <functional>
 #include <stdexcept>
 #include <string>
-#include <utility>
 
 #include "episodes.h"
 
@@ -13,34 +11,10 @@ namespace {
 using std::int64_t;
 using std::size_t;
 
-constexpr int64_t kFormat = 1;
-constexpr int64_t kHeader = 7;
-// Counters of a saved state stay below it, so that no sum overflows for another 2^62 steps.
-constexpr int64_t kMostSteps = int64_t{1} << 62;
-
 void check_min(const char* name, int64_t value) {
   if (value >= 1) return;
   throw std::invalid_argument(std::string(name) + ": expected 1 or more, got " + std::to_string(value));
 }
-
-[[noreturn]] void refuse_state(const std::string& why) { throw std::invalid_argument("load: " + why); }
-
-// Reads a saved state from front to back.
-class Reader {
- public:
-  explicit Reader(std::span<const int64_t> state) : state_(state) {}
-  int64_t next() { return take(1)[0]; }
-  std::span<const int64_t> take(int64_t n) {
-    if (n < 0 || n > static_cast<int64_t>(state_.size())) refuse_state("the state is cut short");
-    const auto values = state_.first(static_cast<size_t>(n));
-    state_ = state_.subspan(static_cast<size_t>(n));
-    return values;
-  }
-  bool is_done() const { return state_.empty(); }
-
- private:
-  std::span<const int64_t> state_;
-};
 
 }  // namespace
 
@@ -53,8 +27,7 @@ int64_t Episodes::num_runs(int64_t min_len) const {
       continue;
     }
     for (int64_t r = 0; r < stream.starts.size(); ++r) {
-      const Run run = run_at(stream, r);
-      count += run.end - run.start >= min_len;
+      count += run_at(stream, r).steps() >= min_len;
     }
   }
   return count;
@@ -67,9 +40,9 @@ int64_t Episodes::list(int64_t min_len, int64_t* first, int64_t* length) const {
     const Stream& stream = streams_[static_cast<size_t>(s)];
     for (int64_t r = 0; r < stream.starts.size(); ++r) {
       const Run run = run_at(stream, r);
-      if (run.end - run.start < min_len) continue;
+      if (run.steps() < min_len) continue;
       first[count] = slot_of(run.start, s);
-      length[count] = run.end - run.start;
+      length[count] = run.steps();
       ++count;
     }
   }
@@ -127,65 +100,6 @@ void Episodes::expand(std::span<const int64_t> first, std::span<const int64_t> l
   }
 }
 
-// Layout: format, capacity, num_streams, now, stored, cursor, number of id columns, the last ids of each column; then
-// for each stream whether its last run is open, the number of its runs, and their first steps.
-int64_t Episodes::state_size() const {
-  return kHeader + static_cast<int64_t>(last_ids_.size()) + 2 * num_streams_ + num_runs(1);
-}
-
-void Episodes::save(int64_t* state) const {
-  for (const int64_t value : {kFormat, capacity_, num_streams_, now_, stored_, cursor_, id_columns_}) *state++ = value;
-  state = std::copy(last_ids_.begin(), last_ids_.end(), state);
-  for (const Stream& stream : streams_) {
-    *state++ = stream.open ? 1 : 0;
-    *state++ = stream.starts.size();
-    for (int64_t r = 0; r < stream.starts.size(); ++r) *state++ = run_at(stream, r).start;
-  }
-}
-
-void Episodes::load(std::span<const int64_t> state) {
-  Reader reader(state);
-  if (const int64_t format = reader.next(); format != kFormat) {
-    refuse_state("expected format " + std::to_string(kFormat) + ", got " + std::to_string(format));
-  }
-  const int64_t capacity = reader.next(), num_streams = reader.next();
-  if (capacity != capacity_ || num_streams != num_streams_) {
-    refuse_state("expected the state of a ring of " + std::to_string(capacity_) + " steps and " +
-                 std::to_string(num_streams_) + " streams, got " + std::to_string(capacity) + " and " +
-                 std::to_string(num_streams));
-  }
-  const int64_t now = reader.next(), stored = reader.next(), cursor = reader.next(), columns = reader.next();
-  if (now < 0 || now > kMostSteps || stored < 0 || stored > std::min(now, capacity_) || cursor < 0 ||
-      cursor >= capacity_) {
-    refuse_state("the counters contradict each other: now " + std::to_string(now) + ", stored " +
-                 std::to_string(stored) + ", cursor " + std::to_string(cursor));
-  }
-  if (columns < 0 || columns > static_cast<int64_t>(state.size())) refuse_state("the state is cut short");
-  const auto ids = reader.take(columns * num_streams_);
-  std::vector<int64_t> last_ids(ids.begin(), ids.end());
-  std::vector<Stream> streams(streams_.size());
-  for (Stream& stream : streams) {
-    const int64_t open = reader.next();
-    const auto starts = reader.take(reader.next());
-    const bool ascend = std::adjacent_find(starts.begin(), starts.end(), std::greater_equal<>()) == starts.end();
-    const bool cover = starts.empty() ? stored == 0 : starts.front() == now - stored && starts.back() < now;
-    if ((open != 0 && open != 1) || !ascend || !cover || (open == 1 && starts.empty())) {
-      refuse_state("the runs don't cover what is stored");
-    }
-    stream.open = open == 1;
-    stream.starts.reserve(static_cast<int64_t>(starts.size()));
-    for (const int64_t start : starts) stream.starts.push(start);
-  }
-  if (!reader.is_done()) refuse_state("the state is too long");
-  streams_ = std::move(streams);
-  last_ids_ = std::move(last_ids);
-  id_columns_ = columns;
-  indexes_.clear();
-  now_ = now;
-  stored_ = stored;
-  cursor_ = cursor;
-}
-
 void Episodes::check_valid() const {
   const auto require = [](bool holds, const char* what) {
     if (!holds) throw std::logic_error(std::string("episode table: ") + what);
@@ -205,23 +119,18 @@ void Episodes::check_valid() const {
   for (const Index& index : indexes_) {
     for (size_t s = 0; s < streams_.size(); ++s) {
       const Stream& stream = streams_[s];
-      const Fifo<Entry>& entries = index.streams[s];
+      const Fifo<Run>& indexed = index.streams[s];
       int64_t next = 0;
       for (int64_t r = 0; r < stream.starts.size(); ++r) {
         const Run run = run_at(stream, r);
-        if (run.end - run.start < index.min_len) continue;
-        require(next < entries.size(), "a run is missing from an index");
-        const Entry& entry = entries[next];
+        if (run.steps() < index.min_len) continue;
+        require(next < indexed.size(), "a run is missing from an index");
         const bool open = stream.open && r + 1 == stream.starts.size();
-        require(std::max(entry.start, oldest()) == run.start && entry.end == (open ? kOpen : run.end),
+        require(stored_of(indexed[next]).start == run.start && indexed[next].end == (open ? kOpen : run.end),
                 "a run in an index has another extent");
-        if (next > 1) {
-          const Entry& last = entries[next - 1];
-          require(entry.before == last.before + offered(index, last), "an index counts first steps wrongly");
-        }
         ++next;
       }
-      require(next == entries.size(), "an index has a run too many");
+      require(next == indexed.size(), "an index has a run too many");
     }
   }
 }

@@ -295,16 +295,15 @@ class Episodes:
         first: int,
         length: int,
         strict: bool = True,
-        by_starts: bool = False,
         left: int = 0,
         right: int = 0,
     ) -> int:
         """Draw n slices with `2 * n` float64 in [0, 1); write first slots and lengths (int64).
 
-        Each slice picks a run with equal probability (`by_starts`: in proportion to the first steps that it offers),
-        then one of its first steps 0 to its length - slice_len with equal probability. `strict` knows only runs of
-        slice_len steps and more; otherwise shorter runs come whole. `left` and `right` (below slice_len) let slices
-        begin before and end after the run by as many steps; they are cut to it, to one step at least.
+        Each slice picks a run with equal probability, then one of its first steps 0 to its length - slice_len with
+        equal probability. `strict` knows only runs of slice_len steps and more; otherwise shorter runs come whole.
+        `left` and `right` (below slice_len) let slices begin before and end after the run by as many steps; they are
+        cut to it, to one step at least.
 
         Returns the sum of the lengths. RuntimeError if there is no run to draw from.
         """
@@ -321,16 +320,6 @@ class Episodes:
         With `stride`, slice i stands from `i * stride` on, and its last slot is repeated behind it. `last` (0 for
         none) gets a byte for each: 1 at the last step of a slice.
         """
-
-    @property
-    def state_size(self) -> int:
-        """The int64 values of a saved state."""
-
-    def save(self, state: int) -> None:
-        """Write the state, `state_size` int64 values."""
-
-    def load(self, state: int, n: int) -> None:
-        """Go on from a saved state of n values; ValueError if it isn't one of such a ring."""
 
     def check_valid(self) -> None:
         """Raise RuntimeError if the table contradicts itself; costs a pass over all runs."""

@@ -108,15 +108,11 @@ class Table:
         assert first[n] == length[n] == -7 and total == length[:n].sum()
         return list(zip(first[:n].tolist(), length[:n].tolist(), strict=True))
 
-    def expected_draw(
-        self, slice_len: int, uniforms, strict=True, by_starts=False, left=0, right=0
-    ) -> list[tuple[int, int]]:
+    def expected_draw(self, slice_len: int, uniforms, strict=True, left=0, right=0) -> list[tuple[int, int]]:
         """What the manual says that those uniforms draw."""
         runs, slices = self.runs(slice_len if strict else 1), []
-        offered = [max(1, run.length - slice_len + 1) if by_starts else 1 for run in runs]
         for u, v in np.reshape(uniforms, (-1, 2)):
-            number = scaled(u, sum(offered))
-            run = runs[int(np.searchsorted(np.cumsum(offered), number, side="right"))]
+            run = runs[scaled(u, len(runs))]
             most = min(max(run.length - slice_len, 0) + right, run.length - 1)
             at = scaled(v, most + left + 1) - left
             first, last = max(at, 0), min(at + slice_len, run.length)
@@ -130,16 +126,3 @@ class Table:
             for run in self.runs(slice_len)
             for time in range(run.start, run.end - slice_len + 1)
         ]
-
-    def state(self) -> np.ndarray:
-        state = np.empty(self.core.state_size, np.int64)
-        self.core.save(address(state))
-        return state
-
-
-def reloaded(table: Table, state: np.ndarray | None = None) -> Table:
-    """The table, its core replaced by a fresh one that goes on from the state."""
-    core = Episodes(table.core.capacity, table.core.num_streams)
-    state = table.state() if state is None else np.ascontiguousarray(state, dtype=np.int64)
-    core.load(address(state), len(state))
-    return Table(core, table.steps, table.now, table.cursor)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gleanrl.native import Episodes
-from tests.cpp.episodes_model import Table, address, reloaded
+from tests.cpp.episodes_model import Table, address
 
 BELOW_ONE = math.nextafter(1.0, 0.0)
 
@@ -28,7 +28,7 @@ def middles(n: int) -> np.ndarray:
 
 
 class EpisodesMachine(RuleBasedStateMachine):
-    """Any history of writes, draws, restores and clearings."""
+    """Any history of writes, draws and clearings."""
 
     @initialize(
         capacity=st.sampled_from([1, 2, 3, 7, 20]),
@@ -59,10 +59,6 @@ class EpisodesMachine(RuleBasedStateMachine):
             capacity, self.random.random((capacity, len(self.table.steps))) < 0.2, start=start % capacity
         )
 
-    @rule()
-    def restore(self):
-        self.table = reloaded(self.table)
-
     @rule(start=st.integers(0, 19))
     def clear(self, start):
         self.table.core.clear()
@@ -70,10 +66,10 @@ class EpisodesMachine(RuleBasedStateMachine):
         self.table.now = self.table.cursor = 0
         self.table.write(1, start=start % self.table.core.capacity)
 
-    @rule(slice_len=st.integers(1, 9), strict=st.booleans(), by_starts=st.booleans(), room=st.data())
+    @rule(slice_len=st.integers(1, 9), strict=st.booleans(), room=st.data())
     @precondition(lambda self: self.table.stored)
-    def draw(self, slice_len, strict, by_starts, room):
-        options = {"strict": strict, "by_starts": by_starts}
+    def draw(self, slice_len, strict, room):
+        options = {"strict": strict}
         options |= {side: room.draw(st.integers(0, slice_len - 1)) for side in ("left", "right")}
         uniforms = np.concatenate([self.random.random((8, 2)), pairs([0.0, BELOW_ONE], [0.0, BELOW_ONE])])
         if strict and not self.table.runs(slice_len):
@@ -109,16 +105,12 @@ def test_every_valid_start_is_drawn_and_no_other(length, streams, chunk):
             with pytest.raises(RuntimeError):
                 table.draw(4, [0.5, 0.5])
             continue
-        # By runs: for each run, each of its starts.
+        # For each run, each of its starts.
         grid = [
             pairs([(r + 0.5) / len(table.runs(4))], middles(run.length - 3))
             for r, run in enumerate(table.runs(4))
         ]
         assert table.draw(4, np.concatenate(grid)) == [(slot, 4) for slot in starts]
-        # By starts: the second uniform is what decides within a run, so the set is what counts.
-        offers = middles(len(starts))
-        drawn = table.draw(4, pairs(offers, middles(10)), by_starts=True)
-        assert {slot for slot, _ in drawn} == set(starts)
 
 
 def counts_of(slices, slots) -> np.ndarray:
@@ -147,13 +139,6 @@ def test_runs_are_equally_likely_and_so_are_the_starts_of_a_run():
     drawn = table.draw(3, np.random.default_rng(0).random((n, 2)))
     shares = np.concatenate([np.full(run.length - 2, 1 / (run.length - 2)) for run in table.runs(3)])
     assert abs(chi_square(counts_of(drawn, slots), shares / len(table.runs(3)) * n)) < 5
-
-
-def test_starts_are_equally_likely_if_asked():
-    table, n = wrapped_table(), 60_000
-    slots = table.valid_starts(3)
-    drawn = table.draw(3, np.random.default_rng(1).random((n, 2)), by_starts=True)
-    assert abs(chi_square(counts_of(drawn, slots), np.full(len(slots), n / len(slots)))) < 5
 
 
 def test_short_runs_come_whole_if_asked():
@@ -248,27 +233,6 @@ def test_more_lengths_than_indexes_are_kept_right():
                     )
         table.write(17, random.random(17) < 0.1)
         table.check()
-
-
-@pytest.mark.parametrize("now", [2**31 - 3, 2**32 - 3, 2**53 - 3, 2**62 - 3])
-def test_counters_beyond_32_and_53_bits(now):
-    table = Table.empty(10)
-    table.write(10, [0, 0, 1, 0, 0, 0, 0, 1, 0, 0])
-    state = table.state()
-    state[3] = now  # the layout is the header's: now, then stored, cursor, columns, open, runs, their starts
-    state[9:] += now - 10
-    table.steps = [[step._replace(time=step.time + now - 10) for step in table.steps[0]]]
-    table.now = now
-    table = reloaded(table, state)
-    table.check()
-    random = np.random.default_rng(0)
-    for _ in range(6):
-        uniforms = random.random((20, 2))
-        for options in ({}, {"by_starts": True}, {"strict": False}):
-            assert table.draw(2, uniforms, **options) == table.expected_draw(2, uniforms, **options)
-        if now < 2**62 - 3:
-            table.write(4, random.random(4) < 0.3)
-            table.check()
 
 
 def test_a_ring_in_use_is_taken_over_in_two_writes():
@@ -366,7 +330,7 @@ def test_slices_of_any_length_dont_overflow():
 
 
 def test_a_long_draw_runs_beside_python():
-    table, uniforms = Table.empty(1000), np.random.default_rng(0).random((50_000, 2))
+    table, uniforms = Table.empty(1000), np.random.default_rng(0).random((500_000, 2))
     table.write(1000, np.arange(1000) % 10 == 9)
     found, ticks = [], []
     thread = threading.Thread(target=lambda: found.append(table.draw(4, uniforms)))

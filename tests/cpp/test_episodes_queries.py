@@ -1,4 +1,4 @@
-"""The episode table: look-up, new starts, expansion of slices and state."""
+"""The episode table: look-up, lists and expansion of slices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gleanrl.native import Episodes
-from tests.cpp.episodes_model import Table, address, reloaded
+from tests.cpp.episodes_model import Table, address
 
 
 def random_table(seed: int) -> Table:
@@ -121,60 +121,3 @@ def test_lists_need_exact_room():
         with pytest.raises(ValueError, match="min_len: expected 1 or more, got 0"):
             call(0)
     assert (out == -7).all()
-
-
-@given(seeds, st.integers(1, 5))
-def test_a_restored_table_goes_on_the_same(seed, slice_len):
-    table = random_table(seed)
-    other = Table(reloaded(table).core, [list(steps) for steps in table.steps], table.now, table.cursor)
-    random = np.random.default_rng(seed)
-    for _ in range(3):
-        shape = (int(random.integers(1, table.core.capacity + 1)), len(table.steps))
-        ends, ids = random.random(shape) < 0.1, [np.full(shape, 1 + seed % 2)]
-        uniforms = random.random((9, 2))
-        for side in (table, other):
-            side.write(shape[0], ends, ids)
-            side.check()
-        for options in ({}, {"by_starts": True}):
-            assert table.draw(slice_len, uniforms, strict=False, **options) == other.draw(
-                slice_len, uniforms, strict=False, **options
-            )
-        assert (table.state() == other.state()).all()
-
-
-def damage(state: np.ndarray, place: int, value: int) -> np.ndarray:
-    state = state.copy()
-    state[place] = value
-    return state
-
-
-def test_a_state_that_doesnt_fit_changes_nothing():
-    table = Table.empty(10)
-    table.write(7, [0, 0, 1, 0, 0, 1, 0], [np.ones(7)])
-    table.write(7, [0, 0, 1, 0, 0, 1, 0], [np.ones(7)])
-    good = table.state()
-    assert good[:7].tolist() == [1, 10, 1, 14, 10, 4, 1]
-    bad = {
-        "format 1, got 2": damage(good, 0, 2),
-        "10 steps and 1 streams, got 11 and 1": damage(good, 1, 11),
-        "10 steps and 1 streams, got 10 and 2": damage(good, 2, 2),
-        "now 3, stored 10": damage(good, 3, 3),
-        "now 4611686018427387905": damage(good, 3, 2**62 + 1),
-        "stored 11": damage(good, 4, 11),
-        "stored -1": damage(good, 4, -1),
-        "cursor 10": damage(good, 5, 10),
-        "the state is cut short": good[:-1],
-        "the state is too long": np.append(good, 0),
-        "runs don't cover": damage(good, 8, 2),
-    }
-    for message, state in bad.items():
-        with pytest.raises(ValueError, match="load: .*" + message):
-            table.core.load(address(state), len(state))
-    for place, value in [(6, -1), (6, 2**60), (9, 2**60), (9, -1), (10, 5), (11, 4), (len(good) - 1, 14)]:
-        with pytest.raises(ValueError, match="load: "):
-            table.core.load(address(damage(good, place, value)), len(good))
-    for n in range(len(good)):
-        with pytest.raises(ValueError, match="load: the state is cut short"):
-            table.core.load(address(good), n)
-    table.check()
-    assert (table.state() == good).all()

@@ -263,7 +263,7 @@ def _choose(
     left, right = rule.overhang(length)
     first_at, lengths_at = first.data_ptr(), lengths.data_ptr()
     try:
-        table.draw(length, count, uniforms.data_ptr(), first_at, lengths_at, rule.strict, False, left, right)
+        table.draw(length, count, uniforms.data_ptr(), first_at, lengths_at, rule.strict, left, right)
     except RuntimeError as cause:
         raise no_slices(length) from cause
     return first, lengths
