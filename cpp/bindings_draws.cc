@@ -26,12 +26,12 @@ void update_tree(SumTree& self, std::uintptr_t index, std::uintptr_t value, std:
   run(n >= kReleaseSearches, [&] { self.update(rows, values); });
 }
 
-void draw_rows(const SumTree& self, std::uintptr_t uniforms, std::int64_t n, std::uintptr_t index, std::uintptr_t value,
-               bool stratified) {
+void draw_rows(const SumTree& self, std::uintptr_t uniforms, std::int64_t n, std::uintptr_t index,
+               std::uintptr_t value) {
   const auto from = array_at<double>("draw", uniforms, n);
   auto* rows = room_at<std::int64_t>("draw", index, n);
   auto* values = room_at<double>("draw", value, n);
-  run(n >= kReleaseSearches, [&] { self.draw(from, stratified, rows, values); });
+  run(n >= kReleaseSearches, [&] { self.draw(from, rows, values); });
 }
 
 // value[i] = what `read` knows of row index[i].
@@ -57,16 +57,14 @@ std::int64_t update_priorities(Priorities& self, std::uintptr_t index, std::uint
   return dropped;
 }
 
-void draw_priorities(Priorities& self, std::uintptr_t uniforms, std::int64_t n, bool stratified, double beta,
-                     bool by_batch, std::uintptr_t written, std::uintptr_t index, std::uintptr_t weight,
-                     std::uintptr_t generation) {
+void draw_priorities(Priorities& self, std::uintptr_t uniforms, std::int64_t n, double beta, bool by_batch,
+                     std::uintptr_t written, std::uintptr_t index, std::uintptr_t weight, std::uintptr_t generation) {
   const auto from = array_at<double>("draw", uniforms, n);
   const auto* counters = table_at<std::int64_t>("draw", written);
   auto* rows = room_at<std::int64_t>("draw", index, n);
   auto* weights = room_at<float>("draw", weight, n);
   auto* generations = room_at<std::int64_t>("draw", generation, n);
-  run(n >= kReleaseSearches,
-      [&] { self.draw(from, {stratified, by_batch, beta}, counters, rows, weights, generations); });
+  run(n >= kReleaseSearches, [&] { self.draw(from, {beta, by_batch}, counters, rows, weights, generations); });
 }
 
 void write_steps(Episodes& self, std::int64_t start, std::int64_t count, std::uintptr_t ends, nb::handle ids) {
@@ -128,7 +126,6 @@ void bind_draws(nb::module_& m) {
       .def_prop_ro("capacity", &SumTree::capacity)
       .def_prop_ro("total", &SumTree::total)
       .def_prop_ro("min_positive", &SumTree::min_positive)
-      .def_prop_ro("max", &SumTree::max)
       .def("update", &update_tree, "index"_a, "value"_a, "n"_a,
            "Set the priorities of rows index[0:n]; of equal numbers the last one wins.")
       .def(
@@ -137,22 +134,10 @@ void bind_draws(nb::module_& m) {
             run(n >= kReleasePasses, [&] { self.fill(start, n, value); });
           },
           "start"_a, "n"_a, "value"_a, "Set the priority of rows start, start + 1, ..., around the end of the ring.")
-      .def("draw", &draw_rows, "uniforms"_a, "n"_a, "index"_a, "value"_a, "stratified"_a = false,
+      .def("draw", &draw_rows, "uniforms"_a, "n"_a, "index"_a, "value"_a,
            "Draw n rows in proportion to their priorities.")
       .def("get", &read_rows<SumTree, &SumTree::get>, "index"_a, "n"_a, "value"_a,
            "Read the priorities of rows index[0:n].")
-      .def("clear", &SumTree::clear, Unlocked(), "Set every priority to 0.")
-      .def(
-          "save",
-          [](const SumTree& self, std::uintptr_t leaves) {
-            const auto from = self.leaves();
-            std::copy(from.begin(), from.end(), room_at<double>("save", leaves, self.capacity()));
-          },
-          "leaves"_a, Unlocked(), "Write all priorities to an array of `capacity`.")
-      .def(
-          "load",
-          [](SumTree& self, std::uintptr_t leaves) { self.load(array_at<double>("load", leaves, self.capacity())); },
-          "leaves"_a, Unlocked(), "Set all priorities from an array of `capacity`.")
       .def("check_valid", &SumTree::check_valid, "Raise RuntimeError if the tree contradicts itself.");
 
   nb::class_<Random>(m, "Random", "A random generator: xoshiro256++.")
@@ -214,8 +199,8 @@ void bind_draws(nb::module_& m) {
       .def("default_priority", &Priorities::default_priority, "within"_a, "The priority for new rows.")
       .def("update", &update_priorities, "index"_a, "priority"_a, "n"_a, "limit"_a, "written"_a, "expected"_a = 0,
            "Set the priorities of rows index[0:n] that weren't written since; return how many were.")
-      .def("draw", &draw_priorities, "uniforms"_a, "n"_a, "stratified"_a, "beta"_a, "by_batch"_a, "written"_a,
-           "index"_a, "weight"_a, "generation"_a, "Draw n rows, with weights and generations.")
+      .def("draw", &draw_priorities, "uniforms"_a, "n"_a, "beta"_a, "by_batch"_a, "written"_a, "index"_a, "weight"_a,
+           "generation"_a, "Draw n rows, with weights and generations.")
       .def(
           "remember",
           [](Priorities& self, std::uintptr_t index, std::int64_t n, std::uintptr_t generation) {
@@ -229,7 +214,6 @@ void bind_draws(nb::module_& m) {
             self.block(array_at<std::int64_t>("block", index, n), array_at<std::uint8_t>("block", flags, n).data());
           },
           "index"_a, "n"_a, "flags"_a, "Block rows index[0:n] whose flag isn't 0, unblock others.")
-      .def("clear_blocks", &Priorities::clear_blocks, Unlocked(), "Unblock every row.")
       .def("get", &read_rows<Priorities, &Priorities::get>, "index"_a, "n"_a, "value"_a,
            "Read the priorities of rows index[0:n].")
       .def("leaves", &read_rows<Priorities, &Priorities::get_leaves>, "index"_a, "n"_a, "value"_a,

@@ -233,7 +233,7 @@ int64_t Priorities::update(std::span<const int64_t> index, std::span<const doubl
   return dropped;
 }
 
-void Priorities::draw(std::span<const double> uniform, const DrawRule& rule, const int64_t* written, int64_t* index,
+void Priorities::draw(std::span<const double> uniform, const WeightRule& rule, const int64_t* written, int64_t* index,
                       float* weight, int64_t* generation) {
   if (!(rule.beta >= 0.0) || !std::isfinite(rule.beta)) {
     throw std::invalid_argument("draw: expected a finite beta of 0 or more, got " + text_of(rule.beta));
@@ -241,7 +241,7 @@ void Priorities::draw(std::span<const double> uniform, const DrawRule& rule, con
   const size_t n = uniform.size();
   if (n == 0) return;
   leaf_work_.resize(n);
-  tree_.draw(uniform, rule.stratified, index, leaf_work_.data());
+  tree_.draw(uniform, index, leaf_work_.data());
   // These arrive while the weights are computed.
   const size_t asked = std::min(n, static_cast<size_t>(kChunk));
   for (size_t i = 0; i < asked; ++i) __builtin_prefetch(written + index[i], 0, 2);
@@ -269,12 +269,6 @@ void Priorities::block(std::span<const int64_t> index, const std::uint8_t* flag)
   }
   tree_.update(index, leaf_work_);
   for (size_t i = 0; i < n; ++i) rows_.set_blocked(index[i], flag[i] != 0);
-}
-
-void Priorities::clear_blocks() {
-  if (rows_.num_blocked() == 0) return;
-  for (int64_t row = 0; row < end(); ++row) rows_.set_blocked(row, false);
-  refresh_leaves(rule_);
 }
 
 void Priorities::get(std::span<const int64_t> index, double* value) const {

@@ -23,7 +23,7 @@
 // Threads.   Nothing is locked here: one call at a time, draws included. A caller that shares the object holds one lock
 //   around each call.
 // Cost.      draw, update: those of SumTree, and one more cache miss a row for `written` and for what is kept here.
-//   fill: O(n + log8 capacity). set_rule, clear_blocks, load: a pass over the rows below end(). Memory: 8 bytes a row
+//   fill: O(n + log8 capacity). set_rule, load: a pass over the rows below end(). Memory: 8 bytes a row
 //   in single precision, else 16, beside the tree; pages that were never written are not backed by memory.
 #pragma once
 
@@ -46,11 +46,11 @@ class Priorities {
   struct Rule {
     double alpha = 1.0, eps = 0.0;
   };
-  // How a batch is drawn: stratified as in SumTree::draw. Weights are leaf^-beta, divided by that of the smallest
-  // positive leaf there is, or with `by_batch` by the largest weight of the batch, so that that one is exactly 1.
-  struct DrawRule {
-    bool stratified = false, by_batch = false;
+  // How a batch is weighted: leaf^-beta, divided by that of the smallest positive leaf there is, or with `by_batch` by
+  // the largest weight of the batch, so that that one is exactly 1.
+  struct WeightRule {
     double beta = 1.0;
+    bool by_batch = false;
   };
 
   // capacity >= 1 rows, none in use; alpha 1 and eps 0. std::bad_alloc if the memory can't be had.
@@ -90,16 +90,14 @@ class Priorities {
 
   // index[i] = a row drawn with uniform[i] in [0, 1), weight[i] = its importance weight, generation[i] =
   // written[index[i]]. Nothing is remembered.
-  void draw(std::span<const double> uniform, const DrawRule& rule, const std::int64_t* written, std::int64_t* index,
+  void draw(std::span<const double> uniform, const WeightRule& rule, const std::int64_t* written, std::int64_t* index,
             float* weight, std::int64_t* generation);
 
   // From now on generation[i] is that of the last draw of row index[i].
   void remember(std::span<const std::int64_t> index, const std::int64_t* generation);
 
-  // Row index[i] is blocked if flag[i] is not 0, else unblocked, until the next such call or clear_blocks(). It may be
-  // in use or not.
+  // Row index[i] is blocked if flag[i] is not 0, else unblocked, until the next such call. It may be in use or not.
   void block(std::span<const std::int64_t> index, const std::uint8_t* flag);
-  void clear_blocks();
 
   // value[i] = the raw priority of row index[i], 0 if it is not in use.
   void get(std::span<const std::int64_t> index, double* value) const;

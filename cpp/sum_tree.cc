@@ -92,12 +92,6 @@ double low_of(const Line& line) {
   return lowest == kNone ? 0.0 : lowest;
 }
 
-double high_of(const Line& line) {
-  const auto higher = [](Pair a, Pair b) { return a > b ? a : b; };
-  const Pair high = higher(higher(line.part[0], line.part[1]), higher(line.part[2], line.part[3]));
-  return std::max(high[0], high[1]);
-}
-
 using PairMask = int64_t __attribute__((vector_size(16)));
 
 // Where `left` reaches `mass`, takes it off; all ones there, else 0. Masks instead of a condition: the outcome is a
@@ -131,17 +125,18 @@ SumTree::SumTree(int64_t capacity) : capacity_(capacity) {
   if (capacity < 1) throw std::invalid_argument("capacity: expected 1 or more, got " + std::to_string(capacity));
   // Above this the sizes below would overflow; no machine has the memory either.
   if (capacity > std::numeric_limits<int64_t>::max() / 32) throw std::bad_alloc();
+  int64_t doubles = 0;
   for (int64_t size = capacity; levels_ == 0 || sizes_[static_cast<size_t>(levels_ - 1)] > kFanOut;) {
     size = (size + kFanOut - 1) / kFanOut * kFanOut;
     sizes_[static_cast<size_t>(levels_)] = size;
-    doubles_ += levels_ == 0 ? size : 3 * size;
+    doubles += levels_ == 0 ? size : 2 * size;
     ++levels_;
     size /= kFanOut;
   }
-  memory_ = Pages(static_cast<std::size_t>(doubles_) * sizeof(double));
+  memory_ = Pages(static_cast<std::size_t>(doubles) * sizeof(double));
   auto* next = reinterpret_cast<double*>(memory_.data());
   for (size_t level = 0; level < static_cast<size_t>(levels_); ++level) {
-    for (auto* summary : {&sums_, &lows_, &highs_}) {
+    for (auto* summary : {&sums_, &lows_}) {
       (*summary)[level] = next;
       if (level > 0) next += sizes_[level];
     }
@@ -151,8 +146,7 @@ SumTree::SumTree(int64_t capacity) : capacity_(capacity) {
 
 SumTree::Summary SumTree::summarise(int level, int64_t node) const {
   const auto l = static_cast<size_t>(level);
-  return {sum_of(load_line(sums_[l] + kFanOut * node)), low_of(load_line(lows_[l] + kFanOut * node)),
-          high_of(load_line(highs_[l] + kFanOut * node))};
+  return {sum_of(load_line(sums_[l] + kFanOut * node)), low_of(load_line(lows_[l] + kFanOut * node))};
 }
 
 // Recomputes the parents of the nodes [first, last] of a level, and theirs, up to the top.
@@ -165,7 +159,6 @@ void SumTree::refresh(int level, int64_t first, int64_t last) {
       const Summary summary = summarise(level, node);
       sums_[up][node] = summary.sum;
       lows_[up][node] = summary.low;
-      highs_[up][node] = summary.high;
     }
   }
 }
@@ -174,7 +167,6 @@ void SumTree::refresh_top() {
   const Summary top = summarise(levels_ - 1, 0);
   total_ = top.sum;
   lowest_ = top.low;
-  highest_ = top.high;
 }
 
 void SumTree::update(std::span<const int64_t> index, std::span<const double> value) {
@@ -185,7 +177,7 @@ void SumTree::update(std::span<const int64_t> index, std::span<const double> val
   check_rows("update", index, capacity_);
   check_values("update", value);
   const size_t room = std::min(index.size(), kChunk);
-  for (auto* work : {&sum_work_, &low_work_, &high_work_}) {
+  for (auto* work : {&sum_work_, &low_work_}) {
     if (work->size() < room) work->resize(room);
   }
   for (size_t begin = 0; begin < index.size(); begin += kChunk) {
@@ -195,20 +187,19 @@ void SumTree::update(std::span<const int64_t> index, std::span<const double> val
   if (!index.empty()) refresh_top();
 }
 
-// Level by level for all rows. The three summaries climb separately: a changed leaf changes every sum above it, but
-// seldom the smallest and the largest leaf, so that those lists are short from the second level on. Lists are
-// shortened without branches, by writing every item and advancing past those that stay.
+// Level by level for all rows. The two summaries climb separately: a changed leaf changes every sum above it, but
+// seldom the smallest leaf, so that that list is short from the second level on. Lists are shortened without branches, by writing every item and advancing past those that stay.
 void SumTree::update_some(std::span<const int64_t> index, std::span<const double> value) {
   for (const int64_t row : index) __builtin_prefetch(sums_[0] + row, 1, 2);
   if (levels_ > 1) {
-    for (const auto* levels : {&sums_, &lows_, &highs_}) {
+    for (const auto* levels : {&sums_, &lows_}) {
       for (const int64_t row : index) __builtin_prefetch((*levels)[1] + row / kFanOut, 1, 2);
     }
   }
   for (size_t i = 0; i < index.size(); ++i) sums_[0][index[i]] = stored(value[i]);
   if (levels_ == 1) return;
 
-  size_t num_sums = 0, num_lows = 0, num_highs = 0;
+  size_t num_sums = 0, num_lows = 0;
   int64_t previous = -1;
   for (const int64_t row : index) {  // neighbours share a parent: slices of rows are the usual case
     const int64_t node = row / kFanOut;
@@ -219,14 +210,11 @@ void SumTree::update_some(std::span<const int64_t> index, std::span<const double
   for (size_t i = 0; i < num_sums; ++i) {
     const int64_t node = sum_work_[i];
     const Line line = load_line(sums_[0] + kFanOut * node);
-    const double low = low_of(line), high = high_of(line);
+    const double low = low_of(line);
     sums_[1][node] = sum_of(line);
     low_work_[num_lows] = node / kFanOut;
     num_lows += low != lows_[1][node];
     lows_[1][node] = low;
-    high_work_[num_highs] = node / kFanOut;
-    num_highs += high != highs_[1][node];
-    highs_[1][node] = high;
     sum_work_[i] = node / kFanOut;
   }
   const auto climb = [this](auto& levels, std::vector<int64_t>& work, size_t n, int level, auto summary,
@@ -252,7 +240,6 @@ void SumTree::update_some(std::span<const int64_t> index, std::span<const double
   for (int level = 1; level + 1 < levels_; ++level) {
     num_sums = climb(sums_, sum_work_, num_sums, level, sum_of, false);
     num_lows = climb(lows_, low_work_, num_lows, level, low_of, true);
-    num_highs = climb(highs_, high_work_, num_highs, level, high_of, true);
   }
 }
 
@@ -277,7 +264,7 @@ void SumTree::fill(int64_t start, int64_t n, double value) {
   refresh_top();
 }
 
-void SumTree::draw(std::span<const double> uniform, bool stratified, int64_t* index, double* value) const {
+void SumTree::draw(std::span<const double> uniform, int64_t* index, double* value) const {
   if (uniform.empty()) return;
   const auto legal = [](double u) { return (u >= 0.0) & (u < 1.0); };
   bool all = true;
@@ -290,18 +277,15 @@ void SumTree::draw(std::span<const double> uniform, bool stratified, int64_t* in
   if (!(total_ > 0.0)) throw std::runtime_error("draw: no row has a positive priority");
   for (size_t begin = 0; begin < uniform.size(); begin += kChunk) {
     const size_t n = std::min(kChunk, uniform.size() - begin);
-    draw_some(uniform.subspan(begin, n), static_cast<double>(begin),
-              stratified ? static_cast<double>(uniform.size()) : 0.0, index + begin, value + begin);
+    draw_some(uniform.subspan(begin, n), index + begin, value + begin);
   }
 }
 
 // value[i] holds the mass that is left to find inside node index[i]; at the end the leaf.
-void SumTree::draw_some(std::span<const double> uniform, double first, double parts, int64_t* index,
-                        double* value) const {
+void SumTree::draw_some(std::span<const double> uniform, int64_t* index, double* value) const {
   const size_t n = uniform.size();
   for (size_t i = 0; i < n; ++i) {
-    const double share = parts > 0.0 ? (first + static_cast<double>(i) + uniform[i]) / parts : uniform[i];
-    value[i] = share * total_;
+    value[i] = uniform[i] * total_;
     index[i] = 0;
   }
   for (int level = levels_ - 1; level >= 0; --level) {
@@ -336,22 +320,6 @@ void SumTree::get(std::span<const int64_t> index, double* value) const {
   for (size_t i = 0; i < index.size(); ++i) value[i] = sums_[0][index[i]];
 }
 
-void SumTree::clear() {
-  std::memset(sums_[0], 0, static_cast<size_t>(doubles_) * sizeof(double));
-  total_ = lowest_ = highest_ = 0.0;
-}
-
-void SumTree::load(std::span<const double> leaves) {
-  if (static_cast<int64_t>(leaves.size()) != capacity_) {
-    throw std::invalid_argument("load: expected capacity leaves, " + std::to_string(capacity_) + ", got " +
-                                std::to_string(leaves.size()));
-  }
-  check_values("load", leaves);
-  std::transform(leaves.begin(), leaves.end(), sums_[0], stored);
-  refresh(0, 0, capacity_ - 1);
-  refresh_top();
-}
-
 void SumTree::check_valid() const {
   for (int64_t i = 0; i < sizes_[0]; ++i) {
     const double leaf = sums_[0][i];
@@ -359,20 +327,18 @@ void SumTree::check_valid() const {
       throw std::logic_error("leaf " + std::to_string(i) + " is " + text_of(leaf));
     }
   }
-  const auto same = [](const Summary& a, const Summary& b) {
-    return a.sum == b.sum && a.low == b.low && a.high == b.high;
-  };
+  const auto same = [](const Summary& a, const Summary& b) { return a.sum == b.sum && a.low == b.low; };
   for (int level = 0; level + 1 < levels_; ++level) {
     const auto up = static_cast<size_t>(level + 1);
     for (int64_t node = 0; node < sizes_[up]; ++node) {
-      const Summary expected = node < nodes(level) ? summarise(level, node) : Summary{0.0, 0.0, 0.0};
-      if (!same(expected, {sums_[up][node], lows_[up][node], highs_[up][node]})) {
+      const Summary expected = node < nodes(level) ? summarise(level, node) : Summary{0.0, 0.0};
+      if (!same(expected, {sums_[up][node], lows_[up][node]})) {
         throw std::logic_error("node " + std::to_string(node) + " of level " + std::to_string(level + 1) +
                                " isn't what its children make it");
       }
     }
   }
-  if (!same(summarise(levels_ - 1, 0), {total_, lowest_, highest_})) throw std::logic_error("the top is stale");
+  if (!same(summarise(levels_ - 1, 0), {total_, lowest_})) throw std::logic_error("the top is stale");
 }
 
 }  // namespace gleanrl

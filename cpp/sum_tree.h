@@ -1,13 +1,12 @@
 // A sum tree over priorities: proportional draws and updates, many at a time.
 //
 // Leaf i holds the priority of row i. A node covers 8 children that lie in one cache line, so a million leaves make
-// seven levels, not twenty. Three summaries are kept for every node: the sum, the smallest positive leaf and the
-// largest leaf.
+// seven levels, not twenty. Two summaries are kept for every node: the sum and the smallest positive leaf.
 //
 // Values.    Priorities lie in [0, kLargest]. Zero means "never draw this row" and is what every leaf starts at.
 //   NaN, negative, infinite and larger values are refused; so no sum can overflow. -0.0 is stored as 0.0.
 // Exactness. A parent is always recomputed from its 8 children in one fixed order, so every sum is a pure function
-//   of the leaves: nothing drifts, whatever the history, and a tree loaded from saved leaves draws the very same.
+//   of the leaves: nothing drifts, whatever the history, and two trees of the same leaves draw the very same.
 // Draws.     Row i comes with probability leaf i / total(), up to rounding (a few parts in 10^16 of the total). A row
 //   whose leaf is zero, or that doesn't exist, never comes: where rounding carries a search past the last positive
 //   child of a node, the search goes on in that last positive child.
@@ -15,10 +14,10 @@
 // Failure.   Every argument is checked before anything changes or is written; a call that throws has changed
 //   nothing. std::out_of_range for a row, std::invalid_argument for any other value, std::runtime_error for a draw
 //   from a tree without a positive leaf.
-// Threads.   Nothing is locked here: calls that change the tree (update, fill, clear, load) run alone, the others
+// Threads.   Nothing is locked here: calls that change the tree (update, fill) run alone, the others
 //   may run beside each other. A caller that shares a tree holds one lock around each call.
 // Cost.      draw and update: O(n log8 capacity), level by level for all n, so that their cache misses overlap.
-//   fill: O(n + log8 capacity). total, min_positive, max: O(1). Memory: 8 * (1 + 3 / 7) = 11.4 bytes a leaf; pages
+//   fill: O(n + log8 capacity). total, min_positive: O(1). Memory: 8 * (1 + 2 / 7) = 10.3 bytes a leaf; pages
 //   that no positive leaf ever touched are not backed by memory.
 #pragma once
 
@@ -43,8 +42,6 @@ class SumTree {
   double total() const { return total_; }
   // The smallest positive leaf, 0 if there is none.
   double min_positive() const { return lowest_; }
-  // The largest leaf.
-  double max() const { return highest_; }
 
   // Leaf index[i] = value[i], in that order. Rows lie in [0, capacity).
   void update(std::span<const std::int64_t> index, std::span<const double> value);
@@ -53,19 +50,11 @@ class SumTree {
   // n <= capacity.
   void fill(std::int64_t start, std::int64_t n, double value);
 
-  // index[i] = a row drawn with uniform[i], value[i] = its leaf. Uniforms lie in [0, 1). With `stratified` draw i
-  // falls into the i-th of n equal parts of the total: mass (i + uniform[i]) / n. Draws are with replacement.
-  void draw(std::span<const double> uniform, bool stratified, std::int64_t* index, double* value) const;
+  // index[i] = a row drawn with uniform[i], value[i] = its leaf. Uniforms lie in [0, 1). Draws are with replacement.
+  void draw(std::span<const double> uniform, std::int64_t* index, double* value) const;
 
   // value[i] = leaf index[i].
   void get(std::span<const std::int64_t> index, double* value) const;
-
-  // All leaves zero again.
-  void clear();
-
-  // The leaves are the whole state: capacity doubles.
-  std::span<const double> leaves() const { return {sums_[0], static_cast<std::size_t>(capacity_)}; }
-  void load(std::span<const double> leaves);
 
   // Recomputes everything from the leaves. std::logic_error if a leaf is not a legal value or a node isn't what its
   // children make it.
@@ -74,7 +63,7 @@ class SumTree {
  private:
   static constexpr int kMaxLevels = 21;  // 8^21 = 2^63
   struct Summary {
-    double sum, low, high;
+    double sum, low;
   };
 
   std::int64_t nodes(int level) const { return sizes_[static_cast<std::size_t>(level)] / 8; }
@@ -82,18 +71,17 @@ class SumTree {
   void refresh(int level, std::int64_t first, std::int64_t last);
   void refresh_top();
   void update_some(std::span<const std::int64_t> index, std::span<const double> value);
-  void draw_some(std::span<const double> uniform, double first, double parts, std::int64_t* index, double* value) const;
+  void draw_some(std::span<const double> uniform, std::int64_t* index, double* value) const;
 
   std::int64_t capacity_;
   int levels_ = 0;
   // Level 0 holds the leaves, level levels_ - 1 is one line of 8. Lengths are multiples of 8; level 0 is summarised
-  // by all three arrays' level 1. lows_[0] and highs_[0] are the leaves themselves.
+  // by both arrays' level 1. lows_[0] are the leaves themselves.
   std::array<std::int64_t, kMaxLevels> sizes_{};
-  std::array<double*, kMaxLevels> sums_{}, lows_{}, highs_{};
+  std::array<double*, kMaxLevels> sums_{}, lows_{};
   Pages memory_;
-  std::int64_t doubles_ = 0;
-  double total_ = 0.0, lowest_ = 0.0, highest_ = 0.0;
-  std::vector<std::int64_t> sum_work_, low_work_, high_work_;
+  double total_ = 0.0, lowest_ = 0.0;
+  std::vector<std::int64_t> sum_work_, low_work_;
 };
 
 }  // namespace gleanrl

@@ -68,34 +68,21 @@ class SumTree:
     def min_positive(self) -> float:
         """The smallest priority that isn't 0, or 0 if all are."""
 
-    @property
-    def max(self) -> float:
-        """The largest priority."""
-
     def update(self, index: int, value: int, n: int) -> None:
         """Set the priorities of rows `index[0:n]` (int64) to `value[0:n]` (float64); of equal rows the last wins."""
 
     def fill(self, start: int, n: int, value: float) -> None:
         """Set the priority of n <= capacity rows from `start` on, around the end of the ring."""
 
-    def draw(self, uniforms: int, n: int, index: int, value: int, stratified: bool = False) -> None:
+    def draw(self, uniforms: int, n: int, index: int, value: int) -> None:
         """Draw n rows in proportion to their priorities, never one of priority 0.
 
         Reads n float64 in [0, 1); writes the rows to `index` (int64) and their priorities to `value` (float64).
-        With `stratified`, draw i falls into the i-th of n equal parts of the total. RuntimeError if all are 0.
+        RuntimeError if all are 0.
         """
 
     def get(self, index: int, n: int, value: int) -> None:
         """Write the priorities of rows `index[0:n]` to `value` (float64)."""
-
-    def clear(self) -> None:
-        """Set every priority to 0."""
-
-    def save(self, leaves: int) -> None:
-        """Write all priorities to an array of `capacity` float64: the whole state."""
-
-    def load(self, leaves: int) -> None:
-        """Set all priorities from an array of `capacity` float64."""
 
     def check_valid(self) -> None:
         """Raise RuntimeError if the tree contradicts itself; costs a pass over all of it."""
@@ -195,7 +182,6 @@ class Priorities:
         self,
         uniforms: int,
         n: int,
-        stratified: bool,
         beta: float,
         by_batch: bool,
         written: int,
@@ -207,8 +193,7 @@ class Priorities:
 
         Writes rows to `index` (int64), importance weights to `weight` (float32) and the rows' counters to
         `generation` (int64). Weights are `(leaf / min_positive) ** -beta`, or with `by_batch` divided by the batch's
-        largest, which becomes exactly 1. With `stratified`, draw i falls into the i-th of n equal parts of the total.
-        RuntimeError if all leaves are 0.
+        largest, which becomes exactly 1. RuntimeError if all leaves are 0.
         """
 
     def remember(self, index: int, n: int, generation: int) -> None:
@@ -219,9 +204,6 @@ class Priorities:
 
         A blocked row keeps its priority, and takes new ones, but isn't drawn.
         """
-
-    def clear_blocks(self) -> None:
-        """Unblock every row."""
 
     def get(self, index: int, n: int, value: int) -> None:
         """Write the priorities of rows `index[0:n]` to `value` (float64); 0 for rows that aren't in use."""

@@ -96,7 +96,7 @@ class Table:
         return dropped
 
     def draw(
-        self, uniforms, beta: float = 0.5, stratified: bool = False, by_batch: bool = False
+        self, uniforms, beta: float = 0.5, by_batch: bool = False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Rows, weights and generations of a draw, each looked at."""
         uniforms = float64(uniforms)
@@ -104,7 +104,7 @@ class Table:
         index, generation = np.full(n + 1, -7, np.int64), np.full(n + 1, -7, np.int64)
         weight = np.full(n + 1, -7, np.float32)
         self.core.draw(
-            address(uniforms), n, stratified, beta, by_batch, address(self.written),
+            address(uniforms), n, beta, by_batch, address(self.written),
             address(index), address(weight), address(generation),
         )  # fmt: skip
         assert index[-1] == generation[-1] == weight[-1] == -7
@@ -134,10 +134,6 @@ class Table:
         self.core.block(address(index), len(index), address(flags))
         for row, flag in zip(index.tolist(), flags, strict=True):
             (self.blocked.add if flag else self.blocked.discard)(row)
-
-    def clear_blocks(self) -> None:
-        self.core.clear_blocks()
-        self.blocked.clear()
 
     def clear(self) -> None:
         self.core.clear()

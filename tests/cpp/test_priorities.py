@@ -65,10 +65,6 @@ class PrioritiesMachine(RuleBasedStateMachine):
         self.table.block(self.rows(n, spread), self.random.integers(0, 2, n))
 
     @rule()
-    def clear_blocks(self):
-        self.table.clear_blocks()
-
-    @rule()
     def clear(self):
         self.table.clear()
 
@@ -77,11 +73,11 @@ class PrioritiesMachine(RuleBasedStateMachine):
         before = self.table.core.total
         assert self.table.reloaded().core.total == before
 
-    @rule(n=st.sampled_from([0, 1, 30, 700]), stratified=st.booleans(), by_batch=st.booleans())
-    def draw(self, n, stratified, by_batch):
+    @rule(n=st.sampled_from([0, 1, 30, 700]), by_batch=st.booleans())
+    def draw(self, n, by_batch):
         uniforms = np.concatenate([self.random.random(n), [0.0, BELOW_ONE]])
         if self.table.core.total > 0:
-            self.table.draw(uniforms, 0.4, stratified, by_batch)
+            self.table.draw(uniforms, 0.4, by_batch)
         else:
             with pytest.raises(RuntimeError, match="draw: no row has a positive priority"):
                 self.table.draw(uniforms)
@@ -204,11 +200,11 @@ def test_blocked_rows_are_never_drawn_and_keep_their_priority():
     table.block(range(0, 20, 2), np.ones(10))
     table.update([0, 1], [100.0, 2.0])
     table.fill(4, 3, 3.0)
-    index, _, _ = table.draw(np.linspace(0, BELOW_ONE, 500), 1.0, True)
+    index, _, _ = table.draw(np.linspace(0, BELOW_ONE, 500), 1.0)
     assert set(index.tolist()) == set(range(1, 20, 2))
     table.block([0, 1, 0], [0, 1, 1])
     assert table.got(leaves=True)[[0, 1]].tolist() == [0.0, 0.0]
-    table.clear_blocks()
+    table.block(range(20), np.zeros(20))
     assert table.got(leaves=True)[[0, 1, 4]].tolist() == [100.0, 2.0, 3.0]
     table.check()
 
@@ -229,14 +225,14 @@ def test_draws_and_weights_are_those_of_the_tree():
     random = np.random.default_rng(1)
     table.update(np.arange(3000), random.random(3000))
     leaves, uniforms = table.got(leaves=True), random.random(n)
-    tree.load(address(leaves))
-    for stratified in (False, True):
-        index, value, weight = np.empty(n, np.int64), np.empty(n), np.empty(n, np.float32)
-        tree.draw(address(uniforms), n, address(index), address(value), stratified)
-        for by_batch in (False, True):
-            found = table.draw(uniforms, 0.4, stratified, by_batch)
-            importance_weights(address(value), n, 1 / tree.min_positive, 0.4, address(weight), by_batch)
-            assert (found[0] == index).all() and (found[1] == weight).all()
+    rows = np.arange(3000)
+    tree.update(address(rows), address(leaves), 3000)
+    index, value, weight = np.empty(n, np.int64), np.empty(n), np.empty(n, np.float32)
+    tree.draw(address(uniforms), n, address(index), address(value))
+    for by_batch in (False, True):
+        found = table.draw(uniforms, 0.4, by_batch)
+        importance_weights(address(value), n, 1 / tree.min_positive, 0.4, address(weight), by_batch)
+        assert (found[0] == index).all() and (found[1] == weight).all()
 
 
 def test_draws_follow_the_priorities():

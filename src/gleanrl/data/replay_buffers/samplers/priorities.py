@@ -279,7 +279,6 @@ class PriorityTable:
         native.draw(
             uniforms.data_ptr(),
             count,
-            False,
             self._beta,
             self.by_batch,
             storage.counters_at,

@@ -133,7 +133,7 @@ class PrioritizedSampler(Prioritized):
     New records get the largest priority that was ever given (1 before the first). An update for a slot that
     was overwritten since its record was drawn is dropped, and counted in ``buffer.stats()``.
 
-    A draw or an update of n rows costs O(n log8 capacity). Memory: 20 bytes for each row, 28 in float64.
+    A draw or an update of n rows costs O(n log8 capacity). Memory: 19 bytes for each row, 27 in float64.
 
     Args:
         max_capacity: the size of the storage.
