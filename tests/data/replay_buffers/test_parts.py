@@ -180,3 +180,14 @@ def test_emptying_keeps_memory_schema_and_random_state():
     assert rb._storage._columns is columns
     with pytest.raises(SchemaError):
         rb.extend(ted(3).exclude("action"))
+
+
+@pytest.mark.parametrize("part", ["_storage", "_sampler", "_writer", "_transforms"])
+@pytest.mark.parametrize("broken", [None, 3, torch.arange(3)], ids=str)
+def test_what_is_no_state_of_a_part_changes_nothing(part, broken):
+    rb = buffer()
+    rb.extend(ted(20))
+    before = fingerprint(rb)
+    with pytest.raises(SchemaError, match="load_state_dict"):
+        rb.load_state_dict({**buffer().state_dict(), part: broken})
+    assert fingerprint(rb) == before

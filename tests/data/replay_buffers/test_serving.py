@@ -190,7 +190,6 @@ def test_emptied_during_the_fetch(kind):
         ([("next", "done"), "t"], {("next", "done"), "t"}),
         ({"t": None}, {"t"}),
     ],
-    ids=str,
 )
 def test_chosen_columns(kind, keys, columns):
     buffer, whole = buffer_of(kind, prefetch=2), buffer_of(kind)
@@ -259,3 +258,27 @@ def test_a_loop_ends_with_its_epoch_also_where_the_rest_was_overwritten(depth):
         buffer.extend(data)
         assert turns == 1, "each write overwrites the whole epoch"
     assert turns == 1 and len(list(buffer)) == 4
+
+
+@pytest.mark.parametrize("kind", ["prioritized", "slice epochs"])
+@pytest.mark.parametrize(
+    "broken",
+    [{"slots": torch.arange(3)}, {"slots": torch.full((12,), CAPACITY)}, {"fresh": None}, {"extras": None}]
+    + [
+        {"last": torch.zeros(3, dtype=torch.bool)},
+        {"origin": torch.tensor([-1])},
+        {"ran_out": None},
+        {"asked": "x"},
+    ],
+    ids=str,
+)
+def test_broken_draws_in_a_state_change_nothing(kind, broken):
+    buffer, other = buffer_of(kind, prefetch=2), buffer_of(kind, prefetch=2)
+    buffer.sample()
+    other.extend(rows(500, 7))
+    twin = copy.deepcopy(other)
+    state = buffer.state_dict()
+    state["_prefetched"][0].update(broken)
+    with pytest.raises(SchemaError, match="_prefetched"):
+        other.load_state_dict(state)
+    assert torch.equal(other[:]["t"], twin[:]["t"]) and same(other, twin)

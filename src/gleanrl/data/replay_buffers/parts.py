@@ -212,7 +212,9 @@ def check_state(state_dict: Any) -> None:
         raise SchemaError(
             f"load_state_dict: expected the state of a ReplayBuffer, got {type(state_dict).__name__}"
         )
-    missing = [key for key in ("_storage", "_sampler", "_writer") if key not in state_dict]
+    missing = [
+        key for key in ("_storage", "_sampler", "_writer") if not isinstance(state_dict.get(key), Mapping)
+    ]
     if missing:
         raise SchemaError(f"load_state_dict: expected the state of a ReplayBuffer, {missing} is missing")
 

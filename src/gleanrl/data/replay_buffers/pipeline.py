@@ -139,9 +139,10 @@ class Pipeline:
             SchemaError: other transforms than these; nothing changed. A transform's own errors pass, and the
                 transforms before it go back to what they were.
         """
-        if len(states) != len(self._stages):
+        count = len(states) if isinstance(states, (list, tuple)) else "no list of"
+        if count != len(self._stages):
             raise SchemaError(
-                f"load_state_dict: the state has {len(states)} transforms, the buffer {len(self._stages)}"
+                f"load_state_dict: the state has {count} transforms, the buffer {len(self._stages)}"
             )
         before = self.state_dict()
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -213,6 +214,7 @@ class Serving(Recording):
                     f"load_state_dict: the state holds {len(ahead)} batches drawn ahead; build the buffer with "
                     "prefetch, as the saved one"
                 )
+            _check_saved(ahead, state_dict["_storage"])
             super().load_state_dict(state_dict)
             if self._prefetcher is not None:
                 self._prefetcher.clear()
@@ -259,6 +261,35 @@ def _saved(ticket: Ticket) -> dict[str, Any]:
         "fresh": fresh,
         "ran_out": ticket.ran_out,
     }
+
+
+def _check_saved(ahead: Any, storage_state: Mapping[str, Any]) -> None:
+    """Raise `SchemaError` unless `ahead` are draws as `_saved` returned them, of such a storage."""
+    _, capacity = Storage.steps_in(dict(storage_state))
+    rows = capacity * prod(storage_state["batch_shape"])
+    try:
+        sound = all(_is_sound(saved, rows) for saved in ahead)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as cause:
+        raise SchemaError("load_state_dict: expected draws under '_prefetched'") from cause
+    if not sound:
+        raise SchemaError("load_state_dict: a draw under '_prefetched' contradicts itself or the storage")
+
+
+def _is_sound(saved: Mapping[str, Any], rows: int) -> bool:
+    slots, fresh, last, origin = (saved[name] for name in ("slots", "fresh", "last", "origin"))
+    entries = [fresh, *(value for _, value in saved["extras"]), *([] if last is None else [last])]
+    return (
+        all(_are_slots(found, rows) for found in (slots, origin) if found is not None)
+        and all(value.shape[:1] == slots.shape for value in entries)
+        and all(flags.dtype == torch.bool for flags in (fresh, last) if flags is not None)
+        and (saved["asked"] is None or type(saved["asked"]) is int)
+        and type(saved["ran_out"]) is bool
+    )
+
+
+def _are_slots(found: torch.Tensor, rows: int) -> bool:
+    inside = (found >= 0) & (found < rows)
+    return found.dtype == torch.int64 and found.ndim == 1 and bool(inside.all())
 
 
 def _living_origin(origin: torch.Tensor | None, storage: Storage) -> torch.Tensor | None:

@@ -180,7 +180,7 @@ def test_the_size_of_a_broken_state(state):
 
 
 def test_the_size_of_a_state():
-    state = {"max_size": 100, "batch_shape": [3], "num_steps": 4, "end": 4}
+    state = {"max_size": 100, "batch_shape": [3], "num_steps": 4, "end": 4, "rows_written": 12}
     assert Storage.steps_in(state) == (4, 34)
     for change in ({"end": 3}, {"end": -1}, {"end": 34, "num_steps": 34}, {"end": "x"}):
         with pytest.raises(SchemaError, match="load_state_dict"):

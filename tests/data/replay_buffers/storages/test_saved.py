@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from gleanrl.data import LazyTensorStorage
 from gleanrl.data.replay_buffers.storages.saved import saved_format
@@ -28,6 +29,13 @@ def test_a_state_that_does_not_fit_or_is_broken():
         {**good, "columns": [column[:3] for column in good["columns"]]},
         {**good, "format": {"kind": "tensordict"}},
         {**good, "batch_shape": 3},
+        {name: value for name, value in good.items() if name != "columns"},
+        {name: value for name, value in good.items() if name != "rows_written"},
+        {**good, "rows_written": None},
+        {**good, "num_steps": 4.0},
+        {**good, "end": torch.arange(3)},
+        {**good, "format": {**good["format"], "paths": [[] for _ in good["format"]["paths"]]}},
+        torch.arange(3),
     ]
     for state in broken:
         with pytest.raises(SchemaError, match="load_state_dict"):

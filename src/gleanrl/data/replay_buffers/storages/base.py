@@ -373,16 +373,17 @@ class Storage(Access):
             SchemaError: not such a state, or its end leaves a gap.
         """
         try:
-            per_step = max(prod(state["batch_shape"]), 1)
-            capacity = int(-(-state["max_size"] // per_step))
-            num_steps, end = int(state["num_steps"]), state["end"]
+            max_size, num_steps, end = (state[name] for name in ("max_size", "num_steps", "end"))
+            counts = (max_size, num_steps, end, state["rows_written"], *state["batch_shape"])
+            if not all(type(count) is int and count >= 0 for count in counts):
+                raise TypeError("counts are integers of 0 or more")
+            capacity = -(-max_size // max(prod(state["batch_shape"]), 1))
             if not 0 <= end < capacity or (num_steps < capacity and end != num_steps):
                 raise SchemaError(
-                    f"load_state_dict: the end {end!r} of {num_steps} steps stored, of {capacity}, leaves a "
-                    "gap: broken state"
+                    f"load_state_dict: the end {end} of {num_steps} steps stored, of {capacity}, leaves a gap"
                 )
             return num_steps, capacity
-        except (KeyError, TypeError) as cause:
+        except (KeyError, TypeError, IndexError) as cause:
             raise SchemaError("load_state_dict: expected what a storage's state_dict() returned") from cause
 
     def _restore_base(self, state: dict[str, Any]) -> None:
@@ -396,4 +397,4 @@ class Storage(Access):
         self._num_steps = int(state["num_steps"])
         self._end = int(state["end"])
         self._rows_written = int(state["rows_written"])
-        self.ordered = bool(state.get("ordered", True))
+        self.ordered = state.get("ordered", True) is not False

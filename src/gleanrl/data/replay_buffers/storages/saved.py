@@ -29,7 +29,7 @@ def saved_format(state: dict[str, Any], max_size: int, ndim: int) -> RecordForma
                 f"load_state_dict: the state has max_size={state['max_size']}, ndim={state['ndim']}; "
                 f"this storage has {max_size}, {ndim}: build it with the same ones"
             )
-        if "columns" not in state:
+        if "columns" not in state and not state["num_steps"]:
             return None
         form = format_from_state(state["format"])
         batch = torch.Size(state["batch_shape"])
@@ -41,7 +41,7 @@ def saved_format(state: dict[str, Any], max_size: int, ndim: int) -> RecordForma
             )
         form.check(state["columns"], torch.Size((used,)), "load_state_dict")
         check_all_storable(list(state["columns"]), "load_state_dict")
-    except (KeyError, TypeError, ValueError, AttributeError) as cause:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as cause:
         if isinstance(cause, SchemaError):
             raise
         raise SchemaError(
