@@ -360,6 +360,20 @@ class TestProbe:
         }
         assert not values["action",].requires_grad and (values["observation",] == 2).all()
 
+    def test_equal_copies_that_a_policy_does_not_name_are_not_its(self) -> None:
+        def policy(td: TensorDictBase) -> TensorDictBase:
+            out = td.clone().set("action", torch.zeros(4, 2))
+            return out.set("hits", out["hits"] + 1)
+
+        assert set(probe(policy, self.root, ACTION)[0]) == {
+            ("action",),
+            ("observation",),
+            ("mask",),
+            ("hits",),
+        }
+        policy.out_keys = ["action", "mask"]
+        assert set(probe(policy, self.root, ACTION)[0]) == {("action",), ("mask",), ("hits",)}
+
     @pytest.mark.parametrize(
         ("policy", "message"),
         [

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gleanrl.collectors import SyncDataCollector
-from gleanrl.data import Categorical
+from gleanrl.data import Categorical, Composite, Unbounded
 from gleanrl.envs import GymEnv, SerialEnv, TransformedEnv
-from gleanrl.rollouts.extras import actions_vary, extra, seed_env
+from gleanrl.rollouts.extras import actions_vary, extra, primed_keys, seed_env
 from gleanrl.rollouts.steppers import TensorDictStepper, make_stepper
 from tests.fakes_base import CountingEnv
 
@@ -102,3 +102,12 @@ def test_actions_under_a_mask_are_drawn_step_by_step():
     collector = SyncDataCollector(env, frames_per_batch=20, total_frames=20)
     batch = collector.next()
     assert torch.equal(batch["action"], batch["observation"][:, 2].long() % 4)
+
+
+def test_primed_keys_are_observations_that_are_read_too():
+    assert primed_keys(CountingEnv()) == []
+    env = CountingEnv()
+    env.observation_spec = Composite(observation=Unbounded((3,)), agent={"hidden": Unbounded((2,))})
+    env.state_spec = Composite(agent={"hidden": Unbounded((2,))}, wind=Unbounded((1,)))
+    assert primed_keys(env) == []  # it says that it has none
+    assert primed_keys(Proxy(env)) == [("agent", "hidden")]

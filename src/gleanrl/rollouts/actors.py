@@ -346,15 +346,20 @@ def probe(
             f"policy: no {missing} among its outputs {made}; the environment needs them as actions"
         )
     dims = len(root.batch_size)
+    promised = {as_path(key) for key in getattr(policy, "out_keys", ())}
     found: dict[Path, Field] = dict(actions)
     for path, leaf in after.items():
-        if path not in actions and not is_private(path) and _changed(before.get(path), leaf):
+        unsaid = bool(promised) and path not in promised
+        if path not in actions and not is_private(path) and _changed(before.get(path), leaf, unsaid):
             found[path] = Field(leaf.shape[dims:], leaf.dtype)
     return found, after
 
 
-def _changed(before: tuple[torch.Tensor, torch.Tensor] | None, leaf: torch.Tensor) -> bool:
-    return before is None or before[0] is not leaf or not torch.equal(before[1], leaf)
+def _changed(before: tuple[torch.Tensor, torch.Tensor] | None, leaf: torch.Tensor, copied: bool) -> bool:
+    """Return whether the entry is another than before; an equal one counts as the same if it may be `copied`."""
+    if before is None:
+        return True
+    return not torch.equal(before[1], leaf) or (before[0] is not leaf and not copied)
 
 
 def spare(policy: Any) -> Any:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from gleanrl.tree import NestedKey
+
 _ABSENT = object()
 
 
@@ -52,3 +54,15 @@ def actions_vary(env: Any) -> bool:
     if known is not None:
         return bool(known)
     return any(getattr(spec, "mask", None) is not None for spec in env.full_action_spec.values(True, True))
+
+
+def primed_keys(env: Any) -> list[NestedKey]:
+    """Return what a policy may write below ``"next"``: its state, which `env` hands back in the following root.
+
+    Of an environment that doesn't say, it is what it declares both as an observation and as a state that it reads.
+    """
+    known = extra(env, "primed_keys")
+    if known is not None:
+        return list(known)
+    states = list(env.full_state_spec.keys(True, True))
+    return [key for key in env.full_observation_spec.keys(True, True) if key in states]

@@ -24,7 +24,7 @@ from gleanrl.errors import (
 )
 from gleanrl.pool import BufferPool
 from gleanrl.rollouts.actors import RandomActor, RowLayout, make_actor, probe, spare
-from gleanrl.rollouts.extras import actions_vary, extra
+from gleanrl.rollouts.extras import actions_vary, primed_keys
 from gleanrl.rollouts.loop import Actor, StepFault, Stepper
 from gleanrl.rollouts.modules import Values
 from gleanrl.rollouts.policies import RandomPolicy, wrap_policy
@@ -109,7 +109,7 @@ def plan_rollout(
     if isinstance(wrapped, RandomPolicy):
         moved = None
     trial = _Trial(stepper, env, moved, act_now)
-    trial.primed = frozenset(("next", *as_path(key)) for key in extra(env, "primed_keys", ()))
+    trial.primed = frozenset(("next", *as_path(key)) for key in primed_keys(env))
     wrapped, written = _outputs(wrapped, policy, trial, actions)
     _check_written(written, env_schema, trial.primed)
     after = [path for path in written if path[0] == "next"]
