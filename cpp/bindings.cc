@@ -4,9 +4,6 @@
 // an int is due TypeError.
 #include "bindings.h"
 
-#include <nanobind/stl/optional.h>
-
-#include <optional>
 #include <span>
 
 #include "addresses.h"
@@ -18,15 +15,13 @@ using namespace nanobind::literals;
 namespace gleanrl {
 namespace {
 
-void gather_rows(const Columns& self, std::uintptr_t index, std::int64_t n, nb::handle out, nb::handle wanted,
-                 std::optional<std::int64_t> limit) {
+void gather_rows(const Columns& self, std::uintptr_t index, std::int64_t n, nb::handle out, nb::handle wanted) {
   const auto rows = array_at<std::int64_t>("gather", index, n);
   const auto to = read_addresses<std::byte*>(out);
   std::vector<std::int64_t> some;
   if (!wanted.is_none()) some = read_list<std::int64_t>(wanted, as_number);
   const std::span<const std::int64_t> columns = wanted.is_none() ? self.all_columns() : some;
-  run(is_long(n, self.bytes_per_row(columns)),
-      [&] { self.gather(rows, to, columns, limit.value_or(self.num_rows())); });
+  run(is_long(n, self.bytes_per_row(columns)), [&] { self.gather(rows, to, columns); });
 }
 
 void write_rows(const Columns& self, std::int64_t start, std::int64_t n, nb::handle src) {
@@ -67,7 +62,7 @@ NB_MODULE(_core, m) {
           "pointers"_a, "row_bytes"_a, "num_rows"_a)
       .def_prop_ro("num_rows", &Columns::num_rows)
       .def_prop_ro("num_columns", &Columns::num_columns)
-      .def("gather", &gather_rows, "index"_a, "n"_a, "out"_a, "wanted"_a = nb::none(), "limit"_a = nb::none(),
+      .def("gather", &gather_rows, "index"_a, "n"_a, "out"_a, "wanted"_a = nb::none(),
            "Copy rows index[0:n] of the wanted columns (all by default) into the arrays at `out`.")
       .def("write", &write_rows, "start"_a, "n"_a, "src"_a,
            "Write n rows from the arrays at `src` to start, start + 1, ..., around the end of the ring.")

@@ -153,19 +153,15 @@ int64_t Columns::bytes_per_row(std::span<const int64_t> wanted) const {
   return bytes;
 }
 
-void Columns::gather(std::span<const int64_t> index, std::span<std::byte* const> out, std::span<const int64_t> wanted,
-                     int64_t limit) const {
-  if (limit < 0 || limit > num_rows_) {
-    throw std::invalid_argument("gather: limit is " + std::to_string(limit) + ", expected at most num_rows, " +
-                                std::to_string(num_rows_));
-  }
+void Columns::gather(std::span<const int64_t> index, std::span<std::byte* const> out,
+                     std::span<const int64_t> wanted) const {
   check_arrays<std::byte*>("gather", out, wanted.size());
   const auto n = static_cast<int64_t>(index.size());
   for (size_t p = 0; p < out.size(); ++p) {
     const Column& c = column(wanted[p]);
     if (n > 0) check_not_null("gather", out[p], c.row_bytes, p);
   }
-  check_rows("gather", index, limit);
+  check_rows("gather", index, num_rows_);
   // The rows that a column begins with are asked for before the column ahead of it has ended.
   const auto ask_for_first = [&](size_t p) {
     if (p == out.size()) return;

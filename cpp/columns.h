@@ -44,10 +44,10 @@ class Columns {
   // The bytes of one row of the columns listed in `wanted`. Throws like gather for a column that doesn't exist.
   std::int64_t bytes_per_row(std::span<const std::int64_t> wanted) const;
 
-  // out[p][i] = column wanted[p] at row index[i], for i in [0, n). Row numbers lie in [0, limit), limit <= num_rows:
-  // pass the filled length. Column numbers may come in any order and repeat.
+  // out[p][i] = column wanted[p] at row index[i], for i in [0, n). Row numbers lie in [0, num_rows);
+  // column numbers may come in any order and repeat.
   void gather(std::span<const std::int64_t> index, std::span<std::byte* const> out,
-              std::span<const std::int64_t> wanted, std::int64_t limit) const;
+              std::span<const std::int64_t> wanted) const;
 
   // Row (start + i) % num_rows of column j = src[j][i], for i in [0, n): a ring write. start in [0, num_rows),
   // n <= num_rows (a longer batch would overwrite itself: the caller cuts it and so decides what is lost).

@@ -19,18 +19,8 @@ class Columns:
     def num_rows(self) -> int: ...
     @property
     def num_columns(self) -> int: ...
-    def gather(
-        self,
-        index: int,
-        n: int,
-        out: Sequence[int],
-        wanted: Sequence[int] | None = None,
-        limit: int | None = None,
-    ) -> None:
-        """Copy rows `index[0:n]` (int64 at an address) of the `wanted` columns, all by default, into the arrays `out`.
-
-        Row numbers lie in `[0, limit)`; pass the filled length, `num_rows` is the default.
-        """
+    def gather(self, index: int, n: int, out: Sequence[int], wanted: Sequence[int] | None = None) -> None:
+        """Copy rows `index[0:n]` (int64) of the `wanted` columns, all by default, into the arrays `out`."""
 
     def write(self, start: int, n: int, src: Sequence[int]) -> None:
         """Write n <= num_rows rows from the arrays `src` to start, start + 1, ..., around the end of the ring."""

@@ -32,11 +32,11 @@ class Table:
     def copy(self) -> list[np.ndarray]:
         return [c.copy() for c in self.columns]
 
-    def gather(self, index, wanted=None, limit=None) -> list[np.ndarray]:
+    def gather(self, index, wanted=None) -> list[np.ndarray]:
         index = np.ascontiguousarray(index, dtype=np.int64)
         chosen = range(len(self.columns)) if wanted is None else wanted
         guarded = [Guarded(len(index) * self.row_bytes[j]) for j in chosen]
-        self.core.gather(index.ctypes.data, len(index), [g.address for g in guarded], wanted, limit)
+        self.core.gather(index.ctypes.data, len(index), [g.address for g in guarded], wanted)
         return [
             g.content().reshape(len(index), self.row_bytes[j]) for j, g in zip(chosen, guarded, strict=True)
         ]
