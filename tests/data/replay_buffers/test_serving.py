@@ -282,3 +282,28 @@ def test_broken_draws_in_a_state_change_nothing(kind, broken):
     with pytest.raises(SchemaError, match="_prefetched"):
         other.load_state_dict(state)
     assert torch.equal(other[:]["t"], twin[:]["t"]) and same(other, twin)
+
+
+@KINDS
+def test_the_state_of_a_storage_that_was_cleared_behind_the_buffers_back(kind):
+    buffer = buffer_of(kind, prefetch=2)
+    buffer.sample()
+    buffer.storage.clear()
+    buffer.extend(rows(700, 15))
+    buffer.load_state_dict(buffer.state_dict())
+    for _ in range(4):
+        assert min(check(buffer.sample(), buffer)) >= 700
+
+
+@pytest.mark.parametrize(
+    "how", [copy.deepcopy, lambda buffer: buffer.load_state_dict(buffer.state_dict()) or buffer]
+)
+@pytest.mark.parametrize("ahead", [{}, {"prefetch": 2}], ids=str)
+def test_the_state_of_priorities_knows_what_was_written_behind_the_buffers_back(how, ahead):
+    buffer = buffer_of("prioritized", **ahead)
+    buffer.update_priority(torch.arange(CAPACITY), 0.0)
+    buffer.sampler.eps = 0.0
+    buffer.update_priority([3], 2.0)
+    buffer.storage.set(7, rows(700, 1))
+    buffer = how(buffer)
+    assert set(buffer.sample(200)["t"].tolist()) == {3, 700}
