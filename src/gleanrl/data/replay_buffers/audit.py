@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from gleanrl.data.boundaries import TRAJ_IDS
-from gleanrl.data.replay_buffers.samplers.episodes import BoundaryKeys, EpisodeTable
+from gleanrl.data.replay_buffers.samplers.episodes import BoundaryKeys, EpisodeTable, locate, runs_of
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
@@ -134,9 +134,7 @@ def _pairs(storage: TensorStorage, table: Episodes) -> Iterator[tuple[torch.Tens
     streams, slots_in_all = table.num_streams, table.capacity * table.num_streams
     for start in range(0, len(storage), _CHUNK * streams):
         slots = torch.arange(start, min(start + _CHUNK * streams, len(storage)), device="cpu")
-        before, after = torch.empty_like(slots), torch.empty_like(slots)
-        table.locate(slots.data_ptr(), slots.shape[0], before.data_ptr(), after.data_ptr())
-        inner = slots[after > 1]
+        inner = slots[locate(table, slots)[1] > 1]
         yield inner, (inner + streams) % slots_in_all
 
 
@@ -171,13 +169,12 @@ def _check_ids(storage: TensorStorage, table: Episodes, found: _Findings) -> lis
     schema = storage.format.schema
     if TRAJ_IDS not in schema:
         return []
-    runs, streams = table.num_runs(1), table.num_streams
-    first, length = (torch.empty(runs, dtype=torch.int64, device="cpu") for _ in range(2))
-    table.list_runs(1, first.data_ptr(), length.data_ptr(), runs)
+    streams = table.num_streams
+    first, length = runs_of(table)
     stream = first % streams
     last = ((first // streams + length - 1) % table.capacity) * streams + stream
     ids = storage.column(TRAJ_IDS).view(-1)[last].cpu()
-    ended = torch.zeros(runs, dtype=torch.bool, device="cpu")
+    ended = torch.zeros(first.shape, dtype=torch.bool, device="cpu")
     for path in schema.paths:
         if path[0] == "next" and path[-1] in FLAGS:
             ended |= _wide(storage.column(path)[last]).any(1).cpu()

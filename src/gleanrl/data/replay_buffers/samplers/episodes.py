@@ -71,18 +71,15 @@ class EpisodeTable:
         self._trajectories = (
             None if trajectories is None else _given("trajectories", trajectories, torch.int64)
         )
-        self._forget()
+        self.clear()
 
-    def _forget(self) -> None:
+    def clear(self) -> None:
+        """Forget everything: the storage was emptied or exchanged, or there is none yet."""
         self._native: Episodes | None = None
         self._reader: _Reader | None = None
         self._storage: Storage | None = None
         self._content: object | None = None
         self._changes = -1
-
-    def clear(self) -> None:
-        """Learn that the storage was emptied or exchanged."""
-        self._forget()
 
     def invalidate(self) -> None:
         """Learn that boundaries may have been rewritten: the next draw looks at all of them."""
@@ -141,7 +138,7 @@ class EpisodeTable:
                 "been written since; name keys instead"
             )
         if self._storage is not storage or self._native is None or self._reader is None:
-            self._forget()
+            self.clear()
             self._reader = _reader(storage, self.keys, self._static)
             self._native = Episodes(storage.capacity_steps, max(storage.rows_per_step, 1))
             self._storage = storage
@@ -191,7 +188,23 @@ class EpisodeTable:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle."""
         self.__dict__.update(state)
-        self._forget()
+        self.clear()
+
+
+def locate(table: Episodes, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how many steps the trajectory of each slot has before it, and from it on, ``(n,)`` int64 each."""
+    before, after = torch.empty_like(slots), torch.empty_like(slots)
+    table.locate(slots.data_ptr(), slots.shape[0], before.data_ptr(), after.data_ptr())
+    return before, after
+
+
+def runs_of(table: Episodes, shortest: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return first slot and length of the trajectories of `shortest` steps and more, ``(n,)`` int64 each."""
+    count = table.num_runs(shortest)
+    first = torch.empty(count, dtype=torch.int64, device="cpu")
+    length = torch.empty_like(first)
+    table.list_runs(shortest, first.data_ptr(), length.data_ptr(), count)
+    return first, length
 
 
 class _Reader:

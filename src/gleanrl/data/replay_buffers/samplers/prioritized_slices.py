@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gleanrl.data.replay_buffers.samplers.episodes import locate
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.data.replay_buffers.samplers.prioritized import Prioritized
 from gleanrl.data.replay_buffers.samplers.slices import SliceSampler, cut, no_slices
@@ -128,7 +129,7 @@ class PrioritizedSliceSampler(Prioritized, SliceSampler):
             if not table.num_runs(length if self._rule.strict else 1):
                 raise no_slices(length) from None
             raise
-        lengths = _locate(table, first)[1].clamp_(max=length)
+        lengths = locate(table, first)[1].clamp_(max=length)
         drawn = cut(table, self._rule, length, first, lengths)
         weight = weight.repeat_interleave(length if self._rule.pad else lengths)
         extras = {**drawn.extras, "_weight": weight, "priority_weight": weight}
@@ -143,7 +144,7 @@ class PrioritizedSliceSampler(Prioritized, SliceSampler):
         streams = table.num_streams
         steps = torch.arange(step, step + count, device="cpu") % table.capacity
         slots = (steps[:, None] * streams + torch.arange(streams, device="cpu")).view(-1)
-        before, after = _locate(table, slots)
+        before, after = locate(table, slots)
         total, reach = before + after, max(length - self._rule.overhang(length)[1], 1)
         if self._rule.strict:
             fits = (after >= reach) & (total >= length)
@@ -198,10 +199,3 @@ class PrioritizedSliceSampler(Prioritized, SliceSampler):
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the first steps, which the copy finds again."""
         return {**super().__getstate__(), "_length": 0, "_content": None, "_changes": -1}
-
-
-def _locate(table: Episodes, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how many steps the trajectory of each slot has before it, and from it on."""
-    before, after = torch.empty_like(slots), torch.empty_like(slots)
-    table.locate(slots.data_ptr(), slots.shape[0], before.data_ptr(), after.data_ptr())
-    return before, after

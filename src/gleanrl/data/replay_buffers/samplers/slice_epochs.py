@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from gleanrl.data.replay_buffers.samplers.episodes import locate, runs_of
 from gleanrl.data.replay_buffers.samplers.slices import SliceSampler, cut, no_slices
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.errors import InvalidArgumentError, SchemaError
@@ -93,19 +94,17 @@ class SliceSamplerWithoutReplacement(SliceSampler):
             if self._epoch_of is not None or not self._fits(storage):
                 self._reset_epoch()
             self._epoch_of = storage.content
+        fewest = count if self.drop_last else 1
         taken = self._take(storage, table, count, length)
-        if len(taken[0]) < (count if self.drop_last else 1):
+        if len(taken[0]) < fewest:
             self._begin(storage, table, length)
             taken = self._take(storage, table, count, length)
-            if len(taken[0]) < (count if self.drop_last else 1):
+            if len(taken[0]) < fewest:
                 raise InvalidArgumentError(
                     f"batch_size={batch_size} with drop_last=True asks for {count} slices of {length} steps, but "
                     f"only {len(taken[0])} trajectories are that long: no batch is left"
                 )
-        ahead = self._position
-        left = self._count_left(storage, table, count if self.drop_last else 1, length)
-        self._position = ahead
-        self._ran_out = left < (count if self.drop_last else 1)
+        self._ran_out = self._count_left(storage, table, fewest, length) < fewest
         first, lengths, origin = taken
         return cut(table, self._rule, length, first, lengths)._replace(asked=batch_size, origin=origin)
 
@@ -130,11 +129,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         return not tails.shape[0] or int(tails.max()) < len(storage)
 
     def _begin(self, storage: Storage, table: Episodes, length: int) -> None:
-        shortest = length if self._rule.strict else 1
-        runs = table.num_runs(shortest)
-        first = torch.empty(runs, dtype=torch.int64, device="cpu")
-        lengths = torch.empty(runs, dtype=torch.int64, device="cpu")
-        table.list_runs(shortest, first.data_ptr(), lengths.data_ptr(), runs)
+        first, lengths = runs_of(table, length if self._rule.strict else 1)
         tails = _later(table, first, lengths - 1)
         masked = storage.masked(tails)
         if masked is not None:
@@ -155,9 +150,8 @@ class SliceSamplerWithoutReplacement(SliceSampler):
             rows = slice(self._position, self._position + missing)
             tails = self._tails[rows]
             self._position += tails.shape[0]
-            before, after = torch.empty_like(tails), torch.empty_like(tails)
             alive = storage.generation(tails) == self._generations[rows]
-            table.locate(tails.data_ptr(), tails.shape[0], before.data_ptr(), after.data_ptr())
+            before, after = locate(table, tails)
             lengths = before + after
             if self._rule.strict:
                 alive &= lengths >= length
@@ -177,8 +171,11 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         return _later(table, first, offset), lengths.clamp(max=length), origin
 
     def _count_left(self, storage: Storage, table: Episodes, count: int, length: int) -> int:
-        """Return how many trajectories are left of the epoch, counted up to `count`; the position moves."""
-        return int(self._living(storage, table, count, length)[0].shape[0])
+        """Return how many trajectories are left of the epoch, counted up to `count`."""
+        position = self._position
+        left = self._living(storage, table, count, length)[0].shape[0]
+        self._position = position
+        return left
 
     def mark(self) -> tuple[Any, ...]:
         """Return the present place in the sequence of draws, for `rewind`."""
