@@ -158,7 +158,7 @@ class Parts:
     def __getstate__(self) -> dict[str, Any]:
         """Pickle everything but the lock; the copy goes on with the same sequence of samples."""
         with self._lock:
-            self._sampler.state_dict()  # a generator that was never used takes its seed now, for both
+            self._sampler_state()  # a generator that was never used takes its seed now, for both
             return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -175,10 +175,15 @@ class Parts:
         with self._lock:
             return {
                 "_storage": self._storage.state_dict(),
-                "_sampler": self._sampler.state_dict(),
+                "_sampler": self._sampler_state(),
                 "_writer": self._writer.state_dict(),
                 "_transforms": self._transforms.state_dict(),
             }
+
+    def _sampler_state(self) -> dict[str, Any]:
+        """Return the sampler's state, which goes with what is stored now."""
+        self._sampler.catch_up(self._storage)
+        return self._sampler.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on exactly as the saved buffer would have; the same sequence of samples follows.
@@ -193,7 +198,7 @@ class Parts:
         with self._lock:
             # The cheap parts first: they are checked, or taken back, before the storage changes.
             self._writer.check_state(state_dict["_writer"], *Storage.steps_in(state_dict["_storage"]))
-            before, transforms = self._sampler.state_dict(), self._transforms.state_dict()
+            before, transforms = self._sampler_state(), self._transforms.state_dict()
             self._transforms.load_state_dict(state_dict.get("_transforms", transforms))
             try:
                 self._sampler.load_state_dict(state_dict["_sampler"])

@@ -81,6 +81,11 @@ class Prefetcher:
         ticket, coming = self._queue.popleft()
         return ticket, coming or self._start(ticket)
 
+    def forget_gone(self) -> None:
+        """Forget batches of a content that is gone: the storage was cleared without a word to the buffer."""
+        while self._queue and self._queue[0][0].content is not self._queue[0][0].storage.content:
+            self._queue.popleft()
+
     def _leave_parent(self) -> None:
         """Start anew in a forked process: the threads, and what they were to fetch, stayed in its parent."""
         if self._process != os.getpid():

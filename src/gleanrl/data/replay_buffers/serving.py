@@ -125,6 +125,7 @@ class Serving(Recording):
     def _take(self, prefetcher: Prefetcher, size: int) -> tuple[Ticket, Draw, Any]:
         """Return the batch that was drawn first; draws ahead until enough are on their way."""
         with self._lock:
+            prefetcher.forget_gone()
             while prefetcher.wants_more:
                 mark = self._sampler.mark()
                 prefetcher.put(self._draw(size, True, ahead=True)._replace(mark=mark))
@@ -194,6 +195,7 @@ class Serving(Recording):
         with self._lock:
             state = super().state_dict()
             if self._prefetcher is not None:
+                self._prefetcher.forget_gone()
                 state["_prefetched"] = [_saved(ticket) for ticket in self._prefetcher]
             return state
 
@@ -248,25 +250,20 @@ def _generation(drawn: Draw) -> torch.Tensor:
 def _saved(ticket: Ticket) -> dict[str, Any]:
     """Return a draw as plain values; rows that were overwritten since are marked, their draw is void."""
     drawn, storage = ticket.drawn, ticket.storage
-    valid = storage.content is ticket.content
-    fresh = (
-        storage.generation(drawn.slots) == _generation(drawn) if valid else torch.zeros_like(drawn.slots) > 0
-    )
     return {
         "slots": drawn.slots.clone(),
         "extras": [(key, value.clone()) for key, value in drawn.extras.items()],
         "last": None if drawn.last is None else drawn.last.clone(),
         "asked": drawn.asked,
-        "origin": _living_origin(drawn.origin, storage) if valid else None,
-        "fresh": fresh,
+        "origin": _living_origin(drawn.origin, storage),
+        "fresh": storage.generation(drawn.slots) == _generation(drawn),
         "ran_out": ticket.ran_out,
     }
 
 
 def _check_saved(ahead: Any, storage_state: Mapping[str, Any]) -> None:
     """Raise `SchemaError` unless `ahead` are draws as `_saved` returned them, of such a storage."""
-    _, capacity = Storage.steps_in(dict(storage_state))
-    rows = capacity * prod(storage_state["batch_shape"])
+    rows = Storage.steps_in(dict(storage_state))[0] * prod(storage_state["batch_shape"])
     try:
         sound = all(_is_sound(saved, rows) for saved in ahead)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as cause:

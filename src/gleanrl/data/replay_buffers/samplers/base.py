@@ -153,6 +153,9 @@ class Sampler(Part, ABC):
         """Priority updates that came too late; 0 for samplers without priorities."""
         return 0
 
+    def catch_up(self, storage: Storage) -> None:
+        """Learn what was written to `storage` without a word to the sampler, before its state is taken."""
+
     def on_load(self, storage: Storage, generations: torch.Tensor | None = None) -> None:
         """Learn that `storage` holds what the sampler's state, just loaded, belongs to.
 

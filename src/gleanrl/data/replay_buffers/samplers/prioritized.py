@@ -98,6 +98,10 @@ class Prioritized(Sampler):
         """Give `slots` the priority of new records."""
         self._priorities.reset(storage, slots)
 
+    def catch_up(self, storage: Storage) -> None:
+        """Give records that came without a word the priority of new ones."""
+        self._priorities.sync(storage)
+
     def on_load(self, storage: Storage, generations: torch.Tensor | None = None) -> None:
         """Take the loaded priorities as those of `storage`."""
         self._priorities.on_load(storage, generations)
