@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl.data.replay_buffers.arguments import positive
-from gleanrl.errors import InvalidArgumentError
+from gleanrl.data.replay_buffers.arguments import key_list, non_negative, positive
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
 
 @pytest.mark.parametrize("value", [1, 7, np.int64(7), torch.tensor(7)])
@@ -19,3 +19,16 @@ def test_integers_of_one_or_more(value):
 def test_anything_else_is_refused_by_name(value):
     with pytest.raises(InvalidArgumentError, match="size: expected an integer of 1 or more, got"):
         positive("size", value)
+
+
+def test_integers_of_zero_or_more():
+    assert non_negative("depth", np.int64(0)) == 0 and non_negative("depth", 3) == 3
+    for value in (-1, False, 0.0, None):
+        with pytest.raises(InvalidArgumentError, match="depth: expected an integer of 0 or more, got"):
+            non_negative("depth", value)
+
+
+def test_one_key_or_several():
+    assert key_list("a") == ("a",) and key_list(["a", ("b", "c")]) == ("a", ("b", "c"))
+    with pytest.raises(InvalidTypeError, match="keys: expected a list of keys, got 7"):
+        key_list(7)

@@ -12,10 +12,9 @@ import torch
 from tensordict import is_tensor_collection, is_tensorclass
 from torch.utils import _pytree
 
-from gleanrl.data.replay_buffers.arguments import positive
+from gleanrl.data.replay_buffers.arguments import key_list, non_negative, positive
 from gleanrl.data.replay_buffers.audit import AuditReport, audit
 from gleanrl.data.replay_buffers.prefetch import Prefetcher
-from gleanrl.data.replay_buffers.recording import checked_dim
 from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.serving import Serving
 from gleanrl.data.replay_buffers.storages.base import Storage
@@ -106,7 +105,7 @@ class ReplayBuffer(Serving):
         self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
         if collate_fn is not None and not callable(collate_fn):
             raise InvalidTypeError(f"collate_fn: expected a callable, got {collate_fn!r}")
-        self._dim_extend = checked_dim(dim_extend)
+        self._dim_extend = None if dim_extend is None else non_negative("dim_extend", dim_extend)
         super().__init__(storage, sampler, writer, transform, seed)
         self._collate_fn = collate_fn
         self._open(bool(pin_memory), prefetcher)
@@ -147,7 +146,7 @@ class ReplayBuffer(Serving):
             MissingKeyError: one of `keys` isn't stored.
         """
         size = self._size_of(batch_size)
-        chosen = None if keys is None else _keys(keys)
+        chosen = None if keys is None else key_list(keys)
         ahead = chosen is None and size == self._batch_size
         batch, info, _ = self._serve(size, ahead, chosen, return_info)
         return (batch, info) if return_info else batch
@@ -263,18 +262,9 @@ class ReplayBuffer(Serving):
         )
 
 
-def _keys(keys: Any) -> tuple[NestedKey, ...]:
-    if isinstance(keys, str):
-        return (keys,)
-    if not isinstance(keys, Iterable):
-        raise InvalidTypeError(f"keys: expected a list of keys, got {keys!r}")
-    return tuple(keys)
-
-
 def _prefetcher(depth: Any, threads: Any) -> Prefetcher | None:
-    for name, value in (("prefetch", depth), ("prefetch_threads", threads)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-            raise InvalidArgumentError(f"{name}: expected an integer of 0 or more, got {value!r}")
+    depth = 0 if depth is None else non_negative("prefetch", depth)
+    threads = 0 if threads is None else non_negative("prefetch_threads", threads)
     if not depth:
         if threads:
             raise InvalidArgumentError("prefetch_threads: there is nothing to fetch ahead without prefetch")

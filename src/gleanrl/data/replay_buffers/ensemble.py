@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from gleanrl.data.replay_buffers.arguments import positive
+from gleanrl.data.replay_buffers.arguments import key_list, positive
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.members import assemble
 from gleanrl.data.replay_buffers.pipeline import Pipeline, none_returned
@@ -221,7 +221,7 @@ class ReplayBufferEnsemble:
         """
         if batch_size is None and self._batch_size is None:
             raise UnsupportedError("sample: no batch_size was given, to this call or at construction")
-        wanted = None if keys is None else (keys,) if isinstance(keys, str) else tuple(keys)
+        wanted = None if keys is None else key_list(keys)
         size = self._batch_size if batch_size is None else positive("batch_size", batch_size)
         batch, info, _ = self._serve(size, wanted, return_info)
         return (batch, info) if return_info else batch

@@ -12,7 +12,6 @@ from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
 from gleanrl.data.replay_buffers.storages.indexing import is_key, slots_of_update
 from gleanrl.errors import (
     IndexRangeError,
-    InvalidArgumentError,
     InvalidTypeError,
     SchemaError,
     UnsupportedError,
@@ -216,15 +215,6 @@ class Recording(Parts):
 
     def _slots(self, index: Any) -> torch.Tensor:
         return slots_of_update(index, self._storage.shape)
-
-
-def checked_dim(dim_extend: int | None) -> int | None:
-    """Return `dim_extend` if it is None or an integer of 0 or more."""
-    if dim_extend is not None and (
-        isinstance(dim_extend, bool) or not isinstance(dim_extend, int) or dim_extend < 0
-    ):
-        raise InvalidArgumentError(f"dim_extend: expected an integer of 0 or more, got {dim_extend!r}")
-    return dim_extend
 
 
 def _no_index(storage: Storage) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gleanrl.data.replay_buffers.arguments import positive
 from gleanrl.errors import InvalidArgumentError, SchemaError, UnsupportedError
 from gleanrl.seeding import OwnedGenerator
 
@@ -109,8 +110,7 @@ class Mixture:
 def _checked_count(count: Any, members: int, sample_from_all: bool) -> int | None:
     if count is None:
         return None
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InvalidArgumentError(f"num_buffer_sampled: expected an integer of 1 or more, got {count!r}")
+    count = positive("num_buffer_sampled", count)
     if sample_from_all and count != members:
         raise InvalidArgumentError(
             f"num_buffer_sampled: sample_from_all samples all {members} members, got {count}; leave it out"

@@ -8,6 +8,7 @@ import torch
 from numpy import empty, float32, int64
 from torch import from_numpy
 
+from gleanrl.data.replay_buffers.arguments import positive
 from gleanrl.data.replay_buffers.samplers.priority_values import as_ours, check_priorities, number, per_slot
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.errors import (
@@ -55,15 +56,11 @@ class PriorityTable:
         within_buffer: bool,
         normalize: str,
     ) -> None:
-        if isinstance(max_capacity, bool) or not isinstance(max_capacity, int) or max_capacity < 1:
-            raise InvalidArgumentError(
-                f"max_capacity: expected an integer of 1 or more, got {max_capacity!r}"
-            )
         if dtype not in (torch.float32, torch.float64):
             raise UnsupportedError(f"dtype: priorities are kept in float32 or float64, got {dtype}")
         if normalize not in _NORMALISATIONS:
             raise InvalidArgumentError(f"normalize: expected one of {_NORMALISATIONS}, got {normalize!r}")
-        self.max_capacity = max_capacity
+        self.max_capacity = positive("max_capacity", max_capacity)
         self.dtype = dtype
         self.within_buffer = bool(within_buffer)
         self.by_batch = normalize == "batch"

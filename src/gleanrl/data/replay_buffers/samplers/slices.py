@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gleanrl.data.boundaries import MASK
+from gleanrl.data.replay_buffers.arguments import positive
 from gleanrl.data.replay_buffers.samplers.base import MOST_TRIES, Sampler, check_any_step
 from gleanrl.data.replay_buffers.samplers.episodes import BoundaryKeys, EpisodeTable
 from gleanrl.data.replay_buffers.storages.base import Storage
@@ -223,9 +224,8 @@ def slice_rule(
             f"expected exactly one of num_slices and slice_len, got num_slices={num_slices!r}, "
             f"slice_len={slice_len!r}"
         )
-    for name, value in (("num_slices", num_slices), ("slice_len", slice_len)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InvalidArgumentError(f"{name}: expected an integer of 1 or more, got {value!r}")
+    num_slices = None if num_slices is None else positive("num_slices", num_slices)
+    slice_len = None if slice_len is None else positive("slice_len", slice_len)
     both = span if isinstance(span, (tuple, list)) else (span, span)
     if len(both) != 2:
         raise InvalidArgumentError(f"span: expected one value or (left, right), got {span!r}")

@@ -172,7 +172,7 @@ class TensorDictFormat(RecordFormat):
     def select(self, keys: Iterable[NestedKey]) -> tuple[Path, ...]:
         """Return the leaves that `keys` name (see `RecordFormat.select`)."""
         chosen: dict[Path, None] = {}
-        for path in (key_argument("keys", key) for key in ([keys] if isinstance(keys, str) else keys)):
+        for path in (key_argument("keys", key) for key in keys):
             found = [leaf for leaf in self.schema.paths if leaf[: len(path)] == path]
             if not found:
                 raise MissingKeyError(
