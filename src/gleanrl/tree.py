@@ -289,6 +289,7 @@ def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows:
             f"got {found}; collate_fn has to keep the rows"
         )
     size, device = batch.batch_size, batch.device
+    # Entries of a plain TensorDict with one batch dimension are put past its checks: this runs for each sample.
     plain = type(batch) is TensorDict and len(size) == 1 and (device is None or device.type == "cpu")
     for key, value in entries.items():
         group: Any = batch

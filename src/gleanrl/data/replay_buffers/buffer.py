@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import is_tensor_collection, is_tensorclass
 from torch.utils import _pytree
@@ -18,7 +17,7 @@ from gleanrl.data.replay_buffers.prefetch import Prefetcher
 from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.serving import Serving
 from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.data.replay_buffers.storages.indexing import is_key
+from gleanrl.data.replay_buffers.storages.indexing import is_key, is_position
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, UnsupportedError
@@ -210,7 +209,7 @@ class ReplayBuffer(Serving):
             records = storage.get(index)
             if len(self._transforms):
                 records = _copied(records)
-        if isinstance(storage, ListStorage) and _is_position(index):
+        if isinstance(storage, ListStorage) and is_position(index):
             return self._transforms.read(records)
         return self._delivered(self._collated(storage, records))
 
@@ -279,8 +278,3 @@ def _copied(records: Any) -> Any:
         records,
         is_leaf=is_tensor_collection,
     )
-
-
-def _is_position(index: Any) -> bool:
-    only = index[0] if isinstance(index, tuple) and len(index) == 1 else index
-    return isinstance(only, (int, np.integer)) and not isinstance(only, bool)

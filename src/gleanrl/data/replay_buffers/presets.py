@@ -174,18 +174,16 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 "update_tensordict_priority: the batch has no 'index'; give it one of sample()"
             )
         with self._lock:
-            ndim, rows = self._storage.ndim, self._storage
-            coordinates = index.reshape(-1, ndim) if ndim > 1 else index.reshape(-1)
-            slots = self._slots(coordinates)
-            count = slots.shape[0]
+            storage = self._storage
+            slots = self._slots(index.reshape(-1, storage.ndim) if storage.ndim > 1 else index.reshape(-1))
             priority = data.get(as_path(self.priority_key), None)
             if priority is None:
-                sampler.mark_update(rows, slots[slots >= 0])
+                sampler.mark_update(storage, slots[slots >= 0])
                 return
-            values = self._reduced(priority, count, "update_tensordict_priority")
+            values = self._reduced(priority, slots.shape[0], "update_tensordict_priority")
             generation = data.get("_generation", None)
             expected = None if generation is None else generation.reshape(-1)
-            sampler.update_priority(rows, slots, values, expected)
+            sampler.update_priority(storage, slots, values, expected)
 
 
 class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):

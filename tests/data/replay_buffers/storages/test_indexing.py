@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl.data.replay_buffers.storages.indexing import basic_index, members_at, slots_at, slots_of_update
+from gleanrl.data.replay_buffers.storages.indexing import (
+    basic_index,
+    is_position,
+    members_at,
+    slots_at,
+    slots_of_update,
+)
 from gleanrl.errors import IndexRangeError, InvalidTypeError
 
 ONE = torch.Size([6])
@@ -195,3 +201,13 @@ def test_updates_outside_the_stored_part(index, shape):
 def test_what_is_no_index_of_an_update(index):
     with pytest.raises(InvalidTypeError):
         slots_of_update(index, ONE)
+
+
+@pytest.mark.parametrize("index", [0, -3, np.int64(2), (1,)])
+def test_one_position(index):
+    assert is_position(index)
+
+
+@pytest.mark.parametrize("index", [True, (1, 2), slice(1), [1], (), "a", torch.tensor(1)])
+def test_what_is_more_than_one_position(index):
+    assert not is_position(index)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from gleanrl.data.replay_buffers.ownership import Part
+from gleanrl.data.replay_buffers.storages.indexing import slots_at
 from gleanrl.errors import EmptyBufferError, InvalidTypeError, UnsupportedError
 
 _Self = TypeVar("_Self", bound="Access")
@@ -29,6 +30,10 @@ class Access(Part, ABC):
     @abstractmethod
     def get(self, index: Any) -> Any:
         """Return the records at a user's index over the visible part; see the subclass for what is a view."""
+
+    def slots_of(self, index: Any) -> tuple[torch.Tensor, torch.Size]:
+        """Return the slots that a user's index names, ``(n,)`` int64, and the shape of the selection."""
+        return slots_at(index, self.shape)
 
     def __getitem__(self, index: Any) -> Any:
         """Return the records at an index; see `get`."""

@@ -339,10 +339,6 @@ class Storage(Access):
         """
         raise UnsupportedError(f"keys: a {type(self).__name__} has no columns to choose from")
 
-    @abstractmethod
-    def slots_of(self, index: Any) -> tuple[torch.Tensor, torch.Size]:
-        """Return the slots that a user's index names, ``(n,)`` int64, and the shape of the selection."""
-
     # State
 
     @abstractmethod

@@ -17,6 +17,7 @@ from gleanrl.block import Field, numpy_dtype, numpy_twin
 from gleanrl.native import Columns as NativeColumns
 from gleanrl.pool import BufferPool
 
+_CPU = torch.device("cpu")
 _PLANS = 64  # batch sizes whose allocations are remembered
 Wanted: TypeAlias = tuple[int, ...]
 """Positions of columns."""
@@ -84,7 +85,7 @@ class HostColumns(ColumnStore):
         return [
             leaf
             if leaf.is_cpu and leaf.is_contiguous() and not (lazy and (leaf.is_neg() or leaf.is_conj()))
-            else leaf.detach().cpu().resolve_conj().resolve_neg().contiguous()
+            else plain(leaf, _CPU)
             for leaf, lazy in zip(leaves, self._lazy, strict=True)
         ]
 

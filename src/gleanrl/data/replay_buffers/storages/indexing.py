@@ -138,6 +138,11 @@ def is_key(index: Any) -> bool:
     return isinstance(index, tuple) and bool(index) and all(is_key(part) for part in index)
 
 
+def is_position(index: Any) -> bool:
+    """Return whether `index` is one integer, alone or in a tuple by itself."""
+    return _is_number(index[0] if isinstance(index, tuple) and len(index) == 1 else index)
+
+
 def _integers(index: Any) -> torch.Tensor:
     if isinstance(index, torch.Tensor) and index.dtype == torch.int64 and index.is_cpu:
         return index
@@ -173,7 +178,7 @@ def _updatable(slots: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _is_basic(part: Any) -> bool:
-    return part is Ellipsis or isinstance(part, (slice, int, np.integer)) and not isinstance(part, bool)
+    return part is Ellipsis or isinstance(part, slice) or _is_number(part)
 
 
 def _in_range(position: int, size: int, index: Any) -> int:

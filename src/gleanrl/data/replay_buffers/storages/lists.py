@@ -95,10 +95,6 @@ class ListStorage(Storage):
         slots, _ = slots_at(index, self.shape)
         return self.fetch(slots)
 
-    def slots_of(self, index: Any) -> tuple[torch.Tensor, torch.Size]:
-        """Return the slots that `index` names and the selection's shape."""
-        return slots_at(index, self.shape)
-
     def state_dict(self) -> dict[str, Any]:
         """Return deep copies of the objects, and the generations."""
         return {**self._base_state(), "items": copy.deepcopy(self._items)}

@@ -292,10 +292,6 @@ class TensorStorage(Storage):
         mask = self._mask
         return None if mask is None else ~mask[slots.to(mask.device)].cpu()
 
-    def slots_of(self, index: Any) -> tuple[torch.Tensor, torch.Size]:
-        """Return the slots that `index` names and the selection's shape."""
-        return slots_at(index, self.shape)
-
     def _view(self, index: tuple[int | slice, ...], num_steps: int) -> Any:
         """Return a view of the first `num_steps` time steps at a basic index."""
         assert self._columns is not None
