@@ -35,22 +35,14 @@ class Sampler(Part, ABC):
 
     def __init__(self, seed: int | None = None) -> None:
         self._random = OwnedGenerator(seed)
-        self._ran_out = False
+        self.ran_out = False
+        """Whether the last draw ended an epoch; always False for samplers without epochs."""
         self.epoch = 0
         """Epochs begun so far; stays 0 for samplers without epochs."""
 
-    @property
-    def ran_out(self) -> bool:
-        """Whether the last draw ended an epoch; always False for samplers without epochs."""
-        return self._ran_out
-
-    @ran_out.setter
-    def ran_out(self, value: bool) -> None:
-        self._ran_out = bool(value)
-
     def new_epoch(self) -> None:
         """Begin a new epoch with the next draw; samplers without epochs go on."""
-        self._ran_out = False
+        self.ran_out = False
 
     def set_seed(self, seed: int) -> None:
         """Start the random sequence of `seed`."""
@@ -111,11 +103,11 @@ class Sampler(Part, ABC):
 
     def mark(self) -> tuple[Any, ...]:
         """Return the present place in the sequence of draws, for `rewind`."""
-        return self._random.mark(), self._ran_out
+        return self._random.mark(), self.ran_out
 
     def rewind(self, mark: tuple[Any, ...]) -> None:
         """Go back to a place that `mark` returned, as if nothing had been drawn since."""
-        generator, self._ran_out = mark
+        generator, self.ran_out = mark
         self._random.rewind(generator)
 
     def on_write(self, storage: Storage, placement: Placement) -> None:
@@ -166,16 +158,16 @@ class Sampler(Part, ABC):
 
     def clear(self) -> None:
         """Learn that the storage was emptied or replaced."""
-        self._ran_out = False
+        self.ran_out = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, the random generator included."""
-        return {**self._random.state_dict(), "ran_out": self._ran_out}
+        return {**self._random.state_dict(), "ran_out": self.ran_out}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state."""
         self._random.load_state_dict(state_dict)
-        self._ran_out = bool(state_dict["ran_out"])
+        self.ran_out = bool(state_dict["ran_out"])
 
 
 def _stamped(draw: Draw, storage: Storage, generations: bool) -> Draw:

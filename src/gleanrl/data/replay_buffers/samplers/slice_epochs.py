@@ -104,7 +104,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
                     f"batch_size={batch_size} with drop_last=True asks for {count} slices of {length} steps, but "
                     f"only {len(taken[0])} trajectories are that long: no batch is left"
                 )
-        self._ran_out = self._count_left(storage, table, fewest, length) < fewest
+        self.ran_out = self._count_left(storage, table, fewest, length) < fewest
         first, lengths, origin = taken
         return cut(table, self._rule, length, first, lengths)._replace(asked=batch_size, origin=origin)
 

@@ -61,7 +61,7 @@ class SamplerWithoutReplacement(Sampler):
             else self._order[start:stop].clone()
         )
         self._position = stop
-        self._ran_out = self._size - stop < (batch_size if self.drop_last else 1)
+        self.ran_out = self._size - stop < (batch_size if self.drop_last else 1)
         return Draw(index)
 
     def _move_to(self, storage: Storage) -> None:
