@@ -77,7 +77,10 @@ def descriptors() -> list[str]:
 
 
 def shared_memory() -> list[str]:
-    return [entry.name for entry in SHARED_MEMORY.iterdir()] if SHARED_MEMORY.is_dir() else []
+    """Files in shared memory; semaphores of multiprocessing, which other processes make and we never do, left out."""
+    if not SHARED_MEMORY.is_dir():
+        return []
+    return [entry.name for entry in SHARED_MEMORY.iterdir() if not entry.name.startswith("sem.mp-")]
 
 
 def in_use() -> set[str]:

@@ -184,9 +184,9 @@ class TestColumns:
         ):
             self.columns(wrong)
 
-    def test_done_flags_of_every_group(self) -> None:
+    def test_the_environments_own_done_ends_an_episode_whatever_its_groups_say(self) -> None:
         plan = plan_rollout(TeamEnv(LONG, nested_flags=True), None)
-        assert set(plan.done_paths) == {("next", "done"), ("next", "agents", "done")}
+        assert plan.done_paths == (("next", "done"),)
 
     def test_the_owners_columns_stand_beside(self) -> None:
         plan = plan_rollout(CountingEnv(LONG), None)

@@ -138,9 +138,10 @@ class _Launcher:
 
     def _start(self, client: _Client, descriptors: list[int]) -> None:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._be_worker(mine, theirs, descriptors)
+            self._be_worker(parent, mine, theirs, descriptors)
         theirs.close()
         for descriptor in descriptors:
             os.close(descriptor)
@@ -150,13 +151,15 @@ class _Launcher:
         client.tell(f"started {pid}", [process])
         os.close(process)
 
-    def _be_worker(self, mine: socket.socket, theirs: socket.socket, descriptors: Sequence[int]) -> None:
+    def _be_worker(
+        self, parent: int, mine: socket.socket, theirs: socket.socket, descriptors: Sequence[int]
+    ) -> None:
         """Run the entry in a fresh child; never returns."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            die_with_parent()
+            die_with_parent(parent)
             os.close(self._owner)
             mine.close()
             for link in [*self._own, *(client.link for client in self._clients.values())]:
@@ -195,9 +198,13 @@ class _Launcher:
                 os.kill(pid, signal.SIGKILL)
 
 
-def die_with_parent() -> None:
-    """Let the kernel kill this process when its parent ends, also in the middle of native code."""
-    parent = os.getppid()
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends, also in the middle of native code.
+
+    Args:
+        parent: its process number, known from before the fork: the child may run for the first time when the
+            parent is gone.
+    """
     library: Any = ctypes.CDLL(None)
     library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the kernel knew
