@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "checks.h"
+
 namespace gleanrl {
 namespace {
 
@@ -81,19 +83,6 @@ template <Way way>
 Kernel kernel_for(int64_t row_bytes) {
   static constexpr auto kernels = make_kernels<way>(std::make_index_sequence<kFixedBytes + 1>());
   return row_bytes <= static_cast<int64_t>(kFixedBytes) ? kernels[static_cast<size_t>(row_bytes)] : &copy_any<way>;
-}
-
-void check_rows(const char* call, std::span<const int64_t> index, int64_t limit) {
-  // One branch-free pass that the compiler vectorises; negative numbers are large as unsigned ones.
-  const auto bound = static_cast<std::uint64_t>(limit);
-  bool bad = false;
-  for (const int64_t row : index) bad |= static_cast<std::uint64_t>(row) >= bound;
-  if (!bad) return;
-  const auto first =
-      std::find_if(index.begin(), index.end(), [&](int64_t row) { return static_cast<std::uint64_t>(row) >= bound; });
-  throw std::out_of_range(std::string(call) + ": row " + std::to_string(*first) + " at position " +
-                          std::to_string(first - index.begin()) + " of " + std::to_string(index.size()) +
-                          " is outside the valid rows [0, " + std::to_string(limit) + ")");
 }
 
 template <class Pointer>

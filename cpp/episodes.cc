@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "checks.h"
+
 namespace gleanrl {
 namespace {
 
@@ -27,14 +29,6 @@ void check_at_least(const char* name, int64_t value, int64_t least) {
   if (value >= least) return;
   throw std::invalid_argument(std::string(name) + ": expected " + std::to_string(least) + " or more, got " +
                               std::to_string(value));
-}
-
-void check_uniforms(std::span<const double> uniform) {
-  const auto legal = [](double u) { return (u >= 0.0) & (u < 1.0); };
-  const auto found = std::find_if_not(uniform.begin(), uniform.end(), legal);
-  if (found == uniform.end()) return;
-  throw std::invalid_argument("draw: expected uniforms in [0, 1), got " + std::to_string(*found) + " at position " +
-                              std::to_string(found - uniform.begin()) + " of " + std::to_string(uniform.size()));
 }
 
 void check_room(const char* name, int64_t room, int64_t slice_len) {

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "checks.h"
 #include "powers.h"
 #include "weights.h"
 
@@ -23,26 +23,6 @@ using std::uint32_t;
 constexpr int64_t kChunk = 512;
 // Rows between asking for one and touching it.
 constexpr size_t kAhead = 16;
-
-std::string text_of(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.17g", value);
-  return text;
-}
-
-void check_rows(const char* call, std::span<const int64_t> index, int64_t limit, bool skip_minus_one = false) {
-  // Negative numbers are large as unsigned ones; -1 is one below 0, and with the shift the only one below 1.
-  const auto shift = static_cast<std::uint64_t>(skip_minus_one);
-  const auto bound = static_cast<std::uint64_t>(limit) + shift;
-  const auto bad = [=](int64_t row) { return static_cast<std::uint64_t>(row) + shift >= bound; };
-  bool any = false;
-  for (const int64_t row : index) any |= bad(row);
-  if (!any) return;
-  const auto found = std::find_if(index.begin(), index.end(), bad);
-  throw std::out_of_range(std::string(call) + ": row " + std::to_string(*found) + " at position " +
-                          std::to_string(found - index.begin()) + " of " + std::to_string(index.size()) +
-                          " is outside the rows [0, " + std::to_string(limit) + ")");
-}
 
 // leaf[i] = (raw[i] + eps)^alpha. In one place, so that one priority has one leaf, to the last bit.
 [[gnu::noinline]] void leaves_of(const Priorities::Rule& rule, const double* raw, size_t n, double* leaf) {

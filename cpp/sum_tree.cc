@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <new>
 #include <stdexcept>
 #include <string>
+
+#include "checks.h"
 
 namespace gleanrl {
 namespace {
@@ -22,29 +23,6 @@ constexpr size_t kChunk = 512;
 // Draws between asking for a node and looking into it; 16 and 64 are a little slower. Everything is asked for in the
 // second cache, which takes more requests at a time than the first.
 constexpr size_t kAhead = 32;
-
-[[noreturn]] void refuse_row(const char* call, int64_t row, size_t position, size_t n, int64_t capacity) {
-  throw std::out_of_range(std::string(call) + ": row " + std::to_string(row) + " at position " +
-                          std::to_string(position) + " of " + std::to_string(n) + " is outside the rows [0, " +
-                          std::to_string(capacity) + ")");
-}
-
-std::string text_of(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.17g", value);
-  return text;
-}
-
-void check_rows(const char* call, std::span<const int64_t> index, int64_t capacity) {
-  // Negative numbers are large as unsigned ones.
-  const auto bound = static_cast<std::uint64_t>(capacity);
-  const auto bad = [bound](int64_t row) { return static_cast<std::uint64_t>(row) >= bound; };
-  bool any = false;
-  for (const int64_t row : index) any |= bad(row);
-  if (!any) return;
-  const auto found = std::find_if(index.begin(), index.end(), bad);
-  refuse_row(call, *found, static_cast<size_t>(found - index.begin()), index.size(), capacity);
-}
 
 // NaN fails both comparisons. "&", not "&&": a loop over it has no branch.
 bool is_priority(double value) { return (value >= 0.0) & (value <= SumTree::kLargest); }
@@ -266,14 +244,7 @@ void SumTree::fill(int64_t start, int64_t n, double value) {
 
 void SumTree::draw(std::span<const double> uniform, int64_t* index, double* value) const {
   if (uniform.empty()) return;
-  const auto legal = [](double u) { return (u >= 0.0) & (u < 1.0); };
-  bool all = true;
-  for (const double u : uniform) all &= legal(u);
-  if (!all) {
-    const auto found = std::find_if_not(uniform.begin(), uniform.end(), legal);
-    throw std::invalid_argument("draw: expected uniforms in [0, 1), got " + text_of(*found) + " at position " +
-                                std::to_string(found - uniform.begin()) + " of " + std::to_string(uniform.size()));
-  }
+  check_uniforms(uniform);
   if (!(total_ > 0.0)) throw std::runtime_error("draw: no row has a positive priority");
   for (size_t begin = 0; begin < uniform.size(); begin += kChunk) {
     const size_t n = std::min(kChunk, uniform.size() - begin);
