@@ -98,14 +98,6 @@ class OwnedGenerator:
             ) from cause
         self._native = generator
 
-    def mark(self) -> torch.Tensor:
-        """Return the present place in the sequence, for `rewind`."""
-        return self.state_dict()["generator"]
-
-    def rewind(self, mark: torch.Tensor) -> None:
-        """Go back to a place that `mark` returned."""
-        self.load_state_dict({"generator": mark})
-
     def __getstate__(self) -> dict[str, Any]:
         """Pickle as the generator's state."""
         return self.state_dict()

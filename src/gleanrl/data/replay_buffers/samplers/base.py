@@ -103,12 +103,12 @@ class Sampler(Part, ABC):
 
     def mark(self) -> tuple[Any, ...]:
         """Return the present place in the sequence of draws, for `rewind`."""
-        return self._random.mark(), self.ran_out
+        return self._random.state_dict(), self.ran_out
 
     def rewind(self, mark: tuple[Any, ...]) -> None:
         """Go back to a place that `mark` returned, as if nothing had been drawn since."""
         generator, self.ran_out = mark
-        self._random.rewind(generator)
+        self._random.load_state_dict(generator)
 
     def on_write(self, storage: Storage, placement: Placement) -> None:
         """Learn that a write was published."""
