@@ -260,3 +260,20 @@ def test_an_environment_that_returns_what_it_is_given():
     before = root.clone()
     env.reset(root)
     assert (root == before).all()
+
+
+def test_an_environment_that_calls_itself_closed_before_its_first_reset():
+    base = Updating(CountingEnv())
+    closings = []
+    base.is_closed, base.close = True, lambda: closings.append(1)
+    env = TransformedEnv(base)
+    env.reset()
+    base.is_closed = False
+    env.close()
+    assert env.is_closed and closings == [1]
+    with pytest.raises(ClosedError):
+        env.reset()
+    unused = TransformedEnv(Updating(CountingEnv()))
+    unused.base_env.is_closed, unused.base_env.close = True, lambda: closings.append(2)
+    unused.close()
+    assert closings == [1]

@@ -119,11 +119,12 @@ class TransformedEnv(EnvBase):
     @property
     def is_closed(self) -> bool:
         """Whether the environment was closed."""
-        return bool(getattr(self.base_env, "is_closed", False))
+        # Those of other libraries may call themselves closed until they are first reset.
+        return self._closed or (isinstance(self.base_env, EnvBase) and self.base_env.is_closed)
 
     @is_closed.setter
     def is_closed(self, closed: bool) -> None:
-        pass  # EnvBase begins open; the base environment knows
+        self._closed = closed
 
     @property
     def masks_frames(self) -> bool:
@@ -243,7 +244,8 @@ class TransformedEnv(EnvBase):
 
     def close(self, **kwargs: Any) -> None:
         """Close the base environment; calling it again does nothing."""
-        if not self.is_closed:
+        self._closed = True
+        if not getattr(self.base_env, "is_closed", False):
             self.base_env.close(**kwargs)
 
     def make_stepper(self) -> Stepper:

@@ -93,4 +93,5 @@ def get_env_metadata(env_or_creator: Any, kwargs: Mapping[str, Any] | None = Non
     try:
         return EnvMetaData.of(env)
     finally:
-        env.close()
+        if not getattr(env, "is_closed", False):  # those of other libraries are before their first reset
+            env.close()

@@ -76,6 +76,7 @@ def _read(factory: Factory) -> EnvMetaData:
     try:
         return EnvMetaData.of(env)
     finally:
+        # Those of other libraries may be closed before their first reset, and raise if they are closed again.
         if not factory.is_instance and not getattr(env, "is_closed", False):
             env.close()
 
