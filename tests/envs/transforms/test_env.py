@@ -8,19 +8,22 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.collectors import SyncDataCollector
-from gleanrl.envs import ParallelEnv, SerialEnv, check_env_specs
+from gleanrl.envs import GymWrapper, ParallelEnv, SerialEnv, check_env_specs
 from gleanrl.envs.transforms import (
     CatFrames,
     Compose,
     InitTracker,
     ObservationNorm,
+    RenameTransform,
     RewardSum,
     StepCounter,
     TransformedEnv,
+    UnsqueezeTransform,
     VecNorm,
 )
 from gleanrl.errors import ClosedError, ContainerError, InvalidTypeError, SchemaError, UnsupportedError
-from tests.envs.transforms.ways import ENVS, batched, collect_both_ways, joined, single, team
+from tests.envs.transforms.ways import ENVS, SCRIPT, batched, collect_both_ways, joined, single, team
+from tests.fakes import OracleEnv
 from tests.fakes_base import CountingEnv
 
 
@@ -260,6 +263,24 @@ def test_an_environment_that_returns_what_it_is_given():
     before = root.clone()
     env.reset(root)
     assert (root == before).all()
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda: UnsqueezeTransform(-1, in_keys=["observation"]),
+        lambda: CatFrames(3, -1, in_keys=["observation"]),
+        lambda: RenameTransform(["observation"], ["seen"]),
+    ],
+    ids=["unsqueeze", "stack", "rename"],
+)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_batches_whose_observations_change_in_place_are_reset_in_part(transform, depth):
+    def members():
+        env = SerialEnv(2, [lambda i=i: GymWrapper(OracleEnv(i, SCRIPT)) for i in range(2)])
+        return env if depth == 1 else SerialEnv(2, [batched, batched])
+
+    collect_both_ways(members, lambda: [transform()])
 
 
 def test_an_environment_that_calls_itself_closed_before_its_first_reset():

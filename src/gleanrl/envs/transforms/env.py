@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from gleanrl.data.specs import as_spec
+from gleanrl.data.specs import as_spec, contains_lazy_spec
 from gleanrl.envs.base import BEHIND_TRANSFORM, EnvBase
 from gleanrl.envs.env_specs import EnvSpecs
 from gleanrl.envs.transforms.base import Transform
@@ -225,6 +225,8 @@ class TransformedEnv(EnvBase):
         side doesn't have.
         """
         base = self.base_env
+        if partial:
+            tensordict = self._with_base_entries(tensordict)
         if partial and self._keeps_first(reset_rows(tensordict, self.reset_keys)):
             return base.full_observation_spec.zero().update(base.full_done_spec.zero())
         if not partial or not isinstance(base, EnvBase):
@@ -233,6 +235,21 @@ class TransformedEnv(EnvBase):
         base.usage.by(None)
         fresh = base._reset(tensordict, **kwargs)
         return base._completed(fresh.exclude(*base.reset_keys), with_reward=False)
+
+    def _with_base_entries(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return a reset request with zeros for observations that don't look as on the base environment's side.
+
+        Batches of environments lay the rows that are kept beside fresh ones, which takes equal keys and shapes.
+        """
+        spec = as_spec(self.base_env.output_spec)["full_observation_spec"]
+        if tensordict.batch_size != spec.shape or contains_lazy_spec(spec):
+            return tensordict
+        request = tensordict.copy()
+        for key in spec.keys(True, True):
+            value, leaf = request.get(key, None), spec[key]
+            if value is None or (value.shape, value.dtype) != (leaf.shape, leaf.dtype):
+                request.set(key, leaf.zero())
+        return request
 
     def _keeps_first(self, rows: torch.Tensor | None) -> bool:
         """Return whether a transform has what a reset of `rows` would return, because they reset themselves."""
