@@ -15,6 +15,7 @@ from tensordict import (
     NonTensorStack,
     TensorDict,
     TensorDictBase,
+    lazy_stack,
     tensorclass,
 )
 
@@ -25,6 +26,7 @@ from gleanrl.tree import (
     add_entries,
     as_key,
     as_path,
+    check_uniform,
     dict_batch,
     flatten,
     is_private,
@@ -297,3 +299,13 @@ class TestAddEntries:
     def test_what_holds_other_rows(self, batch: Any) -> None:
         with pytest.raises(SchemaError, match="'w'.* can't be added .* expected a TensorDict of 3 rows"):
             add_entries(batch, {"w": torch.ones(3)}, 3)
+
+
+def test_lazy_stacks_of_unlike_parts_are_refused():
+    parts = [TensorDict({"x": torch.zeros(2)}), TensorDict({"x": torch.zeros(2), "y": torch.zeros(1)})]
+    with pytest.raises(SchemaError, match=r"extend: .* part 1 differs from the first one in \['y'\]"):
+        check_uniform(lazy_stack(parts), "extend")
+    with pytest.raises(SchemaError, match=r"\['x'\]"):
+        check_uniform(lazy_stack([parts[0], TensorDict({"x": torch.zeros(3)})]), "extend")
+    check_uniform(lazy_stack([parts[0], parts[0]]), "extend")
+    check_uniform(parts[0], "extend")

@@ -12,7 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    is_tensor_collection,
+)
 
 from gleanrl.errors import InvalidTypeError, SchemaError
 
@@ -89,6 +96,20 @@ def outermost(groups: Iterable[Path]) -> list[Path]:
     """
     known = list(dict.fromkeys(groups))
     return [g for g in known if not any(g[: len(other)] == other for other in known if other != g)]
+
+
+def check_uniform(batch: Any, where: str) -> None:
+    """Raise `SchemaError` if `batch` is a lazy stack of TensorDicts that differ: it shows what they share alone."""
+    if not isinstance(batch, LazyStackedTensorDict):
+        return
+    parts = [{path: leaf.shape for path, leaf in iter_leaves(part)} for part in batch.tensordicts]
+    for position, part in enumerate(parts):
+        if part != parts[0]:
+            differing = sorted({as_key(path) for path, _ in part.items() ^ parts[0].items()}, key=str)
+            raise SchemaError(
+                f"{where}: expected the same keys and shapes in every part of the stacked batch, part {position} "
+                f"differs from the first one in {differing}"
+            )
 
 
 def is_private(path: Path) -> bool:

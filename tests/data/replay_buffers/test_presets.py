@@ -22,7 +22,14 @@ from gleanrl.data.replay_buffers import (
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
-from gleanrl.errors import GleanError, InvalidArgumentError, InvalidTypeError, MissingKeyError, SchemaError
+from gleanrl.errors import (
+    GleanError,
+    IndexRangeError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    MissingKeyError,
+    SchemaError,
+)
 
 ADDED = {"index", "_weight", "priority_weight", "_generation"}
 
@@ -268,3 +275,21 @@ def test_priorities_of_no_records():
     with pytest.raises(SchemaError, match="expected values for 8 records, got shape"):
         buffer.update_tensordict_priority(batch.set("td_error", torch.zeros(8, 0)))
     assert raw(buffer) == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_updates_for_records_that_were_forgotten_are_dropped(ndim):
+    batch = (3,) * (ndim - 1)
+    buffer = TensorDictPrioritizedReplayBuffer(
+        alpha=0.6, beta=0.4, storage=LazyTensorStorage(30, ndim=ndim), batch_size=8, seed=0
+    )
+    buffer.extend(TensorDict({"x": torch.zeros(*batch, 10)}, [*batch, 10]))
+    late = buffer.sample()
+    buffer.empty()
+    buffer.extend(TensorDict({"x": torch.zeros(*batch, 2)}, [*batch, 2]))
+    late["td_error"] = torch.full((8,), 9.0)
+    buffer.update_tensordict_priority(late)
+    assert buffer.stats().priorities_dropped == 8
+    assert buffer.sampler.default_priority == 1.0
+    with pytest.raises(IndexRangeError):
+        buffer.update_priority(late["index"] + 100, torch.ones(8), late["_generation"])

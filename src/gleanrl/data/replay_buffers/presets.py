@@ -174,16 +174,15 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 "update_tensordict_priority: the batch has no 'index'; give it one of sample()"
             )
         with self._lock:
-            storage = self._storage
-            slots = self._slots(index.reshape(-1, storage.ndim) if storage.ndim > 1 else index.reshape(-1))
+            ndim = self._storage.ndim
+            index = index.reshape(-1, ndim) if ndim > 1 else index.reshape(-1)
             priority = data.get(as_path(self.priority_key), None)
             if priority is None:
-                sampler.mark_update(storage, slots[slots >= 0])
+                self.mark_update(index)
                 return
-            values = self._reduced(priority, slots.shape[0], "update_tensordict_priority")
+            values = self._reduced(priority, index.shape[0], "update_tensordict_priority")
             generation = data.get("_generation", None)
-            expected = None if generation is None else generation.reshape(-1)
-            sampler.update_priority(storage, slots, values, expected)
+            self.update_priority(index, values, None if generation is None else generation.reshape(-1))
 
 
 class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):

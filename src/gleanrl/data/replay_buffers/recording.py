@@ -170,13 +170,20 @@ class Recording(Parts):
                 takes any update).
 
         Raises:
-            IndexRangeError: an index outside the stored part; nothing changed.
+            IndexRangeError: an index outside the stored part, or with `generation` outside the storage: a
+                record that was forgotten meanwhile (`empty`) is dropped and counted; nothing changed.
             InvalidArgumentError: a priority that is negative, infinite or no number; nothing changed.
             SchemaError: another number of priorities or generations than of indices; nothing changed.
         """
         with self._lock:
             storage, sampler = self._storage, self._sampler
-            slots = slots_of_update(index, storage.shape, check=not sampler.takes_priorities)
+            # With generations a record may be known that isn't stored any more.
+            shape = (
+                storage.shape
+                if generation is None
+                else torch.Size((storage.capacity_steps, *storage.batch_shape))
+            )
+            slots = slots_of_update(index, shape, check=not sampler.takes_priorities)
             sampler.update_priority(storage, slots, priority, generation)
 
     def mark_update(self, index: Any) -> None:

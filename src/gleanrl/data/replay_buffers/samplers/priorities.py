@@ -303,6 +303,11 @@ class PriorityTable:
         count = slots.shape[0]
         values = per_slot("priority", priority, count, torch.float64)
         expected = None if generation is None else per_slot("generation", generation, count, torch.int64)
+        if expected is not None and count and int(slots.max()) >= len(storage):
+            # Records that were forgotten since their draw: too late as well, if they can have been drawn at all.
+            gone = (slots >= len(storage)) & (slots < storage.max_size)
+            slots = torch.where(gone, -1, slots)
+            self.dropped += int(gone.sum())
         with as_ours():
             self.dropped += native.update(
                 slots.data_ptr(),

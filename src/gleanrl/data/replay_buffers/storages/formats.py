@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase, is_tensor_collection
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch.utils import _pytree
 
 from gleanrl.block import Field, Schema
@@ -31,7 +31,7 @@ from gleanrl.errors import (
     SchemaError,
     UnsupportedError,
 )
-from gleanrl.tree import NestedKey, Path, as_key, iter_leaves, key_argument
+from gleanrl.tree import NestedKey, Path, as_key, check_uniform, iter_leaves, key_argument
 
 # What samples carry beside the records. A sample that is written again must not store it as data.
 ADDED_KEYS = ("index", "_weight", "priority_weight", "_generation")
@@ -141,6 +141,8 @@ class TensorDictFormat(RecordFormat):
         """Read `data`; keys that samples carry beside the records (`ADDED_KEYS`) are left out."""
         if not isinstance(data, TensorDictBase) or self.classes:
             self._check_classes(data, where)
+        if type(data) is not TensorDict:
+            check_uniform(data, where)
         lead = _lead(data.batch_size, dims, "batch dimensions", where)
         try:
             return lead, self.schema.layout.read(data, where)
@@ -340,6 +342,7 @@ def without_added_keys(data: Any) -> Any:
 
 
 def _find_tensordict(data: Any, dims: int, where: str) -> RecordFormat:
+    check_uniform(data, where)
     _lead(data.batch_size, dims, "batch dimensions", where)
     known = without_added_keys(data)
     check_all_storable(known, where)
