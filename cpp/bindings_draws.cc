@@ -237,7 +237,7 @@ void bind_draws(nb::module_& m) {
         "Write (priority * scale) ** -beta as float32, divided by the largest one if `normalise`.");
 
   nb::class_<Episodes>(m, "Episodes", "Which stored steps belong to which trajectory, in a ring of several streams.")
-      .def(nb::init<std::int64_t, std::int64_t>(), "capacity"_a, "num_streams"_a = 1)
+      .def(nb::init<std::int64_t, std::int64_t, std::int64_t>(), "capacity"_a, "num_streams"_a = 1, "now"_a = 0)
       .def_prop_ro("capacity", &Episodes::capacity)
       .def_prop_ro("num_streams", &Episodes::num_streams)
       .def_prop_ro("now", &Episodes::now)

@@ -44,9 +44,11 @@ int64_t scaled(double uniform, int64_t count) {
 
 }  // namespace
 
-Episodes::Episodes(int64_t capacity, int64_t num_streams) : capacity_(capacity), num_streams_(num_streams) {
+Episodes::Episodes(int64_t capacity, int64_t num_streams, int64_t now)
+    : capacity_(capacity), num_streams_(num_streams), now_(now) {
   check_at_least("capacity", capacity, 1);
   check_at_least("num_streams", num_streams, 1);
+  check_at_least("now", now, 0);
   if (capacity > std::numeric_limits<int64_t>::max() / 4 / num_streams) {
     throw std::invalid_argument("capacity * num_streams is too large for 64 bits");
   }

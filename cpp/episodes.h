@@ -47,12 +47,12 @@ class Episodes {
     std::int64_t right = 0;  // steps that a slice may end after its run, in [0, slice_len)
   };
 
-  // capacity and num_streams of 1 and more.
-  Episodes(std::int64_t capacity, std::int64_t num_streams);
+  // capacity and num_streams of 1 and more. `now`: where the count of steps begins, 0 and more.
+  Episodes(std::int64_t capacity, std::int64_t num_streams, std::int64_t now = 0);
 
   std::int64_t capacity() const { return capacity_; }
   std::int64_t num_streams() const { return num_streams_; }
-  // Steps told of since construction or clear().
+  // Steps told of since clear(), or since construction and where it let them begin.
   std::int64_t now() const { return now_; }
   // Steps stored in each stream.
   std::int64_t stored() const { return stored_; }

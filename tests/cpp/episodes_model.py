@@ -48,8 +48,8 @@ class Table:
     cursor: int = 0
 
     @classmethod
-    def empty(cls, capacity: int, num_streams: int = 1) -> Table:
-        return cls(Episodes(capacity, num_streams), [[] for _ in range(num_streams)])
+    def empty(cls, capacity: int, num_streams: int = 1, now: int = 0) -> Table:
+        return cls(Episodes(capacity, num_streams, now), [[] for _ in range(num_streams)], now)
 
     @property
     def stored(self) -> int:

@@ -235,6 +235,18 @@ def test_more_lengths_than_indexes_are_kept_right():
         table.check()
 
 
+@pytest.mark.parametrize("now", [2**31 - 2, 2**32 - 2, 2**53 - 2, 2**62])
+def test_counters_beyond_32_and_53_bits(now):
+    table, random = Table.empty(10, now=now), np.random.default_rng(0)
+    for _ in range(8):
+        table.write(4, random.random(4) < 0.3)
+        table.check()
+        uniforms = random.random((20, 2))
+        for options in ({}, {"strict": False}):
+            assert table.draw(1, uniforms, **options) == table.expected_draw(1, uniforms, **options)
+    assert table.core.now == now + 32
+
+
 def test_a_ring_in_use_is_taken_over_in_two_writes():
     table, random = Table.empty(10, 2), np.random.default_rng(3)
     for _ in range(5):
