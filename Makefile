@@ -14,14 +14,16 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 TORCH := $(shell grep '^torch==' constraints.txt)
 CORE_SOURCES := $(wildcard cpp/*.cc cpp/*.h) CMakeLists.txt pyproject.toml
 PEERS := .venv-peers
+FOREIGN := .venv-foreign
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-fast bench bench-peers lint format docs clean
+.PHONY: help build demo test test-fast test-foreign bench bench-peers lint format docs clean
 
 help:
 	@echo "make demo         learn CartPole on collected and stored data"
 	@echo "make test         every test, doctests included"
 	@echo "make test-fast    the tests that take less than a few seconds each"
+	@echo "make test-foreign environments, losses and transforms of TorchRL, in a virtual environment of their own"
 	@echo "make bench        the benchmarks; make bench-peers: other libraries in the same run"
 	@echo "make lint         all static checks; make format: let the formatters write"
 	@echo "make docs         the documentation in site/"
@@ -63,6 +65,10 @@ test: build
 test-fast: build
 	$(BIN)/python -m pytest -q -n 2 -m "not slow" tests $(TEST_ARGS)
 
+test-foreign: build
+	PYTHON=$(PYTHON) bash tests/foreign/make_env.sh $(FOREIGN)
+	PYTHONPATH=src $(FOREIGN)/bin/python -m pytest -q tests/foreign $(TEST_ARGS)
+
 bench: build
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
@@ -87,5 +93,5 @@ docs: build
 
 clean:
 	rm -rf build dist site out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	rm -rf $(VENV) $(PEERS) src/gleanrl/_core.*.so
+	rm -rf $(VENV) $(PEERS) $(FOREIGN) src/gleanrl/_core.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
