@@ -99,6 +99,13 @@ class _Launcher:
         self._add(_Client(control, None))
 
     def serve(self) -> None:
+        try:
+            self._serve()
+        finally:  # workers that end from now on have nobody to tell, and the descriptor to wake up is about to go
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def _serve(self) -> None:
         while True:
             for descriptor, _ in self._poller.poll():
                 if descriptor == self._owner:

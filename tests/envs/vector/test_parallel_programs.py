@@ -147,3 +147,4 @@ def test_workers_end_with_a_killed_owner(start, number):
     process.send_signal(number)
     process.wait(10)
     assert len(pids) == 2 and all_gone(pids, 2.0)
+    assert process.communicate(timeout=10)[1] == ""  # nobody who is left complains
