@@ -275,6 +275,8 @@ class Crew:
         faults: list[BaseException] = []
         try:
             deadline = Deadline(self.timeouts.close_s if seconds is None else seconds)
+            for worker in self.workers:
+                worker.halt()
             asked = [worker for worker in self.workers if _ask_to_stop(worker, deadline)]
             faults = [error for worker in asked if (error := _last_words(worker, deadline)) is not None]
             for worker in self.workers:

@@ -13,7 +13,7 @@ from gleanrl.system.clock import Deadline
 from gleanrl.system.proc import describe_exit, descriptors_left, signal_process, state_of
 from gleanrl.workers.channel import OwnerEnd
 from gleanrl.workers.main import ENTRY, PRELOAD
-from gleanrl.workers.segment import MEMORY, PLACE, STEP, WORK
+from gleanrl.workers.segment import HALT, MEMORY, PLACE, STEP, WORK
 
 _STACK_S = 2.0
 _PAUSE_S = 0.02
@@ -105,6 +105,10 @@ class Worker:
     def mark(self) -> tuple[int, int, int]:
         """Return what changes whenever the worker goes on to another item."""
         return self.progress[PLACE], self.progress[STEP], self.progress[WORK]
+
+    def halt(self) -> None:
+        """Let the worker break off what is long, as soon as it looks."""
+        self.progress[HALT] = 1
 
     @property
     def has_ended(self) -> bool:

@@ -20,9 +20,9 @@ from gleanrl.errors import CapacityError
 from gleanrl.system.proc import available_memory
 
 _ALIGNMENT = 64
-PLACE, STEP, WORK, MEMORY = range(4)
+PLACE, STEP, WORK, MEMORY, HALT = range(5)
 """Words of a worker's progress: which item is at work, at which step, how many requests were begun, and the most memory
-that the process had."""
+that the process had; and the owner's word that what is long should be broken off, because the crew is being closed."""
 _WORDS = 8
 
 

@@ -12,10 +12,10 @@ from gleanrl.block import Field, Schema
 from gleanrl.envs import GymWrapper
 from gleanrl.envs.vector.factories import factories
 from gleanrl.envs.vector.packing import pack, unpack
-from gleanrl.envs.vector.worker import BIND_CODE, STEP_CODE, BlockPlan, PackedFault, Share
+from gleanrl.envs.vector.worker import BIND_CODE, RUN_CODE, STEP_CODE, BlockPlan, PackedFault, Share
 from gleanrl.errors import WorkerError
 from gleanrl.workers.main import Station
-from gleanrl.workers.segment import PLACE, STEP, Segment
+from gleanrl.workers.segment import HALT, PLACE, STEP, Segment
 from tests.envs.vector.makers import SCRIPT, oracle, streams
 from tests.fakes import FakeFailure, RaisingEnv
 
@@ -57,6 +57,19 @@ def test_rows_stand_where_the_owner_looks(stations):
     servant.reset_rows([True, False])
     servant.configure(2, False)
     servant.load(pack(unpack(pack(_root()))))
+    servant.close()
+
+
+def test_a_run_is_broken_off_when_the_crew_is_closed(stations):
+    owner, station = stations
+    servant = Share(factories(1, oracle, None), first=0)(station)
+    servant.new_steppers(None, True)
+    block = bound(servant, owner, 1, 3)
+    block.column(("next", "observation")).fill_(-1)
+    servant.signal(STEP_CODE)
+    owner.progress(0)[HALT] = 1
+    servant.signal(RUN_CODE)
+    assert block.column(("next", "observation"))[0].tolist() == [[0, 0, 1], [-1] * 3, [-1] * 3]
     servant.close()
 
 

@@ -20,7 +20,7 @@ from gleanrl.rollouts.loop import StepFault
 from gleanrl.tree import Path
 from gleanrl.workers.main import Station
 from gleanrl.workers.reports import Report
-from gleanrl.workers.segment import PLACE, STEP
+from gleanrl.workers.segment import HALT, PLACE, STEP
 
 STEP_CODE = b"s"
 """Step every environment with the actions of the next row."""
@@ -133,6 +133,8 @@ class EnvServant:
         progress, step = self._station.progress, self._step
         end = 0 if self._bound is None else self._bound[0].num_steps
         for t in range(self._t, end):
+            if progress[HALT]:  # nobody will look at the rows
+                break
             progress[STEP] = t
             step(t)
         self._t = end
