@@ -223,3 +223,32 @@ def test_a_fork_of_the_owner_leaves_them_alone(doomed):
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
     assert crew.request_all("echo", 2) == [2, 2]
+
+
+class _Closer:
+    """Closes a crew when it's pickled, as a garbage collection in the midst of a call may."""
+
+    def __init__(self, crew):
+        self.crew = crew
+
+    def __reduce__(self):
+        self.crew.close()
+        return int, ()
+
+
+def test_a_close_while_a_request_is_being_written(doomed):
+    crew = doomed()
+    with pytest.raises(ClosedError, match="have been ended"):
+        crew.request_all("echo", _Closer(crew))
+
+
+@pytest.mark.parametrize("ask", [lambda crew: crew.signal(b"h"), lambda crew: crew.request("hang", {1: ()})])
+def test_a_close_while_answers_are_waited_for(doomed, ask):
+    crew = doomed()
+    before = signal.signal(signal.SIGALRM, lambda *_: crew.close(0.0))
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(ClosedError, match="have been ended"):
+            ask(crew)
+    finally:
+        signal.signal(signal.SIGALRM, before)

@@ -135,6 +135,7 @@ class Crew:
                 return
             if not ready:
                 self._gather(self.timeouts.work_s)
+        self._check_open()
 
     def request(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Call a method of some workers' servants and return what each gave, by number.
@@ -162,10 +163,14 @@ class Crew:
         """Whether the workers live, as far as is known, and have answered everything."""
         return not self.closed and not self._pending
 
-    def _settle(self) -> None:
-        """Take and drop the answers that an interrupted wait left."""
+    def _check_open(self) -> None:
+        """Raise if the crew was closed: also in the midst of a call, when a garbage collection ends another owner."""
         if self.closed:
             raise ClosedError(f"the workers have been ended{self._reason}")
+
+    def _settle(self) -> None:
+        """Take and drop the answers that an interrupted wait left."""
+        self._check_open()
         if not self._pending:
             return
         # An answer may have been read and not been noted: only the answer to this is sure to come.
@@ -180,6 +185,7 @@ class Crew:
 
     def _post(self, worker: Worker, data: bytes) -> None:
         seconds = self.timeouts.work_s
+        self._check_open()
         self._pending.add(worker.index)
         try:
             worker.channel.send(data, Deadline(seconds))
@@ -204,6 +210,7 @@ class Crew:
             WorkerFault: see `signal`.
         """
         answers: dict[int, Answer] = {}
+        self._check_open()
         patience = _Patience(self.workers, seconds)
         while True:
             for worker in self.workers:
@@ -211,6 +218,7 @@ class Crew:
             if not self._pending:
                 break
             ready = [descriptor for descriptor, _ in self._poller.poll(patience.look_ms)]
+            self._check_open()
             speakers = [self._readers[descriptor] for descriptor in ready if descriptor in self._readers]
             for worker in speakers:
                 worker.channel.pull()
@@ -284,6 +292,8 @@ class Crew:
             _end_all(self.workers, signal.SIGTERM, Deadline(_TERM_S))
         finally:
             _end_all(self.workers, signal.SIGKILL, Deadline(_TERM_S))
+            for known in (self._pending, self._readers, self._writers):
+                known.clear()  # a call that this close interrupts finds nothing to go on with
             for worker in self.workers:
                 worker.close()
             self._stacks.close()
