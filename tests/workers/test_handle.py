@@ -7,8 +7,8 @@ import resource
 
 import pytest
 
-from gleanrl.errors import CapacityError, UnsupportedError
-from gleanrl.workers.handle import Stacks, require_descriptors, require_platform
+from gleanrl.errors import CapacityError, InvalidArgumentError, UnsupportedError
+from gleanrl.workers.handle import Stacks, Timeouts, require_descriptors, require_platform
 
 
 def test_stacks_are_taken_once():
@@ -36,3 +36,18 @@ def test_other_systems_are_told(monkeypatch):
     monkeypatch.delattr(os, "pidfd_open")
     with pytest.raises(UnsupportedError, match="Linux .*no pidfd_open.*SerialEnv"):
         require_platform()
+
+
+@pytest.mark.parametrize("name", ["start_s", "work_s", "close_s"])
+@pytest.mark.parametrize("value", [-1, "3", float("nan"), float("inf"), True])
+def test_timeouts_are_numbers(name, value):
+    with pytest.raises(InvalidArgumentError, match=name):
+        Timeouts(**{name: value})
+
+
+def test_timeouts_that_are_none_or_nothing():
+    assert Timeouts(start_s=None, work_s=None, close_s=0) == Timeouts(None, None, 0.0)
+    with pytest.raises(InvalidArgumentError, match="work_s"):
+        Timeouts(work_s=0)
+    with pytest.raises(InvalidArgumentError, match="close_s"):
+        Timeouts(close_s=None)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
 from dataclasses import dataclass
+from typing import Any
 
-from gleanrl.errors import CapacityError, UnsupportedError, WorkerCrashedError, WorkerTimeoutError
+from gleanrl.errors import (
+    CapacityError,
+    InvalidArgumentError,
+    UnsupportedError,
+    WorkerCrashedError,
+    WorkerTimeoutError,
+)
 from gleanrl.system import launcher
 from gleanrl.system.clock import Deadline
 from gleanrl.system.proc import describe_exit, descriptors_left, signal_process, state_of
@@ -33,11 +41,26 @@ class Timeouts:
         start_s: until it has made what it works on.
         work_s: for an item of what it's asked to do.
         close_s: for all workers together to end; those that haven't then are killed.
+
+    Raises:
+        InvalidArgumentError: for what isn't a positive number (0 will do to close).
     """
 
     start_s: float | None = 120.0
     work_s: float | None = 60.0
     close_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name, value in (("start_s", self.start_s), ("work_s", self.work_s)):
+            if value is not None and not (_is_number(value) and value > 0):
+                raise InvalidArgumentError(f"{name}: expected seconds above 0, or None, got {value!r}")
+        if not (_is_number(self.close_s) and self.close_s >= 0):
+            raise InvalidArgumentError(f"close_s: expected seconds, got {self.close_s!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class Stacks:

@@ -16,7 +16,7 @@ from gleanrl.envs.vector.options import BatchOptions, positive
 from gleanrl.envs.vector.packing import pack, unpack
 from gleanrl.envs.vector.parallel_stepper import ParallelStepper
 from gleanrl.envs.vector.serial import SerialEnv
-from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from gleanrl.rollouts.loop import StepFault, Stepper
 from gleanrl.rollouts.plan import explain
 from gleanrl.workers.handle import Timeouts
@@ -64,6 +64,7 @@ class ParallelEnv(BatchedEnv):
     Raises:
         InvalidArgumentError: for a value that isn't supported, or unlike devices without `device` (also a
             ValueError).
+        InvalidTypeError: if `timeouts` is something else (also a TypeError).
         LengthError: if a list hasn't one entry for each environment (also a RuntimeError).
 
     Examples:
@@ -122,6 +123,8 @@ class ParallelEnv(BatchedEnv):
             )
         self.num_processes = wanted
         self._num_sub_threads = positive("num_sub_threads", num_sub_threads) or 1
+        if timeouts is not None and not isinstance(timeouts, Timeouts):
+            raise InvalidTypeError(f"timeouts: expected Timeouts(…), got {type(timeouts).__name__}")
         self.timeouts = timeouts or Timeouts()
 
     # ------------------------------------------------------------------- life
