@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 import traceback
 
+import pytest
+
 from gleanrl.errors import EnvironmentFailure, WorkerError, failure_from
 from gleanrl.workers.reports import RemoteTraceback, Report
 from tests.workers.servants import PrivateError, UnpicklableError
@@ -30,13 +32,40 @@ def test_what_cannot_be_sent_arrives_in_words():
     assert type(error) is WorkerError and str(error) == "UnpicklableError: held back"
 
 
+class Joining(Exception):
+    """Its constructor doesn't take what it hands on."""
+
+    def __init__(self, a, b):
+        super().__init__(f"{a} {b}")
+        self.a = a
+
+
+class Wording(Exception):
+    def __init__(self, code):
+        super().__init__(f"code {code}")
+
+
+class Naming(Exception):
+    def __init__(self, *, code):
+        super().__init__(code)
+
+
+@pytest.mark.parametrize("sent", [Joining(1, 2), Wording(3), Naming(code=4)], ids=lambda e: type(e).__name__)
+def test_constructors_with_arguments_of_their_own(sent):
+    error = report_of(sent).error()
+    assert type(error) is type(sent) and str(error) == str(sent) and vars(error) == vars(sent)
+
+
 def test_what_cannot_be_restored_arrives_in_words():
     class Picky(Exception):
-        def __init__(self, a, b):
-            super().__init__(f"{a} {b}")
+        def __new__(cls, *, secret):
+            return super().__new__(cls)
 
-    error = report_of(Picky(1, 2)).error()
-    assert type(error) is WorkerError and str(error) == "Picky: 1 2"
+        def __init__(self, *, secret):
+            pass
+
+    error = report_of(Picky(secret=1)).error()
+    assert type(error) is WorkerError and str(error).startswith("Picky: ")
 
 
 def test_errors_of_classes_made_for_them_arrive():

@@ -51,12 +51,40 @@ class Report:
         return found
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """What an exception is made of whose constructor doesn't take its `args`, as pickle believes."""
+
+    kind: type[BaseException]
+    args: tuple[object, ...]
+    attributes: dict[str, object]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _assembled, (self.kind, self.args, self.attributes)
+
+
+def _assembled(
+    kind: type[BaseException], args: tuple[object, ...], attributes: dict[str, object]
+) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
+
+
 def _bytes(error: BaseException) -> bytes | None:
     """Return `error` as bytes if an equal one comes back from them."""
+    return _restorable(error, error) or _restorable(error, _Parts(type(error), error.args, vars(error)))
+
+
+def _restorable(error: BaseException, sent: object) -> bytes | None:
+    """Return `sent` as bytes if an exception like `error` comes back from them."""
     try:
-        data = encode(error)
-        found = type(decode(data))
+        data = encode(sent)
+        back = decode(data)
+        found, wanted = type(back), type(error)
         # Classes that are made for one error (`failure_from`) come back as others of the same bases.
-        return data if found is type(error) or found.__mro__[1:] == type(error).__mro__[1:] else None
+        alike = found is wanted or found.__mro__[1:] == wanted.__mro__[1:]
+        return data if alike and str(back) == str(error) else None
     except Exception:  # whatever its constructor or its attributes raise
         return None
