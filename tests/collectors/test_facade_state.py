@@ -95,6 +95,7 @@ class TestState:
         assert [float(batch["action"].max()) for batch in other] == [2.0]
 
 
+@pytest.mark.slow
 class TestMemory:
     """Nothing grows with the number of batches; one batch has a quarter of a megabyte."""
 
