@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Container
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -30,7 +30,8 @@ from gleanrl.tree import FLAGS, Path, as_key
 _DEFAULT_ID: Path = ("episode",)
 _DONE: Path = ("next", "done")
 _STEPS: Path = ("steps_to_next_obs",)
-_Array = np.ndarray[Any, Any]
+_Array: TypeAlias = np.ndarray[Any, Any]
+_Column: TypeAlias = np.ndarray[Any, Any] | torch.Tensor
 
 
 class BoundaryKeys(NamedTuple):
@@ -285,21 +286,22 @@ def _flag_paths(schema: Schema, end_key: Path | None) -> list[Path]:
     return [path for path in dict.fromkeys((end_key, _DONE)) if path in schema]
 
 
-def _flat(storage: TensorStorage, path: Path, kind: str, wide: bool = False) -> torch.Tensor:
-    """Return a live column as ``[rows]``, or ``[rows, width]``, after checking what it holds."""
+def _flat(storage: TensorStorage, path: Path, kind: str, wide: bool = False) -> _Column:
+    """Return a live column as ``[rows]``, or ``[rows, width]``, after checking what it holds; in NumPy on the CPU."""
     column = storage.column(path)
     column = column.view(column.shape[0], -1)
     integers = not (column.dtype.is_floating_point or column.dtype.is_complex or column.dtype == torch.bool)
     if (column.dtype == torch.bool if kind == "bool" else integers) and (wide or column.shape[1] == 1):
-        return column.view(-1) if column.shape[1] == 1 else column
+        column = column.view(-1) if column.shape[1] == 1 else column
+        return numpy_view(column) if column.is_cpu else column
     raise SchemaError(
         f"{as_key(path)!r} can't tell where trajectories end: expected one {kind} value for each row, got "
         f"{tuple(column.shape[1:])} {column.dtype}"
     )
 
 
-def _host(column: torch.Tensor, rows: slice) -> _Array:
-    return numpy_view(column[rows] if column.is_cpu else column[rows].cpu())
+def _host(column: _Column, rows: slice) -> _Array:
+    return column[rows] if isinstance(column, np.ndarray) else numpy_view(column[rows].cpu())
 
 
 def _given(name: str, values: Any, dtype: torch.dtype) -> _Array:
