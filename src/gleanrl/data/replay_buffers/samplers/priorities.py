@@ -11,8 +11,10 @@ from torch import from_numpy
 from gleanrl.data.replay_buffers.arguments import positive
 from gleanrl.data.replay_buffers.samplers.priority_values import as_ours, check_priorities, number, per_slot
 from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.indexing import ranges_of
 from gleanrl.errors import (
     EmptyBufferError,
+    IndexRangeError,
     InvalidArgumentError,
     SchemaError,
     UnsupportedError,
@@ -139,13 +141,13 @@ class PriorityTable:
         if self._changes == storage.changes - 1:
             self._changes = storage.changes
         self.sync(storage)
-        for start, count in _runs(slots):
+        for start, count in ranges_of(slots):
             self._enter(storage, start, count)
 
     def reset(self, storage: Storage, slots: torch.Tensor) -> None:
         """Give `slots`, ``(n,)`` int64, the priority of new rows."""
         self.sync(storage)
-        for start, count in _runs(slots):
+        for start, count in ranges_of(slots):
             self._fill(storage, start, count)
 
     def on_column(self, storage: Storage) -> None:
@@ -303,16 +305,25 @@ class PriorityTable:
         count = slots.shape[0]
         values = per_slot("priority", priority, count, torch.float64)
         expected = None if generation is None else per_slot("generation", generation, count, torch.int64)
-        if expected is not None and count and int(slots.max()) >= len(storage):
+        try:
+            self.dropped += self._apply(native, storage, slots, values, expected)
+        except IndexRangeError:
             # Records that were forgotten since their draw: too late as well, if they can have been drawn at all.
             gone = (slots >= len(storage)) & (slots < storage.max_size)
-            slots = torch.where(gone, -1, slots)
+            if expected is None or not gone.any():
+                raise
+            self.dropped += self._apply(native, storage, torch.where(gone, -1, slots), values, expected)
             self.dropped += int(gone.sum())
+
+    def _apply(
+        self, native: Priorities, storage: Storage, slots: torch.Tensor, values: torch.Tensor, expected: Any
+    ) -> int:
+        """Update, all or nothing; return how many came too late."""
         with as_ours():
-            self.dropped += native.update(
+            return native.update(
                 slots.data_ptr(),
                 values.data_ptr(),
-                count,
+                slots.shape[0],
                 len(storage),
                 storage.counters_at,
                 0 if expected is None else expected.data_ptr(),
@@ -371,17 +382,6 @@ class PriorityTable:
         """Raise if the native table contradicts itself; for tests."""
         if self._native is not None:
             self._native.check_valid()
-
-
-def _runs(slots: torch.Tensor) -> list[tuple[int, int]]:
-    """Return slots as ``(start, count)`` ranges of neighbours."""
-    if not slots.shape[0]:
-        return []
-    ordered = slots.sort().values
-    heads = torch.cat([torch.ones(1, dtype=torch.bool, device="cpu"), ordered.diff() > 1]).nonzero()[:, 0]
-    starts = ordered[heads].tolist()
-    stops = [*ordered[heads[1:] - 1].tolist(), int(ordered[-1])]
-    return [(start, stop + 1 - start) for start, stop in zip(starts, stops, strict=True)]
 
 
 def _translated(mark: torch.Tensor, before: torch.Tensor, storage: Storage) -> torch.Tensor:

@@ -84,12 +84,12 @@ class Storage(Access):
     @property
     def rows_per_step(self) -> int:
         """Transitions in one time step."""
-        return prod(self.batch_shape)
+        return 1 if self.ndim == 1 else prod(self.batch_shape)
 
     @property
     def capacity_steps(self) -> int:
         """Time steps that fit: ``ceil(max_size asked for / transitions per step)``."""
-        if self._batch_shape is None:
+        if self._batch_shape is None or self.ndim == 1:
             return self._requested
         return -(-self._requested // self.rows_per_step)
 

@@ -107,8 +107,21 @@ def slots_of_update(index: Any, shape: torch.Size, check: bool = True) -> torch.
         return _flat(positions.reshape(-1, ndim), shape)
     if positions.ndim > 2 or (positions.ndim == 2 and positions.shape[-1] != 1):
         raise IndexRangeError(f"index: expected (n,) slots, got {tuple(positions.shape)}")
-    slots = positions.reshape(-1).contiguous()
+    slots = (
+        positions if positions.ndim == 1 and positions.is_contiguous() else positions.reshape(-1).contiguous()
+    )
     return _updatable(slots, shape.numel()) if check else slots
+
+
+def ranges_of(slots: torch.Tensor) -> list[tuple[int, int]]:
+    """Return slots as ``(start, count)`` ranges of neighbours."""
+    if not slots.shape[0]:
+        return []
+    ordered = slots.sort().values
+    heads = torch.cat([torch.ones(1, dtype=torch.bool, device="cpu"), ordered.diff() > 1]).nonzero()[:, 0]
+    starts = ordered[heads].tolist()
+    stops = [*ordered[heads[1:] - 1].tolist(), int(ordered[-1])]
+    return [(start, stop + 1 - start) for start, stop in zip(starts, stops, strict=True)]
 
 
 def members_at(index: Any, size: int) -> list[int] | int:
