@@ -173,12 +173,10 @@ class Serving(Recording):
         """Add index, weights and generations to a batch."""
         slots = drawn.slots
         index = slots if self._storage.ndim == 1 else _stacked(coordinates(slots, self._storage), records)
+        entries: dict[NestedKey, torch.Tensor] = {"index": index, **extras}
         if "_weight" in extras:
-            add_entries(
-                records, {"index": index, **extras, "_generation": _generation(drawn)}, slots.shape[0]
-            )
-        else:
-            add_entries(records, {"index": index, **extras}, slots.shape[0])
+            entries["_generation"] = _generation(drawn)
+        add_entries(records, entries, slots.shape[0])
 
     def _info(self, drawn: Draw, extras: Mapping[NestedKey, torch.Tensor]) -> dict[Any, Any]:
         return {"index": coordinates(drawn.slots, self._storage), "generation": drawn.generation, **extras}

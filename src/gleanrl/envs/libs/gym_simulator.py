@@ -14,7 +14,34 @@ StepResult: TypeAlias = tuple[Any, Any, Any, Any, dict[str, Any]]
 """What gymnasium's `step` returns: observation, reward, terminated, truncated, info."""
 
 
-class Simulator:
+class OpenEnv:
+    """An environment that is closed once, and not used afterwards.
+
+    Args:
+        env: the environment.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.closed = False
+
+    def close(self) -> None:
+        """Close the environment; calling it again does nothing."""
+        if not self.closed:
+            self.closed = True
+            self.env.close()
+
+    def require_open(self) -> None:
+        """Check that the simulator wasn't closed.
+
+        Raises:
+            ClosedError: if it was.
+        """
+        if self.closed:
+            raise ClosedError(f"{self.env} was closed; make a new environment")
+
+
+class Simulator(OpenEnv):
     """One gymnasium environment with a frame skip and a seed that waits for the next reset. Not thread-safe.
 
     Args:
@@ -23,9 +50,8 @@ class Simulator:
     """
 
     def __init__(self, env: Any, frame_skip: int = 1) -> None:
-        self.env = env
+        super().__init__(env)
         self.frame_skip = frame_skip
-        self.closed = False
         self._seed: int | None = None
 
     def stepping(self) -> Callable[[Any], Any]:
@@ -54,21 +80,6 @@ class Simulator:
         if seed is not None and kwargs.get("seed") is None:
             kwargs["seed"] = seed
         return checked_reset(self.env.reset(**kwargs))
-
-    def close(self) -> None:
-        """Close the environment; calling it again does nothing."""
-        if not self.closed:
-            self.closed = True
-            self.env.close()
-
-    def require_open(self) -> None:
-        """Check that the simulator wasn't closed.
-
-        Raises:
-            ClosedError: if it was.
-        """
-        if self.closed:
-            raise ClosedError(f"{self.env} was closed; make a new environment")
 
     def _skip(self, action: Any) -> StepResult:
         """Repeat `action` until an episode ends, at most `frame_skip` times; rewards are added up."""

@@ -101,8 +101,8 @@ class GymStepper:
     def load(self, root: TensorDictBase) -> None:
         """Take `root` as the carry; the episode's steps are counted from here."""
         self._usage.by(self._token)
-        arrays = [self._loaded(root, codec.key, codec.shape, codec.spec.dtype) for codec in self._root_leaves]
-        flags = [self._loaded(root, (name,), (1,), torch.bool) for name in FLAGS if name in root.keys()]
+        arrays = [loaded(root, codec.key, codec.shape, codec.spec.dtype) for codec in self._root_leaves]
+        flags = [loaded(root, (name,), (1,), torch.bool) for name in FLAGS if name in root.keys()]
         self._carry = arrays if self._plain is None else arrays[0]
         self._carry_flags = tuple(bool(flag[0]) for flag in flags) if len(flags) == 3 else (False,) * 3  # type: ignore[assignment]
         self._begin(self._t + 1)
@@ -290,13 +290,14 @@ class GymStepper:
     def _carry_arrays(self) -> list[Array]:
         return self._carry if self._plain is None else [self._carry]
 
-    @staticmethod
-    def _loaded(root: TensorDictBase, key: Path, shape: tuple[int, ...], dtype: torch.dtype | None) -> Array:
-        leaf = root.get(as_key(key), None)
-        if not isinstance(leaf, torch.Tensor) or leaf.shape != torch.Size(shape) or leaf.dtype is not dtype:
-            got = f"{tuple(leaf.shape)} {leaf.dtype}" if isinstance(leaf, torch.Tensor) else "none"
-            raise SchemaError(f"root: key {as_key(key)!r} expected {shape} {dtype}, got {got}")
-        return np.array(leaf.detach().cpu().numpy())
+
+def loaded(root: TensorDictBase, key: Path, shape: tuple[int, ...], dtype: torch.dtype | None) -> Array:
+    """Return a copy of an entry of a root that somebody else made; `SchemaError` unless it is as expected."""
+    leaf = root.get(as_key(key), None)
+    if not isinstance(leaf, torch.Tensor) or leaf.shape != torch.Size(shape) or leaf.dtype is not dtype:
+        got = f"{tuple(leaf.shape)} {leaf.dtype}" if isinstance(leaf, torch.Tensor) else "none"
+        raise SchemaError(f"root: key {as_key(key)!r} expected {shape} {dtype}, got {got}")
+    return np.array(leaf.detach().cpu().numpy())
 
 
 def _field(codec: Codec) -> Field:

@@ -20,14 +20,14 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from gleanrl.envs.libs.gym_codecs import Array, describe
-from gleanrl.envs.libs.gym_simulator import StepResult, checked_reset, checked_step
+from gleanrl.envs.libs.gym_simulator import OpenEnv, StepResult, checked_reset, checked_step
 from gleanrl.envs.libs.gym_vector_codecs import as_flags
-from gleanrl.errors import ClosedError, EnvironmentContractError, UnsupportedError
+from gleanrl.errors import EnvironmentContractError, UnsupportedError
 
 _FINAL = ("final_obs", "final_info", "_final_obs", "_final_info")
 
 
-class VectorSimulator:
+class VectorSimulator(OpenEnv):
     """P gymnasium environments that step at once. Not thread-safe.
 
     Args:
@@ -39,9 +39,8 @@ class VectorSimulator:
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], frame_skip: int = 1) -> None:
-        self.env = env
+        super().__init__(env)
         self.frame_skip = frame_skip
-        self.closed = False
         self.num_envs = int(env.num_envs)
         self.mode = autoreset_mode(env)
         known = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
@@ -186,21 +185,6 @@ class VectorSimulator:
         first = taken[0]
         chained = first is not None and taken == list(range(first, first + self.num_envs))
         return first if chained else taken
-
-    def close(self) -> None:
-        """Close the environment; calling it again does nothing."""
-        if not self.closed:
-            self.closed = True
-            self.env.close()
-
-    def require_open(self) -> None:
-        """Check that the simulator wasn't closed.
-
-        Raises:
-            ClosedError: if it was.
-        """
-        if self.closed:
-            raise ClosedError(f"{self.env} was closed; make a new environment")
 
 
 def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:

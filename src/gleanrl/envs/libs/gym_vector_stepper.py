@@ -18,13 +18,13 @@ from gleanrl.block import Block, Field, Schema, numpy_view
 from gleanrl.data.boundaries import MASK
 from gleanrl.envs.libs.gym_codecs import Array, ArrayCodec, Codec
 from gleanrl.envs.libs.gym_spaces import assemble, leaves
-from gleanrl.envs.libs.gym_stepper import GymCodecs
+from gleanrl.envs.libs.gym_stepper import GymCodecs, loaded
 from gleanrl.envs.libs.gym_vector_simulator import VectorSimulator
-from gleanrl.errors import SchemaError, UnsupportedError
+from gleanrl.errors import UnsupportedError
 from gleanrl.rollouts.loop import StepFault
 from gleanrl.rollouts.steppers import BATCH
 from gleanrl.rollouts.usage import Usage
-from gleanrl.tree import FLAGS, Path, as_key
+from gleanrl.tree import FLAGS, Path
 
 _Array = np.ndarray
 
@@ -80,11 +80,11 @@ class VectorGymStepper:
     def load(self, root: TensorDictBase) -> None:
         """Take `root` as the carry; the episodes' steps are counted from here."""
         self._usage.by(self._token)
-        self._carry = [self._loaded(root, c.key, c.shape, c.spec.dtype) for c in self._root_leaves]
+        self._carry = [loaded(root, c.key, c.shape, c.spec.dtype) for c in self._root_leaves]
         self._carry_flags[:] = False
         for k, name in enumerate(FLAGS):
             if name in root.keys():
-                self._carry_flags[k] = self._loaded(root, (name,), (self._num_envs, 1), torch.bool)[:, 0]
+                self._carry_flags[k] = loaded(root, (name,), (self._num_envs, 1), torch.bool)[:, 0]
         self._counts[:] = 0
 
     @property
@@ -269,14 +269,6 @@ class VectorGymStepper:
 
     def _index(self) -> int:
         return 0 if self._num_envs == 1 else BATCH
-
-    @staticmethod
-    def _loaded(root: TensorDictBase, key: Path, shape: tuple[int, ...], dtype: torch.dtype | None) -> Array:
-        leaf = root.get(as_key(key), None)
-        if not isinstance(leaf, torch.Tensor) or leaf.shape != torch.Size(shape) or leaf.dtype is not dtype:
-            got = f"{tuple(leaf.shape)} {leaf.dtype}" if isinstance(leaf, torch.Tensor) else "none"
-            raise SchemaError(f"root: key {as_key(key)!r} expected {shape} {dtype}, got {got}")
-        return np.array(leaf.detach().cpu().numpy())
 
     def _field(self, codec: Codec) -> Field:
         assert codec.spec.dtype is not None
