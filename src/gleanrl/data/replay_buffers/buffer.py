@@ -11,7 +11,7 @@ import torch
 from tensordict import is_tensor_collection, is_tensorclass
 from torch.utils import _pytree
 
-from gleanrl.data.replay_buffers.arguments import key_list, non_negative, positive
+from gleanrl.arguments import key_list, non_negative, positive
 from gleanrl.data.replay_buffers.audit import AuditReport, audit
 from gleanrl.data.replay_buffers.prefetch import Prefetcher
 from gleanrl.data.replay_buffers.samplers.base import Sampler

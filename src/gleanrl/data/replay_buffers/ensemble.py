@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from gleanrl.data.replay_buffers.arguments import key_list, positive
+from gleanrl.arguments import key_list, positive
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.members import assemble
 from gleanrl.data.replay_buffers.pipeline import Pipeline, none_returned

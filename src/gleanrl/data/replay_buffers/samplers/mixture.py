@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gleanrl.data.replay_buffers.arguments import positive
+from gleanrl.arguments import positive
 from gleanrl.errors import InvalidArgumentError, SchemaError, UnsupportedError
 from gleanrl.seeding import OwnedGenerator
 

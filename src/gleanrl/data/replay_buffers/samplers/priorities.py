@@ -8,7 +8,7 @@ import torch
 from numpy import empty, float32, int64
 from torch import from_numpy
 
-from gleanrl.data.replay_buffers.arguments import positive
+from gleanrl.arguments import positive
 from gleanrl.data.replay_buffers.samplers.priority_values import as_ours, check_priorities, number, per_slot
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import ranges_of

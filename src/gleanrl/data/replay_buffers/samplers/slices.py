@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from gleanrl.arguments import positive
 from gleanrl.data.boundaries import MASK
-from gleanrl.data.replay_buffers.arguments import positive
 from gleanrl.data.replay_buffers.samplers.base import MOST_TRIES, Sampler, check_any_step
 from gleanrl.data.replay_buffers.samplers.episodes import BoundaryKeys, EpisodeTable
 from gleanrl.data.replay_buffers.storages.base import Storage

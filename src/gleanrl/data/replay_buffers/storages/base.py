@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gleanrl.data.replay_buffers.arguments import positive
+from gleanrl.arguments import positive
 from gleanrl.data.replay_buffers.storages.access import Access
 from gleanrl.data.replay_buffers.storages.memory import zeroed
 from gleanrl.errors import IndexRangeError, SchemaError, UnsupportedError

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gleanrl.data.replay_buffers.arguments import positive
+from gleanrl.arguments import positive
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
 from gleanrl.data.replay_buffers.storages.columns import ColumnStore, apart, column_store, plain
 from gleanrl.data.replay_buffers.storages.formats import (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl.data.replay_buffers.arguments import key_list, non_negative, positive
+from gleanrl.arguments import key_list, non_negative, positive
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
 
