@@ -34,6 +34,10 @@ from gleanrl.tree import NestedKey, Path, as_key, as_path
 BEHIND_TRANSFORM: list[Callable[[Any, Any], Any]] = []
 
 
+REPLACED = ("step", "reset", "maybe_reset", "step_and_maybe_reset", "_step", "_reset")
+"""The methods that a stepper with means of its own replaces: it is chosen only where they are a class's own."""
+
+
 class EnvBase(SpecProperties, GymRegistration, nn.Module):
     """Abstract environment: TensorDict in, TensorDict out.
 

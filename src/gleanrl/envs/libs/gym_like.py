@@ -11,10 +11,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.data.specs import Categorical, Composite, TensorSpec
-from gleanrl.envs.base import EnvBase
+from gleanrl.envs.base import REPLACED, EnvBase
 from gleanrl.envs.libs.gym_codecs import Array, Codec, RewardCodec, as_flag
 from gleanrl.envs.libs.gym_info import default_info_dict_reader
-from gleanrl.envs.libs.gym_simulator import Simulator, checked_step
+from gleanrl.envs.libs.gym_simulator import Simulator, checked_reset, checked_step
 from gleanrl.envs.libs.gym_spaces import (
     assemble,
     encode,
@@ -29,15 +29,16 @@ from gleanrl.envs.libs.gym_vector_codecs import as_flags, batched
 from gleanrl.envs.libs.gym_vector_simulator import VectorSimulator
 from gleanrl.envs.libs.gym_vector_stepper import VectorGymStepper
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpaceError, UnsupportedError
+from gleanrl.overrides import is_native
 from gleanrl.rollouts.loop import Stepper
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path
 
 _RESERVED = ("action", "reward", *FLAGS, "next", "collector")
 _HOOKS = (
-    *("_step", "_reset", "read_action", "read_obs", "read_reward", "read_done"),
-    *("step", "reset", "maybe_reset", "step_and_maybe_reset"),
+    *("read_action", "read_obs", "read_reward", "read_done"),
+    *("_output_transform", "_reset_output_transform"),
 )
-"""What a subclass may override; a rollout then goes through these methods."""
+"""What a subclass may override beside `REPLACED`; a rollout then goes through these methods."""
 
 
 class GymLikeEnv(EnvBase):
@@ -54,8 +55,9 @@ class GymLikeEnv(EnvBase):
     (gymnasium's own for CartPole, say) takes one seed for all. Attributes that this class lacks are those of the
     wrapped environment.
 
-    Subclasses may override `read_action`, `read_obs`, `read_reward`, `read_done`, `_step` and `_reset`.
-    Rollouts then call them; otherwise they step the environment without building TensorDicts.
+    Subclasses may override `read_action`, `read_obs`, `read_reward`, `read_done`, `_output_transform`,
+    `_reset_output_transform`, `_step` and `_reset`. Rollouts then call them; otherwise they step the environment
+    without building TensorDicts.
 
     Args:
         env: the environment; `close` closes it.
@@ -206,6 +208,15 @@ class GymLikeEnv(EnvBase):
         done = terminated | truncated | self._flag("done", done is not None and done)
         return terminated, truncated, done, bool(np.any(done))
 
+    def _output_transform(self, result: Any) -> tuple[Any, Any, Any, Any, Any, dict[str, Any]]:
+        """Return (observation, reward, terminated, truncated, done, info) from what the environment's `step` gave."""
+        observation, reward, terminated, truncated, info = checked_step(result)
+        return observation, reward, terminated, truncated, None, info
+
+    def _reset_output_transform(self, result: Any) -> tuple[Any, dict[str, Any]]:
+        """Return (observation, info) from what the environment's `reset` gave."""
+        return checked_reset(result)
+
     def _flag(self, name: str, value: Any) -> Any:
         if not self.batch_size:
             return as_flag(name, value)
@@ -216,8 +227,9 @@ class GymLikeEnv(EnvBase):
     # ------------------------------------------------------------------ protocol
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         action = self.read_action(tensordict.get("action"))
-        observation, reward, terminated, truncated, info = checked_step(self._simulator.stepping()(action))
-        terminated, truncated, done, _ = self.read_done(terminated=terminated, truncated=truncated)
+        result = self._output_transform(self._simulator.stepping()(action))
+        observation, reward, terminated, truncated, done, info = result
+        terminated, truncated, done, _ = self.read_done(terminated=terminated, truncated=truncated, done=done)
         out = self._packed(self.read_obs(observation), info, terminated, truncated, done)
         return out.set("reward", self.read_reward(reward))
 
@@ -228,7 +240,7 @@ class GymLikeEnv(EnvBase):
             return tensordict.exclude("_reset", "next")
         if self.batch_size and mask is not None:
             kwargs["mask"] = mask.reshape(-1).cpu().numpy()
-        observation, info = self._simulator.reset(**kwargs)
+        observation, info = self._reset_output_transform(self._simulator.reset(**kwargs))
         return self._packed(self.read_obs(observation), info, False, False, False)
 
     def _seed_all(self, seed: int, static_seed: bool) -> None:
@@ -347,12 +359,8 @@ class GymLikeEnv(EnvBase):
         return GymStepper(self._simulator, codecs, self.usage)
 
     def _overridden(self) -> bool:
-        if any(type(reader) is not default_info_dict_reader for reader in self._readers):
-            return True
-        return any(
-            getattr(type(self), name) is not getattr(GymLikeEnv, name) or name in self.__dict__
-            for name in _HOOKS
-        )
+        foreign = any(type(reader) is not default_info_dict_reader for reader in self._readers)
+        return foreign or not is_native(self, *REPLACED, *_HOOKS, of=GymLikeEnv)
 
     def _as_declared(self, codecs: GymCodecs) -> bool:
         expected = {

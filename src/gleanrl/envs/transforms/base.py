@@ -211,6 +211,8 @@ class Transform(nn.Module):
 
     def takes_rows(self) -> bool:
         """Return whether the hooks work on `Row` objects: each was written in a class that says so."""
+        if not self.__dict__.keys().isdisjoint(_HOOKS):
+            return False  # this very object has one of its own
         owners = [next(c for c in type(self).__mro__ if hook in vars(c)) for hook in _HOOKS]
         return all(vars(owner).get("on_rows", False) for owner in owners)
 

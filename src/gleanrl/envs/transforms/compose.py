@@ -116,8 +116,8 @@ class Compose(Transform):
         return tensordict
 
     def takes_rows(self) -> bool:
-        """Return whether all of them work on rows."""
-        return all(transform.takes_rows() for transform in self.chain())
+        """Return whether all of them, and the chain's own hooks, work on rows."""
+        return super().takes_rows() and all(transform.takes_rows() for transform in self.chain())
 
     def inverts(self) -> bool:
         """Return whether any of them changes what goes in."""

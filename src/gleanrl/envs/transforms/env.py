@@ -10,13 +10,14 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.data.specs import as_spec, contains_lazy_spec
-from gleanrl.envs.base import BEHIND_TRANSFORM, EnvBase
+from gleanrl.envs.base import BEHIND_TRANSFORM, REPLACED, EnvBase
 from gleanrl.envs.env_specs import EnvSpecs
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.compose import Compose, as_transform, flattened
 from gleanrl.envs.transforms.rows import reset_rows
 from gleanrl.envs.transforms.stepper import TransformedStepper
 from gleanrl.errors import EnvironmentContractError, MissingKeyError, SchemaError, UnsupportedError
+from gleanrl.overrides import is_native
 from gleanrl.rollouts.extras import extra, seed_env
 from gleanrl.rollouts.loop import Stepper
 from gleanrl.rollouts.steppers import TensorDictStepper
@@ -269,12 +270,13 @@ class TransformedEnv(EnvBase):
         """Return what steps the environment into the rows of a block.
 
         The base environment's own stepper with the transforms on the rows' tensors, or one that goes through `step`
-        and `reset`: if a transform needs a TensorDict, the environment reads more than actions, or resets in the
-        step after an end though it could do so at once.
+        and `reset`: if a transform needs a TensorDict, the environment reads more than actions or resets in the
+        step after an end though it could do so at once, or a subclass overrides what the other one replaces.
         """
         base = self.base_env
         waits = self.masks_frames and extra(base, "resets_some", True)
         rows = self.transform.takes_rows() and not base.state_keys and not waits
+        rows = rows and is_native(self, *REPLACED, "_base_reset", of=TransformedEnv)
         return TransformedStepper(self) if rows else TensorDictStepper(self)
 
     # ----------------------------------------------------------------- state

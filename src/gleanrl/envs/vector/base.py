@@ -39,6 +39,9 @@ from gleanrl.errors import (
 from gleanrl.rollouts.loop import StepFault
 from gleanrl.rollouts.plan import explain
 
+MEMBERWISE = ("_step_members", "_reset_members", "_together")
+"""What a stepper of the members replaces beside the methods of every environment."""
+
 
 class BatchedEnv(EnvBase):
     """Abstract: several environments that step as one, ``[n, *batch]``.

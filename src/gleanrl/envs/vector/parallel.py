@@ -9,7 +9,8 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from gleanrl.devices import columns_device
-from gleanrl.envs.vector.base import BatchedEnv
+from gleanrl.envs.base import REPLACED
+from gleanrl.envs.vector.base import MEMBERWISE, BatchedEnv
 from gleanrl.envs.vector.env_crew import EnvCrew
 from gleanrl.envs.vector.members import ResetRequest
 from gleanrl.envs.vector.options import BatchOptions, positive
@@ -17,6 +18,7 @@ from gleanrl.envs.vector.packing import pack, unpack
 from gleanrl.envs.vector.parallel_stepper import ParallelStepper
 from gleanrl.envs.vector.serial import SerialEnv
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from gleanrl.overrides import is_native
 from gleanrl.rollouts.loop import StepFault, Stepper
 from gleanrl.rollouts.plan import explain
 from gleanrl.workers.handle import Timeouts
@@ -185,9 +187,12 @@ class ParallelEnv(BatchedEnv):
     def make_stepper(self) -> Stepper:
         """Return the part that lets the workers step into the rows of a block.
 
-        If the environments' data don't live on the CPU, or the batch's don't, TensorDicts are moved instead.
+        If the environments' data don't live on the CPU, or the batch's don't, or a subclass overrides how the batch
+        steps, it goes through `step` and `reset` instead.
         """
         self.start()
+        if not is_native(self, *REPLACED, *MEMBERWISE, of=ParallelEnv):
+            return super().make_stepper()
         here = [self.device, *(metadata.device for metadata in self.meta_data)]
         if any(columns_device(device).type != "cpu" for device in here):
             return super().make_stepper()

@@ -8,12 +8,14 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from gleanrl.devices import columns_device
-from gleanrl.envs.vector.base import BatchedEnv, dispatched
+from gleanrl.envs.base import REPLACED
+from gleanrl.envs.vector.base import MEMBERWISE, BatchedEnv, dispatched
 from gleanrl.envs.vector.factories import with_own_copies
 from gleanrl.envs.vector.members import MemberGroup, ResetRequest, close_all
 from gleanrl.envs.vector.options import BatchOptions
 from gleanrl.envs.vector.steppers import MemberSteppers
 from gleanrl.errors import InvalidArgumentError
+from gleanrl.overrides import is_native
 from gleanrl.rollouts.loop import Stepper
 
 
@@ -129,9 +131,12 @@ class SerialEnv(BatchedEnv):
     def make_stepper(self) -> Stepper:
         """Return the part that steps the members into the rows of a block, each through its own stepper.
 
-        If the members' data don't live where the batch's do, TensorDicts are moved instead.
+        If the members' data don't live where the batch's do, or a subclass overrides how the batch steps, it goes
+        through `step` and `reset` instead.
         """
         self.start()
+        if not is_native(self, *REPLACED, *MEMBERWISE, of=SerialEnv):
+            return super().make_stepper()
         steppers = self._running.steppers()
         here = columns_device(self.device)
         if any(columns_device(stepper.device) != here for stepper in steppers):
