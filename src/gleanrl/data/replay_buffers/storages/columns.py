@@ -1,7 +1,12 @@
-"""Columns: the memory of a tensor storage, one tensor per leaf, and the three ways in and out of it.
+"""Columns: the memory of a tensor storage, one tensor per leaf, and the ways in and out of it.
 
 Rows are slots with time and batch dimensions flattened. On the CPU the native core copies all leaves in one
 call; on other devices torch does it leaf by leaf.
+
+The core knows addresses, and torch moves memory in place: `share_memory_`, `resize_` and a multiprocessing queue
+give a tensor's storage (and so every tensor that shares it) other memory and free the old one. Memory of our own
+therefore never moves, because nobody else gets a tensor of its storage: views have storages of their own over the same
+memory, and moving a view copies it. Of tensors that the user gave, the address is looked at before every use.
 """
 
 from __future__ import annotations
@@ -13,7 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from gleanrl.block import Field, numpy_dtype, numpy_twin
+from gleanrl.block import Field, numpy_dtype, numpy_twin, numpy_view
+from gleanrl.errors import SchemaError
 from gleanrl.native import Columns as NativeColumns
 from gleanrl.pool import BufferPool
 
@@ -34,7 +40,8 @@ class ColumnStore(ABC):
 
     Args:
         fields: the leaves.
-        columns: their memory, contiguous, ``[num_rows, *field]`` each. Kept alive and never replaced.
+        columns: their memory, contiguous, ``[num_rows, *field]`` each. Kept alive and never replaced, and not for
+            handing out (see `views`).
     """
 
     def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
@@ -61,23 +68,37 @@ class ColumnStore(ABC):
         `wanted` names the columns by position, in the order of the result; None for all.
         """
 
+    def views(self, lead: torch.Size, index: tuple[int | slice, ...] = ()) -> list[torch.Tensor]:
+        """Return live views of the first rows, seen as ``[*lead, *field]``, at a basic index of `lead`."""
+        rows = lead.numel()
+        return [column[:rows].view(*lead, *column.shape[1:])[(*index, ...)] for column in self.columns]
+
+    def view(self, position: int) -> torch.Tensor:
+        """Return a live view of one column, ``[num_rows, *field]``."""
+        return self.columns[position]
+
 
 class HostColumns(ColumnStore):
     """Columns in the CPU's memory or in mapped files."""
 
     def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
         super().__init__(fields, columns)
-        self._native = NativeColumns(
-            [column.data_ptr() for column in columns], [field.row_bytes for field in fields], self.num_rows
-        )
+        self._register()
         self._lazy = [
             dtype in _MAY_BE_LAZY or dtype.is_complex for dtype in (field.dtype for field in fields)
         ]
         self._plans: dict[tuple[int, Wanted | None], Plan] = {}
         self._pool = BufferPool()
         self._disguised = any(numpy_twin(field.dtype) is not field.dtype for field in fields)
-        self._ranges = [(column.data_ptr(), column.data_ptr() + column.nbytes) for column in columns]
-        self._low = min(low for low, _ in self._ranges)
+
+    def _register(self) -> None:
+        """Tell the core where the columns are."""
+        starts = [column.data_ptr() for column in self.columns]
+        self._native = NativeColumns(starts, [field.row_bytes for field in self.fields], self.num_rows)
+        self._ranges = [
+            (start, start + column.nbytes) for start, column in zip(starts, self.columns, strict=True)
+        ]
+        self._low = min(starts)
         self._high = max(high for _, high in self._ranges)
 
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -135,6 +156,72 @@ class HostColumns(ColumnStore):
         return plan
 
 
+class OwnColumns(HostColumns):
+    """Columns in torch storages that nobody else holds: they never move."""
+
+    def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
+        super().__init__(fields, columns)
+        self._arrays = [numpy_view(column) for column in columns]
+
+    def views(self, lead: torch.Size, index: tuple[int | slice, ...] = ()) -> list[torch.Tensor]:
+        """Return live views in torch storages of their own, which hold no more than they show."""
+        rows = lead.numel()
+        arrays = [array[:rows].reshape(*lead, *array.shape[1:])[(*index, ...)] for array in self._arrays]
+        return [from_numpy(array).view(f.dtype) for array, f in zip(arrays, self.fields, strict=True)]
+
+    def view(self, position: int) -> torch.Tensor:
+        """Return a live view in a torch storage of its own."""
+        return from_numpy(self._arrays[position]).view(self.fields[position].dtype)
+
+
+class BorrowedColumns(HostColumns):
+    """Columns in tensors that the user holds as well and may move; views share their storages, and move along.
+
+    Moving them while another thread reads or writes the storage is the user's race, as with any tensor.
+    """
+
+    def _register(self) -> None:
+        self._memory = [column.untyped_storage() for column in self.columns]
+        seen = self._look()
+        for position, (column, memory) in enumerate(zip(self.columns, self._memory, strict=True)):
+            needed = column.storage_offset() * column.itemsize + column.nbytes
+            if memory.nbytes() < needed:
+                raise SchemaError(
+                    f"column {position}: the tensor given to the storage was resized to {memory.nbytes()} bytes, its "
+                    f"records take {needed}; resize a clone instead"
+                )
+        super()._register()
+        self._seen = seen
+
+    def _look(self) -> list[tuple[int, int]]:
+        """Return where the tensors are and how large."""
+        return [(memory.data_ptr(), memory.nbytes()) for memory in self._memory]
+
+    def _follow(self) -> None:
+        if self._look() != self._seen:
+            self._register()
+
+    def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the leaves, after a look at the columns: what is wrong shows before anything changes."""
+        self._follow()
+        return super().ready(leaves)
+
+    def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
+        """Copy to where the columns are."""
+        self._follow()
+        super().write(start, count, leaves)
+
+    def put(self, slots: torch.Tensor, leaves: list[torch.Tensor]) -> None:
+        """Copy to where the columns are."""
+        self._follow()
+        super().put(slots, leaves)
+
+    def gather(self, slots: torch.Tensor, wanted: Wanted | None = None) -> list[torch.Tensor]:
+        """Fetch from where the columns are."""
+        self._follow()
+        return super().gather(slots, wanted)
+
+
 # Bound once: a gather of eleven leaves makes eleven arrays, in NumPy because that is cheaper than in torch.
 empty, from_numpy = np.empty, torch.from_numpy
 
@@ -175,9 +262,17 @@ class DeviceColumns(ColumnStore):
         return [column.index_select(0, where) for column in columns]
 
 
-def column_store(fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> ColumnStore:
-    """Return the store for columns on the CPU or on another device."""
-    return (HostColumns if columns[0].is_cpu else DeviceColumns)(fields, columns)
+def column_store(fields: Sequence[Field], columns: Sequence[torch.Tensor], exclusive: bool) -> ColumnStore:
+    """Return the store for columns on the CPU or on another device.
+
+    Args:
+        fields: the leaves.
+        columns: see `ColumnStore`.
+        exclusive: whether nobody else holds a tensor of the columns' storages.
+    """
+    if not columns[0].is_cpu:
+        return DeviceColumns(fields, columns)
+    return OwnColumns(fields, columns) if exclusive else BorrowedColumns(fields, columns)
 
 
 def plain(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:

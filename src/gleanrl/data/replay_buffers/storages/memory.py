@@ -26,6 +26,9 @@ _HUGE = 4 << 20
 class Allocator(Protocol):
     """Makes the columns of a storage, once, at its first write."""
 
+    exclusive: bool
+    """Whether nobody else will hold a tensor of the columns' torch storages (see `columns`)."""
+
     def __call__(
         self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
     ) -> list[torch.Tensor]:
@@ -36,6 +39,25 @@ class Allocator(Protocol):
         """
 
 
+class GivenColumns:
+    """Columns that exist already, all in the memory of their device.
+
+    Args:
+        columns: contiguous, ``[num_rows, *field]`` each.
+        exclusive: see `Allocator`.
+    """
+
+    def __init__(self, columns: Sequence[torch.Tensor], exclusive: bool = False) -> None:
+        self.columns = columns
+        self.exclusive = exclusive
+
+    def __call__(
+        self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
+    ) -> list[torch.Tensor]:
+        """Return the columns."""
+        return list(self.columns)
+
+
 class HeapAllocator:
     """Zeroed memory of the process (or of a device); pages cost nothing until they are written.
 
@@ -44,6 +66,8 @@ class HeapAllocator:
     Args:
         device: where the columns live.
     """
+
+    exclusive = True
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -77,6 +101,8 @@ class FileAllocator:
             operating system frees them with the last view, whatever happens to the process.
         replace: whether files that exist are replaced; whoever has them mapped keeps the old ones.
     """
+
+    exclusive = True
 
     def __init__(self, directory: Path | None, replace: bool = False) -> None:
         self.directory = directory

@@ -18,7 +18,7 @@ from gleanrl.data.replay_buffers.storages.formats import (
     swap_batch_dims,
 )
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
-from gleanrl.data.replay_buffers.storages.memory import Allocator, FileAllocator, HeapAllocator
+from gleanrl.data.replay_buffers.storages.memory import Allocator, GivenColumns, HeapAllocator
 from gleanrl.data.replay_buffers.storages.saved import saved_format
 from gleanrl.data.rows import take_rows
 from gleanrl.devices import usable_device
@@ -76,12 +76,16 @@ class TensorStorage(Storage):
             )
         place = leaves[0].device if device == "auto" else usable_device(device)
         rows = [leaf.detach().to(place).contiguous() for leaf in leaves]
-        columns = apart([row.view(lead.numel(), *row.shape[ndim:]) for row in rows])
-        self._open(lead.numel(), lambda paths, fields, num_rows: columns, place, ndim)
+        columns = [row.view(lead.numel(), *row.shape[ndim:]) for row in rows]
+        self._wrap(form, lead, GivenColumns(apart(columns)), place)
+
+    def _wrap(self, form: RecordFormat, lead: torch.Size, given: GivenColumns, device: torch.device) -> None:
+        """Set up a storage that is full of `given` columns' records ``[*lead]``."""
+        self._open(lead.numel(), given, device, len(lead))
         self._check_batch(lead[1:], lead[0], "storage")
         self._initialize(form, lead[1:])
         self._publish_all(lead[0])
-        self._watch_mask(columns)
+        self._watch_mask(given.columns)
 
     def _open(self, max_size: int, allocator: Allocator, device: torch.device, ndim: int) -> None:
         """Set up an empty storage; what every constructor of the family does."""
@@ -113,8 +117,11 @@ class TensorStorage(Storage):
     def _flattened(self) -> TensorStorage:
         """Return the stored part as a storage with one batch dimension; the columns are shared."""
         assert self._columns is not None
-        leaves = [column[: len(self)] for column in self._columns.columns]
-        return TensorStorage(self.format.build(leaves, leaves[0].shape[:1], self.device), device=self.device)
+        lead = torch.Size([len(self)])
+        given = GivenColumns(self._columns.views(lead), self._allocate.exclusive)
+        flat = TensorStorage.__new__(TensorStorage)
+        flat._wrap(self.format, lead, given, self.device)
+        return flat
 
     # Writing
 
@@ -135,7 +142,7 @@ class TensorStorage(Storage):
     def _prepare(self, data: Any, single: bool, dim_extend: int, where: str) -> Prepared:
         if dim_extend >= self.ndim and not single:
             data, dim_extend = swap_batch_dims(data, dim_extend, where), 0
-        dims = self.ndim - 1 if single else self.ndim
+        dims = self.ndim - single
         form = self._format or find_format(data, dims, where)
         lead, leaves = form.read(data, dims, where)
         form.check(leaves, lead, where)
@@ -179,11 +186,10 @@ class TensorStorage(Storage):
 
     def _initialize(self, form: RecordFormat, batch: torch.Size) -> None:
         """Take the memory; the storage changes only once every column exists."""
-        steps = -(-self._requested // batch.numel())
-        rows = steps * batch.numel()
+        rows = -(-self._requested // batch.numel()) * batch.numel()
         schema = form.schema
         columns = self._allocate(schema.paths, schema.fields, rows)
-        self._columns = column_store(schema.fields, columns)
+        self._columns = column_store(schema.fields, columns, self._allocate.exclusive)
         self.device = columns[0].device  # with its number: "cuda" has become "cuda:0"
         self._batch_shape = batch
         self._format = form
@@ -257,7 +263,7 @@ class TensorStorage(Storage):
     def column(self, path: Path) -> torch.Tensor:
         """Return the live column at `path`, every slot of it: ``[num_slots, *field]``."""
         assert self._columns is not None
-        return self._columns.columns[self.format.schema.index(path)]
+        return self._columns.view(self.format.schema.index(path))
 
     def get(self, index: Any) -> Any:
         """Return records of the visible part ``[steps, *batch]``.
@@ -301,10 +307,7 @@ class TensorStorage(Storage):
                 raise IndexRangeError(
                     f"a view can't run backwards (step {part.step}); use a list of positions"
                 )
-        leaves = []
-        for column in self._columns.columns:
-            rows = column[: steps.numel()].view(*steps, *column.shape[1:])
-            leaves.append(rows[index] if index else rows)
+        leaves = self._columns.views(steps, index)
         # The selection's shape, from a tensor of no memory.
         lead = torch.empty(1, device="cpu").expand(steps)[index].shape if index else steps
         return self.format.build(leaves, lead, self.device)
@@ -331,7 +334,7 @@ class TensorStorage(Storage):
         if self._format is not None:
             state["_saved"]["format"] = self._format.state(by_name=False)
         state["_columns"] = state["_format"] = state["_mask"] = None
-        if not isinstance(self._allocate, (HeapAllocator, FileAllocator)):
+        if isinstance(self._allocate, GivenColumns):
             state["_allocate"] = HeapAllocator(self.device)  # the columns were the user's
         return state
 
