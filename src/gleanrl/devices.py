@@ -60,3 +60,8 @@ def require_device(name: str, device: torch.device | None) -> torch.device | Non
 def columns_device(device: torch.device | None) -> torch.device:
     """Return where the columns of an environment live whose TensorDicts say `device`."""
     return torch.device("cpu") if device is None else device
+
+
+def same_device(one: torch.device, other: torch.device) -> bool:
+    """Return whether data on `one` is on `other`, too: ``cpu:0`` is ``cpu``."""
+    return one == other or one.type == other.type == "cpu"

@@ -107,6 +107,22 @@ class Net(nn.Module):
         return self.value.expand(*observation.shape[:-1], 2)
 
 
+class Staying(nn.Module):
+    """Has a tensor that is elsewhere, so that it has to move wherever it's sent; what it computes with stays."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.register_buffer("elsewhere", torch.zeros((), device="meta"))
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Staying:
+        return self
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.module(*inputs)
+        return out
+
+
 def make(env: Any = None, policy: Any = None, frames: int = 6, **kwargs: Any) -> SyncDataCollector:
     """Return a collector of six-frame batches; rounding doesn't warn."""
     with warnings.catch_warnings():

@@ -24,7 +24,7 @@ from gleanrl.errors import (
     UnsupportedError,
 )
 from gleanrl.system import clock
-from tests.collectors.helpers import IDS, NEVER, SCRIPT, Calls, Net, check_names, make, raising, take
+from tests.collectors.helpers import IDS, NEVER, SCRIPT, Calls, Net, Staying, check_names, make, raising, take
 from tests.contract.helpers import check_stream, on_td
 from tests.fakes import OracleEnv, Script
 from tests.fakes_base import CountingEnv, CrookedEnv, TeamEnv
@@ -233,7 +233,8 @@ class TestDevices:
 
     def test_a_copied_policy_waits_for_the_push(self) -> None:
         net = Net(0.0)
-        copied, live = make(policy=net, policy_device="cpu"), make(policy=net)
+        copied, live = make(policy=Staying(net), policy_device="cpu"), make(policy=net, policy_device="cpu")
+        copied.update_policy_weights_()
         seen = []
         for step in range(3):
             nn.init.constant_(net.value, float(step))

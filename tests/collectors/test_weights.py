@@ -12,6 +12,7 @@ from torch import nn
 
 from gleanrl.collectors.weights import PolicyWeights
 from gleanrl.errors import InvalidTypeError, PolicyError, SchemaError
+from tests.collectors.helpers import Staying
 
 CPU = torch.device("cpu")
 
@@ -22,12 +23,17 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
+def elsewhere() -> Staying:
+    """Return such a module that has to move."""
+    return Staying(net())
+
+
 def weights(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in module.state_dict().items()}
+    return {name: value.clone() for name, value in module.state_dict().items() if not value.is_meta}
 
 
 def same(module: nn.Module, expected: dict[str, torch.Tensor]) -> bool:
-    found = module.state_dict()
+    found = weights(module)
     return set(found) == set(expected) and all(torch.equal(found[k], v) for k, v in expected.items())
 
 
@@ -57,11 +63,30 @@ class TestWithoutADevice:
         assert not same(module, weights(other))
 
 
-class TestWithADevice:
+@pytest.mark.parametrize("device", ["cpu", "cpu:0"])
+def test_a_module_that_is_there_already_runs_itself(device: str) -> None:
+    module = net()
+    assert PolicyWeights(module, torch.device(device)).policy is module
+
+
+class TestElsewhere:
     """A copy runs."""
 
+    def test_the_copy_gets_the_current_weights_until_some_are_pushed(self) -> None:
+        module = elsewhere()
+        held = PolicyWeights(module, CPU)
+        for _ in range(2):
+            change(module)
+            held.hand_over()
+            assert same(held.policy, weights(module)), "parameters and buffers, the integer one included"
+        held.push()
+        before = weights(module)
+        change(module)
+        held.hand_over()
+        assert same(held.policy, before)
+
     def test_the_copy_changes_by_push_only_and_in_place(self) -> None:
-        module = net()
+        module = elsewhere()
         held = PolicyWeights(module, CPU)
         before, tensors = weights(module), {name: id(p) for name, p in held.policy.named_parameters()}
         pointers = [p.data_ptr() for p in held.policy.parameters()]
@@ -78,34 +103,36 @@ class TestWithADevice:
         "wrap", [TensorDict.from_module, lambda m: TensorDictParams(TensorDict.from_module(m))]
     )
     def test_given_weights_win_over_the_modules(self, wrap: Any) -> None:
-        module, other = net(), net()
+        module, other = elsewhere(), elsewhere()
         change(other)
         held = PolicyWeights(module, torch.device("cpu:0"))
         held.push(wrap(other))
         assert same(held.policy, weights(other)) and not same(module, weights(other))
 
     def test_weights_of_a_tensordict_module_and_detached_ones(self) -> None:
-        module = TensorDictModule(net(), in_keys=["a"], out_keys=["action"])
+        module = TensorDictModule(elsewhere(), in_keys=["a"], out_keys=["action"])
         held = PolicyWeights(module, CPU)
         change(module)
         held.push(TensorDict.from_module(module).detach().clone())
         assert same(held.policy, weights(module))
 
     def test_pushed_weights_still_train(self) -> None:
-        held = PolicyWeights(net(), CPU)
+        held = PolicyWeights(elsewhere(), CPU)
         held.push()
         assert all(p.requires_grad and p.grad_fn is None for p in held.policy.parameters())
 
     def test_a_module_without_weights(self) -> None:
-        held = PolicyWeights(nn.Tanh(), CPU)
+        tanh = nn.Tanh()
+        held = PolicyWeights(tanh, torch.device("meta"))
+        assert held.policy is tanh
         held.push()
         held.push(TensorDict.from_module(nn.Tanh()))
 
     def test_a_module_that_cannot_be_copied_is_refused_with_advice(self) -> None:
-        module = net()
+        module = elsewhere()
         module.hidden = torch.zeros(2, requires_grad=True) * 2  # type: ignore[assignment]
         with pytest.raises(
-            PolicyError, match="Sequential can't be copied to cpu: .*policy_device=None"
+            PolicyError, match="Staying can't be copied to cpu: .*policy_device=None"
         ) as caught:
             PolicyWeights(module, CPU)
         assert caught.value.__cause__ is not None

@@ -311,7 +311,7 @@ class TestWeights:
         assert (next(stream)["action"] == -1).all()
 
     @pytest.mark.parametrize("kwargs", [{"device": "cpu"}, {"policy_device": "cpu"}])
-    def test_with_policy_device_a_copy_acts_until_weights_are_pushed(
+    def test_a_policy_that_need_not_move_acts_itself(
         self, make_collector: Make, kwargs: dict[str, str]
     ) -> None:
         policy = Constant(0.5)
@@ -319,9 +319,11 @@ class TestWeights:
         stream = iter(collector)
         with torch.no_grad():
             policy.value.fill_(0)
-        assert (next(stream)["action"] == 0.5).all()
+        assert (next(stream)["action"] == 0).all(), "nothing has to be pushed"
         collector.update_policy_weights_()
-        assert (next(stream)["action"] == 0).all(), "the very next batch must show the pushed weights"
+        with torch.no_grad():
+            policy.value.fill_(0.25)
+        assert (next(stream)["action"] == 0.25).all()
 
     def test_given_weights_are_copied_in(self, make_collector: Make) -> None:
         policy = Constant(0.5)
@@ -331,7 +333,7 @@ class TestWeights:
         collector.update_policy_weights_(weights)
         weights.zero_()
         assert (next(stream)["action"] == 0.125).all()
-        assert (policy.value == 0.5).all(), "the training weights stay untouched"
+        assert (policy.value == 0.125).all(), "the very policy acts"
 
     def test_a_policy_with_buffers_is_copied_whole(self, make_collector: Make) -> None:
         net = nn.Sequential(nn.BatchNorm1d(3, affine=False), nn.Linear(3, 2)).eval()

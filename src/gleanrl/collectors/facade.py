@@ -55,8 +55,9 @@ class SyncDataCollector(DataCollectorBase):
         total_frames: frames to deliver; -1 or None for endless. The last batch is short if need be.
         device: fills whichever of the following devices are unset.
         storing_device: where batches are delivered.
-        policy_device: where the policy runs, as a copy of its own that only `update_policy_weights_`
-            refreshes. Without it the policy itself runs, always with its current weights.
+        policy_device: where the policy runs. A policy that is there already, or any without this argument, is run
+            itself. Of one that isn't a copy runs there, which gets the current weights and buffers before every
+            batch, until `update_policy_weights_` is called: then it gets what that is given.
         env_device: where the environment is moved to.
         create_env_kwargs: keyword arguments for `create_env_fn`.
         max_frames_per_traj: truncate trajectories at so many steps, and count their steps under
@@ -168,7 +169,6 @@ class SyncDataCollector(DataCollectorBase):
             self._progress = CollectorProgress(self._budget.total_frames)
         self._ready = True  # from here on the last reference's end closes the environment
 
-    # --------------------------------------------------------------- numbers
     @property
     def frames_per_batch(self) -> int:
         """Frames of a full batch, after rounding."""
@@ -207,7 +207,6 @@ class SyncDataCollector(DataCollectorBase):
             frames_per_s=ledger.stepped / ledger.seconds if ledger.seconds else 0.0,
         )
 
-    # ------------------------------------------------------------- iteration
     def iterator(self) -> Iterator[TensorDictBase]:
         """Yield batches until the budget is spent, then close the environment.
 
@@ -230,6 +229,7 @@ class SyncDataCollector(DataCollectorBase):
 
     def _next_batch(self, num_steps: int, random: bool, counted: bool = True) -> TensorDictBase:
         """Return the next batch as it is handed out; `counted` against the budget."""
+        self._weights.hand_over()
         if self.reset_at_each_iter:
             self._collection.reset()
         most = self._budget.left_after(self._frames) if counted else None
@@ -268,7 +268,6 @@ class SyncDataCollector(DataCollectorBase):
         on_columns = self.plan.stepper.device or torch.device("cpu")
         return on_columns if self.devices.storing == on_columns else self.env.device
 
-    # --------------------------------------------------------------- control
     def reset(self, index: Any = None, **kwargs: Any) -> None:
         """Reset the environments; their next frames belong to new trajectories.
 
@@ -308,8 +307,9 @@ class SyncDataCollector(DataCollectorBase):
 
         Args:
             policy_weights: what ``TensorDict.from_module`` gives of the policy that the collector was made with,
-                or of `collector.policy`, which may be a wrapper around it; None for its current weights. Without
-                a `policy_device` that is the very policy that runs, and nothing needs to be copied.
+                or of `collector.policy`, which may be a wrapper around it; None for its current weights. Unless
+                the policy had to move to its device, that is the very policy that runs, and nothing needs to be
+                copied. Of one that had to, weights are copied by this method only from its first call on.
 
         Raises:
             SchemaError: if the weights don't fit; nothing is copied then.
@@ -337,7 +337,6 @@ class SyncDataCollector(DataCollectorBase):
         if self.closed:
             raise ClosedError("the collector was shut down, or its budget is spent; make a new one")
 
-    # ----------------------------------------------------------------- state
     def state_dict(self) -> dict[str, Any]:
         """Return policy and environment state, the counters, and what keeps trajectory ids unique.
 
@@ -349,6 +348,7 @@ class SyncDataCollector(DataCollectorBase):
             "iter": self._iter,
         }
         if isinstance(self.policy, torch.nn.Module):
+            self._weights.hand_over()
             state["policy_state_dict"] = self.policy.state_dict()
         state["episodes"] = self._collection.episodes.state_dict()
         state["ledger"] = self._collection.ledger.state_dict()
@@ -380,6 +380,7 @@ class SyncDataCollector(DataCollectorBase):
         with unchanged_on_error(self.policy, self.env):
             if has_policy and "policy_state_dict" in state_dict:
                 self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict, **kwargs)
+                self._weights.taken_back()
             if state_dict.get("env_state_dict"):
                 self.env.load_state_dict(state_dict["env_state_dict"], strict=strict)
         self._frames = int(state_dict.get("frames", self._frames))

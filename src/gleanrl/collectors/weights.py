@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from gleanrl.devices import same_device
 from gleanrl.errors import InvalidTypeError, PolicyError, SchemaError
 from gleanrl.tree import as_key, flatten
 
@@ -17,29 +19,40 @@ from gleanrl.tree import as_key, flatten
 class PolicyWeights:
     """Holds the policy that a collector runs, and knows where its weights come from.
 
-    With a device the policy is a copy on that device, whose weights change only by `push`; without one it's
-    the user's own module, whose weights are always the current ones.
+    A policy that is where it has to run is run itself: hooks, steps of exploration and updates of its weights show
+    at once. One that has to move is copied; its current weights then go to the copy at every batch hand-over
+    (`hand_over`), until the user pushes some (`push`), and from then on by pushing only.
 
     Args:
         policy: what the user gave.
-        device: where the copy runs; None to run the policy itself.
+        device: where it runs; None for where it is.
     """
 
     def __init__(self, policy: Any, device: torch.device | None) -> None:
-        self._source = policy if isinstance(policy, torch.nn.Module) else None
-        if self._source is not None and device is not None:
-            try:
-                self.policy: Any = copy.deepcopy(policy).to(device)
-            except Exception as cause:
-                raise PolicyError(
-                    f"policy: {type(policy).__name__} can't be copied to {device}: {cause}; "
-                    "pass policy_device=None (and no device) to run the module itself"
-                ) from cause
-        else:
-            self.policy = policy
+        self.policy = self._source = policy
+        self._by_hand = False
+        if device is None or not isinstance(policy, torch.nn.Module) or _is_on(policy, device):
+            return
+        try:
+            self.policy = copy.deepcopy(policy).to(device)
+        except Exception as cause:
+            raise PolicyError(
+                f"policy: {type(policy).__name__} can't be copied to {device}: {cause}; "
+                "pass policy_device=None (and no device) to run the module itself"
+            ) from cause
+
+    def hand_over(self) -> None:
+        """Give a copy the current weights of the user's module, unless the user pushes them."""
+        if self.policy is not self._source and not self._by_hand:
+            self._copy(TensorDict.from_module(self._source))
+
+    def taken_back(self) -> None:
+        """Give the user's module the weights of the copy, which were loaded, unless the user pushes them."""
+        if self.policy is not self._source and not self._by_hand:
+            self._source.load_state_dict(self.policy.state_dict())
 
     def push(self, weights: TensorDictBase | None = None) -> None:
-        """Copy weights into the collector's policy, in place, all or nothing.
+        """Copy weights into the collector's policy, in place, all or nothing; a copy gets no others from now on.
 
         Args:
             weights: what `TensorDict.from_module` gives; None for the current weights of the user's module.
@@ -51,10 +64,11 @@ class PolicyWeights:
             if weights is not None:
                 raise PolicyError("update_policy_weights_: the policy isn't a module and has no weights")
             return
-        if weights is None:
-            if self._source is self.policy or self._source is None:
-                return
-            weights = TensorDict.from_module(self._source)
+        if weights is not None or self.policy is not self._source:
+            self._copy(TensorDict.from_module(self._source) if weights is None else weights)
+        self._by_hand = True
+
+    def _copy(self, weights: TensorDictBase) -> None:
         if not isinstance(weights, TensorDictBase):
             raise InvalidTypeError(
                 f"update_policy_weights_: expected a TensorDict of weights, got {type(weights).__name__}"
@@ -75,6 +89,10 @@ class PolicyWeights:
         with torch.no_grad():
             for path, target in own.items():
                 target.copy_(given[path])
+
+
+def _is_on(module: torch.nn.Module, device: torch.device) -> bool:
+    return all(same_device(tensor.device, device) for tensor in chain(module.parameters(), module.buffers()))
 
 
 @contextmanager
