@@ -73,6 +73,30 @@ def test_without_update_done_the_episode_goes_on():
     assert not bool(batch["next", "done"].any())
 
 
+@pytest.mark.parametrize("env", ENVS)
+def test_a_flag_without_update_done_is_gone_after_a_reset(env):
+    # Episodes longer than the limit: flagged from the second step on until they end by themselves.
+    batch = joined(collect_both_ways(env, lambda: [StepCounter(2, update_done=False)], sizes=(2, 7, 1, 12)))
+    count, truncated = batch[key(env, "step_count")], batch[key(env, "truncated")]
+    assert int(count.max()) > 2
+    assert not bool(truncated[count == 0].any())
+    assert bool(truncated[count >= 2].all())
+
+
+def test_flags_of_two_counters_are_gone_after_a_reset():
+    def chain():
+        return [
+            StepCounter(3, step_count_key="n"),
+            StepCounter(2, update_done=False),
+            InitTracker(),
+            RewardSum(),
+        ]
+
+    for env in ENVS:
+        batch = joined(collect_both_ways(env, chain))
+        assert not bool(batch[key(env, "truncated")][batch[key(env, "is_init")]].any())
+
+
 def test_a_truncated_flag_is_added_where_there_is_none():
     env = TransformedEnv(CountingEnv(Script(lengths=(9,)), flags=("done", "terminated")), StepCounter(2))
     assert "truncated" in env.done_keys

@@ -254,7 +254,7 @@ class TransformedStepper:
             due = self._due(t, extra)
             if due is not None:
                 during = "reset"
-                made = self._turn(t, extra, due)
+                made = self._turn(t, made, extra, due)
                 if t < self._last:
                     self._write_root(t + 1, made)
             self._latest = made
@@ -331,13 +331,19 @@ class TransformedStepper:
             return None
         return {g: trailing(rows, self._outcome.get(as_key((*g, "done")))) for g in self._groups}
 
-    def _turn(self, t: int, extra: torch.Tensor | None, due: dict[Path, torch.Tensor]) -> Values:
-        """Return the transforms' values of the root that follows row `t`, where `due` is reset."""
+    def _turn(
+        self, t: int, made: Values, extra: torch.Tensor | None, due: dict[Path, torch.Tensor]
+    ) -> Values:
+        """Return the transforms' values of the root that follows row `t`, where `due` is reset.
+
+        `made` is what they wrote of the step; those of its flags that are below ``"next"`` stand in the root, too.
+        """
         masks = None if all(bool(mask.all()) for mask in due.values()) else due
         if extra is not None and bool(extra.any()):
             self._base.reset(extra)
-        if extra is not None or t == self._last:
-            # Where transforms wrote flags, those of the root that follows are the base environment's again.
+        flags = {key: value for key, value in made.items() if as_path(key)[-1] in FLAGS}
+        if flags or t == self._last:
+            # Where transforms wrote flags, those of what was reset are the base environment's again.
             root = self._base.root()
             columns = OneRow(None, leaves=root)
             if t < self._last:
@@ -346,7 +352,11 @@ class TransformedStepper:
         else:
             columns = OneRow(self._inner, t + 1)
         before = {key: self._outcome.get(key, None) for key in self._root_keys}
-        return self._restarted(columns, masks, before)
+        values = self._restarted(columns, masks, before)
+        for key in flags if masks is not None else ():
+            if key not in values and (fresh := columns.get(key)) is not None:
+                values[key] = chosen(masks, key, fresh[0], flags[key], self.batch_size)
+        return values
 
     def _restarted(
         self, columns: OneRow, masks: dict[Path, torch.Tensor] | None, before: Mapping[NestedKey, Any]
