@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -9,6 +10,7 @@ from tensordict import TensorDict
 from gleanrl.data.replay_buffers import (
     LazyMemmapStorage,
     LazyTensorStorage,
+    ListStorage,
     RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
@@ -340,3 +342,19 @@ def test_stats_count():
     rb.sample()
     assert rb.stats() == (10, 10, 15, 1, 0, 0)
     assert "LazyTensorStorage(10 of 10 rows" in repr(rb)
+
+
+@pytest.mark.parametrize("position", [torch.tensor(2), np.array(2), torch.tensor(-2, dtype=torch.int32)])
+def test_a_single_position_may_be_a_number_of_any_library(position):
+    rows = TensorDict({"x": torch.arange(4), "y": torch.arange(8).view(4, 2)}, [4])
+    for storage in (LazyTensorStorage(5), ListStorage(5)):
+        rb = ReplayBuffer(storage=storage)
+        rb.extend(rows)
+        for found in (rb[position], rb[(position,)]):
+            assert found.batch_size == () and int(found["x"]) == 2 and found["y"].tolist() == [4, 5]
+    objects = ReplayBuffer(storage=ListStorage(5))
+    objects.extend([*"abcd"])
+    assert objects[position] == "c"
+    wide = ReplayBuffer(storage=LazyTensorStorage(8, ndim=2))
+    wide.extend(rows.expand(2, 4))
+    assert wide[position]["x"].tolist() == [2, 2] and int(wide[position, position - position]["x"]) == 2

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.records import Draw
+from gleanrl.system.threads import Job, Workers
 from gleanrl.tree import Path
 
 
@@ -47,7 +46,7 @@ class Prefetcher:
     The caller draws, in its own order, and takes the batches in that order: what is served doesn't depend on
     the number of threads. Whether a batch is still good when it is taken is for the caller to check.
 
-    Not thread-safe: the buffer calls it under its lock (`take` hands out a future, to wait for outside).
+    Not thread-safe: the buffer calls it under its lock (`take` hands out a job, to wait for outside).
 
     Args:
         depth: batches kept ahead, at least 1.
@@ -57,9 +56,8 @@ class Prefetcher:
     def __init__(self, depth: int, threads: int) -> None:
         self.depth = depth
         self.threads = threads
-        self._queue: deque[tuple[Ticket, Future[Any] | None]] = deque()
-        self._pool: ThreadPoolExecutor | None = None
-        self._process = os.getpid()
+        self._queue: deque[tuple[Ticket, Job[Any] | None]] = deque()
+        self._workers = Workers(threads, "gleanrl-prefetch")
 
     def __len__(self) -> int:
         """Return the number of batches drawn and not taken."""
@@ -75,7 +73,7 @@ class Prefetcher:
         self._leave_parent()
         self._queue.append((ticket, self._start(ticket)))
 
-    def take(self) -> tuple[Ticket, Future[Any]]:
+    def take(self) -> tuple[Ticket, Job[Any]]:
         """Return the oldest draw and its records to come."""
         self._leave_parent()
         ticket, coming = self._queue.popleft()
@@ -88,15 +86,11 @@ class Prefetcher:
 
     def _leave_parent(self) -> None:
         """Start anew in a forked process: the threads, and what they were to fetch, stayed in its parent."""
-        if self._process != os.getpid():
-            self._process, self._pool = os.getpid(), None
+        if self._workers.forked:
             self._queue = deque((ticket, None) for ticket in self)
 
-    def _start(self, ticket: Ticket) -> Future[Any]:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="gleanrl-prefetch")
-            weakref.finalize(self, self._pool.shutdown, wait=False)
-        return self._pool.submit(fetch, ticket)
+    def _start(self, ticket: Ticket) -> Job[Any]:
+        return self._workers.start(partial(fetch, ticket))
 
     def clear(self) -> tuple[Any, ...] | None:
         """Forget every batch that wasn't taken; return the sampler's place before the first of them, if known."""

@@ -203,11 +203,13 @@ def test_what_is_no_index_of_an_update(index):
         slots_of_update(index, ONE)
 
 
-@pytest.mark.parametrize("index", [0, -3, np.int64(2), (1,)])
+@pytest.mark.parametrize("index", [0, -3, np.int64(2), (1,), torch.tensor(1), np.array(2)])
 def test_one_position(index):
     assert is_position(index)
 
 
-@pytest.mark.parametrize("index", [True, (1, 2), slice(1), [1], (), "a", torch.tensor(1)])
+@pytest.mark.parametrize(
+    "index", [True, (1, 2), slice(1), [1], (), "a", torch.tensor([1]), torch.tensor(True), torch.tensor(1.0)]
+)
 def test_what_is_more_than_one_position(index):
     assert not is_position(index)

@@ -12,6 +12,8 @@ from gleanrl.errors import IndexRangeError, InvalidTypeError
 
 Basic: TypeAlias = int | slice
 
+_NO_INTEGERS = (torch.bool, torch.complex32, torch.complex64, torch.complex128)
+
 
 def basic_index(index: Any, shape: torch.Size) -> tuple[Basic, ...] | None:
     """Return `index` as a tuple of plain ints and slices, or None if it selects rows by tensors or lists.
@@ -167,6 +169,11 @@ def _integers(index: Any) -> torch.Tensor:
 
 
 def _is_number(index: Any) -> bool:
+    """Return whether `index` is one integer, of Python, NumPy or torch."""
+    if isinstance(index, torch.Tensor):
+        return not index.ndim and index.dtype not in _NO_INTEGERS and not index.dtype.is_floating_point
+    if isinstance(index, np.ndarray):
+        return not index.ndim and index.dtype.kind in "iu"
     return isinstance(index, (int, np.integer)) and not isinstance(index, bool)
 
 

@@ -1,0 +1,119 @@
+"""Threads that work ahead of the caller, in a way that interrupts and the interpreter's end can't break."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Job(Generic[Result]):
+    """One call that a thread makes, and what came of it.
+
+    An interrupt (Ctrl-C, the exception of a signal handler) that comes while somebody waits harms nothing: one raw
+    lock says whether the call has ended, and nobody keeps it.
+    """
+
+    __slots__ = ("_call", "_error", "_pending", "_result")
+
+    def __init__(self, call: Callable[[], Result]) -> None:
+        self._call = call
+        self._error: BaseException | None = None
+        self._pending = threading.Lock()
+        self._pending.acquire()
+
+    def run(self) -> None:
+        """Make the call; once."""
+        try:
+            self._result = self._call()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._pending.release()
+
+    def result(self) -> Result:
+        """Wait for the call to end; return what it returned, or raise what it raised."""
+        with self._pending:
+            pass
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class Workers:
+    """A few threads that make calls in the order in which they were given.
+
+    They start with the first call and end with this object; at the interpreter's end they are waited for, because a
+    thread that wakes up later than that takes the process down. A forked process has none of them: it starts its own,
+    and the calls that were given before are the parent's.
+
+    Not thread-safe: its owner locks.
+
+    Args:
+        count: threads, at least 1.
+        name: what they are called.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self.count = count
+        self._name = name
+        self._process = os.getpid()
+        self._open()
+
+    def _open(self) -> None:
+        self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
+        self._started = 0
+        weakref.finalize(self, self._jobs.put, None).atexit = False
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is another one than that of the threads."""
+        return self._process != os.getpid()
+
+    def start(self, call: Callable[[], Result]) -> Job[Result]:
+        """Have a call made."""
+        if self.forked:
+            self._process = os.getpid()
+            self._open()
+        if self._started < self.count:
+            # In this order an interrupt may leave one thread more than asked for, but never none at all.
+            _Worker(self._jobs, self._name).start()
+            self._started += 1
+        job = Job(call)
+        self._jobs.put(job)
+        return job
+
+
+class _Worker(threading.Thread):
+    def __init__(self, jobs: SimpleQueue[Job[Any] | None], name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.jobs = jobs
+
+    def run(self) -> None:
+        while (job := self.jobs.get()) is not None:
+            job.run()
+            del job
+        self.jobs.put(None)  # for the next one: however many there are, they all end
+
+
+def _end_all() -> None:
+    """Let every thread end, and wait until it has."""
+    workers = [thread for thread in threading.enumerate() if isinstance(thread, _Worker)]
+    for worker in workers:
+        try:
+            while worker.jobs.get_nowait() is not None:
+                pass
+        except Empty:
+            pass
+        worker.jobs.put(None)
+    for worker in workers:
+        worker.join()
+
+
+atexit.register(_end_all)

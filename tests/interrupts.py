@@ -1,0 +1,180 @@
+"""Interrupts of calls: an exception at every line of the library that a call executes, as Ctrl-C raises it.
+
+    for subject, place in interruptions(make, call):
+        ...  # `call(subject)` was interrupted at `place`: look at what it left
+
+The lines are counted by `sys.settrace` in the calling thread; other threads aren't touched.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple, TypeVar
+
+import gleanrl
+
+SOURCE = str(Path(gleanrl.__file__).parent)
+
+Subject = TypeVar("Subject")
+
+
+class Place(NamedTuple):
+    """The moment before a line."""
+
+    count: int
+    """How many lines of the library came before it."""
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"line {self.count}: {self.file}:{self.line}"
+
+
+class Interrupt(KeyboardInterrupt):
+    """What the harness raises: nothing in the library can raise it by itself."""
+
+
+class _Lines:
+    """A trace function that lists the lines of the library, and raises before the one at `stop`."""
+
+    def __init__(self, stop: int | None) -> None:
+        self.stop = stop
+        self.places: list[Place] = []
+
+    def calls(self, frame: FrameType, event: str, argument: Any) -> Any:
+        return self.lines if frame.f_code.co_filename.startswith(SOURCE) else None
+
+    def lines(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event != "line" or _leaves_with(frame):
+            return self.lines
+        code = frame.f_code
+        place = Place(len(self.places), code.co_filename[len(SOURCE) + 1 :], frame.f_lineno)
+        self.places.append(place)
+        if place.count == self.stop:
+            raise Interrupt(str(place))
+        return self.lines
+
+
+def _leaves_with(frame: FrameType) -> bool:
+    """Whether a `with` statement is about to be left.
+
+    Python runs signal handlers at calls and jumps: between the body of a `with` and its `__exit__` there are none.
+    """
+    code, line = frame.f_code, frame.f_lineno
+    return line in _with_lines(code.co_filename) and frame.f_lasti != _entry(code, line)
+
+
+@lru_cache
+def _with_lines(file: str) -> frozenset[int]:
+    tree = ast.parse(Path(file).read_text())
+    return frozenset(
+        item.context_expr.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.With)
+        for item in node.items
+    )
+
+
+@lru_cache
+def _entry(code: CodeType, line: int) -> int:
+    return min(start for start, _, number in code.co_lines() if number == line)
+
+
+def trace(call: Callable[[], Any], stop: int | None = None) -> tuple[list[Place], BaseException | None]:
+    """Make a call, interrupt it before its line number `stop`; return its lines and what it raised."""
+    tracer = _Lines(stop)
+    former, collects = sys.gettrace(), gc.isenabled()
+    gc.disable()  # a finalizer that is interrupted tells nobody
+    try:
+        sys.settrace(tracer.calls)
+        try:
+            call()
+        finally:
+            sys.settrace(former)
+    except BaseException as error:
+        return tracer.places, error
+    finally:
+        if collects:
+            gc.enable()
+    return tracer.places, None
+
+
+def interruptions(
+    make: Callable[[], Subject],
+    call: Callable[[Subject], Any],
+    most: int | None = None,
+    close: Callable[[Subject], Any] | None = None,
+) -> Iterator[tuple[Subject, Place]]:
+    """Yield subjects whose call was interrupted, each at another line, and the line.
+
+    Args:
+        make: returns a fresh subject, each time the same.
+        call: what is interrupted; by itself it raises nothing.
+        most: lines to try; the first execution of each line comes first, then others, drawn at random but always
+            the same. None for every line.
+        close: what ends a subject whose call wasn't interrupted.
+    """
+    whole = make()
+    places, error = trace(lambda: call(whole))
+    if close is not None:
+        close(whole)
+    if error is not None:
+        raise error
+    assert places, "the call executes no line of the library"
+    for count in _chosen(places, most):
+        subject = make()
+        seen, error = trace(lambda subject=subject: call(subject), count)  # type: ignore[misc]
+        if len(seen) <= count:  # it went another way, and ended: threads may be faster than before
+            assert error is None, error
+            if close is not None:
+                close(subject)
+            continue
+        # Whatever else comes out of the call has to say that it was interrupted.
+        assert _comes_from_interrupt(error), f"{seen[count]}: came out as {error!r}"
+        yield subject, seen[count]
+
+
+def _chosen(places: list[Place], most: int | None) -> list[int]:
+    if most is None or most >= len(places):
+        return [place.count for place in places]
+    first = {(place.file, place.line): place.count for place in reversed(places)}
+    others = sorted({place.count for place in places} - set(first.values()))
+    draws = random.Random(len(places))
+    chosen = draws.sample(sorted(first.values()), min(most, len(first)))
+    return sorted(chosen + draws.sample(others, max(min(most - len(chosen), len(others)), 0)))
+
+
+def _comes_from_interrupt(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, Interrupt):
+            return True
+        error = error.__cause__
+    return False
+
+
+def in_another_thread(call: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """Return what a call returns in another thread; fails if it doesn't end: somebody holds a lock."""
+    outcome: list[tuple[Any, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            outcome.append((call(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "the call hangs in another thread: a lock is still held"
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result

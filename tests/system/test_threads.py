@@ -1,0 +1,85 @@
+"""Threads that work ahead: order, errors, interrupts, forks and the interpreter's end."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from gleanrl.system.threads import Workers
+from tests.interrupts import in_another_thread, interruptions
+
+
+def alive(name: str) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == name]
+
+
+def test_results_and_errors_come_to_whoever_waits():
+    workers = Workers(2, "test-results")
+    jobs = [workers.start(lambda n=n: 10 // n) for n in (5, 0, 2)]
+    assert jobs[0].result() == 2 and jobs[2].result() == 5 and jobs[2].result() == 5
+    with pytest.raises(ZeroDivisionError):
+        jobs[1].result()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_threads_start_with_the_first_call_and_end_with_the_object(count):
+    workers = Workers(count, f"test-end-{count}")
+    assert not alive(f"test-end-{count}")
+    for _ in range(5):
+        workers.start(lambda: None).result()
+    threads = alive(f"test-end-{count}")
+    assert len(threads) == count
+    del workers
+    gc.collect()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert not alive(f"test-end-{count}")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_interrupt_of_whoever_starts_or_waits_breaks_nothing(count):
+    def call(workers: Workers) -> None:
+        assert workers.start(lambda: 7).result() == 7
+
+    for workers, place in interruptions(lambda: Workers(count, "test-interrupts"), call):
+        assert in_another_thread(lambda workers=workers: workers.start(lambda: 8).result()) == 8, place
+
+
+def test_a_forked_process_starts_threads_of_its_own():
+    workers = Workers(2, "test-fork")
+    assert workers.start(lambda: 1).result() == 1 and not workers.forked
+    child = os.fork()
+    if child == 0:
+        try:
+            good = workers.forked and workers.start(lambda: 2).result() == 2
+        except BaseException:
+            good = False
+        os._exit(int(not good))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+PROGRAM = """
+import threading
+import torch
+from gleanrl.system.threads import Workers
+workers = Workers(3, "late")
+begun = threading.Event()
+x = torch.arange(200_000)
+def work():
+    begun.set()
+    for _ in range(20):
+        x[torch.randperm(200_000)]
+jobs = [workers.start(work) for _ in range(50)]
+begun.wait()
+print("end")
+"""
+
+
+def test_the_interpreter_ends_while_threads_work():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "end", "")
