@@ -66,12 +66,10 @@ class TransformedStepper:
     def __init__(self, env: Any) -> None:
         self._env = env
         self._base = make_stepper(env.base_env)
-        self._transform = env.transform
-        self._steps = [transform._step for transform in flattened(self._transform) if not transform.idles()]
+        self._transform, chain = env.transform, flattened(env.transform)
+        self._steps = [transform._step for transform in chain if not transform.idles()]
         self._inverts = self._transform.inverts()
-        self._keeps_values = all(
-            type(t).__module__.startswith("gleanrl.") for t in flattened(self._transform)
-        )
+        self._keeps_values = all(type(t).__module__.startswith("gleanrl.") for t in chain)
         self.batch_size = torch.Size(env.batch_size)
         self.device = self._base.device
         dims = len(self.batch_size)
@@ -331,13 +329,8 @@ class TransformedStepper:
             return None
         return {g: trailing(rows, self._outcome.get(as_key((*g, "done")))) for g in self._groups}
 
-    def _turn(
-        self, t: int, made: Values, extra: torch.Tensor | None, due: dict[Path, torch.Tensor]
-    ) -> Values:
-        """Return the transforms' values of the root that follows row `t`, where `due` is reset.
-
-        `made` is what they wrote of the step; those of its flags that are below ``"next"`` stand in the root, too.
-        """
+    def _turn(self, t: int, made: Values, extra: Any, due: dict[Path, torch.Tensor]) -> Values:
+        """Return the transforms' values of the root after row `t`, whose outcome is `made`, where `due` is reset."""
         masks = None if all(bool(mask.all()) for mask in due.values()) else due
         if extra is not None and bool(extra.any()):
             self._base.reset(extra)
@@ -353,9 +346,8 @@ class TransformedStepper:
             columns = OneRow(self._inner, t + 1)
         before = {key: self._outcome.get(key, None) for key in self._root_keys}
         values = self._restarted(columns, masks, before)
-        for key in flags if masks is not None else ():
-            if key not in values and (fresh := columns.get(key)) is not None:
-                values[key] = chosen(masks, key, fresh[0], flags[key], self.batch_size)
+        for key in flags.keys() - values.keys():
+            values[key] = chosen(due, key, self._fresh.get(key), flags[key], self.batch_size)
         return values
 
     def _restarted(
