@@ -29,6 +29,7 @@ from gleanrl.tree import (
     check_uniform,
     dict_batch,
     flatten,
+    group_sizes,
     is_private,
     iter_leaves,
     outermost,
@@ -309,3 +310,19 @@ def test_lazy_stacks_of_unlike_parts_are_refused():
         check_uniform(lazy_stack([parts[0], TensorDict({"x": torch.zeros(3)})]), "extend")
     check_uniform(lazy_stack([parts[0], parts[0]]), "extend")
     check_uniform(parts[0], "extend")
+
+
+def test_groups_have_batch_sizes_of_their_own():
+    sizes = {("a",): (3,), ("a", "b"): (3, 2), ("c",): ()}
+    layout = Layout([("x",), ("a", "y"), ("a", "b", "z"), ("c", "w")], sizes)
+    leaves = [torch.zeros(4), torch.zeros(4, 3), torch.zeros(4, 3, 2), torch.zeros(4)]
+    batch = layout.build(leaves, torch.Size([4]), names=["time"])
+    assert group_sizes(batch, 1) == {("a",): (3,), ("a", "b"): (3, 2)} == layout.groups
+    assert batch["a", "b"].names == ["time", None, None] and batch["c"].batch_size == (4,)
+    assert layout == Layout(layout.paths) and layout.read(batch) == leaves
+
+
+def test_a_group_has_at_least_the_batch_size_of_the_one_around_it():
+    layout = Layout([("a", "b", "z")], {("a",): (3,), ("a", "b"): ()})
+    batch = layout.build([torch.zeros(4, 3)], torch.Size([4]))
+    assert batch["a"].batch_size == batch["a", "b"].batch_size == (4, 3)

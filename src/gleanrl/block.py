@@ -19,7 +19,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.errors import SchemaError
 from gleanrl.pool import BufferPool
-from gleanrl.tree import Layout, Path, as_key, iter_leaves
+from gleanrl.tree import Layout, Path, as_key, group_sizes, iter_leaves
 
 
 @cache
@@ -65,10 +65,14 @@ class Schema:
 
     Args:
         fields: path to `Field`, in the order that columns and built TensorDicts have.
+        groups: what the batch sizes of nested TensorDicts have beyond the batch's own (see `Layout`); two schemas
+            that differ in nothing else are equal.
     """
 
-    def __init__(self, fields: Mapping[Path, Field]) -> None:
-        self.layout = Layout(fields)
+    def __init__(
+        self, fields: Mapping[Path, Field], groups: Mapping[Path, Sequence[int]] | None = None
+    ) -> None:
+        self.layout = Layout(fields, groups)
         self.fields: tuple[Field, ...] = tuple(fields.values())
         self._positions = {path: position for position, path in enumerate(self.layout.paths)}
         self._shapes: dict[torch.Size, list[tuple[torch.Size, torch.dtype]]] = {}
@@ -83,13 +87,19 @@ class Schema:
                 path: Field(leaf.shape[dims:], leaf.dtype)
                 for path, leaf in iter_leaves(batch)
                 if path not in drop
-            }
+            },
+            group_sizes(batch, dims),
         )
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """The leaves' paths, in order."""
         return self.layout.paths
+
+    @property
+    def groups(self) -> Mapping[Path, tuple[int, ...]]:
+        """What the batch sizes of nested TensorDicts have beyond the batch's own."""
+        return self.layout.groups
 
     @cached_property
     def row_bytes(self) -> int:

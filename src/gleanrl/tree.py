@@ -87,6 +87,22 @@ def flatten(batch: TensorDictBase) -> dict[Path, torch.Tensor]:
     return dict(iter_leaves(batch))
 
 
+def group_sizes(batch: Any, dims: int, prefix: Path = ()) -> dict[Path, tuple[int, ...]]:
+    """Return what the nested levels of a TensorDict, or of a spec, have beyond its own first `dims` dimensions.
+
+    Only those are named that have anything; see `Layout`.
+    """
+    found: dict[Path, tuple[int, ...]] = {}
+    for key, value in batch.items():
+        if isinstance(value, torch.Tensor) or not hasattr(value, "keys"):
+            continue
+        path = (*prefix, key)
+        if len(value.shape) > dims:
+            found[path] = tuple(value.shape[dims:])
+        found |= group_sizes(value, dims, path)
+    return found
+
+
 def outermost(groups: Iterable[Path]) -> list[Path]:
     """Return the `groups` that lie in no other one: the flags there say when the episode of all below ends.
 
@@ -124,11 +140,17 @@ class Layout:
 
     Args:
         paths: the leaves' paths; none may be a prefix of another.
+        groups: the dimensions that the batch size of a nested TensorDict has behind the batch's own, for those that
+            have any (the agents', say).
     """
 
-    def __init__(self, paths: Iterable[Path]) -> None:
+    def __init__(self, paths: Iterable[Path], groups: Mapping[Path, Sequence[int]] | None = None) -> None:
         self.paths: tuple[Path, ...] = tuple(paths)
+        self.groups: dict[Path, tuple[int, ...]] = {
+            group: tuple(map(int, size)) for group, size in (groups or {}).items() if group and size
+        }
         self._root = _node(self.paths)
+        self._root.widen(self.groups)
 
     def __eq__(self, other: object) -> bool:
         """Two layouts are equal if they name the same paths, in any order."""
@@ -168,7 +190,7 @@ class Layout:
         device: torch.device | None = None,
         names: Sequence[str | None] | None = None,
     ) -> TensorDict:
-        """Return a TensorDict around `leaves` (no copy, no check); nested ones get its size and names."""
+        """Return a TensorDict around `leaves` (no copy, no check); see `groups` for the sizes of nested ones."""
         return _build(self._root, leaves, batch_size, device, names)
 
     def _raise_difference(self, found: set[Path], where: str) -> None:
@@ -185,12 +207,23 @@ class Layout:
 class _Node:
     """One level of a layout: where each key's value stands among the leaves, and the levels below."""
 
-    __slots__ = ("leaves", "children", "size")
+    __slots__ = ("leaves", "children", "size", "more")
 
     def __init__(self) -> None:
         self.leaves: list[tuple[str, int]] = []
         self.children: list[tuple[str, _Node]] = []
         self.size = 0
+        self.more: tuple[int, ...] = ()  # dimensions of its batch size behind those of the level above
+
+    def widen(
+        self, groups: Mapping[Path, tuple[int, ...]], path: Path = (), above: tuple[int, ...] = ()
+    ) -> None:
+        """Note what each level's batch size has beyond that of the level `above`, which it begins with."""
+        own = groups.get(path, above)
+        own = own if own[: len(above)] == above else above
+        self.more = own[len(above) :]
+        for key, child in self.children:
+            child.widen(groups, (*path, key), own)
 
 
 def _node(paths: Sequence[Path]) -> _Node:
@@ -254,6 +287,9 @@ def _build(
     names: Sequence[str | None] | None,
 ) -> TensorDict:
     entries: dict[str, Any] = {key: leaves[position] for key, position in node.leaves}
+    if node.more:
+        batch_size = torch.Size((*batch_size, *node.more))
+        names = None if names is None else [*names, *[None] * len(node.more)]
     for key, child in node.children:
         entries[key] = _build(child, leaves, batch_size, device, names)
     # Names are a list of the container's own: each level gets a copy.

@@ -10,7 +10,9 @@ from tensordict import TensorDictBase
 
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.collectors.utils import split_trajectories
-from gleanrl.envs import SerialEnv, check_env_specs
+from gleanrl.data import LazyTensorStorage, ReplayBuffer
+from gleanrl.envs import ParallelEnv, SerialEnv, check_env_specs
+from gleanrl.envs.transforms import RewardSum, TransformedEnv
 from tests.contract.helpers import IDS, check_ledger
 from tests.fakes import Script
 from tests.fakes_marl import SurvivorEnv
@@ -139,3 +141,37 @@ def test_several_teams_in_one_serial_environment(ends: str) -> None:
         for row in batch["next", group, "observation"]:
             assert torch.equal(row, alone["next", group, "observation"])
     assert (batch[IDS][0].diff() != 0).tolist() == (alone[IDS].diff() != 0).tolist()
+
+
+def transformed(make: Any) -> Any:
+    return TransformedEnv(make(), RewardSum(in_keys=[("red", "reward")], reset_keys=["_reset"]))
+
+
+@pytest.mark.parametrize(
+    "around",
+    [lambda make: make(), lambda make: SerialEnv(2, make), lambda make: ParallelEnv(2, make), transformed],
+)
+def test_groups_keep_their_batch_sizes(around: Any) -> None:
+    def policy(tensordict: TensorDictBase) -> TensorDictBase:
+        seen.add(tuple(tensordict["red"].shape))
+        return env.rand_action(tensordict)
+
+    seen: set[tuple[int, ...]] = set()
+    env = around(lambda: SurvivorEnv("all"))
+    own = tuple(env.reset()["red"].shape)
+    assert own == (*env.batch_size, 2)
+    rolled = env.rollout(5, policy, break_when_any_done=False)
+    batch = batch_of(env, 8 * env.numel(), policy=policy)
+    for steps in (rolled, batch):
+        for group in ("red", ("next", "red")):
+            assert steps[group].shape == (*env.batch_size, steps.shape[-1], 2)
+            assert steps[group].names == [*steps.names, None]
+        assert steps["blue"].shape == (*steps.shape, 1)
+    assert seen == {own}
+    buffer = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=4)
+    buffer.extend(batch.reshape(-1))
+    again = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=4)
+    again.load_state_dict(buffer.state_dict())
+    for one in (buffer, again):
+        assert one.sample()["red"].shape == (4, 2) and one[0]["next", "blue"].shape == (1,)
+    env.close()

@@ -89,7 +89,7 @@ class Collection:
         self._kept: Block | None = None  # what `_batch` shows, where the block itself is borrowed
         self._batch: TensorDict | None = None
         self._pool = BufferPool()
-        self._schema = Schema({**plan.schema.items(), **self._extra_fields()})
+        self._schema = Schema({**plan.schema.items(), **self._extra_fields()}, plan.schema.groups)
         if options.max_steps is not None:
             plan.stepper.limit(options.max_steps)
         rewards = {("next", *as_path(key)) for key in env.reward_keys}

@@ -146,6 +146,7 @@ class RowLayout:
         batch_size: the batch dimensions of a row.
         device: what the row's TensorDict says of its device.
         policy_device: where the policy wants its input; None for where the block lives.
+        groups: the batch sizes of nested TensorDicts beyond `batch_size` (see `Layout`).
     """
 
     roots: tuple[Path, ...]
@@ -153,6 +154,7 @@ class RowLayout:
     batch_size: torch.Size
     device: torch.device | None = None
     policy_device: torch.device | None = None
+    groups: Mapping[Path, tuple[int, ...]] | None = None
 
 
 class _ModuleCall:
@@ -185,7 +187,7 @@ class _TensorDictCall:
         self._policy = policy
         self._fields = fields
         self._row = layout
-        self._layout = Layout(layout.roots)
+        self._layout = Layout(layout.roots, layout.groups)
         self._keys = [(path, as_key(path)) for path in fields]
         self._known = {*fields, *layout.roots}
         self._num_keys = -1

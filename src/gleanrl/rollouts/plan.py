@@ -29,7 +29,7 @@ from gleanrl.rollouts.loop import Actor, StepFault, Stepper
 from gleanrl.rollouts.modules import Values
 from gleanrl.rollouts.policies import RandomPolicy, wrap_policy
 from gleanrl.rollouts.steppers import BATCH, make_stepper
-from gleanrl.tree import FLAGS, Layout, Path, as_key, as_path, outermost
+from gleanrl.tree import FLAGS, Layout, Path, as_key, as_path, group_sizes, outermost
 
 _MOST_SHOWN = 200
 """Characters of an action in an error message."""
@@ -118,7 +118,8 @@ def plan_rollout(
     fields = {**env_schema.items(), **written}
     device = env.device
     roots = tuple(path for path in env_schema.paths if path[0] != "next" and path != MASK)
-    layout = RowLayout(roots, tuple(actions), stepper.batch_size, device, moved)
+    sizes = _group_sizes(env, dims, fields)
+    layout = RowLayout(roots, tuple(actions), stepper.batch_size, device, moved, sizes)
     vary = actions_vary(env)
     actor: Actor = make_actor(wrapped, written, layout, trial.first)
     if isinstance(wrapped, RandomPolicy):
@@ -131,7 +132,7 @@ def plan_rollout(
         actor,
         random_actor,
         wrapped,
-        Schema(fields),
+        Schema(fields, sizes),
         stepper.batch_size,
         device,
         tuple(written),
@@ -165,6 +166,19 @@ def action_fields(env: Any, dims: int) -> dict[Path, Field]:
     }
 
 
+def _group_sizes(env: Any, dims: int, fields: Mapping[Path, Field]) -> dict[Path, tuple[int, ...]]:
+    """Return the dimensions that groups declare beyond the batch's, where all of their columns have them."""
+    found: dict[Path, tuple[int, ...]] = {}
+    for role in ("observation", "action", "reward", "done"):
+        sizes = group_sizes(getattr(env, f"full_{role}_spec"), dims)
+        found |= sizes | {("next", *group): size for group, size in sizes.items()}
+    return {
+        group: size
+        for group, size in found.items()
+        if all(f.shape[: len(size)] == size for path, f in fields.items() if path[: len(group)] == group)
+    }
+
+
 class _Trial:
     """One call of the policy on the first root, to learn what it puts out."""
 
@@ -176,7 +190,9 @@ class _Trial:
     def root(self) -> TensorDictBase:
         """Return the first root, where the policy wants it."""
         leaves = self.stepper.root()
-        root = Layout(leaves).build(list(leaves.values()), self.stepper.batch_size, self.env.device)
+        dims = len(self.stepper.batch_size)
+        sizes = _group_sizes(self.env, dims, {p: Field(v.shape[dims:], v.dtype) for p, v in leaves.items()})
+        root = Layout(leaves, sizes).build(list(leaves.values()), self.stepper.batch_size, self.env.device)
         return root if self.device is None else root.to(self.device)
 
     def run(self, policy: Any, actions: Mapping[Path, Field]) -> dict[Path, Field]:

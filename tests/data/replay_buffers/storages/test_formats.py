@@ -33,6 +33,14 @@ def test_a_format_survives_its_state(data, dims):
     again.check(leaves, lead, "test")
 
 
+def test_groups_keep_their_batch_sizes():
+    data = TensorDict({"a": TensorDict({"x": torch.zeros(4, 2, 3)}, [4, 2]), "y": torch.zeros(4)}, [4])
+    form = find_format(data, 1, "test")
+    for one in (form, format_from_state(form.state()), form.narrow((("a", "x"),))):
+        leaves = [torch.zeros(5, *field.shape) for field in one.schema.fields]
+        assert one.build(leaves, torch.Size([5]), None)["a"].batch_size == (5, 2)
+
+
 def test_what_samples_carry_is_no_data():
     data = ted(3)
     carried = data.clone(recurse=False)

@@ -189,7 +189,7 @@ class TensorDictFormat(RecordFormat):
         """Return the format of the records with these leaves only; made once for each choice."""
         found = self._narrowed.get(paths)
         if found is None:
-            schema = Schema({path: self.schema[path] for path in paths})
+            schema = Schema({path: self.schema[path] for path in paths}, self.schema.groups)
             found = TensorDictFormat(schema, self.item_shape, classes_below(paths, self.classes))
             self._narrowed[paths] = found
         return found
@@ -197,7 +197,8 @@ class TensorDictFormat(RecordFormat):
     def state(self, by_name: bool = True) -> dict[str, Any]:
         """Return the format as plain values; see `RecordFormat.state`."""
         classes = to_names(self.classes) if by_name else list(self.classes.items())
-        return {**_state("tensordict", self), "classes": classes}
+        groups = [[list(path), list(size)] for path, size in self.schema.groups.items()]
+        return {**_state("tensordict", self), "classes": classes, "groups": groups}
 
     def same_as(self, other: RecordFormat) -> bool:
         """Return whether the schemas and the tensorclasses are the same."""
@@ -312,7 +313,8 @@ def format_from_state(state: dict[str, Any]) -> RecordFormat:
     if state["kind"] == "tree":
         return TreeFormat(Schema(fields), _pytree.tree_flatten(state["tree"])[1])
     classes = from_names(state.get("classes", ()))
-    return TensorDictFormat(Schema(fields), torch.Size(state["item_shape"]), classes)
+    groups = {tuple(path): tuple(size) for path, size in state.get("groups", ())}
+    return TensorDictFormat(Schema(fields, groups), torch.Size(state["item_shape"]), classes)
 
 
 def swap_batch_dims(data: Any, dim: int, where: str) -> Any:
@@ -351,7 +353,7 @@ def _find_tensordict(data: Any, dims: int, where: str) -> RecordFormat:
         raise SchemaError(f"{where}: got a TensorDict without any tensor; there is nothing to store")
     item_shape = data.batch_size[dims:]
     fields = {path: Field(item_shape + field.shape, field.dtype) for path, field in whole.items().items()}
-    return TensorDictFormat(Schema(fields), item_shape, classes_of(known))
+    return TensorDictFormat(Schema(fields, whole.groups), item_shape, classes_of(known))
 
 
 def _lead(shape: torch.Size, dims: int, what: str, where: str) -> torch.Size:
