@@ -113,7 +113,8 @@ def test_missing_keys_raise_unless_tolerated():
 def test_the_parent_is_the_environment_as_the_transform_sees_it():
     first, second = StepCounter(), RewardSum()
     env = TransformedEnv(single(), Compose(first, second))
-    assert first.parent is env.base_env
+    assert isinstance(first.parent, TransformedEnv)
+    assert first.parent.base_env is env.base_env
     assert "step_count" in second.parent.observation_spec.keys()
     assert "episode_reward" not in second.parent.observation_spec.keys()
     assert Compose(StepCounter())[0].parent is None

@@ -17,6 +17,7 @@ from gleanrl.envs.transforms import (
     RenameTransform,
     RewardSum,
     StepCounter,
+    Transform,
     TransformedEnv,
     UnsqueezeTransform,
     VecNorm,
@@ -124,7 +125,7 @@ def test_copies_are_whole():
     env.rollout(3)
     for twin in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
         assert twin.transform.container is twin
-        assert twin.transform[0].parent is twin.base_env
+        assert twin.transform[0].parent.base_env is twin.base_env
         batch = twin.rollout(5, break_when_any_done=False)
         assert torch.equal(batch["step_count"], batch["observation"][..., 5:].long())
 
@@ -298,3 +299,29 @@ def test_an_environment_that_calls_itself_closed_before_its_first_reset():
     unused.base_env.is_closed, unused.base_env.close = True, lambda: closings.append(2)
     unused.close()
     assert closings == [1]
+
+
+class Halved(Transform):
+    """In training mode something else than in evaluation mode."""
+
+    def _apply_transform(self, value):
+        return value if self.training else value / 2
+
+
+def test_transforms_in_environments_are_in_evaluation_mode_but_for_those_that_learn():
+    norm = VecNorm(in_keys=["observation"])
+    env = TransformedEnv(single(), Compose(Halved(["reward"]), norm))
+    assert not env.transform.training
+    assert [transform.training for transform in env.transform] == [False, True]
+    env.append_transform(Compose(StepCounter(), Halved(["reward"])))
+    assert [transform.training for transform in env.transform[-1]] == [False, False]
+    assert Halved(["reward"]).training
+    env.transform[0].train()
+    assert env.transform[-1].parent.transform[0].training  # looking at a parent changes nothing
+    assert not TransformedEnv(single(), Halved(["reward"])).transform.training
+
+
+def test_the_first_transform_has_a_transformed_environment_as_its_parent():
+    env = TransformedEnv(single(), StepCounter())
+    assert env.transform.parent.base_env is env.base_env
+    assert env.transform.parent.observation_spec == env.base_env.observation_spec

@@ -9,10 +9,12 @@ from gleanrl.envs import check_env_specs
 from gleanrl.envs.transforms import (
     BinarizeReward,
     ClipTransform,
+    Compose,
     RewardClipping,
     RewardScaling,
     RewardSum,
     SignTransform,
+    StepCounter,
     TargetReturn,
     TransformedEnv,
 )
@@ -59,6 +61,15 @@ def test_entries_are_clipped_both_ways():
     assert float(batch["observation"].abs().max()) <= 0.25
     assert max(abs(a).max() for a in env.unwrapped.actions) <= 0.25
     assert float(batch["action"].abs().max()) > 0.25
+
+
+def test_clipped_integers_lie_in_the_interval():
+    td = TensorDict({"a": torch.tensor([-3, 0, 3])}, [3])
+    assert ClipTransform(["a"], low=0.1, high=2.5)(td.clone())["a"].tolist() == pytest.approx([0.1, 0.1, 2.5])
+    whole = ClipTransform(["a"], low=-1.0, high=2)(td.clone())["a"]
+    assert whole.dtype is torch.int64
+    assert whole.tolist() == [-1, 0, 2]
+    check_env_specs(TransformedEnv(batched(), Compose(StepCounter(), ClipTransform(["step_count"], low=0.5))))
 
 
 def test_signs_and_positive_rewards():

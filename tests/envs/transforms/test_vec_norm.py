@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gleanrl.envs import check_env_specs
-from gleanrl.envs.transforms import Compose, TransformedEnv, VecNorm
+from gleanrl.envs.transforms import Compose, ObservationNorm, TransformedEnv, VecNorm
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError
 from tests.envs.transforms.ways import batched, collect_both_ways, joined, single
 
@@ -73,10 +73,18 @@ def test_fixed_transforms_of_the_present_statistics():
     env = TransformedEnv(batched(), norm)
     env.rollout(30, break_when_any_done=False)
     fixed = norm.to_observation_norm()
-    assert isinstance(fixed, Compose)
+    assert isinstance(fixed, ObservationNorm)
     value = torch.tensor([[1.0, 2.0, 3.0]])
     want = norm.freeze()._normalised(value, "observation")
-    assert torch.allclose(fixed[0]._apply_transform(value), want, atol=1e-5)
+    assert torch.allclose(fixed._apply_transform(value), want, atol=1e-5)
+
+
+def test_fixed_transforms_of_several_keys_are_a_chain():
+    norm = VecNorm()
+    TransformedEnv(batched(), norm).rollout(3)
+    fixed = norm.to_observation_norm()
+    assert isinstance(fixed, Compose)
+    assert [transform.in_keys for transform in fixed] == [["observation"], ["reward"]]
 
 
 def test_statistics_are_state():

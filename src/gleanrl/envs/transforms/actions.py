@@ -62,16 +62,7 @@ class ActionMask(Transform):
         if rows is not None and self._mask is not None:
             mask = torch.where(trailing(rows, mask), mask, self._mask)
         self._mask = mask
-        self._environment().full_action_spec[self.action_key].update_mask(mask)
-
-    def _environment(self) -> Any:
-        """Return the environment whose users draw from the masked spec."""
-        container = self.container
-        while container is not None and not hasattr(container, "base_env"):
-            container = container.container
-        if container is None:
-            raise UnsupportedError("ActionMask: expected to be part of an environment")
-        return container
+        self.environment().full_action_spec[self.action_key].update_mask(mask)
 
     def transform_action_spec(self, action_spec: Any) -> Any:
         """Check that the action can be masked."""

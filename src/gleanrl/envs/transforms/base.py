@@ -61,6 +61,7 @@ class Transform(nn.Module):
 
     on_rows: ClassVar[bool] = True
     actions_vary: ClassVar[bool] = False  # whether a step changes what the action spec allows
+    learns: ClassVar[bool] = False  # whether an environment leaves it in training mode
 
     def __init__(
         self,
@@ -300,6 +301,16 @@ class Transform(nn.Module):
             )
         self._container = [container]
         self.empty_cache()
+        self.enter()
+
+    def environment(self) -> Any:
+        """Return the `TransformedEnv` around all the containers that the transform is in; None if there is none."""
+        return None if self.container is None else self.container.environment()
+
+    def enter(self) -> None:
+        """Go into evaluation mode if this is in an environment, where everything is in it but what learns there."""
+        if self.environment() is not None and not self.learns:
+            self.eval()
 
     def reset_parent(self) -> None:
         """Take the transform out of its container."""

@@ -181,6 +181,13 @@ class Compose(Transform):
         position = next(i for i, transform in enumerate(self.chain()) if transform is child)
         return self.container.environment_before(self, [*self.chain()[:position], *after])
 
+    def enter(self) -> None:
+        """Go into evaluation mode if this is in an environment; those that are contained elsewhere don't."""
+        self.training = self.training and self.environment() is None
+        for transform in self.chain():
+            if transform.container is self:
+                transform.enter()
+
     def empty_cache(self) -> None:
         """Forget what any of them found in the environment."""
         super().empty_cache()

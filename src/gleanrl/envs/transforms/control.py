@@ -123,10 +123,8 @@ class EndOfLifeTransform(Transform):
         self.eol_attribute = eol_attribute
 
     def _lives(self) -> Tensor:
-        base = self.parent
-        base = getattr(base, "base_env", base)
         try:
-            found: Any = reduce(getattr, self.eol_attribute.split("."), base)
+            found: Any = reduce(getattr, self.eol_attribute.split("."), self.parent.base_env)
         except AttributeError as cause:
             raise UnsupportedError(
                 f"EndOfLifeTransform: the environment has no {self.eol_attribute!r}; name another eol_attribute"

@@ -71,15 +71,6 @@ class TransformedEnv(EnvBase):
         elif transform.container is not self:
             transform.set_container(self)  # raises
 
-    @classmethod
-    def before(cls, env: Any, transforms: Sequence[Transform]) -> Any:
-        """Return `env` behind `transforms`, which stay in the containers that they are in."""
-        if not transforms:
-            return env
-        chain = Compose.uncontained(transforms)
-        new = cls(env, chain)
-        return new
-
     # ----------------------------------------------------------------- specs
     @property
     def _specs(self) -> EnvSpecs:
@@ -194,7 +185,11 @@ class TransformedEnv(EnvBase):
 
     def environment_before(self, child: Transform, after: Sequence[Transform] = ()) -> Any:
         """Return the environment as the first transform after `after` sees it."""
-        return TransformedEnv.before(self.base_env, after)
+        return TransformedEnv(self.base_env, Compose.uncontained(after), self.cache_specs)
+
+    def environment(self) -> TransformedEnv:
+        """Return itself: the environment around whatever is in it."""
+        return self
 
     # -------------------------------------------------------------- protocol
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:

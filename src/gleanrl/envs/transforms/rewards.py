@@ -110,6 +110,8 @@ class RewardClipping(_OfEntries):
 class ClipTransform(Transform):
     """Clips entries to an interval; inverse keys clip what goes in.
 
+    Integers become floats if a bound isn't a whole number.
+
     Args:
         in_keys: what to clip of what comes out.
         out_keys: where the results stand; None for in place.
@@ -139,15 +141,21 @@ class ClipTransform(Transform):
         self.register_buffer("low", None if low is None else torch.as_tensor(low).clone())
         self.register_buffer("high", None if high is None else torch.as_tensor(high).clone())
 
+        # Integers stay integers where the bounds are: none of them lies between 0.1 and 0.9.
+        bounds = [torch.as_tensor(bound) for bound in (low, high) if bound is not None]
+        self._whole = all(torch.equal(bound, bound.round()) for bound in bounds)
+
     def _apply_transform(self, value: Tensor) -> Tensor:
         low, high = self._buffers["low"], self._buffers["high"]
-        return torch.clamp(value, low, high).to(value.dtype)
+        clipped = torch.clamp(value, low, high)
+        return clipped.to(value.dtype) if self._whole or value.is_floating_point() else clipped
 
     def _inv_apply_transform(self, value: Tensor) -> Tensor:
         return self._apply_transform(value)
 
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
-        return _clipped(spec, self._buffers["low"], self._buffers["high"])
+        dtype = self._apply_transform(spec.zero()).dtype
+        return _clipped(spec.to(dtype), self._buffers["low"], self._buffers["high"])
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Narrow the specs of those `in_keys` that are observations."""

@@ -45,6 +45,7 @@ class VecNorm(Transform):
     """
 
     on_rows = True
+    learns = True
 
     def __init__(
         self,
@@ -174,22 +175,21 @@ class VecNorm(Transform):
         found = {key: self._statistics().moments(key) for key in self.in_keys}
         return {key: m[1].sqrt().clamp_min(self.eps) for key, m in found.items() if m is not None}
 
-    def to_observation_norm(self) -> Compose:
-        """Return the present statistics as fixed `ObservationNorm` transforms."""
+    def to_observation_norm(self) -> ObservationNorm | Compose:
+        """Return the present statistics as a fixed `ObservationNorm`, for several keys as a `Compose` of them."""
         loc, scale = self.loc, self.scale
-        return Compose(
-            *(
-                ObservationNorm(
-                    loc=loc[in_key].float(),
-                    scale=scale[in_key].float(),
-                    in_keys=[in_key],
-                    out_keys=[out_key],
-                    standard_normal=True,
-                    eps=self.eps,
-                )
-                for in_key, out_key in self.pairs()
+        fixed = [
+            ObservationNorm(
+                loc=loc[in_key].float(),
+                scale=scale[in_key].float(),
+                in_keys=[in_key],
+                out_keys=[out_key],
+                standard_normal=True,
+                eps=self.eps,
             )
-        )
+            for in_key, out_key in self.pairs()
+        ]
+        return fixed[0] if len(fixed) == 1 else Compose(*fixed)
 
     # ----------------------------------------------------------------- specs
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
