@@ -267,6 +267,15 @@ class Block:
         """Return T tensor views of the column at `path`, one for each step: ``[*batch, *leaf]``."""
         return self.column(path).unbind(self.time_dim)
 
+    def fill(self, path: Path, values: torch.Tensor) -> None:
+        """Write the whole column at `path`; `values` have time first, ``(T, *batch, *leaf)``."""
+        self.column(path).movedim(self.time_dim, 0).copy_(values)
+
+    def record(self, t: int, device: torch.device | None = None) -> TensorDict:
+        """Return the TensorDict of step `t` over the rows' memory; `device` as in `batch`."""
+        leaves = [self.rows(path)[t] for path in self.schema.paths]
+        return self.schema.layout.build(leaves, self.batch_size[:-1], device)
+
     def batch(self, num_steps: int | None = None, device: torch.device | None = None) -> TensorDict:
         """Return the TensorDict over the columns' memory, its last batch dimension named ``"time"``.
 
@@ -280,3 +289,46 @@ class Block:
             size = torch.Size((*size[:-1], num_steps))
         names = [None] * self.time_dim + ["time"]
         return self.schema.layout.build(columns, size, device, names)
+
+
+class GraphBlock(Block):
+    """A block whose rows are tensors of their own, so that gradients flow through what is written into them.
+
+    Columns written in place can't carry gradients: here they are stacked when they are asked for, once the rows are
+    written. A step costs some more, and each row keeps the graph that it came from.
+
+    Args:
+        schema: see `Block`.
+        batch_size: see `Block`.
+        num_steps: see `Block`.
+        device: see `Block`.
+    """
+
+    def __init__(
+        self, schema: Schema, batch_size: Sequence[int], num_steps: int, device: torch.device | None = None
+    ) -> None:
+        super().__init__(schema, batch_size, num_steps, columns=())
+        shapes = {path: (*batch_size, *field.shape) for path, field in schema.items().items()}
+        self._rows = {
+            path: tuple(allocate(shape, schema[path].dtype, device) for _ in range(num_steps))
+            for path, shape in shapes.items()
+        }
+
+    def column(self, path: Path) -> torch.Tensor:
+        """Return a copy of the column at `path`, with its graph."""
+        return torch.stack(self._rows[path], self.time_dim)
+
+    def rows(self, path: Path) -> tuple[torch.Tensor, ...]:
+        """Return the T tensors of the column at `path`."""
+        return self._rows[path]
+
+    def fill(self, path: Path, values: torch.Tensor) -> None:
+        """Write all rows of the column at `path`."""
+        for row, value in zip(self._rows[path], values, strict=True):
+            row.copy_(value)
+
+    def batch(self, num_steps: int | None = None, device: torch.device | None = None) -> TensorDict:
+        """Return a TensorDict of copies; see `Block.batch`."""
+        columns = [self.column(path) for path in self.schema.paths]
+        whole = Block(self.schema, self.batch_size[:-1], self.num_steps, columns=columns)
+        return whole.batch(num_steps, device)

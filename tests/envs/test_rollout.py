@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import nn
 
-from gleanrl.envs import GymWrapper
+from gleanrl.collectors import SyncDataCollector
+from gleanrl.data import Bounded, Composite, Unbounded
+from gleanrl.envs import EnvBase, GymWrapper, SerialEnv, step_mdp
 from gleanrl.envs import rollout as module
+from gleanrl.envs.transforms import RewardScaling, TransformedEnv
 from gleanrl.errors import EnvironmentFailure, InvalidArgumentError, MissingArgumentError, UnsupportedError
+from gleanrl.tree import flatten
 from tests.fakes import OracleEnv, RaisingEnv, Script
 from tests.fakes_base import CountingEnv
 
@@ -104,3 +111,124 @@ def test_a_failure_says_where() -> None:
     env = GymWrapper(RaisingEnv(script=Script(lengths=(50,)), at=2))
     with pytest.raises(EnvironmentFailure, match="environment 0"):
         env.rollout(5)
+
+
+class Pendulum(EnvBase):
+    """A pendulum whose dynamics can be differentiated."""
+
+    def __init__(self, mass: torch.Tensor | float = 1.0) -> None:
+        super().__init__()
+        self.mass = mass
+        self.observation_spec = Composite(angle=Unbounded((1,)), speed=Unbounded((1,)))
+        self.action_spec, self.reward_spec = Bounded(-2.0, 2.0, (1,)), Unbounded((1,))
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        return TensorDict({"angle": torch.full((1,), 0.5), "speed": torch.zeros(1)}, [])
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        angle, speed, torque = (tensordict[key] for key in ("angle", "speed", "action"))
+        speed = speed + 0.05 * (15 * angle.sin() + 3 * torque / self.mass)
+        angle = angle + 0.05 * speed
+        return TensorDict({"angle": angle, "speed": speed, "reward": -(angle**2), "done": angle > 50}, [])
+
+
+def controller() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(2, 1)
+
+
+def module_of(net: nn.Module) -> TensorDictModule:
+    return TensorDictModule(
+        lambda angle, speed: net(torch.cat([angle, speed], -1)),
+        in_keys=["angle", "speed"],
+        out_keys=["action"],
+    )
+
+
+def serial() -> EnvBase:
+    return SerialEnv(2, Pendulum)
+
+
+def scaled() -> EnvBase:
+    return TransformedEnv(Pendulum(), RewardScaling(0.0, 1.0))
+
+
+class TestGradients:
+    """They flow through a rollout where grad mode is on."""
+
+    @pytest.mark.parametrize("make", [Pendulum, serial, scaled])
+    def test_they_are_those_of_a_loop_by_hand(self, make: Callable[[], EnvBase]) -> None:
+        net, env, steps = controller(), make(), 12
+        rewards, root = [], env.reset()
+        for _ in range(steps):
+            stepped = env.step(module_of(net)(root))
+            rewards.append(stepped["next", "reward"])
+            root = step_mdp(stepped)
+        expected = torch.autograd.grad(torch.stack(rewards).mean(), list(net.parameters()))
+        data = env.rollout(steps, module_of(net))
+        found = torch.autograd.grad(data["next", "reward"].mean(), list(net.parameters()))
+        torch.testing.assert_close(found, expected)
+
+    def test_an_environments_own_parameters(self) -> None:
+        mass = torch.tensor(1.0, requires_grad=True)
+        torch.manual_seed(0)
+        Pendulum(mass).rollout(5)["angle"].sum().backward()
+        assert mass.grad is not None and mass.grad != 0
+
+    def test_a_root_that_requires_them(self) -> None:
+        root = Pendulum().reset()
+        root["angle"].requires_grad_()
+        start = root["angle"]
+        data = Pendulum().rollout(4, auto_reset=False, tensordict=root)
+        data["next", "angle"][-1].sum().backward()
+        assert start.grad is not None and start.grad > 1
+
+    @pytest.mark.parametrize("known", [True, False])
+    def test_a_policy_that_learns_in_an_environment_that_is_not_differentiable(self, known: bool) -> None:
+        net = nn.Linear(3, 2)
+        module = TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
+        env = GymWrapper(OracleEnv(script=Script(lengths=(3,))))
+        data = env.rollout(7, module if known else named(module), break_when_any_done=False)
+        data["action"].sum().backward()
+        expected = data["observation"].sum(0)
+        assert torch.equal(net.weight.grad, expected.expand(2, 3))
+        with torch.no_grad():
+            plain = env.rollout(7, module, break_when_any_done=False)
+        assert (
+            data["observation"][:, 2].tolist() == plain["observation"][:, 2].tolist() == [0, 1, 2] * 2 + [0]
+        )
+
+    def test_nothing_requires_them(self) -> None:
+        frozen = controller().requires_grad_(False)
+        assert not any(
+            leaf.requires_grad for leaf in flatten(Pendulum().rollout(3, module_of(frozen))).values()
+        )
+        with torch.no_grad():
+            data = Pendulum().rollout(3, module_of(controller()))
+        assert not any(leaf.requires_grad for leaf in flatten(data).values())
+        collector = SyncDataCollector(Pendulum(), module_of(controller()), frames_per_batch=3, total_frames=3)
+        assert not any(leaf.requires_grad for leaf in flatten(next(iter(collector))).values())
+
+    @pytest.mark.parametrize("policy", [None, "module"])
+    @pytest.mark.parametrize("make", [Pendulum, serial, scaled])
+    def test_data_are_the_same_without(self, make: Callable[[], EnvBase], policy: str | None) -> None:
+        found = []
+        for mode in (True, False):
+            net, env = controller(), make()
+            steps: list[TensorDictBase] = []
+            with torch.set_grad_enabled(mode):
+                data = env.rollout(
+                    9, policy and module_of(net), callback=lambda env, step, to=steps: to.append(step.clone())
+                )
+            assert torch.equal(torch.stack(steps, -1)["action"], data["action"])
+            found.append(data)
+        assert found[0].names == found[1].names
+        left, right = map(flatten, found)
+        assert left.keys() == right.keys() and all(torch.equal(left[path], right[path]) for path in left)
+
+
+def named(function: Any) -> Any:
+    def policy(tensordict: TensorDictBase) -> TensorDictBase:
+        return function(tensordict)
+
+    return policy

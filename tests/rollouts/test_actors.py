@@ -358,7 +358,7 @@ class TestProbe:
             ("mask",): Field(torch.Size([]), torch.float32),
             ("extra",): Field(torch.Size([2]), torch.int32),
         }
-        assert not values["action",].requires_grad and (values["observation",] == 2).all()
+        assert values["action",].requires_grad and (values["observation",] == 2).all()
 
     def test_equal_copies_that_a_policy_does_not_name_are_not_its(self) -> None:
         def policy(td: TensorDictBase) -> TensorDictBase:

@@ -270,7 +270,8 @@ class EnvBase(SpecProperties, GymRegistration, nn.Module):
     ) -> TensorDictBase:
         """Run `policy` for at most `max_steps` steps and return the trajectories, ``[*batch, T]``.
 
-        It runs without gradients: steps are written into memory that was allocated beforehand.
+        Gradients flow where grad mode is on and the policy, or an environment written in torch, requires them. That
+        costs more than a rollout under `torch.no_grad`, whose steps are written into memory allocated beforehand.
 
         Args:
             max_steps: the most steps.

@@ -50,8 +50,8 @@ def run_rollout(
     start = env.reset(root) if options.auto_reset and root is not None else root
     if not extra(env, "stackable", True):
         return _unstacked(env, max_steps, policy, env.reset() if start is None else start, options, out)
-    with torch.no_grad():
-        plan = plan_rollout(env, policy, policy_device, start, act_now=True)
+    plan = plan_rollout(env, policy, policy_device, start, act_now=True)
+    with torch.set_grad_enabled(plan.gradients):
         plan.stepper.reset_when_done = not options.break_when_any_done
         try:
             blocks = _run(env, plan, max_steps, options)
@@ -102,7 +102,7 @@ def _stopper(
 
     def stop(t: int) -> bool:
         if callback is not None:
-            callback(env, block.batch(device=env.device)[..., t])
+            callback(env, block.record(t, env.device))
         return options.break_when_any_done and any(bool(rows[t].any()) for rows in flags)
 
     return stop
@@ -124,8 +124,8 @@ def _joined(
         return blocks[0][0].batch(device=device)
     dim = len(plan.batch_size)
     columns = [
-        torch.cat([block.columns[k].narrow(dim, 0, count) for block, count in blocks], dim)
-        for k in range(len(plan.schema))
+        torch.cat([block.column(path).narrow(dim, 0, count) for block, count in blocks], dim)
+        for path in plan.schema.paths
     ]
     total = sum(count for _, count in blocks)
     return plan.schema.layout.build(

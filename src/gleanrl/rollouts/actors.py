@@ -39,28 +39,31 @@ class RandomActor:
     def bind(self, block: Block) -> Callable[[int], None] | None:
         """Write all T actions into `block`, or return what acts on a row."""
         if not self._each_step:
-            self._write(self._policy.draw((block.num_steps,)), self._columns(block))
+            size = torch.Size((block.num_steps, *block.batch_size[:-1]))
+            for path, action in self._drawn(size, (block.num_steps,)).items():
+                block.fill(path, action)
             return None
-        columns = self._columns(block)
+        targets = [(path, block.rows(path)) for path in self._fields]
 
         def act(t: int) -> None:
-            self._write(self._policy.draw(()), {path: column[t] for path, column in columns.items()})
+            drawn = self._drawn(block.batch_size[:-1], ())
+            for path, rows in targets:
+                rows[t].copy_(drawn[path])
 
         return act
 
-    def _columns(self, block: Block) -> dict[Path, torch.Tensor]:
-        return {path: block.column(path).movedim(block.time_dim, 0) for path in self._fields}
-
-    def _write(self, drawn: dict[Path, torch.Tensor], targets: Mapping[Path, torch.Tensor]) -> None:
-        for path, target in targets.items():
-            action = drawn.pop(path, None)
-            if action is None:
-                target.zero_()
-                continue
-            _check(path, action, target.shape, target.dtype)
-            target.copy_(action)
-        if drawn:
-            raise PolicyError(f"policy: {[as_key(p) for p in drawn]} aren't action keys of the environment")
+    def _drawn(self, size: torch.Size, shape: tuple[int, ...]) -> dict[Path, torch.Tensor]:
+        """Return values for all columns, ``(*size, *leaf)``: those that aren't drawn are zero."""
+        drawn = self._policy.draw(shape)
+        if not drawn.keys() <= self._fields.keys():
+            unknown = [as_key(path) for path in drawn if path not in self._fields]
+            raise PolicyError(f"policy: {unknown} aren't action keys of the environment")
+        for path, field in self._fields.items():
+            if path in drawn:
+                _check(path, drawn[path], size + field.shape, field.dtype)
+            else:
+                drawn[path] = torch.zeros((), dtype=field.dtype).expand(size + field.shape)
+        return drawn
 
     def forget(self) -> None:
         """Do nothing: nothing is carried from one draw to the next."""
@@ -169,7 +172,7 @@ class _ModuleCall:
 
     def __call__(self, t: int) -> Values:
         device = self._device
-        versions = self._guard.versions()
+        versions = self._guard.versions(t)
         if device is None:
             values: Values = {path: rows[t] for path, rows in self._rows}
         else:
@@ -210,7 +213,7 @@ class _TensorDictCall:
         self._carried = [(key, values[as_path(key)]) for key in self._carried_keys]
 
     def __call__(self, t: int) -> Values:
-        versions = self._guard.versions()
+        versions = self._guard.versions(t)
         root: TensorDictBase = self._layout.build(
             [rows[t] for rows in self._rows], self._row.batch_size, self._row.device
         )
@@ -255,15 +258,15 @@ class _InputGuard:
 
     def __init__(self, block: Block, paths: Iterable[Path]) -> None:
         self._paths = list(paths)
-        self._columns = [block.column(path) for path in self._paths]
+        self._rows = [block.rows(path) for path in self._paths]
 
-    def versions(self) -> list[int]:
-        """Return the columns' counts of changes."""
-        return [column._version for column in self._columns]
+    def versions(self, t: int) -> list[int]:
+        """Return the counts of changes of row `t`."""
+        return [rows[t]._version for rows in self._rows]
 
     def check(self, before: list[int], t: int) -> None:
         """Raise if there were changes since `before` was taken."""
-        after = self.versions()
+        after = self.versions(t)
         if after != before:
             changed = [as_key(p) for p, a, b in zip(self._paths, after, before, strict=True) if a != b]
             raise PolicyError(
@@ -277,13 +280,14 @@ class _RowWriter:
 
     def __init__(self, block: Block, fields: Mapping[Path, Field]) -> None:
         batch = block.batch_size[:-1]
-        on_cpu = not block.columns or block.columns[0].device.type == "cpu"
+        on_cpu = bool(block.columns) and block.columns[0].device.type == "cpu"
         self._targets: list[tuple[Path, torch.Size, torch.dtype, np.ndarray[Any, Any] | None, Any]] = []
         for path, field in fields.items():
             shape = torch.Size((*batch, *field.shape))
-            column = block.column(path).movedim(block.time_dim, 0)  # (T, *batch, *leaf)
-            array = numpy_view(column) if on_cpu and numpy_twin(field.dtype) is field.dtype else None
-            self._targets.append((path, shape, field.dtype, array, column))
+            array = None
+            if on_cpu and numpy_twin(field.dtype) is field.dtype:
+                array = numpy_view(block.column(path).movedim(block.time_dim, 0))  # (T, *batch, *leaf)
+            self._targets.append((path, shape, field.dtype, array, block.rows(path)))
 
     def write(self, t: int, values: Values) -> None:
         """Write `values` into row t.
@@ -291,7 +295,7 @@ class _RowWriter:
         Raises:
             PolicyError: on a missing output, or one of another shape or dtype.
         """
-        for path, shape, dtype, array, column in self._targets:
+        for path, shape, dtype, array, rows in self._targets:
             value = values.get(path)
             if not isinstance(value, torch.Tensor):
                 came = "nothing" if value is None else type(value).__name__
@@ -301,7 +305,7 @@ class _RowWriter:
             if array is not None and value.is_cpu:
                 array[t] = value.detach().numpy() if value.requires_grad else value.numpy()
             else:
-                column[t].copy_(value)
+                rows[t].copy_(value)
 
 
 def _check(path: Path, value: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
@@ -327,13 +331,14 @@ def probe(
 ) -> tuple[dict[Path, Field], Values]:
     """Call `policy` once on `root`; return the columns that it writes, actions first, and what it wrote.
 
+    Gradients flow if grad mode is on.
+
     Raises:
         PolicyError: if an action key is missing, or the output contains ``"next"``.
     """
     given = root.clone()
     before = {path: (leaf, leaf.clone()) for path, leaf in flatten(given).items()}
-    with torch.no_grad():
-        out = policy(given)
+    out = policy(given)
     if not isinstance(out, TensorDictBase):
         raise _missing_output(out, actions)
     if "next" in out.keys() and not primed.issuperset(flatten(out.select("next"))):

@@ -32,6 +32,9 @@ class Stepper(Protocol):
     """Whether an episode's end resets its environment (the default); if not, the root of the following row is
     the last observation with its flags, and whoever owns the rollout stops there."""
 
+    through_tensordicts: bool
+    """Whether an environment is stepped through its `step`: only then gradients can flow through it."""
+
     @property
     def disturbed(self) -> bool:
         """Whether somebody else stepped or reset the environment since: the carry isn't its state any more."""

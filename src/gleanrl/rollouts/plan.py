@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 
-from gleanrl.block import Block, Field, Schema
+from gleanrl.block import Block, Field, GraphBlock, Schema
 from gleanrl.data.boundaries import MASK
 from gleanrl.devices import columns_device
 from gleanrl.errors import (
@@ -28,8 +28,8 @@ from gleanrl.rollouts.extras import actions_vary, primed_keys
 from gleanrl.rollouts.loop import Actor, StepFault, Stepper
 from gleanrl.rollouts.modules import Values
 from gleanrl.rollouts.policies import RandomPolicy, wrap_policy
-from gleanrl.rollouts.steppers import BATCH, make_stepper
-from gleanrl.tree import FLAGS, Layout, Path, as_key, as_path, group_sizes, outermost
+from gleanrl.rollouts.steppers import BATCH, TensorDictStepper, make_stepper
+from gleanrl.tree import FLAGS, Layout, Path, as_key, as_path, flatten, group_sizes, outermost
 
 _MOST_SHOWN = 200
 """Characters of an action in an error message."""
@@ -51,6 +51,8 @@ class RolloutPlan:
     env_device: torch.device | None
     policy_paths: tuple[Path, ...]
     """The columns that the actor writes, actions first."""
+    gradients: bool
+    """Whether gradients flow through the rollout: its blocks keep their graph."""
     done_paths: tuple[Path, ...]
     """The done flags under ``next`` that end an episode: those of the environment, or, where it has none, those of
     every group of agents."""
@@ -63,6 +65,8 @@ class RolloutPlan:
             schema: the columns, if the owner adds some of its own to this plan's.
             pool: where large columns come from.
         """
+        if self.gradients:
+            return GraphBlock(self.schema, self.batch_size, num_steps, self.stepper.device)
         lend = getattr(self.stepper, "lend", None)  # a stepper whose writers see memory of its own only
         if lend is not None:
             lent: Block = lend(schema or self.schema, num_steps)
@@ -88,13 +92,16 @@ def plan_rollout(
         root: where to start from instead of a reset.
         act_now: whether the rollout follows at once. A policy whose outputs can't be known without calling it
             is then called on the first root for real, and that call's output is its first; otherwise a copy
-            of it is tried.
+            of it is tried. With grad mode on, gradients flow through such a rollout if anything requires them.
 
     Raises:
         PolicyError: if the policy's output doesn't fit the environment.
         EnvironmentFailure: if the reset raised.
     """
+    gradients = act_now and torch.is_grad_enabled()
     stepper = make_stepper(env)
+    if gradients and (stepper.through_tensordicts or _requires_gradients(env, policy, root)):
+        stepper = TensorDictStepper(env)
     if root is not None:
         stepper.load(root)
     try:
@@ -110,7 +117,15 @@ def plan_rollout(
         moved = None
     trial = _Trial(stepper, env, moved, act_now)
     trial.primed = frozenset(("next", *as_path(key)) for key in primed_keys(env))
-    wrapped, written = _outputs(wrapped, policy, trial, actions)
+    with torch.set_grad_enabled(gradients):
+        wrapped, written = _outputs(wrapped, policy, trial, actions)
+    if gradients and not isinstance(stepper, TensorDictStepper):
+        gradients = any(value.requires_grad for value in (trial.first or {}).values())
+        if gradients:  # a policy that isn't a module, and learns all the same
+            start = trial.root()
+            stepper = TensorDictStepper(env)
+            stepper.load(start)
+            env_schema = stepper.schema()
     _check_written(written, env_schema, trial.primed)
     after = [path for path in written if path[0] == "next"]
     if after:
@@ -136,8 +151,17 @@ def plan_rollout(
         stepper.batch_size,
         device,
         tuple(written),
+        gradients,
         done_paths,
     )
+
+
+def _requires_gradients(env: Any, policy: Any, root: TensorDictBase | None) -> bool:
+    """Return whether anything that is known before the first step requires gradients."""
+    if root is not None and any(leaf.requires_grad for leaf in flatten(root).values()):
+        return True
+    modules = [part for part in (env, policy) if isinstance(part, torch.nn.Module)]
+    return any(weight.requires_grad for module in modules for weight in module.parameters())
 
 
 def _check_written(
@@ -188,19 +212,22 @@ class _Trial:
         self.primed: frozenset[Path] = frozenset()
 
     def root(self) -> TensorDictBase:
-        """Return the first root, where the policy wants it."""
+        """Return the first root."""
         leaves = self.stepper.root()
         dims = len(self.stepper.batch_size)
         sizes = _group_sizes(self.env, dims, {p: Field(v.shape[dims:], v.dtype) for p, v in leaves.items()})
-        root = Layout(leaves, sizes).build(list(leaves.values()), self.stepper.batch_size, self.env.device)
-        return root if self.device is None else root.to(self.device)
+        return Layout(leaves, sizes).build(list(leaves.values()), self.stepper.batch_size, self.env.device)
+
+    def given(self) -> TensorDictBase:
+        """Return the first root, where the policy wants it."""
+        return self.root() if self.device is None else self.root().to(self.device)
 
     def run(self, policy: Any, actions: Mapping[Path, Field]) -> dict[Path, Field]:
         """Return the columns that `policy` writes."""
         if not self.act_now:
             with torch.random.fork_rng(devices=[]):
-                return probe(spare(policy), self.root(), actions, self.primed)[0]
-        fields, self.first = probe(policy, self.root(), actions, self.primed)
+                return probe(spare(policy), self.given(), actions, self.primed)[0]
+        fields, self.first = probe(policy, self.given(), actions, self.primed)
         return fields
 
     def run_wrapped(
@@ -212,9 +239,9 @@ class _Trial:
             The module with out_keys ``output1``, ``output2``, … for the outputs beyond its actions, and its
             columns.
         """
-        names, root = module._kwargs, self.root().clone()  # in-place changes must not reach the carry
+        names, root = module._kwargs, self.given().clone()  # in-place changes must not reach the carry
         inputs = [root.get(key, None) for key in module.in_keys]
-        with nullcontext() if self.act_now else torch.random.fork_rng(devices=[]), torch.no_grad():
+        with nullcontext() if self.act_now else torch.random.fork_rng(devices=[]):
             call = module.module if self.act_now else spare(module.module)
             out = call(*inputs) if names is None else call(**dict(zip(names, inputs, strict=True)))
         if out is None:
@@ -248,7 +275,7 @@ def _outputs(
             )
         if isinstance(wrapped, TensorDictModule) and wrapped is not given:
             return trial.run_wrapped(wrapped, actions)
-        if promised == set(actions):
+        if promised == set(actions) and not torch.is_grad_enabled():
             return wrapped, actions
     return wrapped, trial.run(wrapped, actions)
 

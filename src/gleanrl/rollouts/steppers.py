@@ -42,6 +42,8 @@ class TensorDictStepper:
         env: the environment; it is neither copied nor closed here.
     """
 
+    through_tensordicts = True
+
     def __init__(self, env: Any) -> None:
         self.env = env
         self.batch_size = torch.Size(env.batch_size)

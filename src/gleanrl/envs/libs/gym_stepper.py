@@ -65,6 +65,8 @@ class GymStepper:
         usage: who used the environment last; None if nobody else can.
     """
 
+    through_tensordicts = False
+
     def __init__(self, simulator: Simulator, codecs: GymCodecs, usage: Usage | None = None) -> None:
         self._usage = usage or Usage()
         self._token = object()

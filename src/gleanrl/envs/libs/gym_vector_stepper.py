@@ -44,6 +44,8 @@ class VectorGymStepper:
         usage: who used the environment last; None if nobody else can.
     """
 
+    through_tensordicts = False
+
     def __init__(self, simulator: VectorSimulator, codecs: GymCodecs, usage: Usage | None = None) -> None:
         self._usage = usage or Usage()
         self._token = object()

@@ -52,6 +52,8 @@ class ParallelStepper:
         usage: who used them last.
     """
 
+    through_tensordicts = False
+
     def __init__(self, crew: Shares, batch_size: torch.Size, usage: Usage) -> None:
         self._crew, self._usage = crew, usage
         self._token = object()

@@ -42,6 +42,7 @@ class MemberSteppers:
         first = self._members[0]
         self.batch_size = torch.Size((len(self._members), *first.batch_size))
         self.device = first.device
+        self.through_tensordicts = any(member.through_tensordicts for member in self._members)
         self._width = max(1, first.batch_size.numel())
         self._schema: Schema | None = None
 
