@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from gleanrl.data.specs import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
+from gleanrl.data.specs import Binary, Bounded, Categorical, Composite, OneHot, StackedComposite, Unbounded
 from gleanrl.errors import InvalidTypeError, MissingKeyError, SchemaError, SpecError
 from tests.data.specs.cases import COMPOSITES
 
@@ -194,3 +194,20 @@ def test_repr_shows_the_tree():
         "        shape=()),\n"
         "    n: None,\n    shape=())"
     )
+
+
+def test_what_a_subclass_overrides_is_called():
+    class Sevens(Unbounded):
+        def rand(self, shape=(), *, generator=None):
+            return torch.full((*shape, *self.shape), 7.0)
+
+        def project(self, value):
+            return torch.full_like(value, 8.0)
+
+    spec = Sevens((2,))
+    assert type(spec) is Sevens and spec.sample().tolist() == [7, 7]
+    assert Composite(x=spec).rand((1,))["x"].tolist() == [[7, 7]]
+    assert StackedComposite(Composite(x=spec), Composite(x=Unbounded((2,)))).rand()[0]["x"].tolist() == [7, 7]
+    outside = Composite(x=spec, y=Bounded(0, 1, ()))
+    value = TensorDict(x=torch.zeros(2), y=torch.tensor(5.0))
+    assert outside.project(value)["x"].tolist() == [8, 8]

@@ -56,7 +56,7 @@ def test_cardinality():
     ("make", "message"),
     [
         (lambda: UnboundedContinuous(dtype=torch.int64), "floating-point dtype, got torch.int64"),
-        (lambda: UnboundedDiscrete(dtype=torch.float32), "integer or boolean dtype, got torch.float32"),
+        (lambda: UnboundedDiscrete(dtype=torch.float32), "an integer dtype, got torch.float32"),
         (lambda: Unbounded(dtype=torch.complex64), "complex64"),
         (lambda: Unbounded(dtype=torch.uint64), "uint64"),
     ],

@@ -5,15 +5,13 @@ from __future__ import annotations
 from gleanrl.data.specs.base import TensorSpec
 from gleanrl.data.specs.binary import Binary
 from gleanrl.data.specs.bounded import Bounded, BoundedContinuous, BoundedDiscrete
-from gleanrl.data.specs.choice import Categorical, OneHot
+from gleanrl.data.specs.categorical import Categorical, OneHot
 from gleanrl.data.specs.composite import Composite
 from gleanrl.data.specs.foreign import as_spec
 from gleanrl.data.specs.lazy import check_no_exclusive_keys, consolidate_spec, contains_lazy_spec
-from gleanrl.data.specs.multi_choice import MultiCategorical, MultiOneHot
+from gleanrl.data.specs.multi_categorical import MultiCategorical, MultiOneHot
 from gleanrl.data.specs.non_tensor import NonTensor
-from gleanrl.data.specs.stacked import Stacked
-from gleanrl.data.specs.stacked_composite import StackedComposite
-from gleanrl.data.specs.stacking import stack_specs
+from gleanrl.data.specs.stack import Stacked, StackedComposite, stack_specs
 from gleanrl.data.specs.unbounded import Unbounded, UnboundedContinuous, UnboundedDiscrete
 
 # The names of TorchRL v0.5

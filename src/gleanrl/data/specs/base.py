@@ -14,7 +14,7 @@ from gleanrl.errors import InvalidTypeError, SpecError
 
 DeviceLike = torch.device | str | int
 
-# torch functions that accept specs; `stacking` fills this in, as the contract can't import those who keep it
+# torch functions that accept specs; `stack` fills this in, as the contract can't import those who keep it
 TORCH_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
@@ -33,14 +33,17 @@ def stack(specs: Sequence[TensorSpec], dim: int) -> Any:
     return TORCH_FUNCTIONS[torch.stack](specs, dim)
 
 
-def as_lead(shape: Iterable[int]) -> tuple[int, ...]:
-    """Return the dimensions that come before a spec's own as a tuple.
+def as_lead(shape: Iterable[int]) -> torch.Size:
+    """Return the dimensions that come before a spec's own.
 
     Raises:
-        InvalidTypeError: if they aren't a sequence.
+        InvalidTypeError: if they aren't a sequence of integers.
     """
+    # Composites hand their leading dimensions on to every entry, at every step of a random policy
+    if type(shape) is torch.Size:
+        return shape
     try:
-        return tuple(shape)
+        return torch.Size(tuple(shape))
     except TypeError as error:
         raise InvalidTypeError(f"shape: expected a sequence of integers, got {shape!r}") from error
 
@@ -62,32 +65,24 @@ class TensorSpec(Geometry):
     __hash__ = None  # type: ignore[assignment]
 
     @abstractmethod
-    def rand(self, shape: Iterable[int] = (), *, generator: torch.Generator | None = None) -> Any:
-        """Draw values from the domain.
-
-        Args:
-            shape: dimensions that come before the spec's own.
-            generator: where the randomness comes from; None: torch's global generator.
-
-        Returns:
-            values of shape `(*shape, *self.shape)`.
-        """
+    def _rand(self, lead: torch.Size, generator: torch.Generator | None) -> Any:
+        """Draw values of shape `(*lead, *self.shape)`."""
 
     @abstractmethod
-    def zero(self, shape: Iterable[int] = ()) -> Any:
-        """Return zeros of shape `(*shape, *self.shape)`, be they in the domain or not."""
+    def _filled(self, lead: torch.Size, number: int) -> Any:
+        """Return values of shape `(*lead, *self.shape)` that hold a number only, 0 or 1."""
 
     @abstractmethod
-    def one(self, shape: Iterable[int] = ()) -> Any:
-        """Return ones of shape `(*shape, *self.shape)`, be they in the domain or not."""
+    def _misfit(self, value: Any) -> str | None:
+        """Return why `value` can't have the shape of this spec ("expected ..., got ..."), or None."""
 
     @abstractmethod
-    def project(self, value: Any) -> Any:
-        """Return `value` itself if it is in the domain, otherwise a close new value that is.
+    def _fault(self, value: Any) -> str | None:
+        """Return why `value` isn't in the domain ("expected ..., got ..."), or None if it is."""
 
-        Raises:
-            SpecError: if nothing in the domain is close: a wrong type or shape, or a NaN.
-        """
+    @abstractmethod
+    def _projected(self, value: Any) -> Any:
+        """Return a value in the domain near `value`, which is outside but has the right shape."""
 
     @abstractmethod
     def encode(self, value: Any) -> Any:
@@ -95,7 +90,16 @@ class TensorSpec(Geometry):
 
     @abstractmethod
     def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
-        """Return a value of this spec in the form that an environment takes."""
+        """Return a value of this spec in the form that an environment takes.
+
+        Args:
+            value: `(*lead, *self.shape)`.
+            safe: whether to check the domain; None: discrete specs do, continuous ones don't.
+
+        Raises:
+            SchemaError: if the shape doesn't fit.
+            SpecError: if the domain is checked and the value is outside.
+        """
 
     @abstractmethod
     def type_check(self, value: Any, key: Any = None) -> None:
@@ -115,15 +119,64 @@ class TensorSpec(Geometry):
 
     @abstractmethod
     def to(self, dest: torch.dtype | DeviceLike) -> Self:
-        """Return the spec for another device or dtype; the spec itself where that changes nothing."""
+        """Return the spec for another device or dtype; the spec itself where that changes nothing.
+
+        Raises:
+            InvalidTypeError: if `dest` is a dtype and the values have none (composites, non-tensors).
+        """
 
     @abstractmethod
     def clone(self) -> Self:
         """Return an equal spec that shares nothing with this one."""
 
-    @abstractmethod
-    def _fault(self, value: Any) -> str | None:
-        """Return why `value` isn't in the domain ("expected ..., got ..."), or None if it is."""
+    def rand(self, shape: Iterable[int] = (), *, generator: torch.Generator | None = None) -> Any:
+        """Draw values from the domain.
+
+        Args:
+            shape: dimensions that come before the spec's own.
+            generator: where the randomness comes from; None: torch's global generator.
+
+        Returns:
+            values of shape `(*shape, *self.shape)`: tensors; TensorDicts of composites, without the entries that are
+            None (lazy stacks where the members of a stack differ in keys or shapes); the example of non-tensors.
+
+        Raises:
+            UnsupportedError: if leaves of different shapes would have to become one tensor.
+        """
+        return self._rand(as_lead(shape), generator)
+
+    def sample(self, shape: Iterable[int] = (), *, generator: torch.Generator | None = None) -> Any:
+        """Draw values from the domain; the same as `rand`."""
+        return self.rand(shape, generator=generator)
+
+    def zero(self, shape: Iterable[int] = ()) -> Any:
+        """Return zeros of shape `(*shape, *self.shape)`, be they in the domain or not."""
+        return self._filled(as_lead(shape), 0)
+
+    def zeros(self, shape: Iterable[int] = ()) -> Any:
+        """Return zeros; the same as `zero`."""
+        return self.zero(shape)
+
+    def one(self, shape: Iterable[int] = ()) -> Any:
+        """Return ones of shape `(*shape, *self.shape)`, be they in the domain or not."""
+        return self._filled(as_lead(shape), 1)
+
+    def ones(self, shape: Iterable[int] = ()) -> Any:
+        """Return ones; the same as `one`."""
+        return self.one(shape)
+
+    def project(self, value: Any) -> Any:
+        """Return `value` itself if it is in the domain, otherwise a close new value that is.
+
+        Raises:
+            SpecError: if nothing in the domain is close: a wrong type or shape, a missing key, or a NaN.
+        """
+        if self._fault(value) is None:
+            return value
+        misfit = self._misfit(value)
+        if misfit is not None:
+            raise SpecError(f"project: {misfit}")
+        return self._projected(value)
 
     def is_in(self, value: Any) -> bool:
         """Return whether `value`, with all its leading dimensions, is in the domain."""
@@ -143,18 +196,6 @@ class TensorSpec(Geometry):
         if fault is not None:
             raise SpecError(f"assert_is_in: {fault}")
 
-    def sample(self, shape: Iterable[int] = (), *, generator: torch.Generator | None = None) -> Any:
-        """Draw values from the domain; the same as `rand`."""
-        return self.rand(shape, generator=generator)
-
-    def zeros(self, shape: Iterable[int] = ()) -> Any:
-        """Return zeros; the same as `zero`."""
-        return self.zero(shape)
-
-    def ones(self, shape: Iterable[int] = ()) -> Any:
-        """Return ones; the same as `one`."""
-        return self.one(shape)
-
     def cpu(self) -> Self:
         """Return the spec for the CPU."""
         return self.to("cpu")
@@ -170,13 +211,6 @@ class TensorSpec(Geometry):
     def __bool__(self) -> bool:
         """Return True: a spec is never empty in the sense of `if spec:`."""
         return True
-
-    def _full(self, shape: Iterable[int]) -> torch.Size:
-        """Return `(*shape, *self.shape)`."""
-        try:
-            return torch.Size((*shape, *self.shape))
-        except TypeError as error:
-            raise InvalidTypeError(f"shape: expected a sequence of integers, got {shape!r}") from error
 
     @classmethod
     def __torch_function__(

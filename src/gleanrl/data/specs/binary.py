@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from gleanrl.data.specs.base import DeviceLike
-from gleanrl.data.specs.choice import checked_count, last_is, require_ones
+from gleanrl.data.specs.categorical import checked_count
+from gleanrl.data.specs.encodings import ending_with, require_ones
+from gleanrl.data.specs.geometry import as_size
 from gleanrl.data.specs.leaf import LeafSpec
 from gleanrl.data.specs.spaces import Space
 from gleanrl.errors import InvalidArgumentError
@@ -50,12 +51,11 @@ class Binary(LeafSpec):
         dtype: torch.dtype = torch.int8,
     ) -> None:
         if n is not None:
-            size = last_is("Binary", checked_count("n", n), shape)
+            size = ending_with("Binary", checked_count("n", n), shape)
         elif shape is not None:
-            size = torch.Size((shape,) if isinstance(shape, int) else shape)
+            size = as_size((shape,))
         else:
             raise InvalidArgumentError("Binary: expected n or shape, got neither")
-        require_ones(dtype)
         super().__init__(size, BinarySpace(), device, dtype)
 
     @property
@@ -67,6 +67,9 @@ class Binary(LeafSpec):
         """Return the number of values in the domain."""
         return 2 ** self.numel()
 
+    def _check_dtype(self, dtype: torch.dtype) -> None:
+        require_ones(dtype)
+
     def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
         return torch.randint(2, shape, dtype=self.dtype, device=self.device, generator=generator)
 
@@ -75,6 +78,3 @@ class Binary(LeafSpec):
 
     def _nearest(self, value: Tensor) -> Tensor:
         return (value.to(torch.float64) > 0.5).to(self.dtype)
-
-    def _with_dtype(self, dtype: torch.dtype) -> Self:
-        return type(self)(None, self.shape, self.device, dtype)

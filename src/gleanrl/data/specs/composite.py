@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
-from gleanrl.data.specs.base import DeviceLike, TensorSpec, as_lead, make_device
-from gleanrl.data.specs.geometry import Transform, blank
+from gleanrl.data.specs.base import DeviceLike, TensorSpec, make_device
+from gleanrl.data.specs.geometry import Transform, as_size, blank
 from gleanrl.data.specs.mapping import Entry, SpecMapping
 from gleanrl.errors import InvalidTypeError, MissingKeyError, SchemaError, SpecError
 
@@ -48,7 +48,7 @@ class Composite(SpecMapping):
         device: DeviceLike | None = None,
         **entries: Any,
     ) -> None:
-        self.shape = torch.Size((shape,) if isinstance(shape, int) else tuple(shape))
+        self.shape = as_size((shape,))
         self.device = make_device(device)
         self._specs: dict[str, Entry] = {}
         if specs is not None and not isinstance(specs, (Mapping, SpecMapping)):
@@ -96,11 +96,7 @@ class Composite(SpecMapping):
         return self._rebuilt(lambda spec: spec.clone())
 
     def to(self, dest: torch.dtype | DeviceLike) -> Composite:
-        """Return the composite, unlocked, for another device; itself where that changes nothing.
-
-        Raises:
-            InvalidTypeError: if `dest` is a dtype: the entries have one each.
-        """
+        """Return the composite, unlocked, for another device; itself where that changes nothing."""
         if isinstance(dest, torch.dtype):
             raise InvalidTypeError(f"to: a composite can't be given a dtype, got {dest}; convert its entries")
         device = make_device(dest)
@@ -108,44 +104,17 @@ class Composite(SpecMapping):
             return self
         return self._rebuilt(lambda spec: spec.to(dest), device=device)
 
-    def rand(self, shape: Iterable[int] = (), *, generator: torch.Generator | None = None) -> TensorDict:
-        """Draw a TensorDict from the domain; entries that are None are left out.
-
-        Args:
-            shape: dimensions that come before the spec's own.
-            generator: where the randomness comes from; None: torch's global generator.
-
-        Returns:
-            a TensorDict of batch size `(*shape, *self.shape)`.
-        """
-        lead = as_lead(shape)
+    def _rand(self, lead: torch.Size, generator: torch.Generator | None) -> TensorDict:
         return self._collected(lead, lambda spec: spec.rand(lead, generator=generator))
 
-    def zero(self, shape: Iterable[int] = ()) -> TensorDict:
-        """Return a TensorDict of zeros, be they in the domain or not; entries that are None are left out."""
-        lead = as_lead(shape)
-        return self._collected(lead, lambda spec: spec.zero(lead))
+    def _filled(self, lead: torch.Size, number: int) -> TensorDict:
+        return self._collected(lead, lambda spec: spec.one(lead) if number else spec.zero(lead))
 
-    def one(self, shape: Iterable[int] = ()) -> TensorDict:
-        """Return a TensorDict of ones, be they in the domain or not; entries that are None are left out."""
-        lead = as_lead(shape)
-        return self._collected(lead, lambda spec: spec.one(lead))
-
-    def _collected(self, lead: tuple[int, ...], function: Callable[[TensorSpec], Any]) -> TensorDict:
+    def _collected(self, lead: torch.Size, function: Callable[[TensorSpec], Any]) -> TensorDict:
         made = {name: function(spec) for name, spec in self._specs.items() if spec is not None}
-        return TensorDict(made, batch_size=self._full(lead), device=self.device)
+        return TensorDict(made, batch_size=(*lead, *self.shape), device=self.device)
 
-    def project(self, value: TensorDictBase) -> TensorDictBase:
-        """Return `value` itself if it is in the domain, otherwise a shallow copy with its entries projected.
-
-        Raises:
-            SpecError: if a key is missing, or nothing in an entry's domain is close.
-        """
-        if self._fault(value) is None:
-            return value
-        misfit = self._misfit(value)
-        if misfit is not None:
-            raise SpecError(f"project: {misfit}")
+    def _projected(self, value: TensorDictBase) -> TensorDictBase:
         new = value.copy()
         for name, spec in self._specs.items():
             if spec is not None:
@@ -186,37 +155,17 @@ class Composite(SpecMapping):
                         f"got {tuple(got)}"
                     )
                 lead = got
-        return TensorDict(encoded, batch_size=self._full(lead or ()), device=self.device)
+        return TensorDict(encoded, batch_size=(*(lead or ()), *self.shape), device=self.device)
 
     def to_numpy(self, value: TensorDictBase, safe: bool | None = None) -> dict[str, Any]:
-        """Return the entries of a TensorDict that the spec knows, as a nested dictionary of arrays.
-
-        Args:
-            value: a TensorDict of batch size `(*lead, *self.shape)`.
-            safe: whether to check the domains; None: as each entry's spec does.
-        """
+        """Return the entries of a TensorDict that the spec knows, as a nested dictionary of arrays."""
         misfit = self._misfit(value)
         if misfit is not None:
             raise SchemaError(f"to_numpy: {misfit}")
-        return {
-            name: spec.to_numpy(value.get(name), safe)
-            for name, spec in self._specs.items()
-            if spec is not None
-        }
+        specs = self._specs.items()
+        return {name: spec.to_numpy(value.get(name), safe) for name, spec in specs if spec is not None}
 
-    def type_check(self, value: Any, key: Any = None) -> None:
-        """Check the dtypes of the entries and nothing else; entries that are missing are not checked.
-
-        Args:
-            value: a TensorDict, or the value under `key`.
-            key: None, or the key of the entry that `value` is to be checked against.
-
-        Raises:
-            InvalidTypeError: if a dtype isn't that of the spec.
-        """
-        if key is not None:
-            self.get(key).type_check(value, key)
-            return
+    def _check_types(self, value: TensorDictBase) -> None:
         for path, spec in self.items(True, True):
             if spec is not None and (entry := value.get(path, None)) is not None:
                 spec.type_check(entry, path)
@@ -229,7 +178,6 @@ class Composite(SpecMapping):
         return math.inf if math.inf in counts else math.prod(counts)
 
     def _misfit(self, value: Any) -> str | None:
-        """Return why `value` can't be compared entry by entry, or None."""
         if not is_tensor_collection(value):
             return f"expected a TensorDict, got {type(value).__name__}"
         shape = value.batch_size

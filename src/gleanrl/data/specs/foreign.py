@@ -8,9 +8,9 @@ from typing import Any
 from gleanrl.data.specs.base import TensorSpec, stack
 from gleanrl.data.specs.binary import Binary
 from gleanrl.data.specs.bounded import Bounded
-from gleanrl.data.specs.choice import Categorical, OneHot
+from gleanrl.data.specs.categorical import Categorical, OneHot
 from gleanrl.data.specs.composite import Composite
-from gleanrl.data.specs.multi_choice import MultiCategorical, MultiOneHot
+from gleanrl.data.specs.multi_categorical import MultiCategorical, MultiOneHot
 from gleanrl.data.specs.non_tensor import NonTensor
 from gleanrl.data.specs.unbounded import Unbounded
 from gleanrl.errors import InvalidTypeError

@@ -9,7 +9,7 @@ function to its own parameters (bounds, masks, members).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -230,3 +230,17 @@ class Geometry(ABC):
         except RuntimeError as error:
             raise InvalidArgumentError(f"{name}: not possible for {self!r}: {error}") from error
         return self._reshaped(transform)
+
+
+class Unbindable(Geometry):
+    """Something that is a sequence along its first dimension."""
+
+    def __iter__(self) -> Iterator[Self]:
+        """Iterate over the first dimension."""
+        return iter(self.unbind(0))
+
+    def __len__(self) -> int:
+        """Return the size of the first dimension."""
+        if not self.shape:
+            raise InvalidTypeError(f"len: {self!r} has no dimensions")
+        return self.shape[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from gleanrl.data.specs.base import DeviceLike, TensorSpec, make_device
-from gleanrl.data.specs.geometry import Transform, blank
+from gleanrl.data.specs.geometry import Transform, Unbindable, as_size, blank
 from gleanrl.data.specs.spaces import Space
 from gleanrl.errors import InvalidTypeError, SchemaError, SpecError
 
@@ -59,7 +59,7 @@ def fresh_tensor(value: Any, dtype: torch.dtype, device: torch.device | None) ->
     return made
 
 
-class LeafSpec(TensorSpec):
+class LeafSpec(Unbindable, TensorSpec):
     """A domain of tensors of one shape and dtype.
 
     Attributes:
@@ -74,12 +74,10 @@ class LeafSpec(TensorSpec):
     strict: ClassVar[bool] = True
 
     def __init__(
-        self, shape: Sequence[int], space: Space, device: DeviceLike | None, dtype: torch.dtype
+        self, shape: Sequence[int] | int, space: Space, device: DeviceLike | None, dtype: torch.dtype
     ) -> None:
-        self.shape = torch.Size(shape)
-        self.space = space
-        self.device = make_device(device)
-        self.dtype = dtype
+        self.shape, self.space, self.device, self.dtype = as_size((shape,)), space, make_device(device), dtype
+        self._check_dtype(dtype)
 
     @abstractmethod
     def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
@@ -96,46 +94,26 @@ class LeafSpec(TensorSpec):
     def _nearest(self, value: Tensor) -> Tensor:
         """Return a value of this spec's dtype in the domain, near `value`, which has the right shape only."""
 
-    @abstractmethod
-    def _with_dtype(self, dtype: torch.dtype) -> Self:
-        """Return the spec with another dtype."""
+    def _check_dtype(self, dtype: torch.dtype) -> None:
+        """Check that values of the domain can have this dtype.
+
+        Raises:
+            InvalidArgumentError: if they can't.
+        """
 
     @property
     def batch_ndim(self) -> int:
         """The number of leading dimensions that shape operations may touch."""
         return len(self.shape) - self.event_ndim
 
-    def rand(self, shape: Iterable[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
-        """Draw values from the domain.
+    def _rand(self, lead: torch.Size, generator: torch.Generator | None) -> Tensor:
+        return self._draw(lead + self.shape, generator)
 
-        Args:
-            shape: dimensions that come before the spec's own.
-            generator: where the randomness comes from; None: torch's global generator.
+    def _filled(self, lead: torch.Size, number: int) -> Tensor:
+        make = torch.ones if number else torch.zeros
+        return make((*lead, *self.shape), dtype=self.dtype, device=self.device)
 
-        Returns:
-            values of shape `(*shape, *self.shape)` and of the spec's dtype.
-        """
-        return self._draw(self._full(shape), generator)
-
-    def zero(self, shape: Iterable[int] = ()) -> Tensor:
-        """Return zeros of shape `(*shape, *self.shape)`, be they in the domain or not."""
-        return torch.zeros(self._full(shape), dtype=self.dtype, device=self.device)
-
-    def one(self, shape: Iterable[int] = ()) -> Tensor:
-        """Return ones of shape `(*shape, *self.shape)`, be they in the domain or not."""
-        return torch.ones(self._full(shape), dtype=self.dtype, device=self.device)
-
-    def project(self, value: Tensor) -> Tensor:
-        """Return `value` itself if it is in the domain, otherwise a close new tensor that is.
-
-        Raises:
-            SpecError: if nothing in the domain is close: no tensor, a wrong shape, or a NaN.
-        """
-        if self._fault(value) is None:
-            return value
-        misfit = self._misfit(value)
-        if misfit is not None:
-            raise SpecError(f"project: expected {self!r}, {misfit}")
+    def _projected(self, value: Tensor) -> Tensor:
         if value.dtype.is_floating_point and bool((nan := value.isnan()).any()):
             raise SpecError(
                 f"project: expected {self!r}, {first_offender(nan, value)}; a NaN is near to nothing"
@@ -157,28 +135,15 @@ class LeafSpec(TensorSpec):
         return self._encoded(value)
 
     def to_numpy(self, value: Tensor, safe: bool | None = None) -> np.ndarray:
-        """Return a tensor of this spec in the form that an environment takes.
-
-        Args:
-            value: `(*lead, *self.shape)`.
-            safe: whether to check the domain; None: discrete specs do, continuous ones don't.
-
-        Raises:
-            SchemaError: if the shape doesn't fit.
-            SpecError: if the domain is checked and the value is outside.
-        """
+        """Return a tensor as an array that shares its memory, one-hot vectors as the integers of their choices."""
         if safe or (safe is None and self.strict):
             self._require("to_numpy", value)
         elif (misfit := self._misfit(value)) is not None:
-            raise SchemaError(f"to_numpy: expected {self!r}, {misfit}")
+            raise SchemaError(f"to_numpy: {misfit}")
         return self._decoded(value.detach().cpu())
 
     def type_check(self, value: Any, key: Any = None) -> None:
-        """Check the dtype of a value and nothing else.
-
-        Raises:
-            InvalidTypeError: if the dtype isn't the spec's; the message names `key`.
-        """
+        """Check the dtype of a tensor and nothing else; see `TensorSpec.type_check`."""
         got = getattr(value, "dtype", type(value).__name__)
         if got != self.dtype:
             name = "" if key is None else f" key {key!r}"
@@ -196,16 +161,6 @@ class LeafSpec(TensorSpec):
     def clone(self) -> Self:
         """Return an equal spec that shares nothing with this one."""
         return self._replaced(space=self.space.map(torch.clone))
-
-    def __iter__(self) -> Iterator[Self]:
-        """Iterate over the first dimension."""
-        return iter(self.unbind(0))
-
-    def __len__(self) -> int:
-        """Return the size of the first dimension."""
-        if not self.shape:
-            raise InvalidTypeError(f"len: {self!r} has no dimensions")
-        return self.shape[0]
 
     def __eq__(self, other: object) -> bool:
         """Compare by content."""
@@ -248,6 +203,11 @@ class LeafSpec(TensorSpec):
         """Return a detached CPU value as the environment takes it."""
         return value.numpy()
 
+    def _with_dtype(self, dtype: torch.dtype) -> Self:
+        """Return the spec with another dtype."""
+        self._check_dtype(dtype)
+        return self._replaced(dtype=dtype)
+
     def _replaced(self, **attributes: Any) -> Self:
         new = copy.copy(self)
         for name, attribute in attributes.items():
@@ -259,22 +219,22 @@ class LeafSpec(TensorSpec):
         return self._replaced(shape=batch + self.shape[self.batch_ndim :], space=self.space.map(transform))
 
     def _misfit(self, value: Any) -> str | None:
-        """Return why `value` can't have the shape of this spec, or None."""
         if not isinstance(value, Tensor):
-            return f"got {type(value).__name__}"
+            return f"expected {self!r}, got {type(value).__name__}"
         if value.shape[value.ndim - self.ndim :] != self.shape:
-            return f"got shape {tuple(value.shape)}"
+            return f"expected {self!r}, got shape {tuple(value.shape)}"
         return None
 
     def _fault(self, value: Any) -> str | None:
         fault = self._misfit(value)
-        if fault is None and value.dtype != self.dtype:
-            fault = f"got dtype {value.dtype}"
-        if fault is None:
-            outside = self._outside(value)
-            if outside is not None and bool(outside.any()):
-                fault = first_offender(outside, value)
-        return None if fault is None else f"expected {self!r}, {fault}"
+        if fault is not None:
+            return fault
+        if value.dtype != self.dtype:
+            return f"expected {self!r}, got dtype {value.dtype}"
+        outside = self._outside(value)
+        if outside is None or not bool(outside.any()):
+            return None
+        return f"expected {self!r}, {first_offender(outside, value)}"
 
     def _require(self, name: str, value: Any) -> None:
         fault = self._fault(value)

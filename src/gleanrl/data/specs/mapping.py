@@ -62,6 +62,25 @@ class SpecMapping(TensorSpec):
     def _nested(self) -> Iterable[SpecMapping]:
         """Return the composites that are locked and unlocked together with this one."""
 
+    @abstractmethod
+    def _check_types(self, value: Any) -> None:
+        """Check the dtypes of a TensorDict's entries."""
+
+    def type_check(self, value: Any, key: Any = None) -> None:
+        """Check the dtypes of the entries and nothing else; entries that are missing are not checked.
+
+        Args:
+            value: a TensorDict, or the value under `key`.
+            key: None, or the key of the entry that `value` is to be checked against.
+
+        Raises:
+            InvalidTypeError: if a dtype isn't that of the spec.
+        """
+        if key is None:
+            self._check_types(value)
+        else:
+            self.get(key).type_check(value, key)
+
     def set(self, key: Key, spec: Entry | Mapping[Any, Any]) -> Self:
         """Set the spec under `key`; composites that are missing on the way to a nested key are made.
 

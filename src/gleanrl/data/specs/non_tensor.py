@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,14 +11,14 @@ from tensordict import NonTensorData, is_non_tensor
 from typing_extensions import Self
 
 from gleanrl.data.specs.base import DeviceLike, TensorSpec, make_device
-from gleanrl.data.specs.geometry import Transform, blank
-from gleanrl.errors import InvalidTypeError, SpecError
+from gleanrl.data.specs.geometry import Transform, Unbindable, as_size, blank
+from gleanrl.errors import InvalidTypeError
 
 
-class NonTensor(TensorSpec):
+class NonTensor(Unbindable, TensorSpec):
     """Anything that tensordict wraps as non-tensor data, of a batch size.
 
-    `rand`, `zero` and `one` give the example.
+    `rand`, `zero` and `one` give the example; `encode` wraps what isn't wrapped yet.
 
     Args:
         shape: the batch size.
@@ -31,7 +31,7 @@ class NonTensor(TensorSpec):
     def __init__(
         self, shape: Sequence[int] | int = (), device: DeviceLike | None = None, example_data: Any = None
     ) -> None:
-        self.shape = torch.Size((shape,) if isinstance(shape, int) else shape)
+        self.shape = as_size((shape,))
         self.device = make_device(device)
         self.example_data = example_data
 
@@ -40,51 +40,29 @@ class NonTensor(TensorSpec):
         """The number of dimensions."""
         return len(self.shape)
 
-    def rand(self, shape: Iterable[int] = (), *, generator: torch.Generator | None = None) -> NonTensorData:
-        """Return the example with batch size `(*shape, *self.shape)`; nothing is drawn from `generator`."""
-        return self._example(self.example_data, shape)
+    def _rand(self, lead: torch.Size, generator: torch.Generator | None) -> NonTensorData:
+        return self._wrapped(self.example_data, lead)
 
-    def zero(self, shape: Iterable[int] = ()) -> NonTensorData:
-        """Return the example with batch size `(*shape, *self.shape)`."""
-        return self._example(self.example_data, shape)
+    def _filled(self, lead: torch.Size, number: int) -> NonTensorData:
+        return self._wrapped(self.example_data, lead)
 
-    def one(self, shape: Iterable[int] = ()) -> NonTensorData:
-        """Return the example with batch size `(*shape, *self.shape)`."""
-        return self._example(self.example_data, shape)
+    def _wrapped(self, data: Any, lead: torch.Size) -> NonTensorData:
+        return NonTensorData(data, batch_size=(*lead, *self.shape), device=self.device)
 
-    def _example(self, data: Any, shape: Iterable[int]) -> NonTensorData:
-        return NonTensorData(data, batch_size=self._full(shape), device=self.device)
-
-    def project(self, value: Any) -> Any:
-        """Return `value` itself.
-
-        Raises:
-            SpecError: if it isn't non-tensor data of the batch size.
-        """
-        fault = self._fault(value)
-        if fault is not None:
-            raise SpecError(f"project: {fault}")
+    def _projected(self, value: Any) -> Any:
         return value
 
     def encode(self, value: Any) -> Any:
         """Return `value` wrapped as non-tensor data; wrapped values are checked and returned as they are."""
-        return self.project(value) if is_non_tensor(value) else self._example(value, ())
+        return self.project(value) if is_non_tensor(value) else self._wrapped(value, torch.Size())
 
     def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
-        """Return what the wrapper holds; for stacked data a nested list.
-
-        Raises:
-            SpecError: if it isn't non-tensor data of the batch size (not checked if `safe` is False).
-        """
+        """Return what the wrapper holds, for stacked data a nested list; checked unless `safe` is False."""
         wrapped = value if safe is False else self.project(value)
         return wrapped.data if isinstance(wrapped, NonTensorData) else wrapped.tolist()
 
     def type_check(self, value: Any, key: Any = None) -> None:
-        """Check that `value` is non-tensor data.
-
-        Raises:
-            InvalidTypeError: if it isn't; the message names `key`.
-        """
+        """Check that `value` is non-tensor data; see `TensorSpec.type_check`."""
         if not is_non_tensor(value):
             name = "" if key is None else f" key {key!r}"
             raise InvalidTypeError(f"type_check:{name} expected non-tensor data, got {type(value).__name__}")
@@ -94,11 +72,7 @@ class NonTensor(TensorSpec):
         return math.inf
 
     def to(self, dest: torch.dtype | DeviceLike) -> Self:
-        """Return the spec for another device; the spec itself where that changes nothing.
-
-        Raises:
-            InvalidTypeError: if `dest` is a dtype.
-        """
+        """Return the spec for another device; the spec itself where that changes nothing."""
         if isinstance(dest, torch.dtype):
             raise InvalidTypeError(f"to: non-tensor data has no dtype, got {dest}")
         device = make_device(dest)
@@ -111,6 +85,9 @@ class NonTensor(TensorSpec):
     def _reshaped(self, transform: Transform) -> Self:
         return type(self)(transform(blank(self.shape)).shape, self.device, self.example_data)
 
+    def _misfit(self, value: Any) -> str | None:
+        return self._fault(value)
+
     def _fault(self, value: Any) -> str | None:
         if not is_non_tensor(value):
             return f"expected {self!r}, got {type(value).__name__}"
@@ -118,10 +95,6 @@ class NonTensor(TensorSpec):
         if shape[len(shape) - self.ndim :] != self.shape:
             return f"expected {self!r}, got batch size {tuple(shape)}"
         return None
-
-    def __iter__(self) -> Iterator[Self]:
-        """Iterate over the first dimension."""
-        return iter(self.unbind(0))
 
     def __eq__(self, other: object) -> bool:
         """Compare shape and device; the example isn't part of the domain."""

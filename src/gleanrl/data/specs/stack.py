@@ -1,18 +1,22 @@
-"""What stacks share: each position along one dimension has a spec of its own."""
+"""`torch.stack` for specs: equal ones give one of their kind, unlike ones a `Stacked` or a `StackedComposite`."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from torch import Tensor
 from typing_extensions import Self
 
-from gleanrl.data.specs.base import DeviceLike, TensorSpec, as_lead, stack
-from gleanrl.data.specs.geometry import Transform
-from gleanrl.errors import InvalidArgumentError, SchemaError, SpecError
+from gleanrl.data.specs.base import TORCH_FUNCTIONS, DeviceLike, TensorSpec, stack
+from gleanrl.data.specs.geometry import Transform, Unbindable
+from gleanrl.data.specs.mapping import Entry, SpecMapping
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, UnsupportedError
 
 
 def repeated(spec: TensorSpec, axis: int, size: int) -> TensorSpec:
@@ -108,6 +112,10 @@ class Stack(TensorSpec):
         """Return the values of the members as one value, stacked along `axis`."""
 
     @abstractmethod
+    def _merged_numpy(self, parts: list[Any], axis: int) -> Any:
+        """Return what the members gave to an environment as one."""
+
+    @abstractmethod
     def _size(self, value: Any) -> tuple[int, ...] | None:
         """Return the dimensions of `value`, those of the stack last, or None if it has none."""
 
@@ -116,66 +124,25 @@ class Stack(TensorSpec):
         """The number of leading dimensions that shape operations may touch."""
         return self._batch_ndim
 
-    def rand(self, shape: Iterable[int] = (), *, generator: torch.Generator | None = None) -> Any:
-        """Draw a value, each position from its own spec.
+    def _rand(self, lead: torch.Size, generator: torch.Generator | None) -> Any:
+        drawn = [spec.rand(lead, generator=generator) for spec in self.specs]
+        return self._merged(drawn, len(lead) + self.stack_dim)
 
-        Args:
-            shape: dimensions that come before the spec's own.
-            generator: where the randomness comes from; None: torch's global generator.
+    def _filled(self, lead: torch.Size, number: int) -> Any:
+        filled = [spec.one(lead) if number else spec.zero(lead) for spec in self.specs]
+        return self._merged(filled, len(lead) + self.stack_dim)
 
-        Returns:
-            a value of shape `(*shape, *self.shape)`: a tensor, or a TensorDict (a lazy stack where the
-            members' keys or shapes differ).
-
-        Raises:
-            UnsupportedError: if leaves of different shapes would have to become one tensor.
-        """
-        lead = as_lead(shape)
-        return self._joined(lead, lambda spec: spec.rand(lead, generator=generator))
-
-    def zero(self, shape: Iterable[int] = ()) -> Any:
-        """Return zeros, be they in the domain or not; see `rand`."""
-        lead = as_lead(shape)
-        return self._joined(lead, lambda spec: spec.zero(lead))
-
-    def one(self, shape: Iterable[int] = ()) -> Any:
-        """Return ones, be they in the domain or not; see `rand`."""
-        lead = as_lead(shape)
-        return self._joined(lead, lambda spec: spec.one(lead))
-
-    def _joined(self, lead: tuple[int, ...], function: Callable[[TensorSpec], Any]) -> Any:
-        return self._merged([function(spec) for spec in self.specs], len(lead) + self.stack_dim)
-
-    def project(self, value: Any) -> Any:
-        """Return `value` itself if it is in the domain, otherwise a new one with its parts projected.
-
-        Raises:
-            SpecError: if nothing in a part's domain is close.
-        """
-        if self._fault(value) is None:
-            return value
-        misfit = self._misfit(value)
-        if misfit is not None:
-            raise SpecError(f"project: {misfit}")
+    def _projected(self, value: Any) -> Any:
         axis, pairs = self._pairs(value)
         return self._merged([spec.project(part) for spec, part in pairs], axis)
 
     def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
-        """Return a value as environments take it: an array, or for composites a list of dictionaries.
-
-        Raises:
-            SchemaError: if the shape doesn't fit.
-            SpecError: if a domain is checked and a part is outside.
-        """
+        """Return a value as environments take it: an array, or for composites a list of dictionaries."""
         misfit = self._misfit(value)
         if misfit is not None:
             raise SchemaError(f"to_numpy: {misfit}")
         axis, pairs = self._pairs(value)
         return self._merged_numpy([spec.to_numpy(part, safe) for spec, part in pairs], axis)
-
-    @abstractmethod
-    def _merged_numpy(self, parts: list[Any], axis: int) -> Any:
-        """Return what the members gave to an environment as one."""
 
     def cardinality(self) -> int | float:
         """Return the number of values in the domain; infinity for continuous ones."""
@@ -205,7 +172,6 @@ class Stack(TensorSpec):
         return axis, zip(self.specs, value.unbind(axis), strict=True)
 
     def _misfit(self, value: Any) -> str | None:
-        """Return why `value` can't be taken apart along the dimension of the stack, or None."""
         size = self._size(value)
         if size is None:
             return f"expected {self!r}, got {type(value).__name__}"
@@ -234,3 +200,179 @@ class Stack(TensorSpec):
         """Return the members, one after the other."""
         members = "".join(f"    {spec!r},\n".replace("\n    ", "\n        ") for spec in self.specs)
         return f"{type(self).__name__}(\n{members}    dim={self.stack_dim})"
+
+
+class Stacked(Unbindable, Stack):
+    """Leaf specs of one dtype that differ in domain or in their last dimensions, stacked along a dimension.
+
+    Where the members' shapes differ, `shape` has -1. Such a stack describes no single tensor: it can be
+    indexed and unbound, but not drawn from.
+
+    Args:
+        specs: the members; not composites.
+        dim: the dimension of the stack.
+
+    Raises:
+        InvalidTypeError: if a member is a composite.
+        InvalidArgumentError: if the members differ in dtype, device or number of dimensions, or can't be
+            stacked along `dim`.
+    """
+
+    def __init__(self, *specs: TensorSpec, dim: int = 0) -> None:
+        if not specs or not all(isinstance(s, TensorSpec) and not isinstance(s, SpecMapping) for s in specs):
+            raise InvalidTypeError(f"Stacked: expected leaf specs, got {specs!r}")
+        if len({spec.dtype for spec in specs}) > 1:
+            raise InvalidArgumentError(f"Stacked: expected one dtype, got {[spec.dtype for spec in specs]}")
+        self.dtype = specs[0].dtype
+        self._hold(specs, dim)
+
+    def encode(self, value: Any) -> Any:
+        """Return what an environment gave as a new value; each position is encoded by its own spec.
+
+        Args:
+            value: an array, a tensor or a nested list with `len(specs)` entries along `stack_dim`, without
+                further leading dimensions.
+
+        Raises:
+            SchemaError: if there aren't as many entries as members.
+        """
+        array = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+        if array.ndim <= self.stack_dim or array.shape[self.stack_dim] != len(self.specs):
+            raise SchemaError(
+                f"encode: expected {len(self.specs)} entries along dimension {self.stack_dim} for {self!r}, "
+                f"got shape {tuple(array.shape)}"
+            )
+        parts = array.unbind(self.stack_dim)
+        encoded = [spec.encode(part) for spec, part in zip(self.specs, parts, strict=True)]
+        return self._merged(encoded, self.stack_dim)
+
+    def type_check(self, value: Any, key: Any = None) -> None:
+        """Check the dtype of a value and nothing else; see `TensorSpec.type_check`."""
+        self.specs[0].type_check(value, key)
+
+    def _merged(self, parts: Sequence[Any], axis: int) -> Any:
+        if -1 in self.shape:
+            raise UnsupportedError(
+                f"{self!r} has members of different shapes, which no tensor can hold; "
+                f"use the specs of its unbind({self.stack_dim})"
+            )
+        return torch.stack(list(parts), axis)
+
+    def _merged_numpy(self, parts: list[Any], axis: int) -> Any:
+        return np.stack(parts, axis)
+
+    def _size(self, value: Any) -> tuple[int, ...] | None:
+        return tuple(value.shape) if hasattr(value, "unbind") else None
+
+
+class StackedComposite(Stack, SpecMapping):
+    """Composites that differ, stacked along a dimension of their batch size.
+
+    Its keys are those that all members have; an entry is the stack of the members' entries. Setting an entry
+    sets its parts in the members.
+
+    Args:
+        specs: the members, composites of one shape.
+        dim: the dimension of the stack.
+
+    Raises:
+        InvalidTypeError: if a member isn't a composite.
+        InvalidArgumentError: if the members differ in shape or device, or `dim` is out of range.
+    """
+
+    specs: tuple[SpecMapping, ...]
+
+    def __init__(self, *specs: SpecMapping, dim: int = 0) -> None:
+        if not specs or not all(isinstance(spec, SpecMapping) for spec in specs):
+            raise InvalidTypeError(f"StackedComposite: expected composites, got {specs!r}")
+        if len({spec.shape for spec in specs}) > 1:
+            shapes = [tuple(spec.shape) for spec in specs]
+            raise InvalidArgumentError(f"StackedComposite: expected one shape, got {shapes}")
+        self._hold(specs, dim)
+        self._locked = all(spec.is_locked for spec in specs)
+
+    def _entries(self) -> dict[str, Entry]:
+        each = [spec._entries() for spec in self.specs]
+        return {name: self._entry(name, each) for name in each[0] if all(name in other for other in each)}
+
+    def _entry(self, name: str, each: Sequence[dict[str, Entry]]) -> Entry:
+        members = [spec for entries in each if (spec := entries[name]) is not None]
+        return stack(members, self.stack_dim) if len(members) == len(each) else None
+
+    def _nested(self) -> Iterable[SpecMapping]:
+        return self.specs
+
+    def _assign(self, name: str, spec: Entry) -> None:
+        parts = [None] * len(self.specs) if spec is None else spec.unbind(self.stack_dim)
+        for member, part in zip(self.specs, parts, strict=True):
+            member._assign(name, part)
+
+    def _remove(self, name: str) -> None:
+        for member in self.specs:
+            member._remove(name)
+
+    def empty(self) -> StackedComposite:
+        """Return a stack of the same shape and device without entries, unlocked."""
+        return self._of([spec.empty() for spec in self.specs])
+
+    def encode(self, value: Sequence[Mapping[str, Any]]) -> TensorDictBase:
+        """Return what the environments gave as one TensorDict.
+
+        Args:
+            value: one mapping for each member.
+
+        Raises:
+            SchemaError: if there aren't as many mappings as members.
+        """
+        if isinstance(value, Mapping) or is_tensor_collection(value) or len(value) != len(self.specs):
+            raise SchemaError(f"encode: expected a sequence of {len(self.specs)} mappings, got {value!r}")
+        encoded = [spec.encode(part) for spec, part in zip(self.specs, value, strict=True)]
+        return self._merged(encoded, self.stack_dim)
+
+    def _check_types(self, value: Any) -> None:
+        for spec, part in self._pairs(value)[1]:
+            spec.type_check(part)
+
+    def _merged(self, parts: Sequence[Any], axis: int) -> TensorDictBase:
+        return TensorDict.maybe_dense_stack(list(parts), axis)
+
+    def _merged_numpy(self, parts: list[Any], axis: int) -> list[Any]:
+        return parts
+
+    def _size(self, value: Any) -> tuple[int, ...] | None:
+        return tuple(value.batch_size) if is_tensor_collection(value) else None
+
+
+def stack_specs(specs: Sequence[TensorSpec], dim: int = 0, *, out: None = None) -> Any:
+    """Return the spec of stacked values; this is what `torch.stack` does for specs.
+
+    Equal specs give one of their kind with a new dimension, others a `Stacked` or `StackedComposite`. The
+    members of a stack are the given objects.
+
+    Args:
+        specs: at least one; all composites or none.
+        dim: where the new dimension goes.
+        out: must be None.
+
+    Raises:
+        InvalidTypeError: if something isn't a spec, or composites and leaves are mixed.
+        InvalidArgumentError: if there is no spec, or they can't be stacked along `dim`.
+        UnsupportedError: if `out` is given.
+    """
+    if out is not None:
+        raise UnsupportedError("stack: specs can't be stacked into `out`")
+    if not specs:
+        raise InvalidArgumentError("stack: expected at least one spec, got none")
+    for spec in specs:
+        if not isinstance(spec, TensorSpec):
+            raise InvalidTypeError(f"stack: expected specs, got {spec!r}")
+    first = specs[0]
+    if all(spec == first for spec in specs[1:]):
+        axis = first._dim("stack", dim, new=1)
+        return repeated(first, axis, len(specs))
+    if all(isinstance(spec, SpecMapping) for spec in specs):
+        return StackedComposite(*specs, dim=dim)  # type: ignore[arg-type]
+    return Stacked(*specs, dim=dim)
+
+
+TORCH_FUNCTIONS[torch.stack] = stack_specs

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from gleanrl.data.specs.base import DeviceLike, make_device
-from gleanrl.data.specs.leaf import LeafSpec
+from gleanrl.data.specs.boxes import BoxSpace, BoxSpec
+from gleanrl.data.specs.geometry import as_size
 from gleanrl.data.specs.rounding import integer_limits, nearest_integer, ordered
-from gleanrl.data.specs.spaces import BoxSpace
-from gleanrl.errors import InvalidArgumentError
 
 
-class Unbounded(LeafSpec):
+class Unbounded(BoxSpec):
     """Any element of the dtype, NaN and infinities included.
 
     `Unbounded(...)` makes an `UnboundedContinuous` for floating-point dtypes and an `UnboundedDiscrete` for
@@ -35,56 +33,26 @@ class Unbounded(LeafSpec):
         dtype: of the values; None: torch's default dtype (float32), int64 for `UnboundedDiscrete`.
     """
 
-    space: BoxSpace
-    strict = False
-    # Whether the dtype must be floating-point; None: either
-    _floating: ClassVar[bool | None] = None
-
-    def __new__(
-        cls,
-        shape: Sequence[int] | int = (1,),
-        device: DeviceLike | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Self:
-        """Choose the class by dtype."""
-        if cls is Unbounded:
-            floating = (dtype or torch.get_default_dtype()).is_floating_point
-            return object.__new__(UnboundedContinuous if floating else UnboundedDiscrete)  # type: ignore[return-value]
-        return object.__new__(cls)
-
     def __init__(
         self,
         shape: Sequence[int] | int = (1,),
         device: DeviceLike | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        dtype = dtype or (torch.int64 if self._floating is False else torch.get_default_dtype())
-        size = torch.Size((shape,)) if isinstance(shape, int) else torch.Size(shape)
-        device = make_device(device)
-        low, high = (
-            ordered(torch.full((), x, dtype=dtype, device=device)).expand(size) for x in self._limits(dtype)
-        )
+        dtype = dtype or (torch.int64 if self.floating is False else torch.get_default_dtype())
+        if type(self) is Unbounded:
+            self.__class__ = UnboundedContinuous if dtype.is_floating_point else UnboundedDiscrete
+        self._check_dtype(dtype)
+        size, device = as_size((shape,)), make_device(device)
+        ends = (-math.inf, math.inf) if dtype.is_floating_point else integer_limits(dtype)
+        low, high = (ordered(torch.full((), end, dtype=dtype, device=device)).expand(size) for end in ends)
         super().__init__(size, BoxSpace(low, high), device, dtype)
-
-    def _limits(self, dtype: torch.dtype) -> tuple[float, float]:
-        """Return the ends of what `dtype` can hold, after checking that this class can have it."""
-        if self._floating is not None and dtype.is_floating_point != self._floating:
-            kind = "a floating-point" if self._floating else "an integer or boolean"
-            raise InvalidArgumentError(f"{type(self).__name__}: expected {kind} dtype, got {dtype}")
-        return (-math.inf, math.inf) if dtype.is_floating_point else integer_limits(dtype)
 
     def _outside(self, value: Tensor) -> None:
         return None
 
     def _with_dtype(self, dtype: torch.dtype) -> Self:
         return Unbounded(self.shape, self.device, dtype)  # type: ignore[return-value]
-
-    def cardinality(self) -> int | float:
-        """Return the number of values of the shape and dtype; infinity for continuous ones."""
-        if self.dtype.is_floating_point:
-            return math.inf
-        low, high = integer_limits(self.dtype)
-        return (high - low + 1) ** self.numel()
 
     def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
         made = torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -105,10 +73,10 @@ class Unbounded(LeafSpec):
 class UnboundedContinuous(Unbounded):
     """Any floating-point element; the arguments are those of `Unbounded`."""
 
-    _floating = True
+    floating = True
 
 
 class UnboundedDiscrete(Unbounded):
     """Any integer or boolean element; the arguments are those of `Unbounded`."""
 
-    _floating = False
+    floating = False

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gleanrl.data.specs import MultiCategorical, MultiOneHot
-from gleanrl.data.specs.multi_choice import checked_counts
+from gleanrl.data.specs.multi_categorical import checked_counts
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, SpecError, UnsupportedError
 from tests.data.specs.cases import bools
 from tests.data.specs.statistics import frequencies, uniform

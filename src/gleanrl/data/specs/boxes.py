@@ -1,0 +1,120 @@
+"""The numbers between two bounds: `BoxSpace`, and what the specs that have one share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from gleanrl.data.specs.leaf import LeafSpec
+from gleanrl.data.specs.rounding import integer_limits
+from gleanrl.data.specs.spaces import Space
+from gleanrl.errors import InvalidArgumentError
+
+_INT64_MIN = torch.iinfo(torch.int64).min
+_INT64_MAX = torch.iinfo(torch.int64).max
+
+
+@dataclass(frozen=True, eq=False)
+class BoxSpace(Space):
+    """An interval per element; both ends belong to it.
+
+    Attributes:
+        low: `(*shape)`, in the dtype of the spec, or int64 where torch can't compare that one.
+        high: `(*shape)`, likewise.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    @cached_property
+    def common(self) -> tuple[Any, Any] | None:
+        """The two bounds as Python numbers if they are the same for all elements, else None."""
+        if self.low.numel() == 0:
+            return None
+        low, high = self.low.flatten()[0], self.high.flatten()[0]
+        same = torch.equal(self.low, low.expand_as(self.low)) and torch.equal(
+            self.high, high.expand_as(self.high)
+        )
+        return (low.item(), high.item()) if same else None
+
+    def draw(
+        self,
+        shape: Sequence[int],
+        generator: torch.Generator | None,
+        dtype: torch.dtype,
+        device: torch.device | None,
+    ) -> Tensor:
+        """Draw numbers of shape `shape`, which ends with that of the space; see `Bounded` for the distributions."""
+        common, real = self.common, dtype.is_floating_point
+        if common is None or (real and not common[1] - common[0] <= torch.finfo(dtype).max):
+            draw = self._draw_reals if real else self._draw_integers
+            return draw(shape, generator).to(dtype)
+        low, high = common
+        if real:
+            made = torch.empty(shape, dtype=dtype, device=device)
+            # Accelerators draw u up to 1, where low + u * (high - low) can round beyond high
+            return made.uniform_(low, high, generator=generator).clamp_(low, high)
+        if high == _INT64_MAX:
+            # Without an upper end `random_` draws up to the dtype's largest number, included
+            return torch.empty(shape, dtype=dtype, device=device).random_(low, None, generator=generator)
+        return torch.randint(low, high + 1, shape, dtype=dtype, device=device, generator=generator)
+
+    def _draw_reals(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+        low, high = self.low, self.high
+        u = torch.rand(shape, dtype=low.dtype, device=low.device, generator=generator)
+        # high - low may overflow where low * (1 - u) + high * u doesn't
+        mixed = torch.where((high - low).isfinite(), low + u * (high - low), low * (1 - u) + high * u)
+        drawn = torch.minimum(torch.maximum(mixed, low), high)
+        if bool(low.isfinite().all()) and bool(high.isfinite().all()):
+            return drawn
+        away = torch.empty_like(u).exponential_(generator=generator)
+        free = torch.empty_like(u).normal_(generator=generator)
+        drawn = torch.where(high.isinf(), low + away, drawn)
+        drawn = torch.where(low.isinf(), high - away, drawn)
+        return torch.where(low.isinf() & high.isinf(), free, drawn)
+
+    def _draw_integers(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+        # Arithmetic is modulo 2**64: `count` and `drawn` are unsigned numbers in int64 clothes. A count of 2**64
+        # is 0 there, and to subtract it does nothing
+        low = self.low.to(torch.int64)
+        count = self.high.to(torch.int64) - low + 1
+        drawn = torch.empty(shape, dtype=torch.int64, device=low.device).random_(
+            _INT64_MIN, None, generator=generator
+        )
+        short = (drawn & _INT64_MAX) % count.clamp(min=1)
+        # A count of 2**63 and more goes into 2**64 once: one subtraction is the remainder
+        over = (drawn ^ _INT64_MIN) >= (count ^ _INT64_MIN)
+        long = torch.where(over, drawn - count, drawn)
+        return low + torch.where(count > 0, short, long)
+
+
+class BoxSpec(LeafSpec):
+    """What `Bounded` and `Unbounded` share: a class for floating-point dtypes, and one for the others."""
+
+    space: BoxSpace
+    strict = False
+    # Whether the dtype must be floating-point; None: either
+    floating: ClassVar[bool | None] = None
+
+    def _check_dtype(self, dtype: torch.dtype) -> None:
+        if self.floating is not None and dtype.is_floating_point != self.floating:
+            kind = "a floating-point" if self.floating else "an integer"
+            raise InvalidArgumentError(f"{type(self).__name__}: expected {kind} dtype, got {dtype}")
+        if not dtype.is_floating_point:
+            integer_limits(dtype)
+
+    def cardinality(self) -> int | float:
+        """Return the number of values in the domain; infinity for continuous ones."""
+        if self.dtype.is_floating_point:
+            return math.inf
+        if self.space.common is not None:
+            low, high = self.space.common
+            return int(high - low + 1) ** self.numel()
+        lows, highs = self.space.low.flatten().tolist(), self.space.high.flatten().tolist()
+        return math.prod(high - low + 1 for low, high in zip(lows, highs, strict=True))

@@ -1,0 +1,200 @@
+"""The numbers of choices: how many there are, which of them a mask allows, and one-hot vectors of them.
+
+A choice is known by its *index*, an integer from 0. Several choices side by side have one index each, in a last
+dimension; their masks and one-hot vectors stand in one *row*, one part after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from gleanrl.data.specs.spaces import Space
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+
+Device: TypeAlias = torch.device | None
+
+
+@dataclass(frozen=True, eq=False)
+class Allowed:
+    """What a mask allows, in a form that can be drawn from at once.
+
+    Attributes:
+        order: `(*batch, n)` int64, the allowed positions first.
+        count: `(*batch)` int64, how many positions are allowed.
+    """
+
+    order: Tensor
+    count: Tensor
+
+    @classmethod
+    def of(cls, mask: Tensor) -> Allowed:
+        """Read a mask of shape `(*batch, n)`."""
+        return cls(mask.to(torch.uint8).argsort(dim=-1, descending=True, stable=True), mask.sum(-1))
+
+    def draw(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+        """Draw positions of shape `shape`, which ends with the batch dimensions, uniformly."""
+        rank = draw_below(self.count, shape, generator)
+        order = self.order.expand((*shape, self.order.shape[-1]))
+        return order.gather(-1, rank.unsqueeze(-1)).squeeze(-1)
+
+
+def draw_below(limit: Tensor, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+    """Draw integers from 0 to `limit` (excluded, below 2**53); `shape` ends with that of `limit`."""
+    # u <= 1 - 2**-53: u * limit is over half a spacing below limit, or exact, so never rounds up to it
+    u = torch.rand(shape, dtype=torch.float64, device=limit.device, generator=generator)
+    return u.mul_(limit).to(torch.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class ChoiceSpace(Space):
+    """Indices from 0 to a limit (excluded), or those that a mask allows; and one-hot vectors of them.
+
+    Attributes:
+        n: the limit, an int; `(*batch, k)` int64 for k choices side by side.
+        mask: `(*batch, n)` bool, True where allowed, for k choices `(*batch, sum of the limits)`; None allows all.
+    """
+
+    n: int | Tensor
+    mask: Tensor | None = None
+
+    @cached_property
+    def index_dims(self) -> tuple[int, ...]:
+        """The dimensions behind the batch that an index has: none, or k."""
+        return () if isinstance(self.n, int) else (self.n.shape[-1],)
+
+    @cached_property
+    def common(self) -> tuple[int, ...] | None:
+        """The limits if they are the same for the whole batch, else None."""
+        if isinstance(self.n, int):
+            return (self.n,)
+        rows = self.n.reshape(-1, self.n.shape[-1])
+        return tuple(rows[0].tolist()) if len(rows) and bool((rows == rows[0]).all()) else None
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The lengths of the parts of a row.
+
+        Raises:
+            UnsupportedError: if they differ within the batch.
+        """
+        if self.common is None:
+            raise UnsupportedError(
+                f"nvec: the counts {self.n} differ within the batch, so that masks and one-hot vectors have no common "
+                "length; index or unbind the spec first"
+            )
+        return self.common
+
+    @cached_property
+    def by_index(self) -> Tensor | None:
+        """The mask with one dimension more than an index, as long as the largest limit, False from each limit on."""
+        if self.mask is None or isinstance(self.n, int):
+            return self.mask
+        if self.common is None:  # a batch of size 0
+            return None
+        widest = max(self.common)
+        parts = (pad(part, (0, widest - part.shape[-1])) for part in self.mask.split(self.common, -1))
+        return torch.stack(list(parts), -2)
+
+    @cached_property
+    def allowed(self) -> Allowed:
+        """The mask, ready to be drawn from."""
+        assert self.by_index is not None
+        return Allowed.of(self.by_index)
+
+    def draw(
+        self, shape: Sequence[int], generator: torch.Generator | None, dtype: torch.dtype, device: Device
+    ) -> Tensor:
+        """Draw indices of shape `shape`, which ends with those of one value."""
+        if self.by_index is not None:
+            return self.allowed.draw(shape, generator).to(dtype)
+        if isinstance(self.n, int):
+            return torch.randint(self.n, shape, generator=generator, dtype=dtype, device=device)
+        return draw_below(self.n, shape, generator).to(dtype)
+
+    def outside(self, index: Tensor) -> Tensor:
+        """Return where indices aren't in the space, as booleans of the same shape."""
+        if index.dtype == torch.bool:
+            index = index.to(torch.int64)
+        out, mask = (index < 0) | (index >= self._limit(index.device)), self.by_index
+        if mask is None:
+            return out
+        # Those beyond the limit are outside already; clamped, they can be looked up
+        at = index.to(torch.int64).clamp(0, mask.shape[-1] - 1).unsqueeze(-1)
+        return out | ~mask.to(index.device).expand((*index.shape, mask.shape[-1])).gather(-1, at).squeeze(-1)
+
+    def nearest(self, index: Tensor) -> Tensor:
+        """Return the allowed index nearest to each int64, the lower one of two."""
+        index, mask = index.clamp(min=0).clamp(max=self._limit(index.device) - 1), self.by_index
+        if mask is None:
+            return index
+        distance = (torch.arange(mask.shape[-1], device=index.device) - index.unsqueeze(-1)).abs()
+        return distance.masked_fill(~mask.to(index.device), mask.shape[-1]).argmin(-1)
+
+    def count(self, batch_numel: int) -> int:
+        """Return how many different batches of choices there are."""
+        each = self.n if self.by_index is None else self.allowed.count
+        return each**batch_numel if isinstance(each, int) else math.prod(each.flatten().tolist())
+
+    def one_hot(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return indices as rows of one-hot vectors; an index outside is an error or all zeros."""
+        if isinstance(self.n, int):
+            row = index.unsqueeze(-1) == torch.arange(self.n, device=index.device)
+            return row if dtype is torch.bool else row.to(dtype)
+        parts = self.parts
+        starts = torch.tensor((0, *parts[:-1]), device=index.device).cumsum(0)
+        row = torch.zeros((*index.shape[:-1], sum(parts)), dtype=dtype, device=index.device)
+        return row.scatter_(-1, index.to(torch.int64) + starts, 1)
+
+    def peaks(self, row: Tensor) -> Tensor:
+        """Return the index of the largest element of each part of a row, int64."""
+        if isinstance(self.n, int):
+            return row.argmax(-1)
+        return torch.stack([part.argmax(-1) for part in row.split(self.parts, -1)], -1)
+
+    def not_single(self, chosen: Tensor) -> Tensor:
+        """Return where a part of a row of booleans hasn't exactly one True, `(*lead, *batch)` bool."""
+        if isinstance(self.n, int):
+            return chosen.sum(-1) != 1
+        sums = torch.stack([part.sum(-1) for part in chosen.split(self.parts, -1)], -1)
+        return (sums != 1).any(-1)
+
+    def _limit(self, device: torch.device) -> Any:
+        return self.n if isinstance(self.n, int) else self.n.to(device)
+
+
+def checked_mask(mask: Any, shape: Sequence[int], device: Device) -> Tensor:
+    """Return `mask` expanded to `shape` on `device`, as a tensor of its own.
+
+    Raises:
+        InvalidTypeError: if it isn't a boolean tensor.
+        InvalidArgumentError: if it can't be expanded.
+    """
+    mask = torch.as_tensor(mask)
+    if mask.dtype != torch.bool:
+        raise InvalidTypeError(f"mask: expected dtype torch.bool, got {mask.dtype}")
+    try:
+        return mask.to(device).expand(tuple(shape)).clone()
+    except RuntimeError as error:
+        raise InvalidArgumentError(
+            f"mask: expected shape {tuple(shape)} or one that expands to it, got {tuple(mask.shape)}"
+        ) from error
+
+
+def require_choice(mask: Tensor) -> None:
+    """Check that each row of a mask `(*batch, n)` allows something.
+
+    Raises:
+        InvalidArgumentError: if a row allows nothing; the message names the first one.
+    """
+    empty = ~mask.any(-1)
+    if bool(empty.any()):
+        where = tuple(empty.nonzero()[0].tolist())
+        raise InvalidArgumentError(f"mask: expected a True in each row, got none at batch index {where}")

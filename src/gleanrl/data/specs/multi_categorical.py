@@ -1,0 +1,130 @@
+"""Several choices, as integers (`MultiCategorical`) or as one-hot vectors in a row (`MultiOneHot`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gleanrl.data.specs.base import DeviceLike, make_device
+from gleanrl.data.specs.choices import ChoiceSpace
+from gleanrl.data.specs.encodings import ChoiceSpec, IntegerSpec, OneHotSpec, ending_with
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError
+
+
+def checked_counts(nvec: Any) -> Tensor:
+    """Return `nvec` as an int64 tensor of its own with at least one dimension.
+
+    Raises:
+        InvalidTypeError: if it isn't made of integers.
+        InvalidArgumentError: if it is a single number, empty, or has a count below 1.
+    """
+    try:
+        counts = torch.as_tensor(nvec)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidTypeError(f"nvec: expected integers, got {nvec!r}") from error
+    if counts.numel() and (counts.dtype.is_floating_point or counts.dtype == torch.bool):
+        raise InvalidTypeError(f"nvec: expected integers, got {nvec!r}")
+    if counts.ndim == 0 or counts.numel() == 0 or bool((counts < 1).any()):
+        raise InvalidArgumentError(f"nvec: expected a sequence of counts of at least 1, got {nvec!r}")
+    return counts.to(torch.int64, copy=True)
+
+
+class _SeveralChoices(ChoiceSpec):
+    event_ndim = 1
+
+    @property
+    def nvec(self) -> Tensor:
+        """The number of choices of each column, `(k,)` int64; with batch dimensions if they differ there."""
+        return torch.as_tensor(self.space.n if self.space.common is None else self.space.common)
+
+    def _describe(self) -> str:
+        counts = "varying" if self.space.common is None else list(self.space.common)
+        return f"nvec={counts}" + ("" if self.mask is None else ", masked")
+
+
+class MultiCategorical(_SeveralChoices, IntegerSpec):
+    """Vectors of k integers, the i-th from 0 to `nvec[i]` (excluded).
+
+    Examples:
+        >>> MultiCategorical([3, 2]).rand((4,)).shape
+        torch.Size([4, 2])
+
+    Args:
+        nvec: the counts; more than one dimension if they differ within the batch.
+        shape: of one value, ending with the k of `nvec`; None: the shape of `nvec`.
+        device: where values are drawn; None: torch's default device.
+        dtype: integer or boolean; it must hold the largest choice.
+        mask: bool, expands to `(*batch_shape, sum(nvec))`: which choices are allowed; None: all.
+
+    Raises:
+        InvalidArgumentError: if a count isn't positive or doesn't fit the dtype, or the shape or mask
+            doesn't fit.
+    """
+
+    def __init__(
+        self,
+        nvec: Sequence[Any] | Tensor | np.ndarray,
+        shape: Sequence[int] | int | None = None,
+        device: DeviceLike | None = None,
+        dtype: torch.dtype = torch.int64,
+        mask: Tensor | None = None,
+    ) -> None:
+        counts = checked_counts(nvec).to(make_device(device))
+        size = ending_with("MultiCategorical", counts.shape[-1], counts.shape if shape is None else shape)
+        try:
+            space = ChoiceSpace(counts.expand(size))
+        except RuntimeError as error:
+            raise InvalidArgumentError(
+                f"nvec: expected counts that expand to {tuple(size)}, got shape {tuple(counts.shape)}"
+            ) from error
+        super().__init__(size, space, device, dtype)
+        self.update_mask(mask)
+
+    def _other_encoding(self) -> MultiOneHot:
+        parts = self.space.parts
+        return MultiOneHot(parts, (*self.batch_shape, sum(parts)), self.device, mask=self.mask)
+
+
+class MultiOneHot(_SeveralChoices, OneHotSpec):
+    """Vectors made of k one-hot vectors, the i-th of length `nvec[i]`.
+
+    `encode` takes k integers, `to_numpy` gives k integers: they are what environments use. `project` picks
+    the largest element of each part that the mask allows.
+
+    Examples:
+        >>> MultiOneHot([3, 2]).encode([1, 0])
+        tensor([False,  True, False,  True, False])
+
+    Args:
+        nvec: the lengths of the parts.
+        shape: of one value, ending with their sum; None: `(sum(nvec),)`.
+        device: where values are drawn; None: torch's default device.
+        dtype: any real dtype.
+        mask: bool, expands to `shape`: which choices are allowed; None: all.
+
+    Raises:
+        InvalidArgumentError: if a count isn't positive, or the shape or the mask doesn't fit.
+    """
+
+    def __init__(
+        self,
+        nvec: Sequence[int] | Tensor | np.ndarray,
+        shape: Sequence[int] | int | None = None,
+        device: DeviceLike | None = None,
+        dtype: torch.dtype = torch.bool,
+        mask: Tensor | None = None,
+    ) -> None:
+        counts = checked_counts(nvec).to(make_device(device))
+        if counts.ndim != 1:
+            raise InvalidArgumentError(f"nvec: expected one dimension, got shape {tuple(counts.shape)}")
+        size = ending_with("MultiOneHot", int(counts.sum()), shape)
+        super().__init__(size, ChoiceSpace(counts.expand((*size[:-1], len(counts)))), device, dtype)
+        self.update_mask(mask)
+
+    def _other_encoding(self) -> MultiCategorical:
+        shape = (*self.batch_shape, *self.space.index_dims)
+        return MultiCategorical(self.nvec, shape, self.device, mask=self.mask)

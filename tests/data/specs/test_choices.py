@@ -1,0 +1,83 @@
+"""The numbers of choices: limits, masks, one-hot vectors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gleanrl.data.specs.choices import Allowed, ChoiceSpace, checked_mask, draw_below, require_choice
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from tests.data.specs.cases import bools
+from tests.data.specs.statistics import frequencies, uniform
+
+
+def test_common_limits():
+    assert ChoiceSpace(torch.tensor([[2, 3], [2, 3]])).common == (2, 3) and ChoiceSpace(4).common == (4,)
+    varying = ChoiceSpace(torch.tensor([[2, 3], [3, 2]]))
+    assert varying.common is None
+    with pytest.raises(UnsupportedError, match="differ within the batch"):
+        _ = varying.parts
+
+
+def test_allowed_positions_come_first():
+    allowed = Allowed.of(bools("0101 1000"))
+    assert allowed.count.tolist() == [2, 1] and allowed.order[:, 0].tolist() == [1, 0]
+    assert allowed.order[0, 1] == 3
+
+
+def test_masks_by_index_are_as_wide_as_the_largest_limit():
+    space = ChoiceSpace(torch.tensor([3, 1]), bools("0111"))
+    assert space.by_index.tolist() == [[False, True, True], [True, False, False]] and space.count(1) == 2
+    assert ChoiceSpace(torch.tensor([3, 1])).by_index is None
+    mask = bools("01")
+    assert ChoiceSpace(2, mask).by_index is mask
+
+
+def test_draws_below_a_limit_never_reach_it():
+    torch.manual_seed(0)
+    limit = torch.tensor([1, 3, 2**52])
+    value = draw_below(limit, (20000, 3), None)
+    assert bool((value >= 0).all()) and bool((value < limit).all())
+    assert uniform(frequencies(value[:, 1], 3)) and uniform(frequencies(value[:, 2] >> 48, 16))
+
+
+def test_outside_and_nearest():
+    index = torch.tensor([-1, 0, 1, 2, 3])
+    free, masked = ChoiceSpace(3), ChoiceSpace(3, bools("100"))
+    assert free.outside(index).tolist() == [True, False, False, False, True]
+    assert masked.outside(index).tolist() == [True, False, True, True, True]
+    assert free.nearest(index).tolist() == [0, 0, 1, 2, 2] and masked.nearest(index).tolist() == [0] * 5
+    assert ChoiceSpace(3, bools("101")).nearest(torch.tensor([1])).tolist() == [0]
+    assert ChoiceSpace(1).outside(bools("01")).tolist() == [False, True]
+    assert masked.count(2) == 1 and free.count(2) == 9
+
+
+def test_one_hot_vectors():
+    one, two = ChoiceSpace(3), ChoiceSpace(torch.tensor([2, 3]))
+    row = one.one_hot(torch.tensor([1, 0]), torch.bool)
+    assert row.tolist() == [[False, True, False], [True, False, False]] and one.peaks(
+        row.to(torch.int8)
+    ).tolist() == [
+        1,
+        0,
+    ]
+    row = two.one_hot(torch.tensor([1, 2]), torch.float32)
+    assert row.tolist() == [0, 1, 0, 0, 1] and two.peaks(row).tolist() == [1, 2]
+    assert one.not_single(bools("110 010")).tolist() == [True, False]
+    assert two.not_single(bools("10110 01001")).tolist() == [True, False]
+    assert one.index_dims == () and two.index_dims == (2,)
+
+
+def test_masks_are_checked_and_copied():
+    source = bools("10")
+    made = checked_mask(source, (3, 2), None)
+    source[:] = True
+    assert (
+        made.tolist() == [[True, False]] * 3 and checked_mask([True, False], (2,), None).dtype == torch.bool
+    )
+    with pytest.raises(InvalidTypeError):
+        checked_mask([1, 0], (2,), None)
+    with pytest.raises(InvalidArgumentError):
+        checked_mask(source, (3,), None)
+    with pytest.raises(InvalidArgumentError, match=r"\(1, 0\)"):
+        require_choice(torch.tensor([[[True]], [[False]]]))
