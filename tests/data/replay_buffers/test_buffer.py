@@ -114,7 +114,7 @@ def test_a_failed_write_changes_nothing(call, ndim):
     streams = 3 if ndim == 2 else None
     rb.extend(ted(5, 0, streams))
     rb.sample(2)
-    before = fingerprint(rb.state_dict()), rb.stats(), rb._storage.changes
+    before = fingerprint(rb.state_dict()), rb.stats(), rb._storage.version
     good = ted(2, 5, streams)
     bad = [
         good.exclude("action"),
@@ -132,7 +132,7 @@ def test_a_failed_write_changes_nothing(call, ndim):
                 rb.add(one)
             else:
                 rb[0] = one
-    assert (fingerprint(rb.state_dict()), rb.stats(), rb._storage.changes) == before
+    assert (fingerprint(rb.state_dict()), rb.stats(), rb._storage.version) == before
 
 
 def test_extend_leaves_its_input_alone_and_keeps_nothing_of_it():

@@ -17,6 +17,7 @@ from gleanrl.data.replay_buffers import (
     SamplerWithoutReplacement,
     TensorStorage,
 )
+from gleanrl.data.replay_buffers.versions import touched
 from tests.data.replay_buffers.oracle import fingerprint, ted
 
 
@@ -35,9 +36,9 @@ def use(storage: Any, sampler: Any, ndim: int, data: list[Any]) -> list[Any]:
         rb["observation"] = rb["observation"] + 1
     if sampler is SamplerWithoutReplacement:
         found += list(rb)
-    old = rb.storage.changes - 100
-    found.append(rb.storage.stale(torch.zeros(3, dtype=torch.int64, device="cpu"), old))
-    found.append(rb.storage.stale(torch.zeros(3, dtype=torch.int64, device="cpu"), rb.storage.changes - 1))
+    slots, version = torch.zeros(3, dtype=torch.int64, device="cpu"), rb.storage.version
+    for old in (version._replace(content=0), version._replace(changes=version.changes - 1)):
+        found.append(touched(slots, rb.storage.changed_since(old)))
     again = ReplayBuffer(storage=storage(20) if storage is ListStorage else storage(20, ndim=ndim))
     again.set_sampler(sampler())
     again.load_state_dict(rb.state_dict())

@@ -24,7 +24,7 @@ def storage_of(rows: int) -> LazyTensorStorage:
 
 def ticket(storage: Any, slot: int, ran_out: bool = False) -> Ticket:
     drawn = Draw(torch.tensor([slot]))
-    return Ticket(drawn, storage, storage.changes, storage.content, ran_out)
+    return Ticket(drawn, storage, storage.version, ran_out)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -13,6 +13,8 @@ from gleanrl.data.replay_buffers.versions import (
     Follower,
     Version,
     Versioned,
+    moved_past,
+    same_generations,
     slots_in,
     touched,
     version_from,
@@ -31,7 +33,7 @@ class Ring(Versioned):
         return self.log.version
 
     def changed_since(self, version: Version) -> list[Change] | None:
-        return self.log.since(version, SIZE)
+        return self.log.since(version)
 
 
 class Copy(Follower[Ring]):
@@ -69,14 +71,14 @@ def test_the_log_tells_what_changed_since_any_version(notes, since):
         start = at if onward else start
         versions.append(log.version)
         changed.append((start, count, amended))
-        log.note(start, count, SIZE, amended)
+        log.note_ranges([(start, count)], SIZE, amended) if amended else log.note(start, count, SIZE)
         at = (start + count) % SIZE
     versions.append(log.version)
     since = min(since, len(notes))
     fresh, altered = set(), set()
     for start, count, amended in changed[since:]:
         (altered if amended else fresh).update((start + k) % SIZE for k in range(count))
-    found = log.since(versions[since], SIZE)
+    found = log.since(versions[since])
     assert found is not None
     assert [slot for c in found if not c.amended for slot in range(c.start, c.stop)] == sorted(fresh)
     assert [slot for c in found if c.amended for slot in range(c.start, c.stop)] == sorted(altered - fresh)
@@ -92,8 +94,8 @@ def test_ring_writes_are_remembered_for_ever_in_one_run():
         log.note((3 + k) % 100, 1, 100)
     late = log.version
     log.note(3, 2, 100)
-    assert log.since(first, 100) == log.since(early, 100) == [Change(0, 100, False)]
-    assert log.since(late, 100) == [Change(3, 5, False)]
+    assert log.since(first) == log.since(early) == [Change(0, 100, False)]
+    assert log.since(late) == [Change(3, 5, False)]
     assert len(log._runs) == 1
 
 
@@ -102,18 +104,28 @@ def test_other_writes_are_told_apart_up_to_a_number():
     first = log.version
     for _ in range(1025):
         log.note(3, 1, 100)
-    assert log.since(first, 100) is None
-    assert log.since(Version(first.content, 1), 100) == [Change(3, 4, False)]
+    assert log.since(first) == [Change(0, 100, False)]
+    assert log.since(Version(first.content, 1)) == [Change(3, 4, False)]
+
+
+def test_the_ranges_of_one_write_are_told_apart_whatever_their_number():
+    log = ChangeLog()
+    before = log.version
+    log.note(3, 1, 10_000)
+    since = log.version
+    log.note_ranges([(2 * k, 1) for k in range(3000)], 10_000)
+    assert log.since(since) == [Change(2 * k, 2 * k + 1, False) for k in range(3000)]
+    assert log.since(before) == [Change(0, 10_000, False)]
 
 
 def test_another_content_and_the_future_are_everything():
     log, other = ChangeLog(), ChangeLog()
     log.note(0, 1, SIZE)
-    assert log.since(other.version, SIZE) is None
-    assert log.since(Version(log.version.content, 2), SIZE) is None
+    assert log.since(other.version) is None
+    assert log.since(Version(log.version.content, 2)) == [Change(0, SIZE, False)]
     before = log.version
     log.renew()
-    assert log.since(before, SIZE) is None and log.since(log.version, SIZE) == []
+    assert log.since(before) is None and log.since(log.version) == []
 
 
 def test_a_follower_looks_only_where_something_changed():
@@ -149,7 +161,7 @@ def test_slots_of_changes():
     changes = [Change(0, 2, False), Change(4, 6, True)]
     assert slots_in(changes).tolist() == [0, 1, 4, 5]
     slots = torch.tensor([5, 1, 3, 0])
-    assert touched(slots, changes).tolist() == [False, True, False, True]
+    assert touched(slots, changes).tolist() == [True, True, False, True]
     assert touched(slots, None).all() and not touched(slots, []).any()
 
 
@@ -158,3 +170,13 @@ def test_versions_are_saved_as_numbers():
     assert version_from(version_state(version)) == version
     for state in (None, [1], ["a", 2], {"a": 1}, [1, 2, 3]):
         assert version_from(state) is None
+
+
+def test_generations_of_a_copy_never_come_again_and_are_the_same():
+    saved = torch.tensor([3, 5, 1])
+    assert torch.equal(moved_past(saved, torch.tensor([3, 4, 0])), saved), "a fresh storage"
+    moved = moved_past(saved, torch.tensor([3, 9, 0]))
+    assert bool((moved > 9).all()) and len((moved - saved).unique()) == 1
+    assert same_generations(moved, saved).all()
+    assert same_generations(moved, torch.tensor([3, 4, 1])).tolist() == [True, False, True]
+    assert moved_past(saved[:0], saved[:0]).shape == (0,)

@@ -70,7 +70,7 @@ def audit(storage: Storage) -> AuditReport:
     if flags := _check_flags(storage, found):
         checks.append(flags)
     try:
-        table = EpisodeTable(BoundaryKeys()).sync(storage) if storage.ordered else None
+        table = EpisodeTable(BoundaryKeys()).of(storage) if storage.ordered else None
     except (MissingKeyError, SchemaError):
         table = None
     trajectories = None

@@ -104,7 +104,7 @@ class Parts:
             _hand_over(old, storage, self)
             self._collate_fn = collate_fn
             self._writer.register_storage(self._storage)
-            self._sampler.clear()
+            self._sampler.follow(storage)
             return old
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
@@ -114,6 +114,7 @@ class Parts:
             self._drop_ahead()
             old, self._sampler = self._sampler, sampler
             _hand_over(old, sampler, self)
+            sampler.follow(self._storage)
             return old
 
     def set_writer(self, writer: Writer) -> Writer:
@@ -168,7 +169,7 @@ class Parts:
         for part in (self._storage, self._sampler, self._writer):
             part.join_buffer(self)
         self._writer.register_storage(self._storage)
-        self._sampler.on_load(self._storage)
+        self._sampler.follow(self._storage)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of storage, sampler, writer and transforms: copies that later calls don't change."""
@@ -182,7 +183,7 @@ class Parts:
 
     def _sampler_state(self) -> dict[str, Any]:
         """Return the sampler's state, which goes with what is stored now."""
-        self._sampler.catch_up(self._storage)
+        self._sampler.follow(self._storage)
         return self._sampler.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -208,7 +209,7 @@ class Parts:
                 self._sampler.load_state_dict(before)
                 raise
             self._writer.load_state_dict(state_dict["_writer"])
-            self._sampler.on_load(self._storage, state_dict["_storage"].get("generations"))
+            self._sampler.follow(self._storage)
 
 
 def check_state(state_dict: Any) -> None:

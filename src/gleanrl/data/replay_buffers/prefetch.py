@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.versions import Version
 from gleanrl.records import Draw
 from gleanrl.system.threads import Job, Workers
 from gleanrl.tree import Path
@@ -18,10 +19,8 @@ class Ticket(NamedTuple):
 
     drawn: Draw
     storage: Storage
-    changes: int
-    """`Storage.changes` at the draw."""
-    content: object
-    """`Storage.content` at the draw."""
+    version: Version
+    """The storage's version at the draw."""
     ran_out: bool
     """Whether the draw ended an epoch."""
     epoch: int = 0
@@ -29,13 +28,18 @@ class Ticket(NamedTuple):
     mark: tuple[Any, ...] | None = None
     """The sampler's place before the draw, if it may have to be taken back."""
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the storage was cleared or loaded since the draw."""
+        return self.storage.version.content != self.version.content
+
 
 def fetch(ticket: Ticket, paths: tuple[Path, ...] | None = None) -> Any:
     """Return the records of a draw, or None if the storage forgot them meanwhile; takes no lock."""
     try:
         return ticket.storage.fetch(ticket.drawn.slots, paths)
     except IndexError:
-        if ticket.storage.content is ticket.content:
+        if not ticket.is_gone:
             raise
         return None
 
@@ -81,8 +85,13 @@ class Prefetcher:
 
     def forget_gone(self) -> None:
         """Forget batches of a content that is gone: the storage was cleared without a word to the buffer."""
-        while self._queue and self._queue[0][0].content is not self._queue[0][0].storage.content:
+        while self._queue and self._queue[0][0].is_gone:
             self._queue.popleft()
+
+    def join(self, version: Version) -> None:
+        """Take all batches as drawn from this content: whether their rows are still there shows by generations."""
+        old = version._replace(changes=-1)
+        self._queue = deque((ticket._replace(version=old), coming) for ticket, coming in self._queue)
 
     def _leave_parent(self) -> None:
         """Start anew in a forked process: the threads, and what they were to fetch, stayed in its parent."""

@@ -90,10 +90,9 @@ class Recording(Parts):
             placement = self._writer.place(prepared)
             if isinstance(placement, Selection):
                 storage.write_selected(prepared, placement)
-                self._sampler.on_update(storage, placement.slots)
             else:
                 storage.write(prepared, placement)
-                self._sampler.on_write(storage, placement)
+            self._sampler.follow(storage)
             self._writer.confirm()
             transforms.confirm()
             return _index_of(placement, storage, single)
@@ -125,11 +124,8 @@ class Recording(Parts):
             self._writer.check_write(value, "__setitem__")
             prepared: Prepared = storage.prepare_selection(value, shape, "__setitem__")
             if slots.shape[0]:
-                storage.write_slots(prepared, slots)
-                if whole:
-                    self._sampler.on_column(storage)
-                else:
-                    self._sampler.on_update(storage, slots)
+                storage.write_slots(prepared, slots, amended=whole)
+                self._sampler.follow(storage)
 
     def _with_column(self, key: Any, column: Any) -> Any:
         """Return the whole content with another tensor at `key`; the content itself isn't changed."""
@@ -153,7 +149,7 @@ class Recording(Parts):
             self._writer.check_clear()
             self._drop_ahead()
             self._storage.clear()
-            self._sampler.clear()
+            self._sampler.follow(self._storage)
 
     def update_priority(self, index: Any, priority: Any, generation: Any = None) -> None:
         """Give stored records the priorities that a prioritized sampler draws them by.

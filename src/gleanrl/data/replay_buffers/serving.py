@@ -15,6 +15,7 @@ from gleanrl.data.replay_buffers.prefetch import Prefetcher, Ticket, fetch
 from gleanrl.data.replay_buffers.recording import Recording
 from gleanrl.data.replay_buffers.samplers.base import coordinates
 from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.versions import same_generations, touched
 from gleanrl.errors import EmptyBufferError, SchemaError
 from gleanrl.records import Draw
 from gleanrl.tree import NestedKey, Path, add_entries
@@ -92,7 +93,7 @@ class Serving(Recording):
         drawn = sampler.draw(storage, size, generations)
         if not ahead and sampler.takes_priorities:
             sampler.on_serve(storage, drawn)
-        return Ticket(drawn, storage, storage.changes, storage.content, sampler.ran_out, sampler.epoch)
+        return Ticket(drawn, storage, storage.version, sampler.ran_out, sampler.epoch)
 
     def _fetch_now(
         self, size: int, keys: tuple[NestedKey, ...] | None, generations: bool
@@ -104,11 +105,11 @@ class Serving(Recording):
             self._batches_sampled += 1
         storage, drawn = ticket.storage, ticket.drawn
         records = fetch(ticket, paths)
-        if storage.changes != ticket.changes:
+        if storage.version != ticket.version:
             with self._lock:
-                if storage.content is not ticket.content:
+                if ticket.is_gone:
                     return self._replace(size, drawn, paths, generations)
-                stale = storage.stale(drawn.slots, ticket.changes)
+                stale = touched(drawn.slots, storage.changed_since(ticket.version))
                 if stale.any():
                     drawn = self._redraw(ticket, stale, generations)
                     ticket = ticket._replace(ran_out=self._sampler.ran_out, epoch=self._sampler.epoch)
@@ -135,9 +136,9 @@ class Serving(Recording):
         records = coming.result()
         storage, drawn = ticket.storage, ticket.drawn
         with self._lock:
-            if storage.content is not ticket.content:
+            if ticket.is_gone:
                 return self._replace(size, drawn, None, True)
-            if storage.changes == ticket.changes or torch.equal(
+            if storage.version == ticket.version or torch.equal(
                 storage.generation(drawn.slots), _generation(drawn)
             ):
                 self._sampler.on_serve(storage, drawn)
@@ -222,9 +223,15 @@ class Serving(Recording):
             for saved in ahead:
                 assert self._prefetcher is not None
                 drawn = _restored(saved, storage)
-                self._prefetcher.put(
-                    Ticket(drawn, storage, storage.changes - 1, storage.content, saved["ran_out"])
-                )
+                self._prefetcher.put(Ticket(drawn, storage, storage.version, saved["ran_out"]))
+            if self._prefetcher is not None:
+                self._prefetcher.join(storage.version)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle."""
+        super().__setstate__(state)
+        if self._prefetcher is not None:
+            self._prefetcher.join(self._storage.version)
 
 
 def _stacked(index: tuple[torch.Tensor, ...], records: Any) -> torch.Tensor:
@@ -289,7 +296,7 @@ def _are_slots(found: torch.Tensor, rows: int) -> bool:
 
 def _living_origin(origin: torch.Tensor | None, storage: Storage) -> torch.Tensor | None:
     """Return those slots of an origin whose records are still there."""
-    return None if origin is None else origin[0, storage.generation(origin[0]) == origin[1]]
+    return None if origin is None else origin[0, same_generations(storage.generation(origin[0]), origin[1])]
 
 
 def _restored(saved: dict[str, Any], storage: Storage) -> Draw:

@@ -9,7 +9,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-_REMEMBERED = 1024  # runs that a log tells apart
+_DISTANCE = 1 << 29  # what generations move by in loads; the core's marks keep as many low bits of them
+_new = tuple.__new__  # makes named tuples in half the time
+_REMEMBERED = 1024  # ranges that a log tells apart
 
 Source = TypeVar("Source", bound="Versioned")
 
@@ -32,65 +34,100 @@ class Change(NamedTuple):
     """Whether the records stayed what they are, a column of theirs apart; False where the slots hold others."""
 
 
-class _Run(NamedTuple):
-    begin: int  # changes counted before it
-    start: int
-    length: int
-    amended: bool
+class _Run:
+    """One write, or ring writes that follow each other."""
+
+    __slots__ = ("amended", "begin", "count", "spans", "start")
+
+    def __init__(self, begin: int, spans: list[tuple[int, int]], amended: bool) -> None:
+        self.begin = begin  # changes counted before it
+        self.start, self.count = spans[0] if len(spans) == 1 else (-1, sum(count for _, count in spans))
+        self.spans = spans if len(spans) > 1 else None  # (start, count) of each range, around the end
+        self.amended = amended
+
+    def unseen(self, version: Version, size: int) -> list[tuple[int, int]]:
+        """Return what it changed after a version, as ``(start, stop)``; all of it, if it began after that."""
+        seen = max(version.changes - self.begin, 0)
+        if seen >= self.count:
+            return []
+        if self.spans is None:
+            return _within(self.start + seen, self.count - seen, size)
+        return [span for start, count in self.spans for span in _within(start, count, size)]
 
 
 class ChangeLog:
     """What changed in the slots of a ring, in order. Not thread-safe: the storage's owner locks.
 
-    Ring writes that follow each other make one run, however many they are, so that the log is exact for any time as
-    long as a storage is written by a ring writer. Other writes make a run each; of those the last 1024 are told
-    apart.
+    Ring writes that follow each other make one range, however many they are, so that the log is exact for any time
+    as long as a storage is written by a ring writer. Of other ranges the last 1024 are told apart, and those of the
+    last write always.
+
+    Args:
+        origin: what the first content is a copy of, if anything.
     """
 
-    def __init__(self) -> None:
-        self._runs: deque[_Run] = deque(maxlen=_REMEMBERED)
-        self.renew()
+    def __init__(self, origin: Version | None = None) -> None:
+        self._runs: deque[_Run] = deque()
+        self._ranges = self._size = 0
+        self.renew(origin)
 
-    def renew(self) -> None:
-        """Begin another content: whoever followed the one before looks at everything."""
+    def renew(self, origin: Version | None = None) -> None:
+        """Begin another content, a copy of `origin` or of nothing: who followed the one before looks at everything."""
         self._runs.clear()
+        self._ranges = 0
+        self.origin = origin
         self.version = Version(secrets.randbits(62), 0)
 
-    def note(self, start: int, count: int, size: int, amended: bool = False) -> None:
+    def note(self, start: int, count: int, size: int) -> None:
         """Note that `count` slots from `start` on, around the end of `size` slots, are about to change."""
-        version, runs = self.version, self._runs
-        if runs:
-            last = runs[-1]
-            if last.amended is amended and not amended and (last.start + last.length) % size == start:
-                runs[-1] = _Run(last.begin, last.start, last.length + count, amended)
-                self.version = Version(version.content, version.changes + count)
-                return
-        runs.append(_Run(version.changes, start, count, amended))
-        self.version = Version(version.content, version.changes + count)
+        content, changes = self.version
+        last = self._runs[-1] if self._runs else None
+        if last is None or last.spans or last.amended or (last.start + last.count) % size != start:
+            self.note_ranges([(start, count)], size)
+            return
+        # At every write: no object is made but the version. The order matters to whoever was interrupted between.
+        last.count += count
+        self.version = _new(Version, (content, changes + count))
 
-    def since(self, version: Version, size: int) -> list[Change] | None:
-        """Return what changed after `version`: ranges that don't overlap, in the order of the slots.
-
-        A slot that was written anew and amended is written anew. None stands for everything: another content, or
-        longer ago than the log goes back.
+    def note_ranges(self, spans: list[tuple[int, int]], size: int, amended: bool = False) -> None:
+        """Note that slots here and there are about to change.
 
         Args:
-            version: a former version.
+            spans: first slot and count of each range, around the end.
             size: slots of the ring.
+            amended: see `Change`.
         """
-        content, changes = self.version
-        if version.content != content or version.changes > changes:
+        run, runs, version = _Run(self.version.changes, spans, amended), self._runs, self.version
+        runs.append(run)
+        self._size = size
+        self._ranges += len(spans)
+        while self._ranges > _REMEMBERED and len(runs) > 1:
+            self._ranges -= len(runs.popleft().spans or (0,))
+        self.version = Version(version.content, version.changes + run.count)
+
+    def since(self, version: Version) -> list[Change] | None:
+        """Return what changed after `version`: ranges that don't overlap, in the order of the slots.
+
+        A slot that was written anew and amended is written anew. Every slot, if it is longer ago than the log goes
+        back; None for another content.
+        """
+        (content, changes), size = self.version, self._size
+        if version.content != content:
             return None
         if version.changes == changes:
             return []
-        if not self._runs or self._runs[0].begin > version.changes:
-            return None
+        if version.changes > changes or self._runs[0].begin > version.changes:
+            return [Change(0, size, False)]
+        last = self._runs[-1]
+        seen = version.changes - last.begin
+        if seen >= 0 and last.spans is None:  # what a follower of each write asks for
+            start = (last.start + seen) % size
+            if (stop := start + last.count - seen) <= size:
+                return [_new(Change, (start, stop, last.amended))]
         fresh: list[tuple[int, int]] = []
         amended: list[tuple[int, int]] = []
         for run in reversed(self._runs):
-            seen = max(version.changes - run.begin, 0)
-            if seen < run.length:
-                (amended if run.amended else fresh).extend(_spans(run.start + seen, run.length - seen, size))
+            (amended if run.amended else fresh).extend(run.unseen(version, size))
             if run.begin <= version.changes:
                 break
         written = _merged(fresh)
@@ -99,7 +136,7 @@ class ChangeLog:
         return sorted(found)
 
 
-def _spans(start: int, count: int, size: int) -> list[tuple[int, int]]:
+def _within(start: int, count: int, size: int) -> list[tuple[int, int]]:
     if count >= size:
         return [(0, size)]
     start %= size
@@ -143,7 +180,7 @@ class Versioned(ABC):
 
     @abstractmethod
     def changed_since(self, version: Version) -> list[Change] | None:
-        """Return what changed after `version` (see `ChangeLog.since`); None for everything."""
+        """Return what changed after `version` (see `ChangeLog.since`); None for another content."""
 
 
 class Follower(ABC, Generic[Source]):
@@ -167,7 +204,7 @@ class Follower(ABC, Generic[Source]):
         if changes is None:
             self._followed = None
             self._look_at_all(storage)
-        else:
+        elif changes:
             self._look_at(storage, changes)
         self._followed = version
 
@@ -177,7 +214,7 @@ class Follower(ABC, Generic[Source]):
 
     @abstractmethod
     def _look_at_all(self, storage: Source) -> None:
-        """Derive everything anew."""
+        """Derive everything anew: another content."""
 
     @abstractmethod
     def _look_at(self, storage: Source, changes: list[Change]) -> None:
@@ -190,11 +227,10 @@ def slots_in(changes: list[Change]) -> torch.Tensor:
 
 
 def touched(slots: torch.Tensor, changes: list[Change] | None) -> torch.Tensor:
-    """Return which of `slots`, ``(n,)`` int64, hold other records now, ``(n,)`` bool; all of them for None."""
+    """Return which of `slots`, ``(n,)`` int64, were written, amended ones too, ``(n,)`` bool; all of them for None."""
     found = torch.full(slots.shape, changes is None, dtype=torch.bool, device="cpu")
-    for start, stop, amended in changes or ():
-        if not amended:
-            found |= (slots >= start) & (slots < stop)
+    for start, stop, _ in changes or ():
+        found |= (slots >= start) & (slots < stop)
     return found
 
 
@@ -208,3 +244,17 @@ def version_from(state: Any) -> Version | None:
     if isinstance(state, (list, tuple)) and len(state) == 2 and all(type(number) is int for number in state):
         return Version(*state)
     return None
+
+
+def same_generations(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """Return where slots hold the records that they held at the generations `before`, ``(n,)`` each; loads apart."""
+    return (now ^ before) & (_DISTANCE - 1) == 0
+
+
+def moved_past(saved: torch.Tensor, reached: torch.Tensor) -> torch.Tensor:
+    """Return saved generations, ``(n,)`` int64, for slots that have reached others: none comes again.
+
+    All move by one distance, which `same_generations`, and whoever keeps their low bits only, doesn't notice.
+    """
+    behind = max(int((reached - saved).max()), 0) if saved.shape[0] else 0
+    return saved + -(-behind // _DISTANCE) * _DISTANCE

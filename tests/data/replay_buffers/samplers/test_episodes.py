@@ -20,7 +20,6 @@ from gleanrl.errors import (
     SchemaError,
     UnsupportedError,
 )
-from gleanrl.records import Placement
 from tests.data.replay_buffers.samplers.acts import (
     CAPACITY,
     CLEARS,
@@ -46,7 +45,7 @@ KINDS = [
 
 def runs(table: EpisodeTable, storage: Any) -> list[tuple[int, int]]:
     """First slot and length of every trajectory that the table knows."""
-    native = table.sync(storage)
+    native = table.of(storage)
     native.check_valid()
     count = native.num_runs(1)
     first, length = np.empty(count, np.int64), np.empty(count, np.int64)
@@ -130,7 +129,6 @@ def test_where_trajectories_end(data, keys, lengths):
 def test_the_cursor_of_a_full_ring_ends_a_trajectory():
     table, storage = table_of({"episode": torch.zeros(8, dtype=torch.int64)}, capacity=8)
     storage.end = 3
-    storage.content = object()
     assert runs(table, storage) == [(3, 8)]
     storage = LazyTensorStorage(8)
     buffer = ReplayBuffer(storage=storage, sampler=make_sampler())
@@ -157,7 +155,7 @@ def test_ends_that_are_given(given_ends, written):
     assert runs(again, storage) == [(0, 3), (3, 3), (6, 2)]
     storage.set(0, TensorDict({"x": torch.arange(written)}, [written]))
     with pytest.raises(UnsupportedError, match="the storage has been written since; name keys"):
-        table.sync(storage)
+        table.of(storage)
 
 
 def test_given_ends_join_those_that_are_stored():
@@ -169,7 +167,7 @@ def test_given_ends_join_those_that_are_stored():
 def test_given_ends_of_another_length():
     table, storage = table_of({"x": IDS}, flags(2, count=7)[:, 0])
     with pytest.raises(SchemaError, match="ends: expected one value for each of the 8 stored, got 7"):
-        table.sync(storage)
+        table.of(storage)
 
 
 @pytest.mark.parametrize("name", ["ends", "trajectories"])
@@ -196,7 +194,7 @@ def test_what_cant_be_given(name, values):
 def test_what_tells_no_ends(data, keys, error, match):
     table, storage = table_of(data, **keys)
     with pytest.raises(error, match=match):
-        table.sync(storage)
+        table.of(storage)
 
 
 def test_a_missing_trajectory_key_is_told():
@@ -209,14 +207,17 @@ def test_storages_without_columns():
     storage = ListStorage(3)
     storage.set(0, [1, 2])
     with pytest.raises(UnsupportedError, match="a ListStorage holds single objects"):
-        EpisodeTable(BoundaryKeys()).sync(storage)
+        EpisodeTable(BoundaryKeys()).of(storage)
     with pytest.raises(EmptyBufferError, match="the storage is empty"):
-        EpisodeTable(BoundaryKeys()).sync(LazyTensorStorage(3))
+        EpisodeTable(BoundaryKeys()).of(LazyTensorStorage(3))
 
 
 def test_a_write_that_tells_nothing_is_not_an_error_of_the_write():
     table, storage = table_of({"x": IDS})
-    assert table.on_write(storage, Placement(0, 8, 0, 0, 8, 20)) is False
+    sampler = make_sampler()
+    sampler.follow(storage)
+    with pytest.raises(MissingKeyError, match="nothing stored tells"):
+        sampler.draw(storage, 1)
 
 
 def test_an_agents_flag_ends_the_trajectory_of_all():
@@ -230,5 +231,5 @@ def test_capacity_is_rounded_up_to_whole_steps():
     kind = Kind(batch=(3,))
     buffer = new_buffer(kind, make_sampler())
     buffer.extend(kind.rows(CAPACITY + 4, 0))
-    native = buffer.sampler._table.sync(buffer.storage)
+    native = buffer.sampler._table.of(buffer.storage)
     assert (native.capacity, native.num_streams, native.stored) == (CAPACITY, 3, CAPACITY)

@@ -41,7 +41,7 @@ def filled(rows: int, capacity: int = 10) -> LazyTensorStorage:
 
 def raw(table: PriorityTable, storage: Any) -> list[float]:
     """What the table keeps of every stored row."""
-    native = table.sync(storage)
+    native = table.of(storage)
     table.check_valid()
     index, values = np.arange(native.capacity), np.full(native.capacity, -7.0)
     native.get(index.ctypes.data, len(index), values.ctypes.data)
@@ -50,7 +50,7 @@ def raw(table: PriorityTable, storage: Any) -> list[float]:
 
 
 def leaves(table: PriorityTable, storage: Any) -> list[float]:
-    native = table.sync(storage)
+    native = table.of(storage)
     index, values = np.arange(len(storage)), np.full(len(storage), -7.0)
     native.leaves(index.ctypes.data, len(index), values.ctypes.data)
     return values.tolist()
@@ -232,7 +232,7 @@ def test_a_rule_that_makes_probabilities_overflow_is_refused():
     update(table, storage, [0], 1e30)
     with pytest.raises(InvalidArgumentError):
         table.alpha = 100.0
-    assert table.alpha == 1.0 and table.sync(storage).alpha == 1.0
+    assert table.alpha == 1.0 and table.of(storage).alpha == 1.0
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_what_cant_be_made(options, error, match):
 
 def test_a_storage_that_is_larger_than_the_table():
     with pytest.raises(InvalidArgumentError, match="max_capacity=9 is less than the 10 rows"):
-        table_of(9).sync(filled(4))
+        table_of(9).of(filled(4))
     rounded = LazyTensorStorage(10, ndim=2)
     rounded.set(0, torch.zeros(4, 3))
     assert raw(table_of(10), rounded) == [1.0] * 12
@@ -271,7 +271,7 @@ def test_a_table_that_is_larger_than_the_storage():
 def test_what_was_written_long_ago_behind_its_back_is_all_new():
     storage, table = filled(5), table_of()
     update(table, storage, list(range(5)), [2.0, 3.0, 4.0, 5.0, 6.0])
-    for _ in range(100):
+    for _ in range(1100):
         storage.set(0, torch.zeros(1, dtype=torch.int64))
     assert raw(table, storage) == [6.0] * 5
 

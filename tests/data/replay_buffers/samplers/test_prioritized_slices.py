@@ -47,7 +47,7 @@ def first_steps(run: list[int], length: int, strict: bool, right: int) -> list[i
 
 def drawable(sampler: Any, storage: Any) -> set[int]:
     """The slots that the core may draw."""
-    native = sampler._priorities.sync(storage)
+    native = sampler._priorities.of(storage)
     index, leaves = np.arange(len(storage)), np.empty(len(storage))
     native.check_valid()
     native.leaves(index.ctypes.data, len(index), leaves.ctypes.data)
@@ -184,8 +184,8 @@ def test_writes_look_at_their_neighbourhood_only():
     buffer = buffer_of([7] * 40)
     buffer.sample()
     looked: list[int] = []
-    sampler, original = buffer.sampler, buffer.sampler._find_starts
-    sampler._find_starts = lambda *args: (looked.append(args[-1]), original(*args))[1]
+    starts, original = buffer.sampler._starts, buffer.sampler._starts._find
+    starts._find = lambda *args: (looked.append(args[-1]), original(*args))[1]
     for _ in range(5):
         buffer.extend(rows([4]))
         buffer.sample()

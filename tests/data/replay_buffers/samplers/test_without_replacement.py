@@ -78,9 +78,12 @@ def test_drop_last_needs_a_full_batch():
 
 def test_clearing_ends_the_epoch():
     storage, sampler = filled(10), SamplerWithoutReplacement(seed=0)
-    sampler.draw(storage, 9)
-    sampler.clear()
-    assert sorted(sampler.draw(storage, 100).slots.tolist()) == list(range(10))
+    sampler.draw(storage, 10)
+    storage.clear()
+    sampler.follow(storage)
+    assert not sampler.ran_out
+    storage.set(0, torch.arange(8))
+    assert sorted(sampler.draw(storage, 100).slots.tolist()) == list(range(8))
 
 
 def test_orders_differ_between_epochs():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from hypothesis import settings
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gleanrl.data.replay_buffers import LazyTensorStorage, ListStorage, RoundRobinWriter, Storage
+from gleanrl.data.replay_buffers.versions import Version, touched
 from gleanrl.errors import IndexRangeError, InvalidArgumentError, SchemaError
 
 CAPACITY = 7
@@ -26,7 +30,7 @@ class RingMachine(RuleBasedStateMachine):
         self.counts = [0] * CAPACITY
         self.cursor = 0
         self.clock = 0
-        self.seen: list[tuple[int, list[int]]] = [(0, list(self.counts))]
+        self.seen: list[tuple[Version, list[int]]] = [(self.storage.version, list(self.counts))]
 
     def make(self) -> Storage:
         return LazyTensorStorage(CAPACITY)
@@ -87,7 +91,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule()
     def remember(self) -> None:
-        self.seen.append((self.storage.changes, list(self.counts)))
+        self.seen.append((self.storage.version, list(self.counts)))
 
     @rule()
     def reload(self) -> None:
@@ -110,9 +114,9 @@ class RingMachine(RuleBasedStateMachine):
         slots = torch.arange(len(self.values))
         if self.values:
             assert torch.as_tensor(self.storage.fetch(slots)).tolist() == self.values
-        for changes, counts in self.seen:
+        for version, counts in self.seen:
             changed = torch.tensor([new != old for new, old in zip(self.counts, counts, strict=True)])
-            stale = self.storage.stale(torch.arange(CAPACITY), changes)
+            stale = touched(torch.arange(CAPACITY), self.storage.changed_since(version))
             assert not bool((changed & ~stale).any()), "a change went unnoticed"
         self.storage.check_valid()
         self.writer.check_valid()
@@ -136,16 +140,20 @@ TestTensorRing.settings = TestListRing.settings = settings(
 def test_staleness_is_exact_for_recent_ring_writes():
     storage = LazyTensorStorage(10)
     storage.set(0, torch.arange(10))
-    since = storage.changes
+    since = storage.version
+
+    def stale(slots, since):
+        return touched(slots, storage.changed_since(since))
+
     slots = torch.tensor([9, 3, 4, 4])
-    assert storage.stale(slots, since).tolist() == [False] * 4
+    assert stale(slots, since).tolist() == [False] * 4
     storage.set(3, torch.arange(1))
-    assert storage.stale(slots, since).tolist() == [False, True, False, False]
+    assert stale(slots, since).tolist() == [False, True, False, False]
     storage.set(8, torch.arange(2))
-    assert storage.stale(slots, since).tolist() == [True, True, False, False]
-    for _ in range(100):
+    assert stale(slots, since).tolist() == [True, True, False, False]
+    for _ in range(1100):
         storage.set(0, torch.arange(1))
-    assert storage.stale(slots, since).tolist() == [True] * 4, "too long ago to know"
+    assert stale(slots, since).tolist() == [True] * 4, "too long ago to know"
 
 
 def test_set_leaves_no_gap_and_stays_inside():
@@ -197,13 +205,18 @@ def test_the_end_leaves_no_gap():
     assert storage.end == 3
 
 
-def test_each_content_is_another():
+def test_each_content_is_another_that_knows_what_it_is_a_copy_of():
     storage = ListStorage(5)
-    first = storage.content
+    first = storage.version
     storage.set(0, [1, 2])
-    assert storage.content is first
+    assert storage.version == Version(first.content, 2) and storage.origin is None
+    second = storage.version
     state = storage.state_dict()
     storage.clear()
-    second = storage.content
+    third = storage.version
     storage.load_state_dict(state)
-    assert len({first, second, storage.content}) == 3
+    assert len({first.content, third.content, storage.version.content}) == 3
+    assert storage.origin == second
+    loaded = storage.version
+    for made in (copy.deepcopy(storage), pickle.loads(pickle.dumps(storage))):
+        assert made.version.content != loaded.content and made.origin == loaded

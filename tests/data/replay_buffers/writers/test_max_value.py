@@ -184,7 +184,7 @@ def test_it_follows_a_storage_that_others_change():
     assert rb.extend(records([-2.5], start=8)).tolist() == [2]
     rb.writer.check_valid()
     other = LazyTensorStorage(3)
-    while other.changes < rb.storage.changes:
+    while other.version.changes < rb.storage.version.changes:
         other.set(0, records([7.0, 8.0, 9.0], start=20))
     rb.set_storage(other)
     assert rb.extend(records([7.5], start=30)).tolist() == [0]

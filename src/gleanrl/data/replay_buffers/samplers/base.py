@@ -12,7 +12,7 @@ import torch
 from gleanrl.data.replay_buffers.ownership import Part
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.errors import EmptyBufferError, InvalidArgumentError
-from gleanrl.records import Draw, Placement
+from gleanrl.records import Draw
 from gleanrl.seeding import OwnedGenerator
 from gleanrl.tree import NestedKey, Path
 
@@ -110,14 +110,12 @@ class Sampler(Part, ABC):
         generator, self.ran_out = mark
         self._random.load_state_dict(generator)
 
-    def on_write(self, storage: Storage, placement: Placement) -> None:
-        """Learn that a write was published."""
+    def follow(self, storage: Storage) -> None:
+        """Learn that `storage` changed, whatever happened; called after every change, and at every use at the latest.
 
-    def on_update(self, storage: Storage, slots: torch.Tensor) -> None:
-        """Learn that the records in `slots`, ``(n,)`` int64, were replaced, or are new."""
-
-    def on_column(self, storage: Storage) -> None:
-        """Learn that a column of all records was replaced."""
+        A sampler that derives something from what is stored brings that in step here (see `Follower`), and again
+        in its other methods: this one needn't have been called.
+        """
 
     def update_priority(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
         """Take new priorities; a sampler without priorities warns and goes on.
@@ -144,21 +142,6 @@ class Sampler(Part, ABC):
     def priorities_dropped(self) -> int:
         """Priority updates that came too late; 0 for samplers without priorities."""
         return 0
-
-    def catch_up(self, storage: Storage) -> None:
-        """Learn what was written to `storage` without a word to the sampler, before its state is taken."""
-
-    def on_load(self, storage: Storage, generations: torch.Tensor | None = None) -> None:
-        """Learn that `storage` holds what the sampler's state, just loaded, belongs to.
-
-        Args:
-            storage: where the rows are now.
-            generations: those that the rows had when they were saved, ``(n,)`` int64; None if they are the same.
-        """
-
-    def clear(self) -> None:
-        """Learn that the storage was emptied or replaced."""
-        self.ran_out = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, the random generator included."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Container
-from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,6 +13,7 @@ from gleanrl.block import Schema, numpy_view
 from gleanrl.data.boundaries import TRAJ_IDS
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
+from gleanrl.data.replay_buffers.versions import Change, Follower
 from gleanrl.errors import (
     EmptyBufferError,
     GleanError,
@@ -24,7 +24,6 @@ from gleanrl.errors import (
     UnsupportedError,
 )
 from gleanrl.native import Episodes
-from gleanrl.records import Placement
 from gleanrl.tree import FLAGS, Path, as_key
 
 _DEFAULT_ID: Path = ("episode",)
@@ -43,15 +42,15 @@ class BoundaryKeys(NamedTuple):
     """An integer that changes with the trajectory; None for ``"episode"`` where that is stored."""
 
 
-class EpisodeTable:
+class EpisodeTable(Follower[Storage]):
     """Keeps a native episode table in step with a storage.
 
     A trajectory is a maximal run of adjacent time steps of one stream (batch entry) with one id and no end
     inside; the write cursor ends it too. ``("collector", "traj_ids")`` and ``("next", "done")`` always bound
     where they are stored. In n-step data (``"steps_to_next_obs"``) flags count only in rows where that is 1.
 
-    Ring writes that the table is told of cost what they wrote. It looks at the whole storage once when it
-    meets one that is in use, and after records were replaced by index.
+    Ring writes cost what they wrote. The table looks at the whole storage when it meets one that is in use, and
+    after records were replaced by index.
 
     Not thread-safe: the buffer calls it under its lock.
 
@@ -72,90 +71,64 @@ class EpisodeTable:
         self._trajectories = (
             None if trajectories is None else _given("trajectories", trajectories, torch.int64)
         )
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget everything: the storage was emptied or exchanged, or there is none yet."""
         self._native: Episodes | None = None
         self._reader: _Reader | None = None
-        self._storage: Storage | None = None
-        self._content: object | None = None
-        self._changes = -1
 
-    def invalidate(self) -> None:
-        """Learn that boundaries may have been rewritten: the next draw looks at all of them."""
-        self._content = None
-
-    def on_write(self, storage: Storage, placement: Placement) -> bool:
-        """Learn of a ring write.
-
-        Returns:
-            Whether the table followed it; the next `sync` catches up otherwise.
-        """
-        native = self._native
-        if native is None:
-            self.meet(storage)
-            return False
-        if (
-            self._content is not storage.content
-            or self._changes != storage.changes - 1
-            or self._static
-            or (placement.start != native.cursor and placement.num_steps < placement.capacity)
-        ):
-            return False
-        if placement.num_steps == placement.capacity:
-            native.clear()  # everything was replaced: it may begin anywhere
-        for start, stop in placement.spans():
-            self._tell(native, storage, start, stop)
-        self._changes = storage.changes
-        return True
-
-    def meet(self, storage: Storage) -> None:
-        """Look at a storage now rather than at the first draw; whatever is missing is an error of the draw."""
-        with suppress(GleanError):
-            self.sync(storage)
-
-    @property
-    def _static(self) -> bool:
-        return self._ends is not None or self._trajectories is not None
-
-    def sync(self, storage: Storage) -> Episodes:
+    def of(self, storage: Storage) -> Episodes:
         """Return the native table of what `storage` holds.
 
         Raises:
             MissingKeyError: nothing stored tells where trajectories end.
             UnsupportedError: a storage without columns, or one that was written after its ends had been given.
         """
-        native = self._native
-        if native is not None and self._content is storage.content and self._changes == storage.changes:
-            return native
-        return self._take_over(storage)
+        self.sync(storage)
+        assert self._native is not None
+        return self._native
 
-    def _take_over(self, storage: Storage) -> Episodes:
-        """Look at everything stored, the oldest step first."""
-        if self._static and self._content is not None:
+    @property
+    def _static(self) -> bool:
+        return self._ends is not None or self._trajectories is not None
+
+    def meet(self, storage: Storage) -> bool:
+        """Return whether the table could be brought in step; what is missing is an error of the draw."""
+        try:
+            self.sync(storage)
+        except GleanError:
+            return False
+        return True
+
+    def _look_at(self, storage: Storage, changes: list[Change]) -> None:
+        native = self._native
+        assert native is not None
+        if self._static and not all(change.amended for change in changes):
             raise UnsupportedError(
                 "ends, trajectories: they describe what was stored when they were given, and the storage has "
                 "been written since; name keys instead"
             )
-        if self._storage is not storage or self._native is None or self._reader is None:
-            self.clear()
-            self._reader = _reader(storage, self.keys, self._static)
-            self._native = Episodes(storage.capacity_steps, max(storage.rows_per_step, 1))
-            self._storage = storage
+        if storage.ordered and (written := _ring_write(changes, native, storage.end)):
+            for start, stop in written:
+                self._tell(native, storage, start, stop)
+        else:
+            self._tell_everything(native, storage)
+
+    def _look_at_all(self, storage: Storage) -> None:
+        self._reader = _reader(storage, self.keys, self._static)
+        self._native = Episodes(storage.capacity_steps, max(storage.rows_per_step, 1))
+        self._tell_everything(self._native, storage)
+
+    def _tell_everything(self, native: Episodes, storage: Storage) -> None:
+        """Tell the native table of everything stored, the oldest step first."""
         if not storage.ordered:
             raise UnsupportedError(
                 "slices need records in the order of time; those that are stored were chosen by what they hold"
             )
-        native = self._native
+        self._check_given(len(storage))
+        self.unfollow()  # whatever happens from here on until all is told
         native.clear()
         capacity, stored, end = storage.capacity_steps, storage.num_steps, storage.end
-        self._check_given(len(storage))
         for start, stop in ((end, capacity), (0, end)) if stored == capacity else ((0, stored),):
             if stop > start:
                 self._tell(native, storage, start, stop)
-        self._content, self._changes = storage.content, storage.changes
-        return native
 
     def _check_given(self, rows: int) -> None:
         for name, given in (("ends", self._ends), ("trajectories", self._trajectories)):
@@ -189,7 +162,19 @@ class EpisodeTable:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle."""
         self.__dict__.update(state)
-        self.clear()
+        self._native = self._reader = self._followed = None
+
+
+def _ring_write(changes: list[Change], table: Episodes, end: int) -> list[tuple[int, int]]:
+    """Return changes that are a write of the table's ring from its cursor to `end` as time steps, the oldest first."""
+    streams, begin = table.num_streams, table.cursor * table.num_streams
+    at, written = begin, []
+    for start, stop, amended in changes if len(changes) == 1 else reversed(changes):
+        if amended or start != at:
+            return []
+        written.append((start // streams, stop // streams))
+        at = stop % (table.capacity * streams)
+    return written if at == end * streams != begin else []
 
 
 def locate(table: Episodes, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,6 +12,7 @@ from gleanrl.arguments import positive
 from gleanrl.data.replay_buffers.samplers.priority_values import as_ours, check_priorities, number, per_slot
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import ranges_of
+from gleanrl.data.replay_buffers.versions import Change, Follower, Version, version_from, version_state
 from gleanrl.errors import (
     EmptyBufferError,
     IndexRangeError,
@@ -20,20 +21,18 @@ from gleanrl.errors import (
     UnsupportedError,
 )
 from gleanrl.native import Priorities
-from gleanrl.records import Placement
 
 _NORMALISATIONS = ("buffer", "batch")
-# The bits of a saved mark: whether the row was drawn, and the low end of its generation at that time.
-_DRAWN, _GENERATION = 1 << 30, (1 << 29) - 1
 
 
-class PriorityTable:
+class PriorityTable(Follower[Storage]):
     """Raw priorities with the rule that turns them into probabilities and weights.
 
     A row is drawn with a probability in proportion to ``(priority + eps) ** alpha``; its importance weight is
     ``probability ** -beta``, divided by the largest weight that a stored row would have (``"buffer"``) or that
     a row of the batch has (``"batch"``). New rows get the largest priority that was ever given, or with
-    `within_buffer` the largest one stored (1 if that is 0, or nothing is); 1 before the first.
+    `within_buffer` the largest one stored (1 if that is 0, or nothing is); 1 before the first. Records of which a
+    column was replaced keep theirs. Rows that aren't steps are never drawn.
 
     Not thread-safe: the buffer calls it under its lock.
 
@@ -72,8 +71,6 @@ class PriorityTable:
         self._eps = number("eps", eps)
         self._native: Priorities | None = None
         self._saved: dict[str, Any] | None = None
-        self._content: object | None = None
-        self._changes = -1
 
     # The rule
 
@@ -121,78 +118,57 @@ class PriorityTable:
 
     # Rows that come and go
 
-    def on_write(self, storage: Storage, placement: Placement) -> None:
-        """Give the rows of a ring write the priority of new ones."""
-        native, per_step = self._native, storage.rows_per_step
-        if (
-            native is None
-            or self._content is not storage.content
-            or self._changes != storage.changes - 1
-            # The first write rounded the storage's size up:
-            or native.capacity < placement.capacity * per_step
-        ):
-            self.sync(storage)
-            return
-        self._enter(storage, placement.start * per_step, placement.num_steps * per_step)
-        self._changes = storage.changes
-
-    def on_update(self, storage: Storage, slots: torch.Tensor) -> None:
-        """Give replaced rows the priority of new ones."""
-        if self._changes == storage.changes - 1:
-            self._changes = storage.changes
+    def of(self, storage: Storage) -> Priorities:
+        """Return the native table of what `storage` holds; rows written since the last call are new ones."""
         self.sync(storage)
-        for start, count in ranges_of(slots):
-            self._enter(storage, start, count)
+        self._saved = None
+        assert self._native is not None
+        return self._native
 
     def reset(self, storage: Storage, slots: torch.Tensor) -> None:
         """Give `slots`, ``(n,)`` int64, the priority of new rows."""
-        self.sync(storage)
+        native = self.of(storage)
         for start, count in ranges_of(slots):
-            self._fill(storage, start, count)
+            self._fill(native, [(start, start + count)])
 
-    def on_column(self, storage: Storage) -> None:
-        """Learn that rows changed that stay what they are; which of them are steps may be another matter."""
-        if self._changes == storage.changes - 1:
-            self._changes = storage.changes
-        self.sync(storage)
-        if storage.has_mask:
-            self._mask_out(storage, 0, len(storage))
-
-    def on_load(self, storage: Storage, generations: torch.Tensor | None) -> None:
-        """Take the loaded rows as those of `storage`, whose generations were these when they were saved."""
-        saved = self._saved
-        if saved is not None and generations is not None and saved["mark"].shape == generations.shape:
-            saved["mark"] = _translated(saved["mark"], generations, storage)
-        self.sync(storage)
-
-    def clear(self) -> None:
-        """Forget every row."""
-        if self._native is not None:
-            self._native.clear()
-        self._content = self._saved = None
-
-    def sync(self, storage: Storage) -> Priorities:
-        """Return the native table of what `storage` holds; rows written behind its back are new ones."""
+    def _look_at_all(self, storage: Storage) -> None:
         native = self._native
-        if native is not None and self._content is storage.content:
-            if self._changes == storage.changes:
-                return native
-            if native.capacity >= storage.max_size:
-                self._catch_up(native, storage)
-                return native
         if native is None or native.capacity < storage.max_size:
             native = self._native = self._make(storage)
-        saved, self._saved = self._saved, None
-        if saved is None or saved["raw"].shape[0] != len(storage):
-            native.clear()
-            self._content, self._changes = storage.content, storage.changes
-            if len(storage):
-                self._enter(storage, 0, len(storage))
-        else:
-            native.load(saved["raw"].data_ptr(), saved["mark"].data_ptr(), len(storage))
-            native.max_seen = saved["max_seen"]
-            self._content, self._changes = storage.content, storage.changes
-        return native
+        native.clear()
+        saved = self._saved
+        changes = [Change(0, len(storage), False)]
+        if saved is not None:
+            since = _changes_since(saved["version"], storage)
+            # A state that says nothing of this storage is of its rows if it has as many.
+            rows = saved["raw"].shape[0]
+            if rows == len(storage) or (since is not None and rows < len(storage)):
+                native.load(saved["raw"].data_ptr(), saved["mark"].data_ptr(), rows)
+                native.max_seen = saved["max_seen"]
+                changes = since or []
+        if changes:
+            self._look_at(storage, changes)
+
+    def _look_at(self, storage: Storage, changes: list[Change]) -> None:
+        native, stored = self._native, len(storage)
+        assert native is not None
+        if native.capacity < storage.max_size:  # the first write rounded the storage's size up
+            native = self._native = self._make(storage)
+        self._fill(
+            native,
+            [
+                (start, min(stop, stored))
+                for start, stop, amended in changes
+                if not amended and start < stored
+            ],
+        )
+        if storage.has_mask:
+            for start, stop, _ in changes:
+                if start < (stop := min(stop, stored)):
+                    slots = torch.arange(start, stop, device="cpu")
+                    masked = storage.masked(slots)
+                    assert masked is not None
+                    native.block(slots.data_ptr(), stop - start, masked.data_ptr())
 
     def check_room(self, storage: Storage) -> None:
         """Raise `InvalidArgumentError` if `storage` has more than `max_capacity` rows."""
@@ -209,44 +185,14 @@ class PriorityTable:
             native.set_rule(self._alpha, self._eps)
         return native
 
-    def _catch_up(self, native: Priorities, storage: Storage) -> None:
-        stored = len(storage)
-        for start, count in storage.changed_since(self._changes) or [(0, stored)]:
-            count = min(count, storage.max_size)
-            inside = min(count, stored - start) if start < stored else 0
-            if inside > 0:
-                self._enter(storage, start, inside)
-            if start + count > storage.max_size:
-                self._enter(storage, 0, min(start + count - storage.max_size, stored))
-        self._changes = storage.changes
-
-    def _enter(self, storage: Storage, start: int, count: int) -> None:
-        """Take in `count` new rows from `start` on, around the end; those that are no steps are never drawn."""
-        self._fill(storage, start, count)
-        if storage.has_mask:
-            self._mask_out(storage, start, count)
-
-    def _mask_out(self, storage: Storage, start: int, count: int) -> None:
-        slots = torch.arange(start, start + count, device="cpu") % storage.max_size
-        masked = storage.masked(slots)
-        assert masked is not None and self._native is not None
-        self._native.block(slots.data_ptr(), count, masked.data_ptr())
-
-    def _fill(self, storage: Storage, start: int, count: int) -> None:
-        """Give `count` rows from `start` on, around the end, the priority of new rows."""
-        native = self._native
-        assert native is not None
-        if native.capacity == storage.max_size:
-            spans = [(start, count)]
-        else:
-            head = min(count, storage.max_size - start)
-            spans = [(start, head), (0, count - head)]
+    def _fill(self, native: Priorities, spans: list[tuple[int, int]]) -> None:
+        """Give rows ``[start, stop)`` the priority of new ones."""
         if self.within_buffer:
-            for first, rows in spans:
-                native.fill(first, rows, 0.0)  # what is overwritten doesn't count any more
+            for start, stop in spans:
+                native.fill(start, stop - start, 0.0)  # what is overwritten doesn't count any more
         default = self.default
-        for first, rows in spans:
-            native.fill(first, rows, default)
+        for start, stop in spans:
+            native.fill(start, stop - start, default)
 
     # Draws and updates
 
@@ -265,7 +211,7 @@ class PriorityTable:
         Raises:
             EmptyBufferError: every stored row has probability 0.
         """
-        native = self.sync(storage)
+        native = self.of(storage)
         count = uniforms.shape[0]
         # In NumPy because that is cheaper than in torch.
         slots = from_numpy(empty(count, int64))
@@ -289,11 +235,7 @@ class PriorityTable:
 
     def remember(self, storage: Storage, slots: torch.Tensor, generation: torch.Tensor) -> None:
         """Take `slots`, ``(n,)`` int64, as drawn last when they had these generations, ``(n,)`` int64."""
-        self.sync(storage).remember(slots.data_ptr(), slots.shape[0], generation.data_ptr())
-
-    def block(self, storage: Storage, slots: torch.Tensor, blocked: torch.Tensor) -> None:
-        """Never draw those of `slots`, ``(n,)`` int64, that are `blocked`, ``(n,)`` bool; draw the others again."""
-        self.sync(storage).block(slots.data_ptr(), slots.shape[0], blocked.data_ptr())
+        self.of(storage).remember(slots.data_ptr(), slots.shape[0], generation.data_ptr())
 
     def check(self, values: torch.Tensor) -> None:
         """Raise `InvalidArgumentError` unless rows can have the priorities ``(n,)``."""
@@ -301,7 +243,7 @@ class PriorityTable:
 
     def update(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
         """Take priorities ``(n,)`` of slots ``(n,)`` (-1 for "skip") and drop those that come too late."""
-        native = self.sync(storage)
+        native = self.of(storage)
         count = slots.shape[0]
         values = per_slot("priority", priority, count, torch.float64)
         expected = None if generation is None else per_slot("generation", generation, count, torch.int64)
@@ -345,7 +287,8 @@ class PriorityTable:
         mark = torch.empty(rows, dtype=torch.int32, device="cpu")
         if native is not None:
             native.save(raw.data_ptr(), mark.data_ptr())
-        return {**state, "raw": raw, "mark": mark, "max_seen": None if native is None else native.max_seen}
+        seen = None if native is None else native.max_seen
+        return {**state, "raw": raw, "mark": mark, "max_seen": seen, "version": version_state(self._followed)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take a saved state: the rule at once, the rows with the storage of the next draw or write.
@@ -369,14 +312,15 @@ class PriorityTable:
         self._set_rule(rule[0], rule[2])
         self._beta = rule[1]
         self.dropped = dropped
-        self._saved = {"raw": raw, "mark": mark, "max_seen": seen}
-        self._content = None
+        version = version_from(state_dict.get("version"))
+        self._saved = {"raw": raw, "mark": mark, "max_seen": seen, "version": version_state(version)}
+        self.unfollow()
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the rows as plain tensors."""
         state = self.state_dict()
-        rows = {name: state[name] for name in ("raw", "mark", "max_seen")}
-        return {**self.__dict__, "_native": None, "_saved": rows, "_content": None}
+        rows = {name: state[name] for name in ("raw", "mark", "max_seen", "version")}
+        return {**self.__dict__, "_native": None, "_saved": rows, "_followed": None}
 
     def check_valid(self) -> None:
         """Raise if the native table contradicts itself; for tests."""
@@ -384,13 +328,14 @@ class PriorityTable:
             self._native.check_valid()
 
 
-def _translated(mark: torch.Tensor, before: torch.Tensor, storage: Storage) -> torch.Tensor:
-    """Return the marks of rows whose generations were `before`, ``(n,)`` each, with those of `storage`."""
-    now = storage.generation(torch.arange(mark.shape[0], device="cpu"))
-    wide = mark.long()
-    timely = (wide ^ before) & _GENERATION == 0
-    moved = wide & ~_GENERATION | torch.where(timely, now, now - 1) & _GENERATION
-    return torch.where(wide & _DRAWN != 0, moved, wide).int()
+def _changes_since(state: Any, storage: Storage) -> list[Change] | None:
+    """Return what changed in `storage` since the version that a saved state belongs to; None if nothing tells."""
+    version = version_from(state)
+    if version is None:
+        return None
+    if version == storage.origin:
+        version = Version(storage.version.content, 0)
+    return storage.changed_since(version)
 
 
 def _copy(value: Any) -> Any:

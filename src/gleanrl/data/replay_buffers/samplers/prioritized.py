@@ -10,7 +10,7 @@ from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.data.replay_buffers.samplers.priority_values import check_reduction
 from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.records import Draw, Placement
+from gleanrl.records import Draw
 
 
 class Prioritized(Sampler):
@@ -74,17 +74,9 @@ class Prioritized(Sampler):
         generation = storage.generation(draw.slots) if draw.generation is None else draw.generation
         self._priorities.remember(storage, draw.slots, generation)
 
-    def on_write(self, storage: Storage, placement: Placement) -> None:
+    def follow(self, storage: Storage) -> None:
         """Give new records their priority."""
-        self._priorities.on_write(storage, placement)
-
-    def on_update(self, storage: Storage, slots: torch.Tensor) -> None:
-        """Give replaced records the priority of new ones."""
-        self._priorities.on_update(storage, slots)
-
-    def on_column(self, storage: Storage) -> None:
-        """Keep all priorities."""
-        self._priorities.on_column(storage)
+        self._priorities.of(storage)
 
     def update_priority(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
         """Take new priorities; those for records that were overwritten since are dropped and counted."""
@@ -97,19 +89,6 @@ class Prioritized(Sampler):
     def mark_update(self, storage: Storage, slots: torch.Tensor) -> None:
         """Give `slots` the priority of new records."""
         self._priorities.reset(storage, slots)
-
-    def catch_up(self, storage: Storage) -> None:
-        """Give records that came without a word the priority of new ones."""
-        self._priorities.sync(storage)
-
-    def on_load(self, storage: Storage, generations: torch.Tensor | None = None) -> None:
-        """Take the loaded priorities as those of `storage`."""
-        self._priorities.on_load(storage, generations)
-
-    def clear(self) -> None:
-        """Forget every priority."""
-        super().clear()
-        self._priorities.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return rule, priorities and random generator."""

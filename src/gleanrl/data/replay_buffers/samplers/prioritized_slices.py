@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from gleanrl.data.replay_buffers.samplers.episodes import locate
+from gleanrl.data.replay_buffers.samplers.episodes import EpisodeTable, locate
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.data.replay_buffers.samplers.prioritized import Prioritized
-from gleanrl.data.replay_buffers.samplers.slices import SliceSampler, cut, no_slices
+from gleanrl.data.replay_buffers.samplers.slices import SliceRule, SliceSampler, cut, no_slices
 from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.versions import Change, Follower
 from gleanrl.errors import EmptyBufferError
 from gleanrl.native import Episodes
-from gleanrl.records import Draw, Placement
+from gleanrl.records import Draw
 from gleanrl.tree import NestedKey
 
 _CHUNK = 1 << 14  # time steps looked at together
@@ -109,20 +110,12 @@ class PrioritizedSliceSampler(Prioritized, SliceSampler):
             self._rule = replace(self._rule, left=0)
         table = PriorityTable(max_capacity, alpha, beta, eps, dtype, max_priority_within_buffer, normalize)
         self._prioritize(table, reduction)
-        self._forget_starts()
-
-    def _forget_starts(self) -> None:
-        self._length = 0  # the slices whose first steps are known, at this state of the storage:
-        self._content: object | None = None
-        self._changes = -1
+        self._starts = _FirstSteps(self._table, table, self._rule)
 
     def _draw(self, storage: Storage, batch_size: int) -> Draw:
         count, length = self._rule.sizes(batch_size)
-        table = self._table.sync(storage)
-        self._priorities.sync(storage)
-        if (length, storage.content, storage.changes) != (self._length, self._content, self._changes):
-            self._find_starts(storage, table, length, 0, storage.num_steps)
-            self._length, self._content, self._changes = length, storage.content, storage.changes
+        self._starts.of_slices(length, storage)
+        table = self._table.of(storage)
         try:
             first, weight, _ = self._priorities.draw(storage, self._random.uniforms(count))
         except EmptyBufferError:
@@ -135,67 +128,73 @@ class PrioritizedSliceSampler(Prioritized, SliceSampler):
         extras = {**drawn.extras, "_weight": weight, "priority_weight": weight}
         return drawn._replace(extras=extras, asked=batch_size)
 
-    def _find_starts(self, storage: Storage, table: Episodes, length: int, step: int, count: int) -> None:
-        """Learn which of `count` time steps from `step` on, around the ring, are first steps."""
-        for begin in range(step, step + count, _CHUNK):
-            self._find_some(storage, table, length, begin, min(_CHUNK, step + count - begin))
-
-    def _find_some(self, storage: Storage, table: Episodes, length: int, step: int, count: int) -> None:
-        streams = table.num_streams
-        steps = torch.arange(step, step + count, device="cpu") % table.capacity
-        slots = (steps[:, None] * streams + torch.arange(streams, device="cpu")).view(-1)
-        before, after = locate(table, slots)
-        total, reach = before + after, max(length - self._rule.overhang(length)[1], 1)
-        if self._rule.strict:
-            fits = (after >= reach) & (total >= length)
-        else:
-            fits = (after >= reach) | ((before == 0) & (total < reach))
-        masked = storage.masked(slots)
-        self._priorities.block(storage, slots, ~fits if masked is None else ~fits | masked)
-
-    def on_write(self, storage: Storage, placement: Placement) -> None:
+    def follow(self, storage: Storage) -> None:
         """Keep trajectories, priorities and first steps up to date."""
-        followed = self._table.on_write(storage, placement)
-        self._priorities.on_write(storage, placement)
-        if not followed or (self._content, self._changes) != (storage.content, storage.changes - 1):
-            return
-        # First steps that the write made lie up to a slice before it; those that it took away, by cutting the
-        # oldest trajectories, up to a slice behind it.
-        around, capacity = self._length, placement.capacity
-        if placement.length < capacity:
-            begin = max(placement.start - around, 0)
-            count = placement.start + placement.num_steps - begin
-        else:
-            count = min(placement.num_steps + 2 * around, capacity)
-            begin = (placement.start - around) % capacity
-        self._find_starts(storage, self._table.sync(storage), self._length, begin, count)
-        self._changes = storage.changes
-
-    def on_update(self, storage: Storage, slots: torch.Tensor) -> None:
-        """Give replaced records the priority of new ones, and look at the boundaries again."""
-        SliceSampler.on_update(self, storage, slots)
-        self._priorities.on_update(storage, slots)
-
-    def on_column(self, storage: Storage) -> None:
-        """Keep priorities, and look at the boundaries again."""
-        SliceSampler.on_column(self, storage)
-        self._priorities.on_column(storage)
-
-    def on_load(self, storage: Storage, generations: torch.Tensor | None = None) -> None:
-        """Look at what was loaded, and take the loaded priorities as those of `storage`."""
-        SliceSampler.on_load(self, storage)
-        self._priorities.on_load(storage, generations)
-
-    def clear(self) -> None:
-        """Forget every priority and trajectory."""
-        super().clear()
-        self._forget_starts()
+        self._priorities.of(storage)
+        if self._table.meet(storage) and self._starts.length:
+            self._starts.sync(storage)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state."""
         super().load_state_dict(state_dict)
-        self._forget_starts()
+        self._starts.unfollow()
+
+
+class _FirstSteps(Follower[Storage]):
+    """Sees to it that the rows which slices may begin with are the only ones that are drawn.
+
+    Args:
+        table: the trajectories.
+        priorities: what rows are drawn by.
+        rule: how slices are cut.
+    """
+
+    def __init__(self, table: EpisodeTable, priorities: PriorityTable, rule: SliceRule) -> None:
+        self._table, self._priorities, self._rule = table, priorities, rule
+        self.length = 0
+        """Steps of the slices whose first steps are known; 0 before the first draw."""
+
+    def of_slices(self, length: int, storage: Storage) -> None:
+        """Come in step with a storage for slices of `length` steps."""
+        if length != self.length:
+            self.unfollow()
+            self.length = length
+        self.sync(storage)
+
+    def _look_at_all(self, storage: Storage) -> None:
+        self._find(storage, 0, storage.num_steps)
+
+    def _look_at(self, storage: Storage, changes: list[Change]) -> None:
+        # What was written makes, or takes away, first steps up to a slice before it and behind it.
+        around, streams = self.length, max(storage.rows_per_step, 1)
+        stored, capacity = storage.num_steps, storage.capacity_steps
+        for start, stop, _ in changes:
+            first, behind = start // streams - around, -(-stop // streams) + around
+            if stored < capacity:
+                first, behind = max(first, 0), min(behind, stored)
+            self._find(storage, first % capacity, min(behind - first, stored))
+
+    def _find(self, storage: Storage, step: int, count: int) -> None:
+        """Learn which of `count` time steps from `step` on, around the ring, are first steps."""
+        table, native = self._table.of(storage), self._priorities.of(storage)
+        for begin in range(step, step + count, _CHUNK):
+            steps = torch.arange(begin, min(begin + _CHUNK, step + count), device="cpu") % table.capacity
+            slots = (steps[:, None] * table.num_streams + torch.arange(table.num_streams, device="cpu")).view(
+                -1
+            )
+            blocked = self._are_no_starts(table, slots)
+            masked = storage.masked(slots)
+            blocked = blocked if masked is None else blocked | masked
+            native.block(slots.data_ptr(), slots.shape[0], blocked.data_ptr())
+
+    def _are_no_starts(self, table: Episodes, slots: torch.Tensor) -> torch.Tensor:
+        length = self.length
+        before, after = locate(table, slots)
+        total, reach = before + after, max(length - self._rule.overhang(length)[1], 1)
+        if self._rule.strict:
+            return (after < reach) | (total < length)
+        return (after < reach) & ((before > 0) | (total >= reach))
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the first steps, which the copy finds again."""
-        return {**super().__getstate__(), "_length": 0, "_content": None, "_changes": -1}
+        return {**self.__dict__, "_followed": None}

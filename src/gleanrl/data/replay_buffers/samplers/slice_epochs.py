@@ -9,6 +9,7 @@ import torch
 from gleanrl.data.replay_buffers.samplers.episodes import locate, runs_of
 from gleanrl.data.replay_buffers.samplers.slices import SliceSampler, cut, no_slices
 from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.versions import same_generations
 from gleanrl.errors import InvalidArgumentError, SchemaError
 from gleanrl.native import Episodes
 from gleanrl.records import Draw
@@ -85,15 +86,16 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         self._tails = torch.empty(0, dtype=torch.int64, device="cpu")
         self._generations = torch.empty(0, dtype=torch.int64, device="cpu")
         self._position = 0
-        self._epoch_of: object | None = None
+        self._epoch_of: int | None = None
 
     def _draw(self, storage: Storage, batch_size: int) -> Draw:
         count, length = self._rule.sizes(batch_size)
-        table = self._table.sync(storage)
-        if self._epoch_of is not storage.content:
-            if self._epoch_of is not None or not self._fits(storage):
+        self.follow(storage)
+        table = self._table.of(storage)
+        if self._epoch_of is None:
+            if not self._fits(storage):
                 self._reset_epoch()
-            self._epoch_of = storage.content
+            self._epoch_of = storage.version.content
         fewest = count if self.drop_last else 1
         taken = self._take(storage, table, count, length)
         if len(taken[0]) < fewest:
@@ -116,12 +118,11 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         self._position = 0
         return self._draw(storage, draw.asked)
 
-    def on_load(self, storage: Storage, generations: torch.Tensor | None = None) -> None:
-        """Look at what was loaded, and take a loaded epoch as one of `storage`."""
-        super().on_load(storage, generations)
-        if self._epoch_of is None and generations is not None and self._fits(storage):
-            alive = generations[self._tails] == self._generations
-            self._generations = torch.where(alive, storage.generation(self._tails), -1)
+    def follow(self, storage: Storage) -> None:
+        """Keep the table of trajectories up to date, and end the epoch of another content."""
+        super().follow(storage)
+        if self._epoch_of not in (None, storage.version.content):
+            self.new_epoch()
 
     def _fits(self, storage: Storage) -> bool:
         """Return whether an epoch that was loaded is one of this storage."""
@@ -150,7 +151,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
             rows = slice(self._position, self._position + missing)
             tails = self._tails[rows]
             self._position += tails.shape[0]
-            alive = storage.generation(tails) == self._generations[rows]
+            alive = same_generations(storage.generation(tails), self._generations[rows])
             before, after = locate(table, tails)
             lengths = before + after
             if self._rule.strict:
@@ -191,11 +192,6 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         super().new_epoch()
         self._reset_epoch()
 
-    def clear(self) -> None:
-        """End the epoch."""
-        super().clear()
-        self._reset_epoch()
-
     def state_dict(self) -> dict[str, Any]:
         """Return what is left of the epoch, and the random generator."""
         return {
@@ -225,6 +221,10 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         super().load_state_dict(state_dict)
         self._tails, self._generations, self._position = tails, generations, position
         self._epoch_of = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the epoch as one of the storage of the copy's next draw."""
+        return {**super().__getstate__(), "_epoch_of": None}
 
 
 def _later(table: Episodes, slots: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:

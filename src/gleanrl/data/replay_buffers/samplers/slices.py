@@ -22,7 +22,7 @@ from gleanrl.errors import (
     UnsupportedError,
 )
 from gleanrl.native import Episodes
-from gleanrl.records import Draw, Placement
+from gleanrl.records import Draw
 from gleanrl.tree import NestedKey, Path, key_argument, leaf_at
 
 
@@ -146,7 +146,7 @@ class SliceSampler(Sampler):
 
     def _draw(self, storage: Storage, batch_size: int) -> Draw:
         count, length = self._rule.sizes(batch_size)
-        table = self._table.sync(storage)
+        table = self._table.of(storage)
         first, lengths = _choose(table, self._rule, length, self._random.uniforms(2 * count))
         tries = 0
         while (masked := storage.masked(first)) is not None and masked.any():
@@ -193,26 +193,9 @@ class SliceSampler(Sampler):
         schema = storage.format.schema
         return tuple(p for p in (path, (*path[:-1], "done"), (*path[:-1], "terminated")) if p in schema)
 
-    def on_write(self, storage: Storage, placement: Placement) -> None:
-        """Keep the table of trajectories up to date."""
-        self._table.on_write(storage, placement)
-
-    def on_update(self, storage: Storage, slots: torch.Tensor) -> None:
-        """Learn that boundaries may have changed."""
-        self._table.invalidate()
-
-    def on_column(self, storage: Storage) -> None:
-        """Learn that boundaries may have changed."""
-        self._table.invalidate()
-
-    def on_load(self, storage: Storage, generations: torch.Tensor | None = None) -> None:
-        """Look at what was loaded."""
+    def follow(self, storage: Storage) -> None:
+        """Keep the table of trajectories up to date; whatever is missing is an error of the draw."""
         self._table.meet(storage)
-
-    def clear(self) -> None:
-        """Learn that the storage was emptied or replaced."""
-        super().clear()
-        self._table.clear()
 
 
 def slice_rule(

@@ -42,11 +42,14 @@ class SamplerWithoutReplacement(Sampler):
         self._size = 0  # slots of the running epoch; 0 before it began
         self._position = 0  # how many of them were drawn or left out
         self._order: torch.Tensor | None = None  # (size,) int64, None if not shuffled
-        self._content: object | None = None  # what the epoch covers; None if a state was loaded since
+        self._content: int | None = None  # what the epoch covers; None if a state was loaded since
 
     def _draw(self, storage: Storage, batch_size: int) -> Draw:
-        if self._content is not storage.content:
-            self._move_to(storage)
+        self.follow(storage)
+        if self._content is None:
+            if self._rows > len(storage):
+                self.new_epoch()
+            self._content = storage.version.content
         if storage.has_mask:
             self._leave_out_masked(storage)
         left = self._size - self._position
@@ -64,11 +67,10 @@ class SamplerWithoutReplacement(Sampler):
         self.ran_out = self._size - stop < (batch_size if self.drop_last else 1)
         return Draw(index)
 
-    def _move_to(self, storage: Storage) -> None:
-        """Keep a loaded epoch that fits; drop one of another content."""
-        if self._content is not None or self._rows > len(storage):
+    def follow(self, storage: Storage) -> None:
+        """End the epoch of another content."""
+        if self._content not in (None, storage.version.content):
             self.new_epoch()
-        self._content = storage.content
 
     def _begin(self, storage: Storage, batch_size: int) -> None:
         slots = _unmasked(storage)
@@ -118,10 +120,6 @@ class SamplerWithoutReplacement(Sampler):
         self._order = None
         self._content = None
 
-    def clear(self) -> None:
-        """End the epoch."""
-        self.new_epoch()
-
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch's order and position, and the random generator."""
         order = None if self._order is None else self._order.clone()
@@ -148,6 +146,10 @@ class SamplerWithoutReplacement(Sampler):
         super().load_state_dict(state_dict)
         self._rows, self._size, self._position, self._order = rows, size, position, order
         self._content = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the epoch as one of the storage of the copy's next draw."""
+        return {**super().__getstate__(), "_content": None}
 
     def check_valid(self) -> None:
         """Raise AssertionError unless the order holds each slot once; for tests."""

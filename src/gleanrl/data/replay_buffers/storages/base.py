@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any, NamedTuple
@@ -13,13 +12,22 @@ import torch
 
 from gleanrl.arguments import positive
 from gleanrl.data.replay_buffers.storages.access import Access
+from gleanrl.data.replay_buffers.storages.indexing import ranges_of
 from gleanrl.data.replay_buffers.storages.memory import zeroed
+from gleanrl.data.replay_buffers.versions import (
+    Change,
+    ChangeLog,
+    Version,
+    Versioned,
+    moved_past,
+    version_from,
+    version_state,
+)
 from gleanrl.errors import IndexRangeError, SchemaError, UnsupportedError
 from gleanrl.native import bump, bump_at
 from gleanrl.records import Placement, Selection
 from gleanrl.tree import NestedKey, Path
 
-_REMEMBERED = 64  # recent changes that `stale` tells apart
 _NO_SLOTS = torch.zeros(1, dtype=torch.int64, device="cpu")  # an address for counters that nobody looks at
 
 
@@ -32,7 +40,7 @@ class Prepared(NamedTuple):
     """Time steps in it."""
 
 
-class Storage(Access):
+class Storage(Access, Versioned):
     """Slots for records: ``[steps, *batch]`` of them, time first.
 
     A slot's number counts over time and batch dimensions flattened. Each slot has a *generation*, the number
@@ -60,11 +68,7 @@ class Storage(Access):
         self._batch_shape: torch.Size | None = torch.Size(()) if self.ndim == 1 else None
         self._num_steps = 0
         self._end = 0
-        self.content = object()
-        """Which content this is: another object after every `clear` and `load_state_dict`; read-only."""
-        self.changes = 0
-        """Writes and clearings so far, counted before the bytes move; read-only for others."""
-        self._recent: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
+        self._log = ChangeLog()
         self.ordered = True
         """Whether neighbouring slots hold neighbouring steps; not after records were chosen by what they hold."""
         self._rows_written = 0
@@ -119,7 +123,11 @@ class Storage(Access):
                 f"end: expected a step in [0, {capacity}) that leaves no gap behind the {self._num_steps} "
                 f"steps stored, got {step}"
             )
-        self._end = step
+        if step != self._end:
+            self._log.note_ranges(
+                [(0, len(self))], self.max_size, amended=True
+            )  # trajectories are cut elsewhere
+            self._end = step
 
     @property
     def shape(self) -> torch.Size:
@@ -130,35 +138,21 @@ class Storage(Access):
         """Return the number of transitions stored."""
         return self._num_steps if self.ndim == 1 else self._num_steps * self.rows_per_step
 
-    # Generations
+    # Generations and versions
 
-    def stale(self, slots: torch.Tensor, changes: int) -> torch.Tensor:
-        """Return which of `slots` may have been written or cleared since `changes` had that value.
+    @property
+    def version(self) -> Version:
+        """Which content the storage holds, and how much of it has changed; counted before the bytes move."""
+        return self._log.version
 
-        Exact for recent ring writes; for long ago, "all of them".
+    def changed_since(self, version: Version) -> list[Change] | None:
+        """Return what changed after `version` (see `ChangeLog.since`); None for another content."""
+        return self._log.since(version)
 
-        Args:
-            slots: ``(n,)`` int64.
-            changes: a former value of the attribute of that name.
-
-        Returns:
-            bool, ``(n,)``.
-        """
-        changed = self.changed_since(changes)
-        found = torch.full(slots.shape, changed is None, dtype=torch.bool, device="cpu")
-        for start, count in changed or ():
-            found |= (slots - start) % self.max_size < count
-        return found
-
-    def changed_since(self, changes: int) -> list[tuple[int, int]] | None:
-        """Return what was written or cleared since `changes` had that value: ``(first slot, count)`` ranges.
-
-        They go around the end, the oldest first, and cover at least what changed; None if it was too long ago
-        to tell.
-        """
-        ago = self.changes - changes
-        recent = list(self._recent)
-        return None if ago > len(recent) else recent[len(recent) - ago :]
+    @property
+    def origin(self) -> Version | None:
+        """What this content began as a copy of, by loading or unpickling; None for nothing."""
+        return self._log.origin
 
     @property
     def has_mask(self) -> bool:
@@ -168,11 +162,6 @@ class Storage(Access):
     def masked(self, slots: torch.Tensor) -> torch.Tensor | None:
         """Return which of `slots` hold rows that are no steps, ``(n,)`` bool; None without a mask."""
         return None
-
-    def _mark(self, start: int, count: int) -> None:
-        """Remember that `count` slots from `start` on, around the end, are about to change."""
-        self._recent.append((start, count))
-        self.changes += 1
 
     @property
     def rows_written(self) -> int:
@@ -198,8 +187,9 @@ class Storage(Access):
         return self._generations
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore from a pickle or a deep copy: the counters have another address."""
+        """Restore from a pickle or a deep copy: another content, whose counters have another address."""
         self.__dict__.update(state)
+        self._log = ChangeLog(self._log.version)
         if self._generations is not None:
             self._generations_at = self._generations.data_ptr()
 
@@ -248,7 +238,7 @@ class Storage(Access):
         start, size = placement.start * per_step, placement.capacity * per_step
         if self._generations is None:
             self._counters()
-        self._mark(start, count)
+        self._log.note(start, count, size)
         bump(self._generations_at, start, count, size)
         self._copy_span(prepared.rows, placement.skipped, placement.start, placement.num_steps)
         self._num_steps = placement.length
@@ -266,16 +256,21 @@ class Storage(Access):
         self._end = selection.length % self.capacity_steps
         self._announce(selection.slots)
 
-    def write_slots(self, prepared: Prepared, slots: torch.Tensor) -> None:
-        """Copy prepared data to `slots`, ``(n,)`` int64, n >= 1; the length stays."""
-        self._put(prepared, slots)
+    def write_slots(self, prepared: Prepared, slots: torch.Tensor, amended: bool = False) -> None:
+        """Copy prepared data to `slots`, ``(n,)`` int64, n >= 1; the length stays.
+
+        Args:
+            prepared: the rows.
+            slots: where they go.
+            amended: whether the records stay what they are, a column of theirs apart.
+        """
+        self._put(prepared, slots, amended)
         self._announce(slots)
 
-    def _put(self, prepared: Prepared, slots: torch.Tensor) -> None:
+    def _put(self, prepared: Prepared, slots: torch.Tensor, amended: bool = False) -> None:
         if self._generations is None:
             self._counters()
-        low = int(slots.min())
-        self._mark(low, int(slots.max()) - low + 1)
+        self._log.note_ranges(ranges_of(slots), self.max_size, amended)
         bump_at(self._generations_at, slots.data_ptr(), slots.shape[0], self.max_size)
         self._copy_slots(prepared.rows, slots)
         self._rows_written += slots.shape[0]
@@ -314,8 +309,7 @@ class Storage(Access):
 
     def clear(self) -> None:
         """Forget every record; memory and schema stay. Generations move on: earlier draws are recognised."""
-        self.content = object()  # before the change counts: whoever sees the count knows what it means
-        self._mark(0, self.max_size)
+        self._log.renew()
         if self._num_steps:
             bump(self._generations_at, 0, len(self), self.max_size)
         self._num_steps = self._end = 0
@@ -358,6 +352,7 @@ class Storage(Access):
             "end": self._end,
             "rows_written": self._rows_written,
             "ordered": self.ordered,
+            "version": version_state(self.version),
             "generations": self._counters()[: len(self)].clone(),
         }
 
@@ -389,8 +384,10 @@ class Storage(Access):
         used = saved.shape[0]
         # Never back: clearing counted the old content out, and no generation may come again at another
         # content.
-        torch.maximum(counters[:used], saved.to(torch.int64), out=counters[:used])
+        saved = saved.to(torch.int64)
+        counters[:used] = moved_past(saved, counters[:used])
         self._num_steps = int(state["num_steps"])
         self._end = int(state["end"])
         self._rows_written = int(state["rows_written"])
         self.ordered = state.get("ordered", True) is not False
+        self._log.renew(version_from(state.get("version")))

@@ -344,7 +344,6 @@ class TensorStorage(Storage):
         super().__setstate__(state)
         self._num_steps = 0  # there is nothing to clear: generations are those of the pickle
         self.load_state_dict(saved)
-        self.content = state["content"]  # an epoch that was pickled along covers it still
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replace the content by a saved state of the same capacity and schema.

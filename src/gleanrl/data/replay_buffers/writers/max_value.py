@@ -9,6 +9,7 @@ import torch
 
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
+from gleanrl.data.replay_buffers.versions import Version
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.data.replay_buffers.writers.ranking import Floats, Ranking
 from gleanrl.data.replay_buffers.writers.tensordict import check_collections
@@ -66,8 +67,7 @@ class TensorDictMaxValueWriter(Writer):
         self.rank_key = as_key(key_argument("rank_key", rank_key))
         self.reduction = reduction
         self._ranking: Ranking | None = None
-        self._ranked: Storage | None = None  # what the ranks are of
-        self._changes = 0  # of that storage when its ranks were last known
+        self._ranked: Version | None = None  # what the ranks are of
         self._placed: tuple[Any, Floats] | None = None  # slots and ranks that wait for their confirmation
         self._ages: torch.Tensor | None = None  # of a pickle that has no storage yet
 
@@ -87,15 +87,14 @@ class TensorDictMaxValueWriter(Writer):
         ranks = self._read(storage)
         known = np.arange(len(ranks)) if ages is None or len(ages) != len(ranks) else ages.numpy()
         self._ranking = Ranking(storage.max_size, ranks, known)
-        self._ranked = storage
-        self._changes = storage.changes
+        self._ranked = storage.version
         self._ages = None
         return self._ranking
 
     def _current(self) -> Ranking:
         """Return the ranks; they are read again if somebody else changed the storage."""
         storage = self.storage
-        if self._ranking is None or self._ranked is not storage or self._changes != storage.changes:
+        if self._ranking is None or self._ranked != storage.version:
             return self._rank(storage, self._ages)
         return self._ranking
 
@@ -184,7 +183,7 @@ class TensorDictMaxValueWriter(Writer):
         assert self._placed is not None and self._ranking is not None
         self._ranking.put(*self._placed)
         self._placed = None
-        self._changes = self.storage.changes
+        self._ranked = self.storage.version
 
     # State
 
