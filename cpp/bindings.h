@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -39,7 +40,11 @@ template <class Pointer>
 Pointer as_address(PyObject* item) {
   const std::size_t value = PyLong_AsSize_t(item);
   if (value == static_cast<std::size_t>(-1) && PyErr_Occurred()) throw nb::python_error();
-  return reinterpret_cast<Pointer>(value);
+  if constexpr (std::is_pointer_v<Pointer>) {
+    return reinterpret_cast<Pointer>(value);
+  } else {
+    return value;
+  }
 }
 
 // The items of a list or tuple (anything else is listed first), each read by `read`.

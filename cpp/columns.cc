@@ -100,6 +100,13 @@ void check_not_null(const char* call, Pointer array, int64_t row_bytes, size_t p
   }
 }
 
+void check_index_number(int64_t number, size_t count) {
+  if (number < 0 || static_cast<size_t>(number) >= count) {
+    throw std::out_of_range("gather: index array " + std::to_string(number) + " doesn't exist, there are " +
+                            std::to_string(count));
+  }
+}
+
 }  // namespace
 
 Columns::Columns(std::vector<std::byte*> bases, std::vector<int64_t> row_bytes, int64_t num_rows)
@@ -122,7 +129,7 @@ Columns::Columns(std::vector<std::byte*> bases, std::vector<int64_t> row_bytes, 
     if (bases[j] == nullptr && bytes > 0 && num_rows > 0) throw std::invalid_argument(name + " has a null address");
     if (bytes > kMost - bytes_per_row_) throw std::invalid_argument(name + " makes a row too long for 64 bits");
     bytes_per_row_ += bytes;
-    all_columns_.push_back(static_cast<int64_t>(j));
+    all_leaves_.push_back({static_cast<int64_t>(j), 0});
     columns_.push_back({bases[j], bytes, rows_ahead(static_cast<size_t>(bytes)), kernel_for<Way::kTake>(bytes),
                         kernel_for<Way::kTakeAhead>(bytes), kernel_for<Way::kPlace>(bytes)});
   }
@@ -136,37 +143,43 @@ const Columns::Column& Columns::column(int64_t number) const {
   return columns_[static_cast<size_t>(number)];
 }
 
-int64_t Columns::bytes_per_row(std::span<const int64_t> wanted) const {
+int64_t Columns::bytes_per_row(std::span<const Leaf> leaves) const {
   int64_t bytes = 0;
-  for (const int64_t number : wanted) bytes += column(number).row_bytes;
+  for (const Leaf leaf : leaves) bytes += column(leaf.column).row_bytes;
   return bytes;
 }
 
-void Columns::gather(std::span<const int64_t> index, std::span<std::byte* const> out,
-                     std::span<const int64_t> wanted) const {
-  check_arrays<std::byte*>("gather", out, wanted.size());
-  const auto n = static_cast<int64_t>(index.size());
+void Columns::gather(std::span<const Index> indices, std::span<std::byte* const> out,
+                     std::span<const Leaf> leaves) const {
+  check_arrays<std::byte*>("gather", out, leaves.size());
+  const auto n = static_cast<int64_t>(indices.empty() ? 0 : indices[0].size());
   for (size_t p = 0; p < out.size(); ++p) {
-    const Column& c = column(wanted[p]);
+    const Column& c = column(leaves[p].column);
     if (n > 0) check_not_null("gather", out[p], c.row_bytes, p);
+    check_index_number(leaves[p].index, indices.size());
   }
-  check_rows("gather", index, num_rows_);
-  // The rows that a column begins with are asked for before the column ahead of it has ended.
+  for (const Index index : indices) {
+    if (static_cast<int64_t>(index.size()) != n) throw std::invalid_argument("gather: index arrays differ in length");
+    check_rows("gather", index, num_rows_);
+  }
+  // The rows that a leaf begins with are asked for before the leaf ahead of it has ended.
   const auto ask_for_first = [&](size_t p) {
     if (p == out.size()) return;
-    const Column& c = column(wanted[p]);
+    const Column& c = column(leaves[p].column);
     if (c.row_bytes == 0) return;
     const auto bytes = static_cast<size_t>(c.row_bytes);
+    const Index index = indices[static_cast<size_t>(leaves[p].index)];
     for (int64_t i = 0; i < std::min(n, c.ahead); ++i) ask_for(c.base + static_cast<size_t>(index[i]) * bytes, bytes);
   };
   ask_for_first(0);
   for (size_t p = 0; p < out.size(); ++p) {
-    const Column& c = column(wanted[p]);
+    const Column& c = column(leaves[p].column);
+    const int64_t* index = indices[static_cast<size_t>(leaves[p].index)].data();
     const auto bytes = static_cast<size_t>(c.row_bytes);
     const int64_t first = std::max<int64_t>(n - c.ahead, 0);
-    c.take_ahead(out[p], c.base, index.data(), first, bytes, c.ahead);
+    c.take_ahead(out[p], c.base, index, first, bytes, c.ahead);
     ask_for_first(p + 1);
-    c.take(out[p] + first * c.row_bytes, c.base, index.data() + first, n - first, bytes, 0);
+    c.take(out[p] + first * c.row_bytes, c.base, index + first, n - first, bytes, 0);
   }
 }
 
@@ -192,7 +205,7 @@ void Columns::write(int64_t start, int64_t n, std::span<const std::byte* const> 
   }
 }
 
-void Columns::put(std::span<const int64_t> index, std::span<const std::byte* const> src) const {
+void Columns::put(Index index, std::span<const std::byte* const> src) const {
   check_arrays<const std::byte*>("put", src, columns_.size());
   if (index.empty()) return;
   for (size_t j = 0; j < src.size(); ++j) check_not_null("put", src[j], columns_[j].row_bytes, j);

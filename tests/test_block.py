@@ -42,6 +42,12 @@ def batch(size: tuple[int, ...], fields: dict[Path, Field] = FIELDS) -> TensorDi
     return out
 
 
+def read(schema: Schema, data: Any) -> list[torch.Tensor]:
+    leaves = schema.layout.read(data, "extend")
+    schema.check(leaves, data.batch_size, "extend")
+    return leaves
+
+
 class TestSchema:
     @pytest.mark.parametrize("size", SIZES, ids=str)
     def test_of_a_batch(self, size: tuple[int, ...]) -> None:
@@ -71,10 +77,10 @@ class TestSchema:
     @pytest.mark.parametrize("size", [*SIZES, (0,)], ids=str)
     def test_reading(self, size: tuple[int, ...]) -> None:
         data = batch(size)
-        leaves = Schema(dict(reversed(FIELDS.items()))).read(data, "extend")
+        leaves = read(Schema(dict(reversed(FIELDS.items()))), data)
         assert all(leaf is data.get(path) for leaf, path in zip(leaves, reversed(FIELDS), strict=True))
         stacked = LazyStackedTensorDict.lazy_stack([data, data], 0)
-        assert [leaf.shape[0] for leaf in Schema(FIELDS).read(stacked, "extend")] == [2] * 4
+        assert [leaf.shape[0] for leaf in read(Schema(FIELDS), stacked)] == [2] * 4
 
     @pytest.mark.parametrize("size", SIZES, ids=str)
     @pytest.mark.parametrize(
@@ -100,18 +106,18 @@ class TestSchema:
         data.set(key, change(data.get(key)))
         for _ in range(2):
             with pytest.raises(SchemaError, match=f"(?s)extend: key .*{message}"):
-                Schema(FIELDS).read(data, "extend")
+                read(Schema(FIELDS), data)
 
     def test_keys_come_first(self) -> None:
         with pytest.raises(SchemaError, match=r"missing \['done'\]"):
-            Schema(FIELDS).read(batch((2,)).exclude("done"), "extend")
+            read(Schema(FIELDS), batch((2,)).exclude("done"))
 
     def test_many_batch_sizes(self) -> None:
         schema = Schema(FIELDS)
         for size in [*range(100), *range(100)]:
-            schema.read(batch((size,)), "extend")
+            read(schema, batch((size,)))
         with pytest.raises(SchemaError):
-            schema.read(batch((99,), {**FIELDS, ("done",): Field(torch.Size([1]), torch.bool)}), "extend")
+            read(schema, batch((99,), {**FIELDS, ("done",): Field(torch.Size([1]), torch.bool)}))
 
 
 class TestMemory:

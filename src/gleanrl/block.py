@@ -138,30 +138,27 @@ class Schema:
         """Return the position of `path` among the leaves (KeyError if there is none)."""
         return self._positions[path]
 
-    def read(self, batch: TensorDictBase, where: str) -> list[torch.Tensor]:
-        """Return the leaves of `batch` in order after checking every key, shape and dtype.
+    def check(self, leaves: Sequence[torch.Tensor], lead: torch.Size, where: str) -> None:
+        """Raise unless every leaf is ``[*lead, *field]`` and of the field's dtype.
 
         Args:
-            batch: records of this schema; its batch size is what precedes each record's shape.
+            leaves: in the order of the schema.
+            lead: what precedes each record's shape.
             where: the call that the error message names, ``"extend"`` say.
 
         Raises:
             SchemaError: naming the key, what was expected and what came. Nothing is broadcast or cast.
         """
-        leaves = self.layout.read(batch, where)
-        expected = self._expected(batch.batch_size)
+        expected = self._shapes.get(lead) or self._expected(lead)
         for leaf, (shape, dtype) in zip(leaves, expected, strict=True):
             if leaf.shape != shape or leaf.dtype is not dtype:
                 self._raise_mismatch(leaves, expected, where)
-        return leaves
 
-    def _expected(self, batch_size: torch.Size) -> list[tuple[torch.Size, torch.dtype]]:
-        found = self._shapes.get(batch_size)
-        if found is None:
-            if len(self._shapes) > 64:  # a bounded memory of recent batch sizes
-                self._shapes.clear()
-            found = [(torch.Size((*batch_size, *field.shape)), field.dtype) for field in self.fields]
-            self._shapes[batch_size] = found
+    def _expected(self, lead: torch.Size) -> list[tuple[torch.Size, torch.dtype]]:
+        if len(self._shapes) >= 64:  # a bounded memory of recent batch sizes
+            self._shapes.clear()
+        found = [(torch.Size((*lead, *field.shape)), field.dtype) for field in self.fields]
+        self._shapes[lead] = found
         return found
 
     def _raise_mismatch(
@@ -170,9 +167,9 @@ class Schema:
         for path, leaf, (shape, dtype) in zip(self.paths, leaves, expected, strict=True):
             if leaf.shape != shape or leaf.dtype is not dtype:
                 raise SchemaError(
-                    f"{where}: key {as_key(path)!r} expected shape {tuple(shape)} {dtype}, "
-                    f"got {tuple(leaf.shape)} {leaf.dtype}; "
-                    "the first write fixed the schema: convert the data before it comes here"
+                    f"{where}: key {as_key(path)!r} expected shape {tuple(shape)} {dtype}, got "
+                    f"{tuple(leaf.shape)} {leaf.dtype}; the first write fixed the schema and nothing is cast "
+                    "or broadcast: convert the data before it comes here"
                 )
 
 

@@ -171,13 +171,13 @@ def test_a_sampler_without_room_for_the_storage_is_refused_before_anything_is_st
 def test_emptying_keeps_memory_schema_and_random_state():
     rb = buffer(seed=0)
     rb.extend(ted(47))
-    columns = rb._storage._columns
+    columns = rb._storage._table
     _, info = rb.sample(return_info=True)
     rb.empty()
     assert len(rb) == 0 and rb._writer.cursor == 0
     assert bool((rb._storage.generation(info["index"]) > info["generation"]).all())
     assert rb.extend(ted(3)).tolist() == [0, 1, 2]
-    assert rb._storage._columns is columns
+    assert rb._storage._table is columns
     with pytest.raises(SchemaError):
         rb.extend(ted(3).exclude("action"))
 

@@ -54,7 +54,7 @@ def make(kind: type[ColumnStore]) -> ColumnStore:
 def test_gather(kind):
     store = make(kind)
     slots = torch.tensor([3, 0, 9, 3])
-    got = store.gather(slots)
+    got = store.gather((slots,))
     for leaf, column, field in zip(got, store.columns, FIELDS, strict=True):
         assert leaf.shape == (4, *field.shape) and leaf.dtype == field.dtype and leaf.is_contiguous()
         assert bits(leaf) == bits(torch.stack([column[slot] for slot in slots.tolist()]))
@@ -125,7 +125,7 @@ def test_slots_outside_the_columns_raise_and_change_nothing():
     before = [bits(column) for column in store.columns]
     for slots in ([10], [-1], [0, 10**12]):
         with pytest.raises(IndexError):
-            store.gather(torch.tensor(slots))
+            store.gather((torch.tensor(slots),))
         with pytest.raises(IndexError):
             store.put(torch.tensor(slots), store.ready(rows(len(slots))))
     assert [bits(column) for column in store.columns] == before

@@ -47,19 +47,6 @@ def test_rows_come_back_as_they_were_written(kind):
     storage.check_valid()
 
 
-def test_every_leaf_of_a_fetch_has_memory_of_its_own():
-    storage = LazyTensorStorage(50)
-    storage.set(0, ted(20))
-    before = fingerprint(storage.state_dict())
-    first = storage.fetch(torch.arange(20))
-    leaves = list(first.values(True, True))
-    assert len({leaf.untyped_storage().data_ptr() for leaf in leaves}) == len(leaves)
-    for leaf in leaves:
-        assert leaf.untyped_storage().nbytes() == leaf.nbytes
-        leaf.zero_()
-    assert fingerprint(storage.state_dict()) == before
-
-
 def test_ints_and_slices_are_live_views_and_lists_are_copies():
     storage = LazyTensorStorage(10)
     storage.set(0, torch.arange(6.0))
@@ -121,57 +108,6 @@ def test_a_first_write_that_fails_leaves_a_storage_without_schema(data, error, m
         storage.set(0, data)
     assert not storage.initialized and len(storage) == 0
     storage.set(0, plain())
-
-
-def jagged() -> torch.Tensor:
-    return torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)
-
-
-UNSTORABLE = {
-    "meta": (lambda: torch.zeros(2, 3, device="meta"), "a meta tensor"),
-    "sparse": (lambda: torch.eye(3)[:2].to_sparse(), "a sparse_coo tensor"),
-    "csr": (lambda: torch.eye(3)[:2].to_sparse_csr(), "a sparse_csr tensor"),
-    "jagged": (jagged, "a nested tensor"),
-    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.qint8), "a quantized"),
-}
-
-
-@pytest.mark.filterwarnings("ignore")  # torch's own, about its prototypes
-@pytest.mark.parametrize("call", ["extend", "add", "extend a tree", "set"])
-@pytest.mark.parametrize("leaf", UNSTORABLE)
-@pytest.mark.parametrize("kind", LAZY)
-def test_tensors_that_columns_cant_hold(kind, leaf, call, tmp_path):
-    files = tmp_path / "columns"
-    storage = kind(8) if kind is LazyTensorStorage else kind(8, scratch_dir=files)
-    rb = ReplayBuffer(storage=storage, seed=0)
-    before = fingerprint(rb.state_dict())
-    make, message = UNSTORABLE[leaf]
-    bad = {"x": torch.ones(2), "z": make()}
-    if call != "extend a tree":
-        bad = TensorDict({"x": torch.ones(2), "deep": TensorDict({"z": bad["z"]}, [2])}, [2])
-    name = r"'z'" if call == "extend a tree" else r"\('deep', 'z'\)"
-    where = {"add": "add", "set": "set"}.get(call, "extend")
-
-    def write() -> None:
-        if call == "add":
-            rb.add(TensorDict(dict(bad.items()), []))
-        elif call == "set":
-            storage.set(0, bad)
-        else:
-            rb.extend(bad)
-
-    with pytest.raises(SchemaError, match=f"{where}: key {name} expected a dense tensor, got {message}"):
-        write()
-    assert not storage.initialized and not files.exists()
-    assert fingerprint(rb.state_dict()) == before
-    rb.extend(TensorDict({"deep": {"z": torch.ones(2, 3)}, "x": torch.ones(2)}, [2]))
-    before = fingerprint(rb.state_dict())
-    if call == "extend":
-        with pytest.raises(SchemaError, match="extend: key"):
-            rb.extend(bad)
-        with pytest.raises(SchemaError, match="__setitem__: key"):
-            rb[:] = bad
-    assert fingerprint(rb.state_dict()) == before
 
 
 def test_a_state_of_tensors_without_data_changes_nothing():
@@ -284,13 +220,6 @@ def test_nothing_can_be_read_before_the_first_write():
         storage.fetch(torch.empty(0, dtype=torch.int64))
     with pytest.raises(IndexRangeError):
         storage.get(0)
-
-
-def test_the_view_over_all_slots():
-    storage = LazyTensorStorage(10)
-    storage.set(0, ted(4))
-    assert storage._storage.batch_size == (10,)
-    assert storage._storage["next", "reward"].flatten().tolist() == [0, 1, 2, 3, 0, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("kind", LAZY)

@@ -13,21 +13,32 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from gleanrl.block import Field, numpy_dtype, numpy_twin, numpy_view
+from gleanrl.data.replay_buffers.storages.stored import Sources
 from gleanrl.errors import SchemaError
 from gleanrl.native import Columns as NativeColumns
 from gleanrl.pool import BufferPool
 
 _CPU = torch.device("cpu")
 _PLANS = 64  # batch sizes whose allocations are remembered
-Wanted: TypeAlias = tuple[int, ...]
-"""Positions of columns."""
-Plan: TypeAlias = list[tuple[Callable[..., Any], tuple[int, ...], np.dtype[Any]]]
+
+
+class Plan(NamedTuple):
+    """How a batch is fetched."""
+
+    arrays: list[tuple[Callable[..., Any], tuple[int, ...], np.dtype[Any]]]
+    """For each leaf what makes its array, the array's shape and dtype."""
+    dtypes: list[torch.dtype]
+    columns: list[int] | None
+    """The leaves' columns; None for all in order."""
+    arrays_read: list[int] | None
+    """The leaves' index arrays; None where all are read at the first."""
+
 
 _MAY_BE_LAZY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -62,10 +73,13 @@ class ColumnStore(ABC):
         """Copy ready leaves to `slots`, ``(n,)`` int64; of equal slots the last one wins."""
 
     @abstractmethod
-    def gather(self, slots: torch.Tensor, wanted: Wanted | None = None) -> list[torch.Tensor]:
-        """Return the rows of `slots` (``(n,)`` int64, CPU) as fresh contiguous tensors ``[n, *field]``.
+    def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
+        """Return rows of columns as fresh contiguous tensors ``[n, *field]``.
 
-        `wanted` names the columns by position, in the order of the result; None for all.
+        Args:
+            indices: index arrays, ``(n,)`` int64 on the CPU, of one length.
+            wanted: the leaves, each a column and the index array that it is read at; None for all columns in order at
+                the first array.
         """
 
     def views(self, lead: torch.Size, index: tuple[int | slice, ...] = ()) -> list[torch.Tensor]:
@@ -87,7 +101,7 @@ class HostColumns(ColumnStore):
         self._lazy = [
             dtype in _MAY_BE_LAZY or dtype.is_complex for dtype in (field.dtype for field in fields)
         ]
-        self._plans: dict[tuple[int, Wanted | None], Plan] = {}
+        self._plans: dict[tuple[int, Sources | None], Plan] = {}
         self._pool = BufferPool()
         self._disguised = any(numpy_twin(field.dtype) is not field.dtype for field in fields)
 
@@ -118,15 +132,19 @@ class HostColumns(ColumnStore):
         """Copy row by row in the order of `slots`."""
         self._native.put(slots.data_ptr(), slots.shape[0], self._sources(leaves))
 
-    def gather(self, slots: torch.Tensor, wanted: Wanted | None = None) -> list[torch.Tensor]:
-        """Fetch all columns in one native call, the interpreter lock released."""
-        count = slots.shape[0]
+    def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
+        """Fetch all leaves in one native call, the interpreter lock released."""
+        count = indices[0].shape[0]
         plan = self._plans.get((count, wanted)) or self._plan(count, wanted)
-        leaves = [from_numpy(make(shape, dtype)) for make, shape, dtype in plan]
-        self._native.gather(slots.data_ptr(), count, [leaf.data_ptr() for leaf in leaves], wanted)
+        leaves = [from_numpy(make(shape, dtype)) for make, shape, dtype in plan.arrays]
+        to = [leaf.data_ptr() for leaf in leaves]
+        if plan.arrays_read is None:
+            self._native.gather(indices[0].data_ptr(), count, to, plan.columns)
+        else:
+            at = [index.data_ptr() for index in indices]
+            self._native.gather_at(at, count, to, plan.columns or (), plan.arrays_read)
         if self._disguised:
-            fields = self.fields if wanted is None else [self.fields[position] for position in wanted]
-            leaves = [leaf.view(field.dtype) for leaf, field in zip(leaves, fields, strict=True)]
+            leaves = [leaf.view(dtype) for leaf, dtype in zip(leaves, plan.dtypes, strict=True)]
         return leaves
 
     def _sources(self, leaves: list[torch.Tensor]) -> list[int]:
@@ -140,18 +158,22 @@ class HostColumns(ColumnStore):
                 addresses[position] = leaves[position].data_ptr()
         return addresses
 
-    def _plan(self, count: int, wanted: Wanted | None) -> Plan:
-        """Return, for each leaf of a batch, what makes its array, the array's shape and dtype."""
+    def _plan(self, count: int, wanted: Sources | None) -> Plan:
         if len(self._plans) >= _PLANS:
             self._plans.clear()
-        plan = [
+        fields = self.fields if wanted is None else [self.fields[source.column] for source in wanted]
+        pool = self._pool
+        arrays = [
             (
-                self._pool.empty if count * field.row_bytes >= self._pool.min_bytes else empty,
+                pool.empty if count * field.row_bytes >= pool.min_bytes else empty,
                 (count, *field.shape),
                 numpy_dtype(field.dtype),
             )
-            for field in (self.fields if wanted is None else [self.fields[position] for position in wanted])
+            for field in fields
         ]
+        columns = None if wanted is None else [source.column for source in wanted]
+        read = [source.array for source in wanted or ()]
+        plan = Plan(arrays, [field.dtype for field in fields], columns, read if any(read) else None)
         self._plans[count, wanted] = plan
         return plan
 
@@ -216,10 +238,10 @@ class BorrowedColumns(HostColumns):
         self._follow()
         super().put(slots, leaves)
 
-    def gather(self, slots: torch.Tensor, wanted: Wanted | None = None) -> list[torch.Tensor]:
+    def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
         """Fetch from where the columns are."""
         self._follow()
-        return super().gather(slots, wanted)
+        return super().gather(indices, wanted)
 
 
 # Bound once: a gather of eleven leaves makes eleven arrays, in NumPy because that is cheaper than in torch.
@@ -255,11 +277,12 @@ class DeviceColumns(ColumnStore):
         for column, leaf, field in zip(self.columns, leaves, self.fields, strict=True):
             column[where] = leaf.reshape(slots.shape[0], *field.shape)[which]
 
-    def gather(self, slots: torch.Tensor, wanted: Wanted | None = None) -> list[torch.Tensor]:
-        """Fetch with one `index_select` per column on the device."""
-        where = slots.to(self.device)
-        columns = self.columns if wanted is None else [self.columns[position] for position in wanted]
-        return [column.index_select(0, where) for column in columns]
+    def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
+        """Fetch with one `index_select` per leaf on the device."""
+        where = [index.to(self.device) for index in indices]
+        if wanted is None:
+            return [column.index_select(0, where[0]) for column in self.columns]
+        return [self.columns[column].index_select(0, where[array]) for column, array in wanted]
 
 
 def column_store(fields: Sequence[Field], columns: Sequence[torch.Tensor], exclusive: bool) -> ColumnStore:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.data.replay_buffers.storages.formats import RecordFormat, check_all_storable, format_from_state
+from gleanrl.data.replay_buffers.storages.formats import check_all_storable, format_from_state
+from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.errors import SchemaError
 
 
@@ -39,7 +40,7 @@ def saved_format(state: dict[str, Any], max_size: int, ndim: int) -> RecordForma
             raise SchemaError(
                 f"load_state_dict: {used} rows, {len(state['generations'])} generations: broken state"
             )
-        form.check(state["columns"], torch.Size((used,)), "load_state_dict")
+        form.schema.check(state["columns"], torch.Size((used,)), "load_state_dict")
         check_all_storable(list(state["columns"]), "load_state_dict")
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as cause:
         if isinstance(cause, SchemaError):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from gleanrl.arguments import positive
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
-from gleanrl.data.replay_buffers.storages.columns import ColumnStore, apart, column_store, plain
+from gleanrl.data.replay_buffers.storages.columns import apart, plain
 from gleanrl.data.replay_buffers.storages.formats import (
-    RecordFormat,
     check_all_storable,
     find_format,
     stack_records,
@@ -19,7 +18,9 @@ from gleanrl.data.replay_buffers.storages.formats import (
 )
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
 from gleanrl.data.replay_buffers.storages.memory import Allocator, GivenColumns, HeapAllocator
+from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.saved import saved_format
+from gleanrl.data.replay_buffers.storages.table import Table
 from gleanrl.data.rows import take_rows
 from gleanrl.devices import usable_device
 from gleanrl.errors import (
@@ -29,6 +30,7 @@ from gleanrl.errors import (
     InvalidArgumentError,
     SchemaError,
 )
+from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import NestedKey, Path, as_key
 
 
@@ -69,7 +71,7 @@ class TensorStorage(Storage):
         where = f"storage (ndim={ndim})"
         form = find_format(storage, ndim, where)
         lead, leaves = form.read(storage, ndim, where)
-        form.check(leaves, lead, where)
+        form.schema.check(leaves, lead, where)
         if max_size is not None and max_size != lead.numel():
             raise InvalidArgumentError(
                 f"max_size: expected {lead.numel()}, the records in `storage`, got {max_size}"
@@ -85,7 +87,7 @@ class TensorStorage(Storage):
         self._check_batch(lead[1:], lead[0], "storage")
         self._initialize(form, lead[1:])
         self._publish_all(lead[0])
-        self._watch_mask(given.columns)
+        self._initialized().watch_mask(given.columns)
 
     def _open(self, max_size: int, allocator: Allocator, device: torch.device, ndim: int) -> None:
         """Set up an empty storage; what every constructor of the family does."""
@@ -93,34 +95,34 @@ class TensorStorage(Storage):
         self.device = device
         self._allocate = allocator
         self._follows_data = False
-        self._format: RecordFormat | None = None
-        self._columns: ColumnStore | None = None
-        self._mask: torch.Tensor | None = None  # (num_slots,) bool, False on rows that are no steps
+        self._table: Table | None = None
 
     @property
     def initialized(self) -> bool:
         """Whether a first write has fixed the schema and taken the memory."""
-        return self._columns is not None
+        return self._table is not None
 
     @property
     def format(self) -> RecordFormat:
         """The frozen structure of the records (`EmptyBufferError` before the first write)."""
-        if self._format is None:
-            raise EmptyBufferError("the storage has no schema yet: its first write fixes it")
-        return self._format
+        return self._initialized().form
+
+    def _initialized(self) -> Table:
+        if self._table is None:
+            raise EmptyBufferError("the storage is empty and has no schema yet: write records first")
+        return self._table
 
     @property
     def _storage(self) -> Any:
         """All slots as one live view, ``[capacity_steps, *batch]``; None before the first write."""
-        return None if self._columns is None else self._view((), self.capacity_steps)
+        return None if self._table is None else self._view(self._table, (), self.capacity_steps)
 
     def _flattened(self) -> TensorStorage:
         """Return the stored part as a storage with one batch dimension; the columns are shared."""
-        assert self._columns is not None
-        lead = torch.Size([len(self)])
-        given = GivenColumns(self._columns.views(lead), self._allocate.exclusive)
+        table, lead = self._initialized(), torch.Size([len(self)])
+        given = GivenColumns(table.columns.views(lead), self._allocate.exclusive)
         flat = TensorStorage.__new__(TensorStorage)
-        flat._wrap(self.format, lead, given, self.device)
+        flat._wrap(table.form, lead, given, self.device)
         return flat
 
     # Writing
@@ -142,10 +144,10 @@ class TensorStorage(Storage):
     def _prepare(self, data: Any, single: bool, dim_extend: int, where: str) -> Prepared:
         if dim_extend >= self.ndim and not single:
             data, dim_extend = swap_batch_dims(data, dim_extend, where), 0
-        dims = self.ndim - single
-        form = self._format or find_format(data, dims, where)
+        dims, table = self.ndim - single, self._table
+        form = find_format(data, dims, where) if table is None else table.form
         lead, leaves = form.read(data, dims, where)
-        form.check(leaves, lead, where)
+        form.schema.check(leaves, lead, where)
         if dim_extend and not single:
             leaves = [leaf.transpose(0, dim_extend) for leaf in leaves]
             lead = leaves[0].shape[: self.ndim]
@@ -158,13 +160,12 @@ class TensorStorage(Storage):
             if not steps.all():
                 leaves = [take_rows(leaf, 1, steps.nonzero()[:, 0]) for leaf in leaves]
                 num_steps = leaves[0].shape[0]
-        if self._columns is None:
+        if table is None:
             self._settle(leaves[0].device)
             # Whatever fails does so before the memory is taken and the schema fixed.
             leaves = [plain(leaf, self.device) for leaf in leaves]
-            self._initialize(form, batch)
-        assert self._columns is not None
-        return Prepared(self._columns.ready(leaves), num_steps)
+            table = self._initialize(form, batch)
+        return Prepared(table.ready(leaves), num_steps)
 
     def _check_batch(self, batch: torch.Size, num_steps: int, where: str) -> None:
         if self._batch_shape is None:
@@ -184,43 +185,30 @@ class TensorStorage(Storage):
             self.device = device
             self._allocate = HeapAllocator(device)
 
-    def _initialize(self, form: RecordFormat, batch: torch.Size) -> None:
+    def _initialize(self, form: RecordFormat, batch: torch.Size) -> Table:
         """Take the memory; the storage changes only once every column exists."""
         rows = -(-self._requested // batch.numel()) * batch.numel()
-        schema = form.schema
-        columns = self._allocate(schema.paths, schema.fields, rows)
-        self._columns = column_store(schema.fields, columns, self._allocate.exclusive)
-        self.device = columns[0].device  # with its number: "cuda" has become "cuda:0"
-        self._batch_shape = batch
-        self._format = form
-        if self.ndim > 1 and form.mask is not None:
-            self._mask = columns[form.mask].view(-1)
+        table = Table(form, rows, self._allocate)
+        if self.ndim > 1:  # with one dimension writes leave out rows that are no steps
+            table.watch_mask()
 
-    def _watch_mask(self, leaves: Sequence[torch.Tensor]) -> None:
-        """Keep an eye on the mask if rows come that are no steps; with one dimension writes leave those out."""
-        mask, columns = self.format.mask, self._columns
-        if mask is not None and columns is not None and self._mask is None and not leaves[mask].all():
-            self._mask = columns.columns[mask].view(-1)
+        def begin() -> None:
+            self.device, self._batch_shape, self._table = table.device, batch, table
+
+        to_the_end(begin)
+        return table
 
     def _copy_span(self, rows: list[torch.Tensor], skipped: int, start: int, count: int) -> None:
-        assert self._columns is not None
         if skipped:
             rows = [leaf[skipped:] for leaf in rows]
         per_step = self.rows_per_step
-        self._columns.write(start * per_step, count * per_step, rows)
+        self._initialized().columns.write(start * per_step, count * per_step, rows)
 
     def _copy_slots(self, rows: list[torch.Tensor], slots: torch.Tensor) -> None:
-        assert self._columns is not None
-        self._columns.put(slots, rows)
+        self._initialized().columns.put(slots, rows)
 
     def _pick(self, rows: list[torch.Tensor], positions: torch.Tensor) -> list[torch.Tensor]:
-        assert self._columns is not None
-        # A single record comes without its time dimension.
-        many = [
-            leaf if leaf.ndim > len(field.shape) else leaf.unsqueeze(0)
-            for leaf, field in zip(rows, self._columns.fields, strict=True)
-        ]
-        return [take_rows(leaf, 1, positions) for leaf in many]
+        return self._initialized().pick(rows, positions)
 
     def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
         """Check records ``[*shape]`` that are to go to a selection of slots of that shape."""
@@ -233,28 +221,21 @@ class TensorStorage(Storage):
             raise
 
     def _prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
-        form = self.format
-        lead, leaves = form.read(data, len(shape), where)
+        table = self._initialized()
+        lead, leaves = table.form.read(data, len(shape), where)
         if lead != shape:
             raise SchemaError(
                 f"{where}: the index selects {tuple(shape)} records, got {tuple(lead)}; nothing is broadcast"
             )
-        form.check(leaves, lead, where)
-        assert self._columns is not None
-        self._watch_mask(leaves)
-        return Prepared(self._columns.ready(leaves), shape.numel())
+        table.form.schema.check(leaves, lead, where)
+        table.watch_mask(leaves)
+        return Prepared(table.ready(leaves), shape.numel())
 
     # Reading
 
     def fetch(self, slots: torch.Tensor, paths: tuple[Path, ...] | None = None) -> Any:
         """Return the records in `slots`, whole or with some columns only, on the storage's device."""
-        form, columns = self._format, self._columns
-        if form is None or columns is None:
-            raise EmptyBufferError("the storage is empty: write records first")
-        if paths is None:
-            return form.build(columns.gather(slots), slots.shape, self.device)
-        wanted = tuple(form.schema.index(path) for path in paths)
-        return form.narrow(paths).build(columns.gather(slots, wanted), slots.shape, self.device)
+        return self._initialized().fetch(slots, slots.shape, paths)
 
     def columns_of(self, keys: Iterable[NestedKey]) -> tuple[Path, ...]:
         """Return the columns that `keys` name (see `Storage.columns_of`)."""
@@ -262,8 +243,7 @@ class TensorStorage(Storage):
 
     def column(self, path: Path) -> torch.Tensor:
         """Return the live column at `path`, every slot of it: ``[num_slots, *field]``."""
-        assert self._columns is not None
-        return self._columns.view(self.format.schema.index(path))
+        return self._initialized().column(path)
 
     def get(self, index: Any) -> Any:
         """Return records of the visible part ``[steps, *batch]``.
@@ -275,52 +255,39 @@ class TensorStorage(Storage):
             IndexRangeError: outside the stored part.
         """
         basic = basic_index(index, self.shape)
-        if basic is not None:
-            if not self.initialized and all(isinstance(part, slice) for part in basic):
-                raise EmptyBufferError("the storage is empty: write records first")
-            return self._view(basic, self._num_steps)
-        slots, shape = slots_at(index, self.shape)
-        if not self.initialized:
-            raise EmptyBufferError("the storage is empty: write records first")
-        assert self._columns is not None
-        leaves = self._columns.gather(slots)
-        if len(shape) != 1:
-            leaves = [leaf.view(*shape, *leaf.shape[1:]) for leaf in leaves]
-        return self.format.build(leaves, shape, self.device)
+        if basic is None:
+            slots, shape = slots_at(index, self.shape)
+            return self._initialized().fetch(slots, shape)
+        return self._view(self._initialized(), basic, self._num_steps)
 
-    @property
-    def has_mask(self) -> bool:
-        """Whether a mask is stored that tells steps from other rows."""
-        return self._mask is not None
-
-    def masked(self, slots: torch.Tensor) -> torch.Tensor | None:
-        """Return which of `slots` hold rows that are no steps (``("collector", "mask")`` is False there)."""
-        mask = self._mask
-        return None if mask is None else ~mask[slots.to(mask.device)].cpu()
-
-    def _view(self, index: tuple[int | slice, ...], num_steps: int) -> Any:
+    def _view(self, table: Table, index: tuple[int | slice, ...], num_steps: int) -> Any:
         """Return a view of the first `num_steps` time steps at a basic index."""
-        assert self._columns is not None
-        steps = torch.Size((num_steps, *self.batch_shape))
         for part in index:
             if isinstance(part, slice) and (part.step or 1) < 0:
                 raise IndexRangeError(
                     f"a view can't run backwards (step {part.step}); use a list of positions"
                 )
-        leaves = self._columns.views(steps, index)
-        # The selection's shape, from a tensor of no memory.
-        lead = torch.empty(1, device="cpu").expand(steps)[index].shape if index else steps
-        return self.format.build(leaves, lead, self.device)
+        return table.view(torch.Size((num_steps, *self.batch_shape)), index)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether a mask is stored that tells steps from other rows."""
+        return self._table is not None and self._table.mask is not None
+
+    def masked(self, slots: torch.Tensor) -> torch.Tensor | None:
+        """Return which of `slots` hold rows that are no steps (``("collector", "mask")`` is False there)."""
+        mask = None if self._table is None else self._table.mask
+        return None if mask is None else ~mask[slots.to(mask.device)].cpu()
 
     # State
 
     def state_dict(self) -> dict[str, Any]:
         """Return schema, stored rows and generations: copies, and only of the part in use."""
         state = self._base_state()
-        if self._columns is not None:
+        if self._table is not None:
             used = len(self)
             state["format"] = self.format.state()
-            state["columns"] = [column[:used].clone() for column in self._columns.columns]
+            state["columns"] = [column[:used].clone() for column in self._table.columns.columns]
         return state
 
     def __getstate__(self) -> dict[str, Any]:
@@ -331,9 +298,9 @@ class TensorStorage(Storage):
         """
         state = super().__getstate__()
         state["_saved"] = self.state_dict()
-        if self._format is not None:
-            state["_saved"]["format"] = self._format.state(by_name=False)
-        state["_columns"] = state["_format"] = state["_mask"] = None
+        if self._table is not None:
+            state["_saved"]["format"] = self.format.state(by_name=False)
+        state["_table"] = None
         if isinstance(self._allocate, GivenColumns):
             state["_allocate"] = HeapAllocator(self.device)  # the columns were the user's
         return state
@@ -355,16 +322,16 @@ class TensorStorage(Storage):
         if form is None:
             self.clear()
             return
-        if self._columns is None:
+        table = self._table
+        if table is None:
             self._settle(state_dict["columns"][0].device)
-            self._initialize(form, torch.Size(state_dict["batch_shape"]))
-        assert self._columns is not None
+            table = self._initialize(form, torch.Size(state_dict["batch_shape"]))
         self.clear()
         used = len(state_dict["generations"])
         # Saved columns come in the order of the saved leaves.
-        for column, path in zip(self._columns.columns, self.format.schema.paths, strict=True):
+        for column, path in zip(table.columns.columns, self.format.schema.paths, strict=True):
             column[:used].copy_(state_dict["columns"][form.schema.index(path)])
-        self._watch_mask([column[:used] for column in self._columns.columns])
+        table.watch_mask([column[:used] for column in table.columns.columns])
         self._restore_base(state_dict)
 
     def _check_saved(self, state: dict[str, Any]) -> RecordFormat | None:
@@ -372,7 +339,8 @@ class TensorStorage(Storage):
         form = saved_format(state, self._requested, self.ndim)
         if form is None:
             return None
-        mine, batch = self._format, torch.Size(state["batch_shape"])
+        mine = None if self._table is None else self._table.form
+        batch = torch.Size(state["batch_shape"])
         if mine is not None and (not mine.same_as(form) or batch != self._batch_shape):
             raise SchemaError(
                 f"load_state_dict: the state's schema {form.schema!r} with batch {tuple(batch)} isn't this "
@@ -384,8 +352,8 @@ class TensorStorage(Storage):
         """Raise AssertionError if the storage's books don't agree; for tests."""
         assert 0 <= self._num_steps <= self.capacity_steps
         assert len(self) <= self.max_size
-        if self._columns is not None:
-            for column, path in zip(self._columns.columns, self.format.schema.paths, strict=True):
+        if self._table is not None:
+            for column, path in zip(self._table.columns.columns, self.format.schema.paths, strict=True):
                 field = self.format.schema[path]
                 assert column.shape == (self.max_size, *field.shape), as_key(path)
                 assert column.dtype == field.dtype and column.is_contiguous(), as_key(path)
@@ -394,5 +362,5 @@ class TensorStorage(Storage):
 
     def __repr__(self) -> str:
         """Show class, size and schema."""
-        schema = repr(self._format.schema) if self._format is not None else "no schema yet"
+        schema = "no schema yet" if self._table is None else repr(self._table.form.schema)
         return f"{type(self).__name__}({len(self)} of {self.max_size} rows, {schema})"
