@@ -72,6 +72,15 @@ def test_copies_go_on_by_themselves(clone):
     assert numbers(other) == expected
 
 
+def test_going_back_to_a_place():
+    owned = OwnedGenerator(7)
+    place = owned.snapshot()
+    expected = numbers(owned)
+    for _ in range(2):
+        owned.adopt(place)
+        assert numbers(owned) == expected, "a place stays what it is"
+
+
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.5, True, "1"])
 def test_bad_seeds_are_refused(seed):
     with pytest.raises(InvalidArgumentError, match="seed: expected an integer"):
@@ -85,11 +94,13 @@ def test_bad_seeds_are_refused(seed):
         {"generator": 3},
         {"generator": torch.zeros(4, dtype=torch.int64)},
         {"generator": torch.ones(3, dtype=torch.int64)},
+        {"generator": torch.ones(4)},
+        None,
     ],
 )
 def test_a_bad_state_changes_nothing(state):
     owned = OwnedGenerator(7)
-    with pytest.raises(SchemaError, match="generator state"):
+    with pytest.raises(SchemaError, match="generator"):
         owned.load_state_dict(state)
     assert numbers(owned) == numbers(OwnedGenerator(7))
 

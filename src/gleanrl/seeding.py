@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from numpy import empty, float64, int64
 from torch import from_numpy
 
-from gleanrl.errors import InvalidArgumentError, SchemaError
+from gleanrl.errors import InvalidArgumentError
 from gleanrl.native import Random
+from gleanrl.state import Stateful, StateReader
 
 _SEED_RANGE = 2**63 - 1
 _WORDS = 4
@@ -20,7 +21,14 @@ def fresh_seed() -> int:
     return int(torch.randint(_SEED_RANGE, (), device="cpu"))
 
 
-class OwnedGenerator:
+class GeneratorState(NamedTuple):
+    """A place in a random sequence."""
+
+    generator: torch.Tensor
+    """``(4,)`` int64, not all 0."""
+
+
+class OwnedGenerator(Stateful[GeneratorState]):
     """A random generator that belongs to one part.
 
     Without a seed it takes one from torch's global generator at its first use, so that ``torch.manual_seed``
@@ -78,24 +86,24 @@ class OwnedGenerator:
         (self._native or self._seeded()).permutation(drawn.data_ptr(), size)
         return drawn
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return ``{"generator": state}``, an int64 tensor ``(4,)`` of its own. Counts as the first use."""
-        state = from_numpy(empty(_WORDS, int64))
-        (self._native or self._seeded()).save(state.data_ptr())
-        return {"generator": state}
+    def snapshot(self) -> GeneratorState:
+        """Return the place in the sequence. Counts as the first use."""
+        words = from_numpy(empty(_WORDS, int64))
+        (self._native or self._seeded()).save(words.data_ptr())
+        return GeneratorState(words)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the sequence of a saved `state`; a bad state raises `SchemaError` and changes nothing."""
+    def parse(self, state: Any) -> GeneratorState:
+        """Return the place that a saved state stands for; `SchemaError` for anything else."""
+        reader = StateReader(state, "a random generator")
+        words = reader.tensor("generator", torch.int64, (_WORDS,))
+        if not words.any():
+            raise reader.wrong("generator", f"{_WORDS} numbers that aren't all 0", words.tolist())
+        return GeneratorState(words)
+
+    def adopt(self, value: GeneratorState) -> None:
+        """Go on from a place in a sequence."""
         generator = Random(0)
-        try:
-            words = state["generator"].to("cpu").contiguous()
-            if words.shape != (_WORDS,) or words.dtype != torch.int64:
-                raise ValueError(f"expected {_WORDS} int64 numbers, got {tuple(words.shape)} {words.dtype}")
-            generator.load(words.data_ptr())
-        except (KeyError, AttributeError, TypeError, ValueError) as cause:
-            raise SchemaError(
-                f"generator state: expected what state_dict() returned, got {state!r}"
-            ) from cause
+        generator.load(value.generator.data_ptr())
         self._native = generator
 
     def __getstate__(self) -> dict[str, Any]:
