@@ -10,7 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from gleanrl.data import Bounded, Composite, Unbounded
-from gleanrl.envs import EnvBase
+from gleanrl.envs import EnvBase, GymWrapper, SerialEnv
 from gleanrl.errors import (
     ClosedError,
     EnvironmentContractError,
@@ -20,7 +20,7 @@ from gleanrl.errors import (
     UnsupportedError,
 )
 from gleanrl.rollouts.steppers import TensorDictStepper
-from tests.fakes import Script
+from tests.fakes import OracleEnv, Script
 from tests.fakes_base import CountingEnv, CrookedEnv, PayingEnv, StillDoneEnv, TeamEnv
 
 LONG = Script(lengths=(50,))
@@ -282,3 +282,13 @@ class TestLife:
         fake["done"].fill_(True)
         assert not fake["next", "done"].any() and not env.fake_tensordict()["done"].any()
         assert ("agents", "action") in fake.keys(True) and ("next", "agents", "action") not in fake.keys(True)
+
+
+@pytest.mark.parametrize("around", [lambda make: make(), lambda make: SerialEnv(1, make)])
+@pytest.mark.parametrize("make", [CountingEnv, lambda: GymWrapper(OracleEnv())])
+def test_a_missing_action_is_named(make, around):
+    env = around(make)
+    with pytest.raises(
+        KeyError, match=r"step: the action \['action'\] is missing; got \['done', 'observation'"
+    ):
+        env.step(env.reset())

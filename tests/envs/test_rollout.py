@@ -113,6 +113,19 @@ def test_a_failure_says_where() -> None:
         env.rollout(5)
 
 
+@pytest.mark.parametrize("size", [(), (2,)])
+def test_a_rollout_from_a_root_that_is_done_begins_with_a_reset(size: tuple[int, ...]) -> None:
+    env = CountingEnv(SCRIPT, size)
+    stepped = env.rollout(3, ones)[..., -1]
+    assert stepped["next", "done"].reshape(-1)[0]
+    data = env.rollout(2, ones, auto_reset=False, tensordict=step_mdp(stepped))
+    first = data["observation"].reshape(-1, 2, 3)[0]
+    assert first.tolist() == [[0, 1, 0], [0, 1, 1]]
+    if size:  # the other one goes on
+        assert data["observation"][1].tolist() == [[1, 0, 3], [1, 0, 4]]
+    assert not data["done"].any()
+
+
 class Pendulum(EnvBase):
     """A pendulum whose dynamics can be differentiated."""
 

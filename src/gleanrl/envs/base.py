@@ -19,6 +19,7 @@ from gleanrl.errors import (
     ClosedError,
     EnvironmentContractError,
     InvalidArgumentError,
+    MissingKeyError,
     SchemaError,
     UnsupportedError,
 )
@@ -175,13 +176,22 @@ class EnvBase(SpecProperties, GymRegistration, nn.Module):
 
         Raises:
             SchemaError: if the batch size isn't the environment's.
+            MissingKeyError: if an action is missing (also a KeyError).
             EnvironmentContractError: if the outcome breaks the environment's declaration.
             ClosedError: if the environment was closed.
         """
         self._check_open()
         self._check_batch(tensordict)
         self.usage.by(None)
-        outcome = self._step(tensordict)
+        try:
+            outcome = self._step(tensordict)
+        except (AttributeError, KeyError, TypeError) as cause:
+            missing = [key for key in self.action_keys if tensordict.get(key, None) is None]
+            if not missing:
+                raise
+            raise MissingKeyError(
+                f"step: the action {missing} is missing; got {sorted(map(str, tensordict.keys(True)))}"
+            ) from cause
         if outcome is tensordict:
             raise EnvironmentContractError("_step returned its input; return a new TensorDict")
         outcome = self._completed(outcome, with_reward=True)
@@ -277,7 +287,8 @@ class EnvBase(SpecProperties, GymRegistration, nn.Module):
             max_steps: the most steps.
             policy: as in the collectors; None draws random actions.
             callback: called as ``callback(env, step)`` after every step with that step's TensorDict.
-            auto_reset: whether to reset first; if not, the rollout starts from `tensordict`.
+            auto_reset: whether to reset first; if not, the rollout starts from `tensordict`, after a reset of the
+                environments that are done there.
             auto_cast_to_device: whether to move what the policy reads to the policy's device.
             break_when_any_done: whether to stop at the first end of any episode; if not, ended ones are
                 reset.

@@ -47,7 +47,9 @@ def run_rollout(
     if not options.auto_reset and root is None:
         raise MissingArgumentError("rollout: auto_reset=False needs the tensordict to start from")
     policy_device = _policy_device(policy) if options.auto_cast_to_device else None
-    start = env.reset(root) if options.auto_reset and root is not None else root
+    start = root
+    if root is not None:
+        start = env.reset(root) if options.auto_reset else _undone(env, root)
     if not extra(env, "stackable", True):
         return _unstacked(env, max_steps, policy, env.reset() if start is None else start, options, out)
     plan = plan_rollout(env, policy, policy_device, start, act_now=True)
@@ -65,6 +67,12 @@ def run_rollout(
     if not options.return_contiguous:
         batch = LazyStackedTensorDict.lazy_stack(list(batch.unbind(-1)), -1)
     return batch
+
+
+def _undone(env: Any, root: TensorDictBase) -> TensorDictBase:
+    """Return where a rollout starts from `root`: where that is done, its environments are reset first."""
+    flags = [root.get(key, None) for key in env.done_keys if as_path(key)[-1] == "done"]
+    return root if any(flag is None for flag in flags) else env.maybe_reset(root)
 
 
 def _unstacked(

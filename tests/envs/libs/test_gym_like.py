@@ -231,6 +231,13 @@ class TestAttributes:
         with pytest.raises(AttributeError, match="_hidden"):
             _ = GymWrapper(inner)._hidden
 
+    def test_a_missing_attribute_is_told_without_the_chain_of_wrappers(self) -> None:
+        env = GymWrapper(gym.wrappers.TimeLimit(OracleEnv(), 10))
+        expected = "neither GymWrapper nor the OracleEnv that it wraps has an attribute 'speed'"
+        with pytest.raises(AttributeError, match=f"^{expected}$") as caught:
+            _ = env.speed
+        assert caught.value.__suppress_context__
+
     def test_the_wrappers_own_come_first(self) -> None:
         inner = OracleEnv()
         inner.batch_size = "mine"

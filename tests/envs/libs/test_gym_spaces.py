@@ -169,3 +169,9 @@ class TestDicts:
     def test_other_keys_raise(self, value: Any, named: str) -> None:
         with pytest.raises(EnvironmentContractError, match=named):
             encode(self.tree(), value)
+
+
+def test_spaces_of_the_old_library_are_named():
+    old = type("Box", (), {"__module__": "gym.spaces.box", "shape": (3,), "dtype": np.dtype(np.float32)})()
+    with pytest.raises(SpaceError, match="a space of gym, not of gymnasium"):
+        make_tree(old, ("observation",), False)

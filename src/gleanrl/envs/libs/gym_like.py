@@ -149,10 +149,11 @@ class GymLikeEnv(EnvBase):
         env = simulator.env
         try:
             return env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name)
-        except AttributeError as cause:
+        except AttributeError:  # it lists every wrapper
+            inner = type(getattr(env, "unwrapped", env)).__name__
             raise AttributeError(
-                f"neither {type(self).__name__} nor {env} has an attribute {name!r}"
-            ) from cause
+                f"neither {type(self).__name__} nor the {inner} that it wraps has an attribute {name!r}"
+            ) from None
 
     def close(self, **kwargs: Any) -> None:
         """Close the wrapped environment; calling it again does nothing."""

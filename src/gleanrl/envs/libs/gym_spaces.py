@@ -164,6 +164,11 @@ def make_codec(space: spaces.Space[Any], key: Path, categorical: bool) -> Codec:
             return _tuple(space, key, categorical)
     except InvalidArgumentError as cause:
         raise SpaceError(f"{_where(key)}: {space} has no spec: {cause}") from cause
+    if type(space).__module__.split(".")[0] == "gym":
+        raise SpaceError(
+            f"{_where(key)}: {space} is a space of gym, not of gymnasium; make the environment with gymnasium, or put "
+            "it behind gymnasium's compatibility wrappers (package shimmy)"
+        )
     raise SpaceError(
         f"{_where(key)}: no spec for the space {space}; its values have no single fixed shape and dtype. "
         "Convert it with a gymnasium wrapper (gymnasium.wrappers.TransformObservation, TransformAction)"
