@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gleanrl.errors import InvalidArgumentError, SchemaError
-from gleanrl.seeding import OwnedGenerator, fresh_seed
+from gleanrl.seeding import OwnedGenerator, OwnedTorchGenerator, fresh_seed
 
 
 def numbers(owned: OwnedGenerator) -> list[int]:
@@ -118,3 +118,45 @@ def test_a_default_device_changes_nothing():
         third.load_state_dict(owned.state_dict())
         again = pickle.loads(pickle.dumps(owned))
         assert third.permutation(9).tolist() == again.permutation(9).tolist() == other.permutation(9).tolist()
+
+
+class TestTorchGenerator:
+    """A generator of one's own for torch's functions."""
+
+    def test_it_goes_on_after_a_save_a_copy_and_a_pickle(self):
+        owned = OwnedTorchGenerator(3)
+        torch.rand(5, generator=owned.get())
+        loaded = OwnedTorchGenerator()
+        loaded.load_state_dict(owned.state_dict())
+        others = [loaded, copy.deepcopy(owned), pickle.loads(pickle.dumps(owned))]
+        want = torch.rand(5, generator=owned.get())
+        assert all(torch.equal(torch.rand(5, generator=other.get()), want) for other in others)
+
+    def test_the_global_generator_gives_the_first_seed_only(self):
+        torch.manual_seed(1)
+        want = torch.rand(2, generator=OwnedTorchGenerator().get())
+        torch.manual_seed(1)
+        owned = OwnedTorchGenerator()
+        assert owned.snapshot() is None
+        assert torch.equal(torch.rand(2, generator=owned.get()), want)
+        before = torch.get_rng_state()
+        torch.rand(2, generator=owned.get())
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_lent_it_serves_code_that_draws_from_the_global_one(self):
+        one, other = OwnedTorchGenerator(4), OwnedTorchGenerator(4)
+        before = torch.get_rng_state()
+        with pytest.raises(ValueError, match="inside"), one.lent():
+            drawn = torch.rand(3)
+            raise ValueError("inside")
+        assert torch.equal(torch.get_rng_state(), before)
+        assert torch.equal(torch.rand(3, generator=other.get()), drawn)
+        assert torch.equal(torch.rand(3, generator=other.get()), torch.rand(3, generator=one.get()))
+
+    @pytest.mark.parametrize("state", [3, "x", torch.zeros(4), torch.zeros(1, 5056, dtype=torch.uint8)])
+    def test_a_bad_state_is_refused(self, state):
+        owned = OwnedTorchGenerator(3)
+        with pytest.raises(SchemaError, match="generator state"):
+            owned.parse(state)
+        owned.adopt(None)
+        assert owned.snapshot() is None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from numpy import empty, float64, int64
 from torch import from_numpy
 
-from gleanrl.errors import InvalidArgumentError
+from gleanrl.errors import InvalidArgumentError, SchemaError
 from gleanrl.native import Random
 from gleanrl.state import Stateful, StateReader
 
@@ -16,9 +18,9 @@ _SEED_RANGE = 2**63 - 1
 _WORDS = 4
 
 
-def fresh_seed() -> int:
-    """Return a seed drawn from torch's global generator, in ``[0, 2**63 - 1)``."""
-    return int(torch.randint(_SEED_RANGE, (), device="cpu"))
+def fresh_seed(generator: torch.Generator | None = None) -> int:
+    """Return a seed drawn from `generator`, or from torch's global one, in ``[0, 2**63 - 1)``."""
+    return int(torch.randint(_SEED_RANGE, (), device="cpu", generator=generator))
 
 
 class GeneratorState(NamedTuple):
@@ -113,3 +115,78 @@ class OwnedGenerator(Stateful[GeneratorState]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle."""
         self.load_state_dict(state)
+
+
+class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
+    """A generator that belongs to one part, for torch's own functions: ``torch.rand(3, generator=owned.get())``.
+
+    It begins as `OwnedGenerator` does. Its state before the first use is None. Numbers are drawn on the CPU. Not
+    thread-safe: its owner locks.
+
+    Args:
+        seed: a seed; None for one drawn at first use.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._generator: torch.Generator | None = None
+        if seed is not None:
+            self.seed(seed)
+
+    def seed(self, seed: int) -> None:
+        """Start the sequence of `seed`."""
+        self._generator = torch.Generator("cpu").manual_seed(seed)
+
+    def get(self) -> torch.Generator:
+        """Return the generator; the first call without a seed takes one from torch's global generator."""
+        if self._generator is None:
+            self.seed(fresh_seed())
+            assert self._generator is not None
+        return self._generator
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Let torch's global generator continue this sequence within a ``with`` block, for code that asks for no other.
+
+        The global generator is as before afterwards. Costs some microseconds.
+        """
+        generator, before = self.get(), torch.get_rng_state()
+        torch.set_rng_state(generator.get_state())
+        try:
+            yield
+        finally:
+            generator.set_state(torch.get_rng_state())
+            torch.set_rng_state(before)
+
+    def snapshot(self) -> torch.Tensor | None:
+        """Return the generator's state, uint8; None before the first use."""
+        return None if self._generator is None else self._generator.get_state()
+
+    def parse(self, state: Any) -> torch.Tensor | None:
+        """Return the state that `snapshot` gave, checked."""
+        if state is None:
+            return None
+        try:
+            words: torch.Tensor = state.to("cpu", copy=True)
+            if words.ndim != 1:
+                raise TypeError("expected one dimension")
+            torch.Generator("cpu").set_state(words)
+        except (AttributeError, TypeError, RuntimeError) as cause:
+            raise SchemaError(
+                f"generator state: expected that of a torch.Generator, got {state!r:.100}"
+            ) from cause
+        return words
+
+    def adopt(self, value: torch.Tensor | None) -> None:
+        """Go on with the sequence of a state."""
+        self._generator = None
+        if value is not None:
+            self._generator = torch.Generator("cpu")
+            self._generator.set_state(value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle as the generator's state."""
+        return {"generator": self.snapshot()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle."""
+        self.adopt(state["generator"])

@@ -50,7 +50,7 @@ def test_copies_are_independent_unless_shared():
 def test_state():
     one, other = RunningSums(SHAPES), RunningSums(SHAPES)
     one.update("a", torch.ones(1, 2), 1.0)
-    other.load(one.state())
+    other.load_state_dict(one.state_dict())
     assert torch.equal(other.moments("a")[0], one.moments("a")[0])
     one.update("a", torch.ones(1, 2) * 5, 1.0)
     assert float(other.moments("a")[0][0]) == 1

@@ -20,7 +20,7 @@ from gleanrl.envs.transforms.control import (
     TimeMaxPool,
 )
 from gleanrl.envs.transforms.env import TransformedEnv
-from gleanrl.envs.transforms.episodes import InitTracker, RewardSum, StepCounter
+from gleanrl.envs.transforms.episodes import InitTracker, RewardSum, StepCounter, TargetReturn
 from gleanrl.envs.transforms.frames import CatFrames
 from gleanrl.envs.transforms.multi_step import MultiStepTransform
 from gleanrl.envs.transforms.normalization import ObservationNorm
@@ -32,7 +32,6 @@ from gleanrl.envs.transforms.rewards import (
     RewardClipping,
     RewardScaling,
     SignTransform,
-    TargetReturn,
 )
 from gleanrl.envs.transforms.shapes import (
     CatTensors,

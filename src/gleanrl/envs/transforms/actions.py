@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gleanrl.block import Field
 from gleanrl.data.specs import (
     Bounded,
     Categorical,
-    Composite,
     MultiCategorical,
     MultiOneHot,
     OneHot,
     TensorSpec,
 )
 from gleanrl.envs.transforms.base import Transform
-from gleanrl.envs.transforms.rows import Record, reset_rows, trailing
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, UnsupportedError
+from gleanrl.envs.transforms.following import Following
+from gleanrl.envs.transforms.rows import Record, trailing
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError
+from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import NestedKey, as_key, as_path
 
 
-class ActionMask(Transform):
+class ActionMask(Following):
     """Keeps random actions among those that an observation allows.
 
     Each root's mask becomes the mask of the action spec, so that what is drawn from `env.action_spec` (`rand_action`, a
@@ -40,7 +43,17 @@ class ActionMask(Transform):
     def __init__(self, action_key: NestedKey = "action", mask_key: NestedKey = "action_mask") -> None:
         super().__init__()
         self.action_key, self.mask_key = as_key(as_path(action_key)), as_key(as_path(mask_key))
-        self._mask: Tensor | None = None
+
+    def carries(self) -> dict[NestedKey, Field]:
+        """Return the present mask."""
+        leaf = self.surroundings().full_observation_spec[self.mask_key]
+        return {self.mask_key: Field(leaf.shape, leaf.dtype)}
+
+    def carry(self, values: Mapping[NestedKey, Tensor]) -> None:
+        """Carry a mask, and let the action spec have it."""
+        super().carry(values)
+        if values:
+            self._show(values[self.mask_key])
 
     def written_keys(self) -> list[NestedKey]:
         """Return nothing: the mask is only read."""
@@ -51,17 +64,16 @@ class ActionMask(Transform):
         return next_tensordict
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        self._take(tensordict_reset, reset_rows(tensordict, self.parent.reset_keys))
+        self._take(tensordict_reset, self.asked(tensordict))
         return tensordict_reset
 
     def _take(self, record: Record, rows: Tensor | None) -> None:
         mask = record.get(self.mask_key, None)
         if mask is None:
             raise self._missing(self.mask_key, record)
-        mask = mask.clone()
-        if rows is not None and self._mask is not None:
-            mask = torch.where(trailing(rows, mask), mask, self._mask)
-        self._mask = mask
+        self._show(self.renewed(self.mask_key, mask.clone(), None if rows is None else trailing(rows, mask)))
+
+    def _show(self, mask: Tensor) -> None:
         self.environment().full_action_spec[self.action_key].update_mask(mask)
 
     def transform_action_spec(self, action_spec: Any) -> Any:
@@ -70,12 +82,6 @@ class ActionMask(Transform):
         if not hasattr(leaf, "update_mask"):
             raise InvalidTypeError(f"ActionMask: {self.action_key!r} can't be masked: {leaf!r}")
         return action_spec
-
-    def forward(self, tensordict: Any) -> Any:
-        """Raise: it needs an environment."""
-        raise UnsupportedError(
-            "ActionMask masks an environment's action spec; it can't be used in a replay buffer"
-        )
 
 
 class ActionDiscretizer(Transform):
@@ -88,12 +94,13 @@ class ActionDiscretizer(Transform):
         num_intervals: how many intervals; one number, or one for each component.
         action_key: the environment's action.
         out_action_key: the user's action; None for the same key.
-        sampling: which number of an interval is taken: its middle, its lower or upper end, or a random one (by torch's
-            global generator).
+        sampling: which number of an interval is taken: its middle, its lower or upper end, or a random one.
         categorical: whether the choice is an integer; if not, a one-hot vector.
+        seed: of random numbers; None for one drawn from torch's global generator at the first draw.
     """
 
     on_rows = True
+    generator: OwnedTorchGenerator
 
     class SamplingStrategy(Enum):
         """Which number of an interval an action stands for."""
@@ -110,6 +117,7 @@ class ActionDiscretizer(Transform):
         out_action_key: NestedKey | None = None,
         sampling: SamplingStrategy | None = None,
         categorical: bool = True,
+        seed: int | None = None,
     ) -> None:
         super().__init__(None, None, [action_key], [action_key if out_action_key is None else out_action_key])
         counts = torch.as_tensor(num_intervals)
@@ -121,6 +129,7 @@ class ActionDiscretizer(Transform):
             raise InvalidTypeError(f"sampling: expected a SamplingStrategy, got {sampling!r}")
         self.categorical = categorical
         self._box: tuple[Tensor, Tensor] | None = None
+        self.generator = OwnedTorchGenerator(seed)
 
     def empty_cache(self) -> None:
         """Forget the action's bounds."""
@@ -156,7 +165,8 @@ class ActionDiscretizer(Transform):
             index = torch.stack([part.long().argmax(-1) for part in value.split(counts.tolist(), -1)], -1)
         offset: Any = {"MEDIAN": 0.5, "LOW": 0.0, "HIGH": 1.0}.get(self.sampling.name)
         if offset is None:
-            offset = torch.rand(index.shape, dtype=low.dtype, device=low.device)
+            drawn = torch.rand(index.shape, dtype=low.dtype, device="cpu", generator=self.generator.get())
+            offset = drawn.to(low.device)
         fraction = (index.to(low.dtype) + offset) / counts.to(low.device)
         return low + fraction * (high - low)
 
@@ -193,9 +203,11 @@ class DiscreteActionProjection(Transform):
         max_actions: how many the user's one-hot actions have, no fewer.
         action_key: the action.
         include_forward: whether actions in a buffer's batches are padded to `max_actions` on the way out.
+        seed: of random choices; None for one drawn from torch's global generator at the first draw.
     """
 
     on_rows = True
+    generator: OwnedTorchGenerator
 
     def __init__(
         self,
@@ -203,6 +215,7 @@ class DiscreteActionProjection(Transform):
         max_actions: int,
         action_key: NestedKey = "action",
         include_forward: bool = True,
+        seed: int | None = None,
     ) -> None:
         if not 1 <= num_actions_effective <= max_actions:
             raise InvalidArgumentError(
@@ -211,6 +224,7 @@ class DiscreteActionProjection(Transform):
         super().__init__(None, None, [action_key])
         self.num_actions_effective, self.max_actions = num_actions_effective, max_actions
         self.include_forward = include_forward
+        self.generator = OwnedTorchGenerator(seed)
 
     def _inv_apply_transform(self, value: Tensor) -> Tensor:
         if value.shape[-1] != self.max_actions:
@@ -221,8 +235,10 @@ class DiscreteActionProjection(Transform):
         choice = value.long().argmax(-1)
         beyond = choice >= self.num_actions_effective
         if bool(beyond.any()):
-            drawn = torch.randint(self.num_actions_effective, choice.shape, device=choice.device)
-            choice = torch.where(beyond, drawn, choice)
+            drawn = torch.randint(
+                self.num_actions_effective, choice.shape, device="cpu", generator=self.generator.get()
+            )
+            choice = torch.where(beyond, drawn.to(choice.device), choice)
         return torch.nn.functional.one_hot(choice, self.num_actions_effective).to(value.dtype)
 
     def forward(self, tensordict: Any) -> Any:
@@ -250,7 +266,3 @@ class DiscreteActionProjection(Transform):
             shape = (*leaf.shape[:-1], self.max_actions)
             out[key] = OneHot(self.max_actions, shape=shape, device=leaf.device, dtype=leaf.dtype)
         return out
-
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Leave observations as they are."""
-        return observation_spec

@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from gleanrl.block import Field
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.env import TransformedEnv
 from gleanrl.envs.transforms.rows import Record, reset_rows, trailing
@@ -18,20 +19,25 @@ from gleanrl.envs.transforms.spec_tools import keys_of
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 from gleanrl.tree import NestedKey, as_key, as_path
 
+_WAITING = "_waiting"
+"""Where a keeper carries whose first observations it has."""
+
 
 class _Keeper(Transform):
     """Keeps the first observations of episodes until they are asked for."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._first: dict[NestedKey, Tensor] = {}
-        self._waiting: Tensor | None = None  # (*batch,) bool: whose first observations are kept
+    def carries(self) -> dict[NestedKey, Field]:
+        """Return the first observations, and whose they are, ``(*batch,)`` bool."""
+        spec = self.parent.full_observation_spec
+        fields = {key: Field(spec[key].shape, spec[key].dtype) for key in self._observations()}
+        return {**fields, _WAITING: Field(torch.Size(self.parent.batch_size), torch.bool)}
 
     def keeps_first(self, rows: Tensor | None) -> bool:
         """Return whether the first observations of `rows` (all if None) are kept."""
-        if self._waiting is None:
+        waiting = self.carried.get(_WAITING)
+        if waiting is None:
             return False
-        return bool(self._waiting.all() if rows is None else (self._waiting | ~rows).all())
+        return bool(waiting.all() if rows is None else (waiting | ~rows).all())
 
     def _observations(self) -> list[NestedKey]:
         return keys_of(self.parent.full_observation_spec)
@@ -39,20 +45,24 @@ class _Keeper(Transform):
     def _keep(self, outcome: Record, ended: Tensor) -> None:
         for key in self._observations():
             value = outcome.get(key)
-            before = self._first.get(key)
+            before = self.carried.get(key)
             kept = value.clone() if before is None else torch.where(trailing(ended, value), value, before)
-            self._first[key] = kept
-        self._waiting = ended.clone() if self._waiting is None else self._waiting | ended
+            self.carried[key] = kept
+        before = self.carried.get(_WAITING)
+        self.carried[_WAITING] = ended.clone() if before is None else before | ended
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         keys = self.parent.reset_keys
         rows = reset_rows(tensordict, keys)
         asked = any(tensordict.get(key, None) is not None for key in keys)
         if asked and self.keeps_first(rows):
-            for key, value in self._first.items():
-                tensordict_reset.set(key, value.clone())
+            for key in self._observations():
+                tensordict_reset.set(key, self.carried[key].clone())
         # Otherwise the environment itself was reset, all of it.
-        self._waiting = None if rows is None or self._waiting is None else self._waiting & ~rows
+        if rows is None:
+            self.carried = {}
+        elif _WAITING in self.carried:
+            self.carried[_WAITING] = self.carried[_WAITING] & ~rows
         return tensordict_reset
 
     def _ended(self, outcome: Record) -> Tensor:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
-from torch import nn
 
 from gleanrl.data.specs import Composite, TensorSpec
 from gleanrl.envs.transforms.rows import Record
 from gleanrl.envs.transforms.spec_tools import map_leaves
+from gleanrl.envs.transforms.state import StatefulModule
 from gleanrl.errors import (
     ContainerError,
     InvalidArgumentError,
@@ -20,6 +20,8 @@ from gleanrl.errors import (
     MissingKeyError,
     UnsupportedError,
 )
+from gleanrl.seeding import OwnedTorchGenerator
+from gleanrl.state import Stateful
 from gleanrl.tree import NestedKey, as_key, as_path
 
 Keys = NestedKey | Sequence[NestedKey]
@@ -27,7 +29,7 @@ Keys = NestedKey | Sequence[NestedKey]
 _HOOKS = ("_call", "_step", "_reset", "_inv_call")
 
 
-class Transform(nn.Module):
+class Transform(StatefulModule):
     """Changes what comes out of an environment and what goes into it, or batches read from and written to a buffer.
 
     In an environment the keys on the environment's side are `in_keys` and `in_keys_inv`, those on the user's side
@@ -61,6 +63,7 @@ class Transform(nn.Module):
 
     on_rows: ClassVar[bool] = True
     actions_vary: ClassVar[bool] = False  # whether a step changes what the action spec allows
+    generator: OwnedTorchGenerator | None = None  # what random numbers are drawn from
     learns: ClassVar[bool] = False  # whether an environment leaves it in training mode
 
     def __init__(
@@ -323,6 +326,14 @@ class Transform(nn.Module):
         if self._parent_found is None and self.container is not None:
             self._parent_found = [self.container.environment_before(self)]
         return self._parent_found[0] if self._parent_found else None
+
+    def home(self) -> torch.device | str | None:
+        """Return the device of what is carried: the environment's; None outside one."""
+        return None if self.parent is None else self.parent.device or "cpu"
+
+    def parts(self) -> Mapping[str, Stateful[Any]]:
+        """Return the parts that have states of their own: the generator, if there is one."""
+        return {} if self.generator is None else {"generator": self.generator}
 
     def clone(self) -> Any:
         """Return an independent copy that is in no container."""

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from gleanrl.data.boundaries import trajectory_ends
 from gleanrl.data.specs import Composite
-from gleanrl.envs.transforms.base import Keys, Transform, as_keys
+from gleanrl.envs.transforms.base import Keys, Transform
 from gleanrl.envs.transforms.rows import Record
 from gleanrl.errors import InvalidArgumentError, MissingArgumentError, SchemaError
+from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import NestedKey, as_key, as_path
 
 
@@ -188,19 +189,29 @@ class RandomCropTensorDict(BufferTransform):
         sub_seq_len: its length.
         sample_dim: the dimension that is cut, negative.
         mask_key: a bool entry of the batch's shape that marks real steps, which come first; pieces hold no others.
+        seed: of the places; None for one drawn from torch's global generator at the first draw.
 
     Raises:
         SchemaError: if a sequence is too short (also a RuntimeError).
     """
 
-    def __init__(self, sub_seq_len: int, sample_dim: int = -1, mask_key: NestedKey | None = None) -> None:
+    generator: OwnedTorchGenerator
+
+    def __init__(
+        self,
+        sub_seq_len: int,
+        sample_dim: int = -1,
+        mask_key: NestedKey | None = None,
+        seed: int | None = None,
+    ) -> None:
         super().__init__()
         if isinstance(sub_seq_len, bool) or not isinstance(sub_seq_len, int) or sub_seq_len < 1:
             raise InvalidArgumentError(f"sub_seq_len: expected a positive integer, got {sub_seq_len!r}")
         if sample_dim >= 0:
             raise InvalidArgumentError(f"sample_dim: expected a negative dimension, got {sample_dim}")
         self.sub_seq_len, self.sample_dim = sub_seq_len, sample_dim
-        self.mask_key = None if mask_key is None else (as_keys("mask_key", mask_key) or [])[0]
+        self.mask_key = None if mask_key is None else as_key(as_path(mask_key))
+        self.generator = OwnedTorchGenerator(seed)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return the pieces.
@@ -225,7 +236,8 @@ class RandomCropTensorDict(BufferTransform):
                 f"RandomCropTensorDict: expected sequences of at least {self.sub_seq_len} steps, got one of "
                 f"{int(lengths.min())}; shape {tuple(shape)}"
             )
-        start = (torch.rand(lead, dtype=torch.float64, device="cpu") * free).long()
+        drawn = torch.rand(lead, dtype=torch.float64, device="cpu", generator=self.generator.get())
+        start = (drawn * free).long()
         index = start + torch.arange(self.sub_seq_len, device="cpu").reshape(
             [self.sub_seq_len if d == dim else 1 for d in range(tensordict.ndim)]
         )

@@ -10,13 +10,14 @@ from torch import Tensor
 from gleanrl.data.specs import Composite, TensorSpec
 from gleanrl.devices import as_device
 from gleanrl.envs.transforms.base import Keys, Transform
+from gleanrl.envs.transforms.mapping import EntryTransform
 from gleanrl.envs.transforms.rows import Record, leaf_keys
-from gleanrl.envs.transforms.spec_tools import keys_of, map_leaves
+from gleanrl.envs.transforms.spec_tools import keys_of
 from gleanrl.errors import InvalidTypeError, UnsupportedError
 from gleanrl.tree import NestedKey
 
 
-class DTypeCastTransform(Transform):
+class DTypeCastTransform(EntryTransform):
     """Casts what comes out to `dtype_out`, and what goes in back to `dtype_in`.
 
     Without keys everything of the dtype in question is cast: what the environment declares, or, in a buffer,
@@ -39,6 +40,7 @@ class DTypeCastTransform(Transform):
     """
 
     on_rows = True
+    maps_inputs = True
 
     def __init__(
         self,
@@ -96,21 +98,8 @@ class DTypeCastTransform(Transform):
         """Return whether anything that goes in is cast."""
         return bool(self.pairs_inv())
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Cast the specs of `in_keys`."""
-        return map_leaves(observation_spec, self.pairs(), lambda leaf: _cast(leaf, self.dtype_out))
-
-    def transform_reward_spec(self, reward_spec: Any) -> Any:
-        """Cast the specs of `in_keys`."""
-        return map_leaves(reward_spec, self.pairs(), lambda leaf: _cast(leaf, self.dtype_out))
-
-    def transform_action_spec(self, action_spec: Any) -> Any:
-        """Cast the specs of `in_keys_inv`."""
-        return map_leaves(action_spec, self.pairs_inv(), lambda leaf: _cast(leaf, self.dtype_out))
-
-    def transform_state_spec(self, state_spec: Any) -> Any:
-        """Cast the specs of `in_keys_inv`."""
-        return map_leaves(state_spec, self.pairs_inv(), lambda leaf: _cast(leaf, self.dtype_out))
+    def _leaf(self, spec: TensorSpec) -> TensorSpec:
+        return spec.to(self.dtype_out)
 
     def extra_repr(self) -> str:
         """Show the dtypes."""
@@ -202,10 +191,6 @@ class PinMemoryTransform(Transform):
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         return self._call(tensordict_reset)
-
-
-def _cast(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
-    return spec.to(dtype)
 
 
 def _cast_all(record: Record, before: torch.dtype, after: torch.dtype) -> Record:

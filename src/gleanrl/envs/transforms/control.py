@@ -9,11 +9,14 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from gleanrl.block import Field
 from gleanrl.data.specs import Categorical, Composite, Unbounded
 from gleanrl.envs.transforms.base import Keys, Transform
-from gleanrl.envs.transforms.rows import Record, reset_rows, trailing
+from gleanrl.envs.transforms.following import Following
+from gleanrl.envs.transforms.rows import Record, trailing
 from gleanrl.errors import EnvironmentContractError, InvalidArgumentError, UnsupportedError
 from gleanrl.rollouts.stepping import advance
+from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import NestedKey, as_path
 
 
@@ -70,24 +73,31 @@ class NoopResetEnv(Transform):
 
     Args:
         noops: how many.
-        random: whether their number is drawn from 1 to `noops`, by torch's global generator.
+        random: whether their number is drawn from 1 to `noops`.
+        seed: of the number and the actions; None for one drawn from torch's global generator at the first reset.
     """
+
+    generator: OwnedTorchGenerator
 
     TRIALS = 10
 
-    def __init__(self, noops: int = 30, random: bool = True) -> None:
+    def __init__(self, noops: int = 30, random: bool = True, seed: int | None = None) -> None:
         super().__init__()
         if isinstance(noops, bool) or not isinstance(noops, int) or noops < 0:
             raise InvalidArgumentError(f"noops: expected an integer of at least 0, got {noops!r}")
         self.noops, self.random = noops, random
+        self.generator = OwnedTorchGenerator(seed)
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        parent = _one_environment(self)
-        count = int(torch.randint(1, self.noops + 1, ())) if self.random and self.noops else self.noops
+        parent, count = _one_environment(self), self.noops
+        if self.random and count:
+            count = int(torch.randint(1, count + 1, (), generator=self.generator.get()))
         for _ in range(self.TRIALS):
             root = tensordict_reset
             for _ in range(count):
-                stepped = parent.rand_step(root)
+                with self.generator.lent():
+                    root = parent.rand_action(root)
+                stepped = parent.step(root)
                 if _ended(stepped.get("next"), parent):
                     tensordict_reset = parent.reset()
                     break
@@ -156,7 +166,7 @@ class EndOfLifeTransform(Transform):
         loss_or_advantage.set_keys(done=self.eol_key, terminated=self.eol_key)
 
 
-class TimeMaxPool(Transform):
+class TimeMaxPool(Following):
     """Takes the greatest number of the last T observations, element by element, within an episode.
 
     Args:
@@ -179,35 +189,31 @@ class TimeMaxPool(Transform):
             raise InvalidArgumentError(f"T: expected a positive integer, got {T!r}")
         super().__init__(["observation"] if in_keys is None else in_keys, out_keys)
         self.T, self.reset_key = T, reset_key
-        self._last: dict[NestedKey, Tensor] = {}  # (T, *batch, *leaf), the newest last
+
+    def carries(self) -> dict[NestedKey, Field]:
+        """Return the last observations, ``(T, *batch, *leaf)``, the newest last."""
+        spec = self.surroundings().full_observation_spec
+        return {
+            key: Field(torch.Size((self.T, *spec[key].shape)), spec[key].dtype) for key, _ in self.pairs()
+        }
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
         for in_key, out_key in self.pairs():
             frame = next_tensordict.get(in_key)
-            if in_key not in self._last:
+            if in_key not in self.carried:
                 raise UnsupportedError("TimeMaxPool: reset the environment before the first step")
-            self._last[in_key] = torch.cat([self._last[in_key][1:], frame.unsqueeze(0)])
-            next_tensordict.set(out_key, self._last[in_key].amax(0))
+            self.carried[in_key] = torch.cat([self.carried[in_key][1:], frame.unsqueeze(0)])
+            next_tensordict.set(out_key, self.carried[in_key].amax(0))
         return next_tensordict
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        keys = self.parent.reset_keys if self.reset_key is None else [self.reset_key]
-        mask = reset_rows(tensordict, keys)
+        rows = self.asked(tensordict)
         for in_key, out_key in self.pairs():
             frame = tensordict_reset.get(in_key)
             last = frame.expand((self.T, *frame.shape)).clone()
-            before = self._last.get(in_key)
-            if mask is not None and before is not None:
-                last = torch.where(trailing(mask, frame), last, before)
-            self._last[in_key] = last
+            last = self.renewed(in_key, last, None if rows is None else trailing(rows, frame))
             tensordict_reset.set(out_key, last.amax(0))
         return tensordict_reset
-
-    def forward(self, tensordict: Any) -> Any:
-        """Raise: it needs an environment."""
-        raise UnsupportedError(
-            "TimeMaxPool follows an environment's steps; it can't be used in a replay buffer"
-        )
 
 
 def _one_environment(transform: Transform) -> Any:

@@ -22,6 +22,7 @@ from gleanrl.rollouts.extras import extra, seed_env
 from gleanrl.rollouts.loop import Stepper
 from gleanrl.rollouts.steppers import TensorDictStepper
 from gleanrl.rollouts.usage import Usage
+from gleanrl.seeding import fresh_seed
 from gleanrl.tree import NestedKey
 
 
@@ -252,7 +253,11 @@ class TransformedEnv(EnvBase):
         return any(transform.keeps_first(rows) for transform in flattened(self.transform))
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed the base environment; see `EnvBase.set_seed`."""
+        """Seed the base environment, and the transforms that draw random numbers; see `EnvBase.set_seed`."""
+        random = torch.Generator("cpu").manual_seed(seed)
+        for transform in flattened(self.transform):
+            if transform.generator is not None:
+                transform.generator.seed(fresh_seed(random))
         return seed_env(self.base_env, seed, static_seed)
 
     def close(self, **kwargs: Any) -> None:
@@ -291,8 +296,13 @@ class TransformedEnv(EnvBase):
         """Take over a state; what the simulators hold isn't part of it.
 
         Raises:
-            MissingKeyError, SchemaError, RuntimeError: if entries are missing or unexpected and `strict`.
+            MissingKeyError, SchemaError, RuntimeError: if entries are missing or unexpected and `strict`; no transform
+                changed.
         """
+        if not isinstance(state_dict, Mapping):
+            raise SchemaError(
+                f"load_state_dict: expected the state of an environment, got {type(state_dict).__name__}"
+            )
         parts: dict[str, dict[str, Any]] = {"transform": {}, "base_env": {}}
         for key, value in state_dict.items():
             name, _, rest = key.partition(".")
@@ -301,11 +311,12 @@ class TransformedEnv(EnvBase):
                     raise SchemaError(f"load_state_dict: unexpected entry {key!r}")
                 continue
             parts[name][rest] = value
-        self.transform.load_state_dict(parts["transform"], strict=strict)
+        transforms = self.transform.parse(parts["transform"], strict)
         if parts["base_env"]:
             self.base_env.load_state_dict(parts["base_env"], strict=strict)
         elif strict and len(self.base_env.state_dict()):
             raise MissingKeyError("load_state_dict: no entries of the base environment ('base_env.…')")
+        self.transform.adopt(transforms)
 
     def __getattr__(self, name: str) -> Any:
         """Return the base environment's attribute of that name."""

@@ -1,4 +1,4 @@
-"""Transforms that follow an episode: `StepCounter`, `InitTracker`, `RewardSum`."""
+"""Transforms that follow an episode: `StepCounter`, `InitTracker`, `RewardSum`, `TargetReturn`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from typing import Any
 
 import torch
 
+from gleanrl.block import Field
 from gleanrl.data.specs import Bounded, Categorical, Composite, Unbounded
-from gleanrl.envs.transforms.base import Keys, Transform, as_keys
+from gleanrl.envs.transforms.base import Keys, as_keys
+from gleanrl.envs.transforms.following import Following
 from gleanrl.envs.transforms.rows import Record, sibling, trailing
 from gleanrl.envs.transforms.spec_tools import keys_of
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError
 from gleanrl.tree import NestedKey, as_key, as_path
 
 
-class StepCounter(Transform):
+class StepCounter(Following):
     """Counts the steps of each episode from 0 at its reset, and truncates it at a limit.
 
     Every group of flags (of agents, say) has its count beside its done flag, with that flag's shape, and is truncated
@@ -60,25 +62,25 @@ class StepCounter(Transform):
         self.truncated_key = truncated_key or "truncated"
         self.step_count_key = step_count_key or "step_count"
         self.update_done = update_done
-        self._groups_found: list[tuple[NestedKey, NestedKey, NestedKey]] | None = None
-        self._last: dict[NestedKey, torch.Tensor] = {}  # the counts, for roots that don't hold them
-        self._one = torch.ones(
-            (), dtype=torch.int64, device="cpu"
-        )  # to add it is faster than to add a number
+        # To add it is faster than to add a number.
+        self._one = torch.ones((), dtype=torch.int64, device="cpu")
+        self._groups_found: list[tuple[NestedKey, ...]] | None = None
 
     def empty_cache(self) -> None:
         """Forget the groups of flags."""
         super().empty_cache()
         self._groups_found = None
 
-    def _groups(self) -> list[tuple[NestedKey, NestedKey, NestedKey]]:
+    def _groups(self) -> list[tuple[NestedKey, ...]]:
         """Return done, truncated and count of each group of flags."""
         if self._groups_found is None:
-            done = [key for key in _parent(self).done_keys if as_path(key)[-1] == "done"]
-            self._groups_found = [
-                (key, sibling(key, self.truncated_key), sibling(key, self.step_count_key)) for key in done
-            ]
+            self._groups_found = self.groups(self.truncated_key, self.step_count_key)
         return self._groups_found
+
+    def carries(self) -> dict[NestedKey, Field]:
+        """Return the counts."""
+        spec = self.surroundings().full_done_spec
+        return {count: Field(spec[done].shape, torch.int64) for done, _, count in self._groups()}
 
     def written_keys(self) -> list[NestedKey]:
         """Return counts and flags."""
@@ -92,15 +94,8 @@ class StepCounter(Transform):
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
         limit = self.max_steps
         for done_key, truncated_key, count_key in self._groups():
-            count = tensordict.get(count_key, None)
-            if count is None:
-                count = self._last.get(count_key)  # a later transform renames or drops it
-            if count is None:
-                raise MissingKeyError(
-                    f"StepCounter: the root has no {count_key!r}; step from what reset returned"
-                )
-            count = torch.add(count, self._one)
-            self._last[count_key] = count
+            count = torch.add(self.last(tensordict, count_key), self._one)
+            self.carried[count_key] = count
             next_tensordict.set(count_key, count)
             if limit is None:
                 continue
@@ -117,11 +112,9 @@ class StepCounter(Transform):
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         for done_key, truncated_key, count_key in self._groups():
             done = tensordict_reset.get(done_key)
-            count = torch.zeros_like(done, dtype=torch.int64)
-            asked, before = tensordict.get(sibling(done_key, "_reset"), None), self._last.get(count_key)
-            if asked is not None and before is not None:
-                count = torch.where(asked.reshape(done.shape), count, before)
-            self._last[count_key] = count
+            asked = tensordict.get(sibling(done_key, "_reset"), None)
+            mask = None if asked is None else asked.reshape(done.shape)
+            count = self.renewed(count_key, torch.zeros_like(done, dtype=torch.int64), mask)
             tensordict_reset.set(count_key, count)
             if self.max_steps is not None and tensordict_reset.get(truncated_key, None) is None:
                 tensordict_reset.set(truncated_key, torch.zeros_like(done))
@@ -130,12 +123,9 @@ class StepCounter(Transform):
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Add the counts."""
         out = observation_spec.clone()
-        spec = _parent(self).full_done_spec
+        spec = self.surroundings().full_done_spec
         for done_key, _, count_key in self._groups():
-            if count_key in observation_spec.keys(True, True):
-                raise InvalidArgumentError(
-                    f"StepCounter: the environment has a {count_key!r} already; choose another step_count_key"
-                )
+            self._require_free(observation_spec, count_key, "step_count_key")
             leaf = spec[done_key]
             if self.max_steps is None:
                 out[count_key] = Unbounded(leaf.shape, device=leaf.device, dtype=torch.int64)
@@ -151,18 +141,12 @@ class StepCounter(Transform):
                 out[truncated_key] = done_spec[done_key].clone()
         return out
 
-    def forward(self, tensordict: Any) -> Any:
-        """Raise: counting needs an environment."""
-        raise UnsupportedError(
-            "StepCounter counts an environment's steps; it can't be used in a replay buffer"
-        )
-
     def extra_repr(self) -> str:
         """Show the limit and the key."""
         return f"max_steps={self.max_steps}, step_count_key={self.step_count_key!r}"
 
 
-class InitTracker(Transform):
+class InitTracker(Following):
     """Marks the first root of each episode: True there, False everywhere else.
 
     Args:
@@ -183,17 +167,17 @@ class InitTracker(Transform):
             )
         super().__init__()
         self.init_key = init_key
-        self._marks_found: list[tuple[NestedKey, NestedKey]] | None = None
+        self._marks_found: list[tuple[NestedKey, ...]] | None = None
 
     def empty_cache(self) -> None:
         """Forget the groups of flags."""
         super().empty_cache()
         self._marks_found = None
 
-    def _marks(self) -> list[tuple[NestedKey, NestedKey]]:
+    def _marks(self) -> list[tuple[NestedKey, ...]]:
+        """Return done and mark of each group of flags."""
         if self._marks_found is None:
-            done = [key for key in _parent(self).done_keys if as_path(key)[-1] == "done"]
-            self._marks_found = [(key, sibling(key, self.init_key)) for key in done]
+            self._marks_found = self.groups(self.init_key)
         return self._marks_found
 
     def written_keys(self) -> list[NestedKey]:
@@ -216,24 +200,15 @@ class InitTracker(Transform):
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Add the marks."""
         out = observation_spec.clone()
-        spec = _parent(self).full_done_spec
+        spec = self.surroundings().full_done_spec
         for done_key, mark in self._marks():
-            if mark in observation_spec.keys(True, True):
-                raise InvalidArgumentError(
-                    f"InitTracker: the environment has a {mark!r} already; choose another init_key"
-                )
+            self._require_free(observation_spec, mark, "init_key")
             leaf = spec[done_key]
             out[mark] = Categorical(2, shape=leaf.shape, dtype=torch.bool, device=leaf.device)
         return out
 
-    def forward(self, tensordict: Any) -> Any:
-        """Raise: it needs an environment."""
-        raise UnsupportedError(
-            "InitTracker follows an environment's resets; it can't be used in a replay buffer"
-        )
 
-
-class RewardSum(Transform):
+class RewardSum(Following):
     """Sums up the rewards of each episode; the root's sum is that before the step.
 
     Args:
@@ -264,49 +239,44 @@ class RewardSum(Transform):
         super().__init__(in_keys, out_keys)
         self.reset_keys = as_keys("reset_keys", reset_keys)
         self.reward_spec = reward_spec
-        self._last: dict[NestedKey, torch.Tensor] = {}  # the sums, for roots that don't hold them
 
     def _default_in_keys(self) -> list[NestedKey]:
-        return list(_parent(self).reward_keys)
+        return list(self.surroundings().reward_keys)
 
     def _default_out_keys(self) -> list[NestedKey]:
         return [sibling(key, f"episode_{as_path(key)[-1]}") for key in self.in_keys]
 
+    def carries(self) -> dict[NestedKey, Field]:
+        """Return the sums."""
+        spec = self.surroundings().full_reward_spec
+        return {out_key: Field(spec[in_key].shape, spec[in_key].dtype) for in_key, out_key in self.pairs()}
+
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
+        root = {} if self.reward_spec else tensordict  # as a reward the root's isn't that of this step
         for in_key, out_key in self.pairs():
-            reward = next_tensordict.get(in_key)
-            before = None if self.reward_spec else tensordict.get(out_key, None)
-            if before is None:
-                before = self._last.get(out_key)
-            if before is None:
-                raise MissingKeyError(
-                    f"RewardSum: the root has no {out_key!r}; step from what reset returned"
-                )
-            total = torch.add(before, reward)
-            self._last[out_key] = total
+            total = torch.add(self.last(root, out_key), next_tensordict.get(in_key))
+            self.carried[out_key] = total
             next_tensordict.set(out_key, total)
         return next_tensordict
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        spec = _parent(self).full_reward_spec
+        spec = self.surroundings().full_reward_spec
         for (in_key, out_key), reset_key in zip(self.pairs(), self._masks(), strict=True):
             zero = spec[in_key].zero()
             mask = tensordict.get(reset_key, None)
             before = None if self.reward_spec else tensordict.get(out_key, None)
-            before = self._last.get(out_key) if before is None else before
-            if mask is not None and before is not None:
-                size = tensordict_reset.batch_size
+            if mask is not None:
                 if mask.ndim > zero.ndim or mask.shape != zero.shape[: mask.ndim]:
-                    mask = mask.reshape(*size, -1).any(-1)
-                zero = torch.where(trailing(mask, zero), zero, before)
-            self._last[out_key] = zero
+                    mask = mask.reshape(*tensordict_reset.batch_size, -1).any(-1)
+                mask = trailing(mask, zero)
+            zero = self.renewed(out_key, zero, mask, before)
             if not self.reward_spec:
                 tensordict_reset.set(out_key, zero)
         return tensordict_reset
 
     def _masks(self) -> list[NestedKey]:
         """Return the reset mask of each sum."""
-        known = list(_parent(self).reset_keys)
+        known = list(self.surroundings().reset_keys)
         if self.reset_keys is not None:
             unknown = [key for key in self.reset_keys if key not in known]
             if unknown or len(self.reset_keys) != len(self.in_keys):
@@ -330,36 +300,72 @@ class RewardSum(Transform):
         return self._with_sums(reward_spec) if self.reward_spec else reward_spec
 
     def _with_sums(self, spec: Composite) -> Composite:
-        out = spec.clone()
-        rewards = _parent(self).full_reward_spec
+        rewards = self.surroundings().full_reward_spec
         unknown = [key for key in self.in_keys if key not in keys_of(rewards)]
         if unknown:
             raise MissingKeyError(f"RewardSum: {unknown} are none of the rewards {keys_of(rewards)}")
-        for in_key, out_key in self.pairs():
-            leaf = rewards[in_key]
-            out[out_key] = Unbounded(leaf.shape, device=leaf.device, dtype=leaf.dtype)
-        return out
-
-    def forward(self, tensordict: Any) -> Any:
-        """Sum the rewards of a batch ``[*B, T]`` along time, in place of `in_keys` as they are given.
-
-        Raises:
-            UnsupportedError: without `in_keys`.
-        """
-        raise UnsupportedError(
-            "RewardSum follows an environment's episodes; it can't be used in a replay buffer"
-        )
+        return self._with_carried(spec)
 
 
-def _parent(transform: Transform) -> Any:
-    """Return the environment that `transform` is in.
+class TargetReturn(Following):
+    """Adds the return that is still to be reached: a target at reset, from which rewards are taken off, or not.
+
+    Args:
+        target_return: the target at the beginning of each episode.
+        mode: ``"reduce"`` takes each reward off, ``"constant"`` leaves the target as it is.
+        in_keys: rewards; None for the environment's.
+        out_keys: where the target stands; None for ``"target_return"``, which goes with one reward.
+        reset_key: the ``"_reset"`` mask that sets it back; None for any of the environment's.
 
     Raises:
-        UnsupportedError: if it's in none.
+        InvalidArgumentError: for another mode.
     """
-    parent = transform.parent
-    if parent is None:
-        raise UnsupportedError(
-            f"{type(transform).__name__}: expected to be part of an environment; put it into a TransformedEnv"
-        )
-    return parent
+
+    on_rows = True
+    MODES = ("reduce", "constant")
+
+    def __init__(
+        self,
+        target_return: float,
+        mode: str = "reduce",
+        in_keys: Keys | None = None,
+        out_keys: Keys | None = None,
+        reset_key: NestedKey | None = None,
+    ) -> None:
+        if mode not in self.MODES:
+            raise InvalidArgumentError(f"mode: expected one of {self.MODES}, got {mode!r}")
+        super().__init__(in_keys, out_keys)
+        self.target_return, self.mode, self.reset_key = float(target_return), mode, reset_key
+
+    def _default_in_keys(self) -> list[NestedKey]:
+        return ["reward"] if self.parent is None else list(self.parent.reward_keys)
+
+    def _default_out_keys(self) -> list[NestedKey]:
+        return ["target_return"]
+
+    def carries(self) -> dict[NestedKey, Field]:
+        """Return the targets."""
+        spec = self.surroundings().full_reward_spec
+        return {out_key: Field(spec[in_key].shape, spec[in_key].dtype) for in_key, out_key in self.pairs()}
+
+    def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
+        for in_key, out_key in self.pairs():
+            target = self.last(tensordict, out_key)
+            reward = next_tensordict.get(in_key)
+            target = target - reward if self.mode == "reduce" else target.clone()
+            self.carried[out_key] = target
+            next_tensordict.set(out_key, target)
+        return next_tensordict
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        rows = self.asked(tensordict)
+        device = self.home()
+        for key, field in self.carries().items():
+            fresh = torch.full(field.shape, self.target_return, dtype=field.dtype, device=device)
+            mask = None if rows is None else trailing(rows, fresh)
+            tensordict_reset.set(key, self.renewed(key, fresh, mask, tensordict.get(key, None)))
+        return tensordict_reset
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Add the targets."""
+        return self._with_carried(observation_spec)

@@ -6,17 +6,19 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from gleanrl.block import Field
 from gleanrl.data.boundaries import trajectory_ends
-from gleanrl.data.specs import Bounded, Composite, TensorSpec, Unbounded
-from gleanrl.envs.transforms.base import Keys, Transform
-from gleanrl.envs.transforms.rows import Record, reset_rows, trailing
+from gleanrl.data.specs import Bounded, TensorSpec, Unbounded
+from gleanrl.envs.transforms.base import Keys
+from gleanrl.envs.transforms.following import Following
+from gleanrl.envs.transforms.mapping import EntryTransform
+from gleanrl.envs.transforms.rows import Record, trailing
 from gleanrl.envs.transforms.shapes import PIXELS
-from gleanrl.envs.transforms.spec_tools import map_leaves
 from gleanrl.errors import InvalidArgumentError, MissingArgumentError, SchemaError, UnsupportedError
 from gleanrl.tree import NestedKey, as_path
 
 
-class CatFrames(Transform):
+class CatFrames(EntryTransform, Following):
     """Concatenates each observation with the N - 1 before it in its episode, the newest last.
 
     Where an episode is younger than that, its first observation is repeated, or a constant stands in. The next
@@ -72,40 +74,36 @@ class CatFrames(Transform):
         self.N, self.dim, self.padding, self.padding_value = N, dim, padding, padding_value
         self.as_inverse = as_inverse
         self.reset_key, self.done_key = keys.get("reset_key"), keys.get("done_key")
-        self._stacks: dict[NestedKey, Tensor] = {}
 
     # ----------------------------------------------------------- environment
+    def carries(self) -> dict[NestedKey, Field]:
+        """Return the stacks, by the keys of their frames."""
+        spec = self.surroundings().full_observation_spec
+        return {key: Field(self._leaf(spec[key]).shape, spec[key].dtype) for key, _ in self.pairs()}
+
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
         for in_key, out_key in self.pairs():
             frame = next_tensordict.get(in_key)
-            stack = self._stacks.get(in_key)
+            stack = self.carried.get(in_key)
             if stack is None:
                 raise UnsupportedError("CatFrames: reset the environment before the first step")
             size = frame.shape[self.dim]
             stack = torch.cat([stack.narrow(self.dim, size, (self.N - 1) * size), frame], self.dim)
-            self._stacks[in_key] = stack
+            self.carried[in_key] = stack
             next_tensordict.set(out_key, stack)
         return next_tensordict
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        keys = self.parent.reset_keys if self.reset_key is None else [self.reset_key]
-        mask = reset_rows(tensordict, keys)
+        rows = self.asked(tensordict)
         for in_key, out_key in self.pairs():
             frame = tensordict_reset.get(in_key)
             stack = torch.cat([*[self._pad(frame)] * (self.N - 1), frame], self.dim)
-            before = self._stacks.get(in_key)
-            if mask is not None and before is not None:
-                stack = torch.where(trailing(mask, stack), stack, before)
-            self._stacks[in_key] = stack
+            stack = self.renewed(in_key, stack, None if rows is None else trailing(rows, stack))
             tensordict_reset.set(out_key, stack)
         return tensordict_reset
 
     def _pad(self, first: Tensor) -> Tensor:
         return first if self.padding == "same" else torch.full_like(first, self.padding_value)
-
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Widen the specs."""
-        return map_leaves(observation_spec, self.pairs(), self._leaf)
 
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
         zero = spec.zero()

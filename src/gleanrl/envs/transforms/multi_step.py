@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,6 +16,7 @@ from gleanrl.envs.transforms.base import Keys, as_keys
 from gleanrl.envs.transforms.buffers import BufferTransform
 from gleanrl.envs.transforms.rows import Record
 from gleanrl.errors import InvalidArgumentError, SchemaError
+from gleanrl.state import Stateful, StateReader
 from gleanrl.tree import NestedKey, as_key, as_path, flatten
 
 _IDS = ("collector", "traj_ids")
@@ -105,23 +109,9 @@ class MultiStepTransform(BufferTransform):
         ids = total.get(_IDS, None)
         return out.exclude(_IDS) if ids is None else out.set(_IDS, ids)
 
-    def get_extra_state(self) -> dict[str, Any]:
+    def parts(self) -> dict[str, Stateful[Any]]:
         """Return the steps that are held back."""
-        held = self._held
-        if held is None:
-            return {"held": None}
-        leaves = {as_key(path): leaf.clone() for path, leaf in flatten(held).items()}
-        return {"held": leaves, "batch_size": list(held.batch_size), "names": list(held.names)}
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Take over the steps that were held back."""
-        self._held = None
-        if state["held"] is not None:
-            self._held = TensorDict(
-                {}, state["batch_size"], names=state["names"] if any(state["names"]) else None
-            )
-            for key, leaf in state["held"].items():
-                self._held.set(key, leaf.clone())
+        return {"held": _Held(self)}
 
     def extra_repr(self) -> str:
         """Show the numbers."""
@@ -132,3 +122,53 @@ class MultiStepTransform(BufferTransform):
             "MultiStepTransform works on what is written to a replay buffer, not in an environment; as a collector's "
             "postproc use MultiStep"
         )
+
+
+@dataclass(frozen=True)
+class HeldSteps:
+    """Steps that are held back, ``[*B, T]``; without leaves there are none."""
+
+    leaves: Mapping[NestedKey, torch.Tensor]
+    batch_size: tuple[int, ...]
+    names: tuple[str | None, ...]
+
+
+class _Held(Stateful[HeldSteps]):
+    """What a `MultiStepTransform` holds back."""
+
+    def __init__(self, transform: MultiStepTransform) -> None:
+        self._transform = transform
+
+    def snapshot(self) -> HeldSteps:
+        held = self._transform._held
+        if held is None:
+            return HeldSteps({}, (), ())
+        leaves = {as_key(path): leaf.clone() for path, leaf in flatten(held).items()}
+        return HeldSteps(MappingProxyType(leaves), tuple(held.batch_size), tuple(held.names))
+
+    def parse(self, state: Any) -> HeldSteps:
+        reader = StateReader(state, "MultiStepTransform")
+        leaves, size, names = (reader.get(name) for name in ("leaves", "batch_size", "names"))
+        if not isinstance(size, (list, tuple)) or not all(type(n) is int and n >= 0 for n in size):
+            raise reader.wrong("batch_size", "a list of numbers")
+        if not isinstance(names, (list, tuple)) or len(names) != len(size):
+            raise reader.wrong("names", f"{len(size)} names")
+        if not all(name is None or type(name) is str for name in names):
+            raise reader.wrong("names", f"{len(size)} names")
+        shape = torch.Size(size)
+        leading = isinstance(leaves, Mapping) and all(
+            isinstance(leaf, torch.Tensor) and leaf.shape[: len(shape)] == shape for leaf in leaves.values()
+        )
+        if not leading or bool(leaves) != bool(shape):
+            raise reader.wrong("leaves", f"tensors by key, of batch size {tuple(shape)}")
+        copies = {key: leaf.detach().clone() for key, leaf in leaves.items()}
+        return HeldSteps(MappingProxyType(copies), tuple(size), tuple(names))
+
+    def adopt(self, value: HeldSteps) -> None:
+        held = None
+        if value.leaves:
+            names: Any = list(value.names) if any(value.names) else None
+            held = TensorDict({}, list(value.batch_size), names=names)
+            for key, leaf in value.leaves.items():
+                held.set(key, leaf.clone())
+        self._transform._held = held

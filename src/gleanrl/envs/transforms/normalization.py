@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gleanrl.data.specs import Composite
-from gleanrl.envs.transforms.base import Keys, Transform
-from gleanrl.envs.transforms.spec_tools import map_leaves, mapped
+from gleanrl.data.specs import TensorSpec
+from gleanrl.envs.transforms.base import Keys
+from gleanrl.envs.transforms.mapping import EntryTransform
+from gleanrl.envs.transforms.spec_tools import mapped
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingArgumentError, UnsupportedError
 from gleanrl.tree import NestedKey, as_key, as_path
 
 
-class ObservationNorm(Transform):
+class ObservationNorm(EntryTransform):
     """Maps observations by ``loc + scale * obs``, or by ``(obs - loc) / scale`` with `standard_normal`.
 
     The second form makes observations with mean `loc` and standard deviation `scale` standard normal; there `scale`
@@ -41,6 +42,8 @@ class ObservationNorm(Transform):
     """
 
     on_rows = True
+    maps_inputs = True
+    late_buffers = ("loc", "scale")
 
     def __init__(
         self,
@@ -154,37 +157,11 @@ class ObservationNorm(Transform):
             return (value - loc).div_(scale)
         return torch.addcmul(loc, value, scale)
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Map the bounds; without numbers yet the specs become unbounded."""
-        if not self.initialized:
-            return map_leaves(observation_spec, self.pairs(), lambda leaf: mapped(leaf, lambda v: v))
-        return map_leaves(
-            observation_spec,
-            self.pairs(),
-            lambda leaf: mapped(leaf, self._apply_transform, monotone=True),
-        )
-
-    def transform_action_spec(self, action_spec: Any) -> Any:
-        """Map the bounds of actions in `in_keys_inv` to the user's side."""
-        return self._input_spec(action_spec)
-
-    def transform_state_spec(self, state_spec: Any) -> Any:
-        """Map the bounds of states in `in_keys_inv` to the user's side."""
-        return self._input_spec(state_spec)
-
-    def _input_spec(self, spec: Any) -> Any:
-        if not self.pairs_inv():
-            return spec
-        function = self._apply_transform if self.initialized else lambda value: value
-        return map_leaves(
-            spec, self.pairs_inv(), lambda leaf: mapped(leaf, function, monotone=self.initialized)
-        )
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        for name in ("loc", "scale"):
-            if prefix + name in state_dict:
-                setattr(self, name, state_dict[prefix + name].clone())
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+    def _leaf(self, spec: TensorSpec) -> TensorSpec:
+        function = (
+            self._apply_transform if self.initialized else torch.clone
+        )  # without numbers yet: unbounded
+        return mapped(spec, function, monotone=self.initialized)
 
     def extra_repr(self) -> str:
         """Show the numbers and the keys."""

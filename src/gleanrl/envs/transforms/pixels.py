@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from gleanrl.data.specs import Bounded, Composite, TensorSpec
-from gleanrl.envs.transforms.base import Keys, Transform
+from gleanrl.data.specs import Bounded, TensorSpec
+from gleanrl.envs.transforms.base import Keys
+from gleanrl.envs.transforms.mapping import EntryTransform
 from gleanrl.envs.transforms.shapes import PIXELS
-from gleanrl.envs.transforms.spec_tools import map_leaves, mapped
+from gleanrl.envs.transforms.spec_tools import mapped
 from gleanrl.errors import InvalidArgumentError, SchemaError
 
 _MODES = ("nearest", "bilinear", "bicubic", "area", "nearest-exact")
@@ -22,10 +23,8 @@ _GREY = (0.2989, 0.587, 0.114)
 """Weights of red, green and blue in ITU-R BT.601 luma."""
 
 
-class _OfImages(Transform):
+class _OfImages(EntryTransform):
     """Maps images."""
-
-    on_rows = True
 
     def __init__(self, in_keys: Keys | None = None, out_keys: Keys | None = None) -> None:
         super().__init__(list(PIXELS) if in_keys is None else in_keys, out_keys)
@@ -36,10 +35,6 @@ class _OfImages(Transform):
             # Averages and selections of numbers between two bounds stay between them.
             return Bounded(*spec.space.common, shape=out.shape, device=spec.device, dtype=out.dtype)
         return out
-
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Give the images' specs their new shape, dtype and bounds."""
-        return map_leaves(observation_spec, self.pairs(), self._leaf)
 
 
 class ToTensorImage(_OfImages):

@@ -13,6 +13,7 @@ from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.rows import Record, reset_rows, trailing
 from gleanrl.envs.transforms.spec_tools import keys_of
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
+from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import NestedKey, as_key, as_path
 
 
@@ -29,6 +30,7 @@ class TensorDictPrimer(Transform):
             called at each reset and returns a value for all environments.
         reset_key: the ``"_reset"`` mask that renews them; None for any of the environment's.
         expand_specs: whether specs that lack the environment's batch dimensions get them; None for yes.
+        seed: of what is drawn; None for one drawn from torch's global generator at the first draw.
         **kwargs: more entries by keyword.
 
     Raises:
@@ -44,6 +46,7 @@ class TensorDictPrimer(Transform):
         default_value: Any = None,
         reset_key: NestedKey | None = None,
         expand_specs: bool | None = None,
+        seed: int | None = None,
         **kwargs: TensorSpec,
     ) -> None:
         if random and default_value is not None:
@@ -55,6 +58,7 @@ class TensorDictPrimer(Transform):
         self.primers, self.random, self.reset_key = spec, bool(random), reset_key
         self.default_value = 0.0 if default_value is None else default_value
         self.expand_specs = True if expand_specs is None else expand_specs
+        self.generator = OwnedTorchGenerator(seed) if random else None
         self._expanded: Composite | None = None
 
     def _default_out_keys(self) -> list[NestedKey]:
@@ -97,8 +101,8 @@ class TensorDictPrimer(Transform):
         return self._expanded
 
     def _fresh(self, key: NestedKey, spec: TensorSpec, lead: tuple[int, ...] = ()) -> Tensor:
-        if self.random:
-            return spec.rand(lead)
+        if self.generator is not None:
+            return spec.rand(lead, generator=self.generator.get())
         value = self.default_value
         if isinstance(value, Mapping):
             paths = {as_path(k): v for k, v in value.items()}

@@ -7,35 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gleanrl.data.specs import Binary, Bounded, Composite, TensorSpec, Unbounded
-from gleanrl.envs.transforms.base import Keys, Transform
-from gleanrl.envs.transforms.rows import Record, reset_rows, trailing
-from gleanrl.envs.transforms.spec_tools import map_leaves, mapped
-from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.data.specs import Binary, Bounded, TensorSpec
+from gleanrl.envs.transforms.base import Keys
+from gleanrl.envs.transforms.mapping import EntryTransform
+from gleanrl.errors import InvalidArgumentError
 from gleanrl.tree import NestedKey
 
 
-class _OfEntries(Transform):
-    """Maps entries, rewards by default; the specs are mapped by `_leaf`."""
-
-    on_rows = True
+class _OfRewards(EntryTransform):
+    """Maps rewards, if no other keys are given."""
 
     def _default_in_keys(self) -> list[NestedKey]:
         return ["reward"] if self.parent is None else list(self.parent.reward_keys)
 
-    def _leaf(self, spec: TensorSpec) -> TensorSpec:
-        return mapped(spec, self._apply_transform, monotone=True)
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Map the specs of those `in_keys` that are observations."""
-        return map_leaves(observation_spec, self.pairs(), self._leaf)
-
-    def transform_reward_spec(self, reward_spec: Any) -> Any:
-        """Map the specs of those `in_keys` that are rewards."""
-        return map_leaves(reward_spec, self.pairs(), self._leaf)
-
-
-class RewardScaling(_OfEntries):
+class RewardScaling(_OfRewards):
     """Maps rewards by ``reward * scale + loc``, or by ``(reward - loc) / scale`` with `standard_normal`.
 
     Args:
@@ -76,7 +62,7 @@ class RewardScaling(_OfEntries):
         return f"loc={self._buffers['loc']}, scale={self._buffers['scale']}, standard_normal={self.standard_normal}"
 
 
-class RewardClipping(_OfEntries):
+class RewardClipping(_OfRewards):
     """Clips rewards to an interval.
 
     Args:
@@ -107,7 +93,7 @@ class RewardClipping(_OfEntries):
         return f"clamp_min={self.low}, clamp_max={self.high}"
 
 
-class ClipTransform(Transform):
+class ClipTransform(EntryTransform):
     """Clips entries to an interval; inverse keys clip what goes in.
 
     Integers become floats if a bound isn't a whole number.
@@ -157,16 +143,8 @@ class ClipTransform(Transform):
         dtype = self._apply_transform(spec.zero()).dtype
         return _clipped(spec.to(dtype), self._buffers["low"], self._buffers["high"])
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Narrow the specs of those `in_keys` that are observations."""
-        return map_leaves(observation_spec, self.pairs(), self._leaf)
 
-    def transform_reward_spec(self, reward_spec: Any) -> Any:
-        """Narrow the specs of those `in_keys` that are rewards."""
-        return map_leaves(reward_spec, self.pairs(), self._leaf)
-
-
-class SignTransform(Transform):
+class SignTransform(EntryTransform):
     """Replaces numbers by their signs: -1, 0 or 1.
 
     Args:
@@ -187,16 +165,8 @@ class SignTransform(Transform):
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
         return Bounded(-1, 1, spec.shape, spec.device, spec.dtype)
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Bound the specs of those `in_keys` that are observations."""
-        return map_leaves(observation_spec, self.pairs(), self._leaf)
 
-    def transform_reward_spec(self, reward_spec: Any) -> Any:
-        """Bound the specs of those `in_keys` that are rewards."""
-        return map_leaves(reward_spec, self.pairs(), self._leaf)
-
-
-class BinarizeReward(_OfEntries):
+class BinarizeReward(_OfRewards):
     """Replaces rewards by whether they are positive: 1 or 0, in int8.
 
     Args:
@@ -212,77 +182,6 @@ class BinarizeReward(_OfEntries):
 
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
         return Binary(shape=spec.shape, device=spec.device, dtype=torch.int8)
-
-
-class TargetReturn(Transform):
-    """Adds the return that is still to be reached: a target at reset, from which rewards are taken off, or not.
-
-    Args:
-        target_return: the target at the beginning of each episode.
-        mode: ``"reduce"`` takes each reward off, ``"constant"`` leaves the target as it is.
-        in_keys: rewards; None for the environment's.
-        out_keys: where the target stands; None for ``"target_return"``, which goes with one reward.
-        reset_key: the ``"_reset"`` mask that sets it back; None for any of the environment's.
-
-    Raises:
-        InvalidArgumentError: for another mode.
-    """
-
-    on_rows = True
-    MODES = ("reduce", "constant")
-
-    def __init__(
-        self,
-        target_return: float,
-        mode: str = "reduce",
-        in_keys: Keys | None = None,
-        out_keys: Keys | None = None,
-        reset_key: NestedKey | None = None,
-    ) -> None:
-        if mode not in self.MODES:
-            raise InvalidArgumentError(f"mode: expected one of {self.MODES}, got {mode!r}")
-        super().__init__(in_keys, out_keys)
-        self.target_return, self.mode, self.reset_key = float(target_return), mode, reset_key
-
-    def _default_in_keys(self) -> list[NestedKey]:
-        return ["reward"] if self.parent is None else list(self.parent.reward_keys)
-
-    def _default_out_keys(self) -> list[NestedKey]:
-        return ["target_return"]
-
-    def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
-        for in_key, out_key in self.pairs():
-            target = tensordict.get(out_key)
-            reward = next_tensordict.get(in_key)
-            next_tensordict.set(out_key, target - reward if self.mode == "reduce" else target.clone())
-        return next_tensordict
-
-    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        spec = self.parent.full_reward_spec
-        keys = self.parent.reset_keys if self.reset_key is None else [self.reset_key]
-        mask = reset_rows(tensordict, keys)
-        for in_key, out_key in self.pairs():
-            leaf = spec[in_key]
-            fresh = torch.full(leaf.shape, self.target_return, dtype=leaf.dtype, device=leaf.device)
-            before = tensordict.get(out_key, None)
-            if mask is not None and before is not None:
-                fresh = torch.where(trailing(mask, fresh), fresh, before)
-            tensordict_reset.set(out_key, fresh)
-        return tensordict_reset
-
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Add the targets."""
-        out = observation_spec.clone()
-        for in_key, out_key in self.pairs():
-            leaf = self.parent.full_reward_spec[in_key]
-            out[out_key] = Unbounded(leaf.shape, device=leaf.device, dtype=leaf.dtype)
-        return out
-
-    def forward(self, tensordict: Any) -> Any:
-        """Raise: it needs an environment."""
-        raise UnsupportedError(
-            "TargetReturn follows an environment's episodes; it can't be used in a replay buffer"
-        )
 
 
 def _interval(low_name: str, low: Any, high_name: str, high: Any) -> tuple[Any, Any]:

@@ -3,44 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gleanrl.data.specs import Bounded, Composite, TensorSpec, Unbounded
 from gleanrl.envs.transforms.base import Keys, Transform
+from gleanrl.envs.transforms.mapping import EntryTransform
 from gleanrl.envs.transforms.rows import Record
-from gleanrl.envs.transforms.spec_tools import keys_of, map_leaves, mapped
+from gleanrl.envs.transforms.spec_tools import keys_of
 from gleanrl.errors import InvalidArgumentError, MissingArgumentError, MissingKeyError
 from gleanrl.tree import NestedKey
 
 PIXELS: tuple[NestedKey, ...] = ("pixels",)
 
 
-class _Reshaping(Transform):
+class _Reshaping(EntryTransform):
     """Maps entries by a change of shape that leaves the numbers as they are; in both directions if asked for."""
 
-    on_rows = True
-
-    def _leaf(self, spec: TensorSpec) -> TensorSpec:
-        return mapped(spec, self._apply_transform, monotone=True)
-
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Reshape the specs of those `in_keys` that are observations."""
-        return map_leaves(observation_spec, self.pairs(), self._leaf)
-
-    def transform_reward_spec(self, reward_spec: Any) -> Any:
-        """Reshape the specs of those `in_keys` that are rewards."""
-        return map_leaves(reward_spec, self.pairs(), self._leaf)
-
-    def transform_action_spec(self, action_spec: Any) -> Any:
-        """Reshape the specs of those `in_keys_inv` that are actions."""
-        return map_leaves(action_spec, self.pairs_inv(), self._leaf)
-
-    def transform_state_spec(self, state_spec: Any) -> Any:
-        """Reshape the specs of those `in_keys_inv` that are states."""
-        return map_leaves(state_spec, self.pairs_inv(), self._leaf)
+    maps_inputs = True
 
 
 class FlattenObservation(_Reshaping):

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gleanrl.errors import SchemaError
+from gleanrl.state import Stateful
 from gleanrl.system.shared_memory import SharedMemory
 from gleanrl.tree import NestedKey
 
 _DOUBLE = 8
 
+Sums = Mapping[NestedKey, Tensor]
+"""For each key ``(1 + 2 n,)`` float64: count, sums and sums of squares of n elements."""
 
-class RunningSums:
+
+class RunningSums(Stateful[Sums]):
     """For each key the number, the sum and the sum of squares of what was seen, with geometric forgetting.
 
     Float64, so that squares of large numbers don't swallow their differences. An update is computed aside and written
@@ -57,6 +63,12 @@ class RunningSums:
             self._views = dict(zip(self.shapes, flat.split(sizes), strict=True))
         return self._views[key]
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self.adopt(
+            {key: torch.zeros(1 + 2 * prod(shape), dtype=torch.float64) for key, shape in self.shapes.items()}
+        )
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
         if self._memory is None:
@@ -88,13 +100,38 @@ class RunningSums:
         size, shape = prod(self.shapes[key]), self.shapes[key]
         return view[0], view[1 : 1 + size].reshape(shape), view[1 + size :].reshape(shape)
 
-    def state(self) -> dict[str, Any]:
+    def snapshot(self) -> Sums:
         """Return a copy of all numbers."""
         with self._locked():
-            return {str(key): self._view(key).clone() for key in self.shapes}
+            return MappingProxyType({key: self._view(key).clone() for key in self.shapes})
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Take over numbers that `state` gave."""
+    def parse(self, state: Any) -> Sums:
+        """Return the numbers of a saved state, checked against the shapes."""
+        sums = checked_sums(state)
+        sizes = {key: 1 + 2 * prod(shape) for key, shape in self.shapes.items()}
+        found = {key: len(numbers) for key, numbers in sums.items()}
+        if found != sizes:
+            raise SchemaError(f"statistics: expected as many numbers by key as {sizes}, got {found}")
+        return sums
+
+    def adopt(self, value: Sums) -> None:
+        """Go on from numbers that fit; shared ones change for everybody."""
         with self._locked():
-            for key in self.shapes:
-                self._view(key).copy_(state[str(key)])
+            for key, numbers in value.items():
+                self._view(key).copy_(numbers)
+
+
+def checked_sums(state: Any) -> Sums:
+    """Return copies of the numbers of a state, of whatever shapes; `SchemaError` if there is something else in it."""
+    numbers = state.values() if isinstance(state, Mapping) else [None]
+    fits = all(
+        isinstance(n, Tensor)
+        and n.dtype is torch.float64
+        and n.ndim == 1
+        and len(n) % 2
+        and bool(n.isfinite().all())
+        for n in numbers
+    )
+    if not fits:
+        raise SchemaError(f"statistics: expected an odd number of finite float64 by key, got {state!r:.100}")
+    return MappingProxyType({key: value.detach().to("cpu", copy=True) for key, value in state.items()})

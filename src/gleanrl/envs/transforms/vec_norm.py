@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gleanrl.data.specs import Composite, TensorSpec, Unbounded
-from gleanrl.envs.transforms.base import Keys, Transform, as_keys
+from gleanrl.data.specs import TensorSpec, Unbounded
+from gleanrl.envs.transforms.base import Keys, as_keys
 from gleanrl.envs.transforms.compose import Compose
+from gleanrl.envs.transforms.mapping import EntryTransform
 from gleanrl.envs.transforms.normalization import ObservationNorm
 from gleanrl.envs.transforms.rows import Record, reset_rows
-from gleanrl.envs.transforms.spec_tools import map_leaves
-from gleanrl.envs.transforms.statistics import RunningSums
+from gleanrl.envs.transforms.statistics import RunningSums, Sums, checked_sums
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError
+from gleanrl.state import Stateful, StateReader
 from gleanrl.tree import NestedKey, as_key, as_path
 
 
-class VecNorm(Transform):
+class VecNorm(EntryTransform):
     """Normalises entries by the mean and deviation of what has come so far, this one included.
 
     Each element of an entry has its own statistics, over all environments of the batch and all steps and resets. In
@@ -69,7 +71,7 @@ class VecNorm(Transform):
         self.shapes = None if shapes is None else [torch.Size(shape) for shape in shapes]
         self.frozen = False
         self._sums = shared_td
-        self._saved: Mapping[str, Any] | None = None
+        self._saved: Sums | None = None  # what was loaded before the shapes were known
         if shared_td is not None:
             missing = [key for key in self.in_keys if key not in shared_td.shapes]
             if missing:
@@ -105,7 +107,7 @@ class VecNorm(Transform):
         before = self._statistics()
         if not before.shared:
             self._sums = RunningSums(before.shapes, shared=True)
-            self._sums.load(before.state())
+            self._sums.adopt(before.snapshot())
         return self._statistics()
 
     def use_statistics(self, sums: RunningSums) -> None:
@@ -116,11 +118,15 @@ class VecNorm(Transform):
     def _statistics(self) -> RunningSums:
         if self._sums is None:
             shapes = self.shapes or [_shape(self.parent, key) for key in self.in_keys]
-            self._sums = RunningSums(dict(zip(self.in_keys, shapes, strict=True)))
+            sums = RunningSums(dict(zip(self.in_keys, shapes, strict=True)))
             if self._saved is not None:
-                self._sums.load(self._saved)
-                self._saved = None
+                sums.adopt(sums.parse(self._saved))
+            self._sums, self._saved = sums, None
         return self._sums
+
+    def parts(self) -> dict[str, Stateful[Any]]:
+        """Return the statistics, and whether they are frozen."""
+        return {"statistics": _Statistics(self)}
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
         return self._normalise(next_tensordict, None, at_reset=False)
@@ -191,34 +197,50 @@ class VecNorm(Transform):
         ]
         return fixed[0] if len(fixed) == 1 else Compose(*fixed)
 
-    # ----------------------------------------------------------------- specs
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Drop the bounds."""
-        return map_leaves(observation_spec, self.pairs(), _unbounded)
-
-    def transform_reward_spec(self, reward_spec: Any) -> Any:
-        """Drop the bounds."""
-        return map_leaves(reward_spec, self.pairs(), _unbounded)
-
-    # ----------------------------------------------------------------- state
-    def get_extra_state(self) -> dict[str, Any]:
-        """Return the statistics."""
-        sums = self._sums.state() if self._sums is not None else dict(self._saved or {})
-        return {"sums": sums, "frozen": self.frozen}
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Take over statistics; shared ones change for everybody."""
-        self.frozen = bool(state["frozen"])
-        saved = {key: value.clone() for key, value in state["sums"].items()}
-        if self._sums is None:
-            self._saved = saved or None
-        elif saved:
-            self._sums.load(saved)
+    def _leaf(self, spec: TensorSpec) -> TensorSpec:
+        return Unbounded(spec.shape, device=spec.device, dtype=spec.dtype)
 
     def extra_repr(self) -> str:
         """Show the numbers and the keys."""
         shared = self._sums is not None and self._sums.shared
         return f"decay={self.decay}, eps={self.eps}, in_keys={self.in_keys}, shared={shared}"
+
+
+@dataclass(frozen=True)
+class NormState:
+    """What a `VecNorm` lives by; `sums` is None as long as nothing is known of them."""
+
+    sums: Sums | None
+    frozen: bool
+
+
+class _Statistics(Stateful[NormState]):
+    """The statistics of a `VecNorm`, which may be loaded before its environment says how large they are."""
+
+    def __init__(self, norm: VecNorm) -> None:
+        self._norm = norm
+
+    def snapshot(self) -> NormState:
+        sums, saved = self._norm._sums, self._norm._saved
+        return NormState(saved if sums is None else sums.snapshot(), self._norm.frozen)
+
+    def parse(self, state: Any) -> NormState:
+        norm, reader = self._norm, StateReader(state, "VecNorm")
+        known = norm._sums is not None or norm.shapes is not None or norm.parent is not None
+        sums = reader.optional("sums", lambda name: checked_sums(reader.get(name)))
+        if sums is not None and known:
+            sums = norm._statistics().parse(sums)
+        return NormState(sums, reader.flag("frozen"))
+
+    def adopt(self, value: NormState) -> None:
+        norm = self._norm
+        norm.frozen = value.frozen
+        if norm._sums is None:
+            norm._saved = value.sums
+        elif value.sums is not None:
+            norm._sums.adopt(value.sums)
+        else:
+            norm._sums.clear()
 
 
 def _shape(env: Any, key: NestedKey) -> torch.Size:
@@ -232,7 +254,3 @@ def _shape(env: Any, key: NestedKey) -> torch.Size:
                 )
             return torch.Size(leaf.shape[len(env.batch_size) :])
     raise MissingKeyError(f"VecNorm: {key!r} is neither an observation nor a reward of the environment")
-
-
-def _unbounded(leaf: TensorSpec) -> TensorSpec:
-    return Unbounded(leaf.shape, device=leaf.device, dtype=leaf.dtype)

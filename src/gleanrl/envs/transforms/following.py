@@ -1,0 +1,102 @@
+"""`Following`: transforms that carry something along with the episodes of an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gleanrl.data.specs import Composite, Unbounded
+from gleanrl.envs.transforms.base import Transform
+from gleanrl.envs.transforms.rows import Record, reset_rows
+from gleanrl.errors import InvalidArgumentError, MissingKeyError, UnsupportedError
+from gleanrl.tree import NestedKey, as_key, as_path
+
+
+class Following(Transform):
+    """Follows the episodes of an environment; in a replay buffer it can't be used.
+
+    What lives from step to step stands in `carried`, a tensor for all environments by key, and is never written in
+    place: `renewed` begins it anew where a reset says so, a step replaces it.
+    """
+
+    on_rows = True
+    reset_key: NestedKey | None = None  # the mask to go by; None for any of the environment's
+
+    def surroundings(self) -> Any:
+        """Return the environment before this transform.
+
+        Raises:
+            UnsupportedError: if it is in none.
+        """
+        parent = self.parent
+        if parent is None:
+            raise UnsupportedError(
+                f"{type(self).__name__}: expected to be part of an environment; put it into a TransformedEnv"
+            )
+        return parent
+
+    def groups(self, *names: str) -> list[tuple[NestedKey, ...]]:
+        """Return for each group of flags the key of done and those of `names` beside it."""
+        done = [as_path(key) for key in self.surroundings().done_keys if as_path(key)[-1] == "done"]
+        return [tuple(as_key((*path[:-1], name)) for name in ("done", *names)) for path in done]
+
+    def asked(self, request: Record) -> Tensor | None:
+        """Return which environments a reset is for, ``(*batch,)`` bool; None for all of them."""
+        keys: Sequence[NestedKey] = (
+            [self.reset_key] if self.reset_key is not None else self.surroundings().reset_keys
+        )
+        return reset_rows(request, keys)
+
+    def last(self, root: Record, key: NestedKey) -> Tensor:
+        """Return what stands at `key` in the root, or, where a later transform renames or drops it, what is carried.
+
+        Raises:
+            MissingKeyError: before the first reset.
+        """
+        value = root.get(key, None)
+        if value is None:
+            value = self.carried.get(key)
+        if value is None:
+            raise MissingKeyError(
+                f"{type(self).__name__}: the root has no {key!r}; step from what reset returned"
+            )
+        return value
+
+    def renewed(
+        self, key: NestedKey, fresh: Tensor, mask: Tensor | None, before: Tensor | None = None
+    ) -> Tensor:
+        """Return, and carry on, `fresh` where `mask` is True, and what there was elsewhere.
+
+        Args:
+            key: where it is carried.
+            fresh: the values at the beginning of an episode.
+            mask: bool, it broadcasts with `fresh`; None for everywhere.
+            before: what there was; None for what is carried.
+        """
+        before = self.carried.get(key) if before is None else before
+        if mask is not None and before is not None:
+            fresh = torch.where(mask, fresh, before)
+        self.carried[key] = fresh
+        return fresh
+
+    def _with_carried(self, spec: Composite) -> Composite:
+        """Return `spec` with what is carried."""
+        out, device = spec.clone(), self.home()
+        for key, field in self.carries().items():
+            out[key] = Unbounded(field.shape, device=device, dtype=field.dtype)
+        return out
+
+    def _require_free(self, spec: Composite, key: NestedKey, argument: str) -> None:
+        if key in spec.keys(True, True):
+            raise InvalidArgumentError(
+                f"{type(self).__name__}: the environment has a {key!r} already; choose another {argument}"
+            )
+
+    def forward(self, tensordict: Any) -> Any:
+        """Raise: it needs an environment."""
+        raise UnsupportedError(
+            f"{type(self).__name__} follows an environment's episodes; it can't be used in a replay buffer"
+        )

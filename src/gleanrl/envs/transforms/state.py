@@ -1,0 +1,274 @@
+"""The state of transforms: their tensors, what they carry from step to step, and parts with states of their own.
+
+A transform and those within it have one state, flat, by the names that `torch.nn.Module` gives: ``"transforms.0.loc"``
+is a buffer, ``"transforms.1.carried"`` what the second transform of a chain carries. Each entry is a `Stateful`, so
+that a load checks all of them before it changes the first.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gleanrl.block import Field
+from gleanrl.errors import MissingKeyError, SchemaError
+from gleanrl.overrides import overridden
+from gleanrl.state import Stateful
+from gleanrl.tree import NestedKey
+
+State = Mapping[str, Any]
+
+
+class StatefulModule(Stateful[State], nn.Module):
+    """A module whose state is a value.
+
+    Beside registered parameters and buffers a subclass may have `carried`, if it says in `carries` what it holds, and
+    `parts`. A subclass that defines torch's `get_extra_state` and `set_extra_state` has that in its state, too.
+    """
+
+    late_buffers: ClassVar[tuple[str, ...]] = ()  # those that are None, or of any shape, until they are found
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.carried: dict[NestedKey, Tensor] = {}
+
+    def carries(self) -> Mapping[NestedKey, Field]:
+        """Return shape, batch dimensions included, and dtype of what is carried from step to step, by key."""
+        return {}
+
+    def parts(self) -> Mapping[str, Stateful[Any]]:
+        """Return the parts that have states of their own, by name."""
+        return {}
+
+    def carry(self, values: Mapping[NestedKey, Tensor]) -> None:
+        """Carry `values` from now on, which are as `carries` says; can't fail."""
+        self.carried = dict(values)
+
+    def home(self) -> torch.device | str | None:
+        """Return the device of what is carried; None outside an environment."""
+        return None
+
+    def clone(self) -> Any:
+        """Return an independent copy."""
+        return copy.deepcopy(self)
+
+    # ----------------------------------------------------------------- value
+    def snapshot(self) -> State:
+        """Return the state, of the modules within too, by flat names."""
+        return MappingProxyType({name: entry.snapshot() for name, entry in _entries(self).items()})
+
+    def parse(self, state: Any, strict: bool = True) -> State:
+        """Return the value of a saved state, copied.
+
+        Args:
+            state: what `state_dict` returned.
+            strict: whether names that are missing or unexpected are errors; if not, they are passed over.
+
+        Raises:
+            SchemaError: if it doesn't fit, naming the entry.
+        """
+        if not isinstance(state, Mapping):
+            raise SchemaError(
+                f"load_state_dict: expected the state of a {type(self).__name__}, got {type(state).__name__}"
+            )
+        entries = _entries(self)
+        missing, unexpected = (
+            sorted(entries.keys() - state.keys()),
+            sorted(state.keys() - entries.keys(), key=str),
+        )
+        if strict and (missing or unexpected):
+            raise SchemaError(
+                f"load_state_dict: the state of this {type(self).__name__} has {sorted(entries)}; missing {missing}, "
+                f"unexpected {unexpected}"
+            )
+        return MappingProxyType(
+            {name: _parsed(name, entry, state[name]) for name, entry in entries.items() if name in state}
+        )
+
+    def adopt(self, value: State) -> None:
+        """Go on from a value."""
+        entries = _entries(self)
+        for name, part in value.items():
+            entries[name].adopt(part)
+
+    # ------------------------------------------------------- torch's own ways
+    def state_dict(  # type: ignore[override]
+        self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, Any]:
+        """Return the state as plain values and tensors of its own, by flat names.
+
+        Args:
+            *args: `destination`, `prefix` and `keep_vars` by place, as torch allows.
+            destination: where to add it; None for a new dictionary.
+            prefix: put before the names.
+            keep_vars: no effect: the tensors are copies.
+        """
+        destination, prefix = (*args, *(destination, prefix)[len(args) :])[:2]
+        out = OrderedDict() if destination is None else destination
+        for name, value in Stateful.state_dict(self).items():
+            out[prefix + name] = value
+        return out
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> None:
+        """Go on from a saved state, which is copied.
+
+        Args:
+            state_dict: what `state_dict` returned.
+            strict: whether names that are missing or unexpected are errors.
+            assign: no effect.
+
+        Raises:
+            SchemaError: a state that doesn't fit; nothing changed.
+        """
+        self.adopt(self.parse(state_dict, strict))
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, *problems: list[str]
+    ) -> None:
+        """Take over this module's own entries, for a module around it that is loaded by torch's means."""
+        missing, _, errors = problems
+        for name, entry in _own_entries(self).items():
+            if prefix + name not in state_dict:
+                missing.append(prefix + name)
+                continue
+            try:
+                entry.adopt(entry.parse(state_dict[prefix + name]))
+            except SchemaError as error:
+                errors.append(str(error))
+
+
+def _entries(module: nn.Module) -> dict[str, Stateful[Any]]:
+    return {
+        f"{path}.{name}" if path else name: entry
+        for path, inner in module.named_modules()
+        for name, entry in _own_entries(inner).items()
+    }
+
+
+def _own_entries(module: nn.Module) -> dict[str, Stateful[Any]]:
+    tensors = (*module._parameters, *(name for name in module._buffers if name in _persistent(module)))
+    found: dict[str, Stateful[Any]] = {name: _TensorEntry(module, name) for name in tensors}
+    if isinstance(module, StatefulModule):
+        if overridden(module, "carries", of=StatefulModule):
+            found["carried"] = _Carried(module)
+        found.update(module.parts())
+    if overridden(module, "get_extra_state", of=nn.Module):
+        found["_extra_state"] = _Extra(module)
+    return found
+
+
+def _persistent(module: nn.Module) -> set[str]:
+    return module._buffers.keys() - module._non_persistent_buffers_set
+
+
+def _parsed(name: str, entry: Stateful[Any], state: Any) -> Any:
+    try:
+        return entry.parse(state)
+    except (SchemaError, MissingKeyError) as error:
+        raise SchemaError(
+            f"load_state_dict: {name!r}: {str(error).removeprefix('load_state_dict: ')}"
+        ) from error
+
+
+class _TensorEntry(Stateful[Tensor | None]):
+    """A parameter or a buffer of a module."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self._module, self._name = module, name
+        self._tensors: Any = module._parameters if name in module._parameters else module._buffers
+        self._is_late = isinstance(module, StatefulModule) and name in module.late_buffers
+
+    def snapshot(self) -> Tensor | None:
+        own = self._tensors[self._name]
+        return None if own is None else own.detach().clone()
+
+    def parse(self, state: Any) -> Tensor | None:
+        own = self._tensors[self._name]
+        if self._is_late:
+            fits = state is None or (isinstance(state, Tensor) and state.is_floating_point())
+        elif own is None:
+            fits = state is None
+        else:
+            fits = isinstance(state, Tensor) and (state.shape, state.dtype) == (own.shape, own.dtype)
+        if not fits:
+            expected = "floating-point numbers or None" if self._is_late else _shown(own)
+            raise SchemaError(f"expected {expected}, got {_shown(state)}")
+        return None if state is None else state.detach().clone()
+
+    def adopt(self, value: Tensor | None) -> None:
+        own = self._tensors[self._name]
+        if self._is_late:
+            self._tensors[self._name] = None if value is None else value.clone()
+        elif own is not None:
+            with torch.no_grad():
+                own.copy_(value)
+
+
+class _Carried(Stateful[Mapping[NestedKey, Tensor]]):
+    """What a transform carries from step to step: nothing before its first reset, all of it afterwards."""
+
+    def __init__(self, module: StatefulModule) -> None:
+        self._module = module
+
+    def snapshot(self) -> Mapping[NestedKey, Tensor]:
+        return MappingProxyType({key: value.clone() for key, value in self._module.carried.items()})
+
+    def parse(self, state: Any) -> Mapping[NestedKey, Tensor]:
+        if not isinstance(state, Mapping):
+            raise SchemaError(f"expected tensors by key, got {_shown(state)}")
+        if not state:
+            return {}
+        device = self._module.home()
+        if device is None:
+            raise SchemaError(
+                "it goes with an environment's steps; put the transform into its environment first"
+            )
+        fields = self._module.carries()
+        if state.keys() != fields.keys():
+            raise SchemaError(f"expected the keys {list(fields)}, got {list(state)}")
+        for key, field in fields.items():
+            value = state[key]
+            if not isinstance(value, Tensor) or (value.shape, value.dtype) != (field.shape, field.dtype):
+                raise SchemaError(f"{key!r}: expected {field}, got {_shown(value)}")
+        return MappingProxyType({key: state[key].detach().to(device, copy=True) for key in fields})
+
+    def adopt(self, value: Mapping[NestedKey, Tensor]) -> None:
+        self._module.carry(value)
+
+
+class _Extra(Stateful[Any]):
+    """What a user's module adds to its state by torch's `get_extra_state`; a foreign one is tried on a copy."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def snapshot(self) -> Any:
+        return copy.deepcopy(self._module.get_extra_state())
+
+    def parse(self, state: Any) -> Any:
+        state = copy.deepcopy(state)
+        try:
+            twin = (
+                self._module.clone()
+                if isinstance(self._module, StatefulModule)
+                else copy.deepcopy(self._module)
+            )
+            twin.set_extra_state(copy.deepcopy(state))
+        except Exception as error:
+            raise SchemaError(f"{type(self._module).__name__}.set_extra_state: {error}") from error
+        return state
+
+    def adopt(self, value: Any) -> None:
+        self._module.set_extra_state(copy.deepcopy(value))
+
+
+def _shown(value: Any) -> str:
+    return str(Field(value.shape, value.dtype)) if isinstance(value, Tensor) else f"{value!r:.100}"

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gleanrl.envs.transforms import (
+    ActionMask,
+    InitTracker,
+    RewardSum,
+    StepCounter,
+    TargetReturn,
+    TimeMaxPool,
+    TransformedEnv,
+)
+from gleanrl.envs.transforms.following import Following
+from gleanrl.errors import MissingKeyError, UnsupportedError
+from tests.envs.transforms.ways import batched, team
+
+
+@pytest.mark.parametrize(
+    "make", [ActionMask, InitTracker, RewardSum, StepCounter, lambda: TargetReturn(1.0), TimeMaxPool]
+)
+def test_they_need_an_environment(make):
+    with pytest.raises(UnsupportedError, match="can't be used in a replay buffer"):
+        make()(TensorDict({}, [2]))
+    with pytest.raises(UnsupportedError, match="part of an environment"):
+        make().surroundings()
+
+
+def test_groups_of_flags_and_what_stands_beside_them():
+    follower = Following()
+    TransformedEnv(team(), follower)
+    assert ("agents", "done") in [group[0] for group in follower.groups("n")]
+    assert ("agents", "n") in [group[1] for group in follower.groups("n")]
+
+
+def test_what_is_carried_is_renewed_where_a_reset_says_so():
+    follower = Following()
+    TransformedEnv(batched(), follower)
+    first = follower.renewed("n", torch.zeros(3), None)
+    follower.carried["n"] = first + 5
+    mask = torch.tensor([True, False, False])
+    assert follower.renewed("n", torch.zeros(3), mask).tolist() == [0.0, 5.0, 5.0]
+    assert follower.renewed("n", torch.zeros(3), mask, torch.ones(3)).tolist() == [0.0, 1.0, 1.0]
+    assert first.tolist() == [0.0, 0.0, 0.0]
+    assert follower.last(TensorDict({}, [3]), "n").tolist() == [0.0, 1.0, 1.0]
+    assert follower.last(TensorDict({"n": torch.ones(3)}, [3]), "n").tolist() == [1.0, 1.0, 1.0]
+    with pytest.raises(MissingKeyError, match="step from what reset returned"):
+        follower.last(TensorDict({}, [3]), "m")
+    request = TensorDict({"_reset": torch.tensor([[True], [False], [False]])}, [3])
+    assert follower.asked(request).tolist() == [True, False, False]
