@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gleanrl.data.specs import Binary, Bounded, Categorical, MultiOneHot, OneHot, Unbounded
-from gleanrl.data.specs.geometry import as_size, blank
+from gleanrl.data.specs.geometry import as_size, blank, repeated
 from gleanrl.errors import IndexRangeError, InvalidArgumentError, InvalidTypeError
 from tests.data.specs.cases import COMPOSITES, LEAVES, bools
 
@@ -179,3 +179,16 @@ def test_helpers():
     assert as_size((2, 3)) == as_size(((2, 3),)) == as_size((torch.Size((2, 3)),)) == (2, 3)
     assert as_size((np.int64(2),)) == (2,) and as_size(((),)) == ()
     assert blank((4, 5)).shape == (4, 5) and blank(()).shape == ()
+
+
+def test_repeating():
+    assert repeated(Unbounded((2,)), 1, 3).shape == (2, 3) == repeated(Unbounded((2,)), -1, 3).shape
+    with pytest.raises(IndexRangeError, match="dimension 3 is out of range"):
+        repeated(Unbounded((2,)), 3, 3)
+
+
+def test_a_spec_is_a_sequence_along_its_first_dimension():
+    spec = Bounded(torch.tensor([0.0, 1.0]), 2)
+    assert len(spec) == 2 and list(spec) == [Bounded(0, 2, ()), Bounded(1, 2, ())]
+    with pytest.raises(InvalidTypeError, match="no dimensions"):
+        len(spec[0])

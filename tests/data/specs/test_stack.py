@@ -16,7 +16,7 @@ from gleanrl.data.specs import (
     Unbounded,
     stack_specs,
 )
-from gleanrl.data.specs.stack import Stack, repeated, restacked
+from gleanrl.data.specs.stack import Stack, restacked
 from gleanrl.errors import (
     IndexRangeError,
     InvalidArgumentError,
@@ -115,8 +115,7 @@ def test_copies_and_devices(stacked):
     assert spec.cardinality() == float("inf")
 
 
-def test_helpers():
-    assert repeated(Unbounded((2,)), 1, 3).shape == (2, 3)
+def test_restacking():
     spec = torch.stack([Categorical(2), Categorical(3)])
     assert restacked(spec, lambda t: t.flip(0)).specs == (Categorical(3), Categorical(2))
     assert restacked(spec, lambda t: t[:0]).shape == (0,)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from typing_extensions import Self
 from gleanrl.errors import IndexRangeError, InvalidArgumentError, InvalidTypeError
 
 Transform = Callable[[Tensor], Tensor]
+Shape = TypeVar("Shape", bound="Geometry")
 
 
 def as_size(args: Sequence[Any]) -> torch.Size:
@@ -244,3 +245,9 @@ class Unbindable(Geometry):
         if not self.shape:
             raise InvalidTypeError(f"len: {self!r} has no dimensions")
         return self.shape[0]
+
+
+def repeated(one: Shape, dim: int, size: int) -> Shape:
+    """Return what `size` equal ones stacked along `dim` are, a new dimension."""
+    axis = one._dim("stack", dim, new=1)
+    return one._reshaped(lambda t: t.unsqueeze(axis).expand((*t.shape[:axis], size, *t.shape[axis:])))

@@ -14,14 +14,9 @@ from torch import Tensor
 from typing_extensions import Self
 
 from gleanrl.data.specs.base import TORCH_FUNCTIONS, DeviceLike, TensorSpec, stack
-from gleanrl.data.specs.geometry import Transform, Unbindable
+from gleanrl.data.specs.geometry import Transform, Unbindable, repeated
 from gleanrl.data.specs.mapping import Entry, SpecMapping
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, UnsupportedError
-
-
-def repeated(spec: TensorSpec, axis: int, size: int) -> TensorSpec:
-    """Return the spec of `size` equal ones stacked along `axis`."""
-    return spec._reshaped(lambda t: t.unsqueeze(axis).expand((*t.shape[:axis], size, *t.shape[axis:])))
 
 
 def restacked(stacked: Stack, transform: Transform) -> Any:
@@ -368,8 +363,7 @@ def stack_specs(specs: Sequence[TensorSpec], dim: int = 0, *, out: None = None) 
             raise InvalidTypeError(f"stack: expected specs, got {spec!r}")
     first = specs[0]
     if all(spec == first for spec in specs[1:]):
-        axis = first._dim("stack", dim, new=1)
-        return repeated(first, axis, len(specs))
+        return repeated(first, dim, len(specs))
     if all(isinstance(spec, SpecMapping) for spec in specs):
         return StackedComposite(*specs, dim=dim)  # type: ignore[arg-type]
     return Stacked(*specs, dim=dim)
