@@ -1,6 +1,7 @@
 """Conformance suites to run on one's own parts; nothing in the library imports them."""
 
 from gleanrl.testing.env import check_env
-from gleanrl.testing.report import EnvReport
+from gleanrl.testing.report import EnvReport, PartReport
+from gleanrl.testing.transform import check_transform
 
-__all__ = ["EnvReport", "check_env"]
+__all__ = ["EnvReport", "PartReport", "check_env", "check_transform"]

@@ -147,7 +147,8 @@ def rollout(runs: Runs) -> None:
         return tensordict
 
     options = RolloutOptions(break_when_any_done=False)
-    data = flatten(run_rollout(env, runs.subject.num_steps, replay, None, options, None))
+    with torch.no_grad():  # as collectors do; with gradients a rollout goes through `step` anyway
+        data = flatten(run_rollout(env, runs.subject.num_steps, replay, None, options, None))
     if ("collector", "mask") in data:
         raise Skip("some of its steps are resets, which `step` doesn't tell apart")
     dims = len(runs.subject.batch_size)

@@ -26,7 +26,29 @@ class EnvReport:
 
     def __str__(self) -> str:
         """Return one line for each rule."""
-        lines = [f"{self.name}: {self.num_steps} steps, {self.num_episodes} episodes"]
-        lines += [f"  passed   {rule}" for rule in self.passed]
-        lines += [f"  skipped  {rule}: {reason}" for rule, reason in self.skipped.items()]
-        return "\n".join(lines)
+        head = f"{self.name}: {self.num_steps} steps, {self.num_episodes} episodes"
+        return _lines(head, self.passed, self.skipped)
+
+
+@dataclass(frozen=True)
+class PartReport:
+    """The outcome of a suite on a part that keeps all rules; one that breaks a rule raises instead.
+
+    Attributes:
+        name: what was checked.
+        passed: the rules that were checked.
+        skipped: the rules that weren't, and why.
+    """
+
+    name: str
+    passed: tuple[str, ...]
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Return one line for each rule."""
+        return _lines(self.name, self.passed, self.skipped)
+
+
+def _lines(head: str, passed: tuple[str, ...], skipped: Mapping[str, str]) -> str:
+    lines = [f"  passed   {rule}" for rule in passed]
+    return "\n".join([head, *lines, *(f"  skipped  {rule}: {reason}" for rule, reason in skipped.items())])

@@ -127,7 +127,7 @@ class StepCounter(Following):
         for done_key, _, count_key in self._groups():
             self._require_free(observation_spec, count_key, "step_count_key")
             leaf = spec[done_key]
-            if self.max_steps is None:
+            if self.max_steps is None or not self.update_done:  # without it the episode goes on
                 out[count_key] = Unbounded(leaf.shape, device=leaf.device, dtype=torch.int64)
             else:
                 out[count_key] = Bounded(0, self.max_steps, leaf.shape, leaf.device, torch.int64)
