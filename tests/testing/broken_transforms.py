@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 
 from gleanrl.data import Unbounded
 from gleanrl.envs.transforms import Transform
 from gleanrl.envs.transforms.rows import Row
+
+BATCH = TensorDict({"a": torch.arange(6.0), "b": torch.ones(6)}, [6])
 
 
 class Age(Transform):
