@@ -128,20 +128,20 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        self._generator: torch.Generator | None = None
+        self._torch: torch.Generator | None = None
         if seed is not None:
             self.seed(seed)
 
     def seed(self, seed: int) -> None:
         """Start the sequence of `seed`."""
-        self._generator = torch.Generator("cpu").manual_seed(seed)
+        self._torch = torch.Generator("cpu").manual_seed(seed)
 
     def get(self) -> torch.Generator:
         """Return the generator; the first call without a seed takes one from torch's global generator."""
-        if self._generator is None:
+        if self._torch is None:
             self.seed(fresh_seed())
-            assert self._generator is not None
-        return self._generator
+            assert self._torch is not None
+        return self._torch
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -159,7 +159,7 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
 
     def snapshot(self) -> torch.Tensor | None:
         """Return the generator's state, uint8; None before the first use."""
-        return None if self._generator is None else self._generator.get_state()
+        return None if self._torch is None else self._torch.get_state()
 
     def parse(self, state: Any) -> torch.Tensor | None:
         """Return the state that `snapshot` gave, checked."""
@@ -178,10 +178,10 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
 
     def adopt(self, value: torch.Tensor | None) -> None:
         """Go on with the sequence of a state."""
-        self._generator = None
+        self._torch = None
         if value is not None:
-            self._generator = torch.Generator("cpu")
-            self._generator.set_state(value)
+            self._torch = torch.Generator("cpu")
+            self._torch.set_state(value)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle as the generator's state."""
