@@ -62,6 +62,17 @@ def audit(storage: Storage) -> AuditReport:
     - ids: no trajectory id goes on after an end, or stands in two streams.
 
     Cost: one pass over the columns that the rules need.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer
+        >>> steps = TensorDict({"observation": torch.arange(3), "done": torch.zeros(3, 1).bool()}, [3])
+        >>> steps["next"] = TensorDict({"observation": torch.tensor([1, 7, 3]), "done": steps["done"]}, [3])
+        >>> buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+        >>> index = buffer.extend(steps)
+        >>> [(problem.rule, problem.slot) for problem in buffer.verify().problems]
+        [('next observation', 1)]
     """
     checks, problems = ["schema", "generations"], _books(storage)
     if not isinstance(storage, TensorStorage) or not len(storage):

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
 
-from gleanrl.arguments import key_list, positive
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
-from gleanrl.data.replay_buffers.members import assemble
-from gleanrl.data.replay_buffers.pipeline import Pipeline, none_returned
-from gleanrl.data.replay_buffers.samplers.ensemble import SamplerEnsemble, join_infos
+from gleanrl.data.replay_buffers.gate import Gate
+from gleanrl.data.replay_buffers.members import EnsembleServer, assemble
+from gleanrl.data.replay_buffers.pipeline import Pipeline
+from gleanrl.data.replay_buffers.samplers.ensemble import SamplerEnsemble
 from gleanrl.data.replay_buffers.samplers.mixture import Mixture
 from gleanrl.data.replay_buffers.samplers.prioritized import Prioritized
 from gleanrl.data.replay_buffers.storages.ensemble import StorageEnsemble
 from gleanrl.data.replay_buffers.storages.indexing import is_key, members_at
-from gleanrl.data.replay_buffers.utils import load_all, stack_samples, states_in
+from gleanrl.data.replay_buffers.utils import load_all, states_in
 from gleanrl.data.replay_buffers.writers.ensemble import WriterEnsemble, refuse
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, UnsupportedError
 from gleanrl.records import BufferStats
@@ -100,12 +99,11 @@ class ReplayBufferEnsemble:
                 "p, sample_from_all and num_buffer_sampled: the SamplerEnsemble given has them; give them to it"
             )
         self._members = rbs
-        self._lock = threading.Lock()
-        self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
-        if self._batch_size is not None:
-            self._mixture.share(self._batch_size)
-        self._collate_fn = collate_fn
+        self._gate = Gate()
         self._transforms = Pipeline()
+        self._server = EnsembleServer(
+            self._gate, rbs, self._mixture, self._transforms, batch_size, collate_fn
+        )
         if transform is not None:
             self.append_transform(transform)
         if seed is not None:
@@ -119,7 +117,7 @@ class ReplayBufferEnsemble:
         return StorageEnsemble(
             *(member.storage for member in self._members),
             transforms=[
-                member._transforms.read if len(member._transforms) else None for member in self._members
+                member.transforms.read if len(member.transforms) else None for member in self._members
             ],
         )
 
@@ -140,7 +138,7 @@ class ReplayBufferEnsemble:
     @property
     def batch_size(self) -> int | None:
         """Transitions in a batch if `sample` isn't told otherwise."""
-        return self._batch_size
+        return self._server.batch_size
 
     def __len__(self) -> int:
         """Return the number of transitions that all members hold."""
@@ -176,20 +174,20 @@ class ReplayBufferEnsemble:
             return self._members[chosen][inside] if rest else self._members[chosen]
         if not rest:
             return self._some(chosen)
-        return self._finish([self._members[member][inside] for member in chosen], chosen)
+        return self._server.finish([self._members[member][inside] for member in chosen], chosen)
 
     def _some(self, chosen: list[int]) -> ReplayBufferEnsemble:
         """Return an ensemble of some members, with this one's transforms and, if it can be shared, batch size."""
-        mixture, size = self._mixture.among(chosen), self._batch_size
+        mixture, size = self._mixture.among(chosen), self.batch_size
         some = ReplayBufferEnsemble(
             *(self._members[member] for member in chosen),
             batch_size=None if size is None or size % mixture.num_buffer_sampled else size,
-            collate_fn=self._collate_fn,
+            collate_fn=self._server.collate_fn,
             p=mixture.p,
             sample_from_all=mixture.sample_from_all,
             num_buffer_sampled=mixture.num_buffer_sampled,
         )
-        some._transforms = self._transforms.copy()
+        some._transforms.take(self._transforms)
         return some
 
     # Reading
@@ -219,57 +217,11 @@ class ReplayBufferEnsemble:
             InvalidArgumentError: a batch size that can't be shared.
             SchemaError: samples that differ in a key, shape, dtype or device, and no `collate_fn`.
         """
-        if batch_size is None and self._batch_size is None:
-            raise UnsupportedError("sample: no batch_size was given, to this call or at construction")
-        wanted = None if keys is None else key_list(keys)
-        size = self._batch_size if batch_size is None else positive("batch_size", batch_size)
-        batch, info, _ = self._serve(size, wanted, return_info)
-        return (batch, info) if return_info else batch
-
-    def _serve(
-        self, size: Any, keys: tuple[NestedKey, ...] | None, return_info: bool
-    ) -> tuple[Any, Any, bool]:
-        """Return a batch, its info if asked for, and whether a member's epoch ended with it."""
-        each = self._mixture.share(size)
-        with self._lock:
-            chosen = self._mixture.choose()
-        numbers = chosen.tolist()
-        parts = [self._part(self._members[member], each, keys, return_info) for member in numbers]
-        batch = self._finish([part for part, _, _ in parts], numbers)
-        info = join_infos(chosen, [info or {} for _, info, _ in parts]) if return_info else None
-        return batch, info, any(ended for _, _, ended in parts)
-
-    @staticmethod
-    def _part(
-        member: ReplayBuffer, size: int, keys: tuple[NestedKey, ...] | None, return_info: bool
-    ) -> tuple[Any, dict[Any, Any] | None, bool]:
-        """Return a member's sample, its info if asked for, and whether its epoch ended."""
-        ahead = keys is None and size == member.batch_size
-        sample, info, ticket = member._serve(size, ahead, keys, return_info)
-        return sample, info, ticket.ran_out
-
-    def _finish(self, samples: list[Any], members: Sequence[int]) -> Any:
-        """Return the members' samples as the user gets them."""
-        if self._collate_fn is None:
-            batch = stack_samples(samples, [f"member {member}" for member in members])
-        else:
-            batch = self._collate_fn(samples)
-            if batch is None:
-                raise none_returned("collate_fn", self._collate_fn)
-        return self._transforms.read(batch)
+        return self._server.sample(batch_size, return_info, keys)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches until the epoch of a member ends (for ever, with samplers without epochs)."""
-        if self._batch_size is None:
-            raise UnsupportedError(
-                "iterating over an ensemble needs the batch_size argument of its constructor"
-            )
-        for member in self._members:
-            member._new_epoch()
-        ended = False
-        while not ended:
-            batch, _, ended = self._serve(self._batch_size, None, False)
-            yield batch
+        return self._server.epoch()
 
     # Writing: through the members
 
@@ -348,7 +300,7 @@ class ReplayBufferEnsemble:
         Returns:
             The last seed used.
         """
-        with self._lock:
+        with self._gate.lock:
             self._mixture.set_seed(seed)
         for offset, member in enumerate(self._members, 1):
             member.set_seed(seed + offset)
@@ -360,7 +312,7 @@ class ReplayBufferEnsemble:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the members' states, that of the choices and of the ensemble's transforms: copies."""
-        with self._lock:
+        with self._gate.lock:
             mixture = self._mixture.state_dict()
         return {
             "_members": [member.state_dict() for member in self._members],
@@ -378,23 +330,18 @@ class ReplayBufferEnsemble:
             SchemaError: a state that doesn't fit; nothing changed.
         """
         states = states_in(state_dict, "_members", len(self._members))
-        with self._lock:
+        with self._gate.lock:
             load_all(
                 [self._mixture, self._transforms, *self._members],
                 [state_dict.get("_mixture"), state_dict.get("_transforms", []), *states],
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle everything but the lock."""
-        with self._lock:
-            return {name: value for name, value in self.__dict__.items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore from a pickle."""
-        self.__dict__.update(state)
-        self._lock = threading.Lock()
+        """Pickle everything; the copy has a lock of its own."""
+        with self._gate.lock:
+            return dict(self.__dict__)
 
     def __repr__(self) -> str:
         """Show the members."""
         members = "".join(f"\n    {member!r}," for member in self._members)
-        return f"ReplayBufferEnsemble({members}\n    batch_size={self._batch_size})"
+        return f"ReplayBufferEnsemble({members}\n    batch_size={self.batch_size})"

@@ -1,12 +1,79 @@
-"""Buffers made of parts that lie side by side: the members of an ensemble."""
+"""The members of an ensemble: made of parts that lie side by side, and served as a mixture."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
+from gleanrl.data.replay_buffers.draws import Keys
+from gleanrl.data.replay_buffers.gate import Gate
+from gleanrl.data.replay_buffers.pipeline import Pipeline, none_returned
+from gleanrl.data.replay_buffers.samplers.ensemble import join_infos
+from gleanrl.data.replay_buffers.samplers.mixture import Mixture
+from gleanrl.data.replay_buffers.server import Served, Server
 from gleanrl.data.replay_buffers.storages.ensemble import StorageEnsemble
+from gleanrl.data.replay_buffers.utils import stack_samples
 from gleanrl.errors import InvalidArgumentError
+
+
+class EnsembleServer(Server):
+    """Has members serve parts of a batch and puts them together; no two locks are held at a time.
+
+    Args:
+        gate: for the choices.
+        members: the buffers.
+        mixture: what chooses among them.
+        transforms: act on the whole.
+        batch_size: see `Server`.
+        collate_fn: makes a batch of the members' samples; None for stacking them.
+    """
+
+    of = "an ensemble"
+
+    def __init__(
+        self,
+        gate: Gate,
+        members: Sequence[ReplayBuffer],
+        mixture: Mixture,
+        transforms: Pipeline,
+        batch_size: int | None,
+        collate_fn: Callable[[list[Any]], Any] | None,
+    ) -> None:
+        super().__init__(batch_size)
+        if self.batch_size is not None:
+            mixture.share(self.batch_size)
+        self.collate_fn = collate_fn
+        self._gate = gate
+        self._members = members
+        self._mixture = mixture
+        self._transforms = transforms
+
+    def serve(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
+        """Return a batch; it ends an epoch if a member's ended with it."""
+        each = self._mixture.share(size)
+        with self._gate.lock:
+            chosen = self._mixture.choose()
+        numbers = chosen.tolist()
+        parts = [self._members[number].server.as_user(each, keys, wants_info) for number in numbers]
+        batch = self.finish([part.batch for part in parts], numbers)
+        info = join_infos(chosen, [part.info for part in parts]) if wants_info else None
+        return Served(batch, info, any(part.ran_out for part in parts), 0)
+
+    def finish(self, samples: list[Any], members: Sequence[int]) -> Any:
+        """Return the members' samples as the user gets them."""
+        if self.collate_fn is None:
+            batch = stack_samples(samples, [f"member {member}" for member in members])
+        else:
+            batch = self.collate_fn(samples)
+            if batch is None:
+                raise none_returned("collate_fn", self.collate_fn)
+        return self._transforms.read(batch)
+
+    def new_epoch(self) -> None:
+        """Begin a new epoch of every member."""
+        for member in self._members:
+            member.server.new_epoch()
 
 
 def assemble(storages: Any, samplers: Any, writers: Any, collate_fns: Any) -> tuple[ReplayBuffer, ...]:

@@ -6,6 +6,7 @@ import weakref
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.errors import InvalidArgumentError
 
 
@@ -18,6 +19,7 @@ class Part:
     """
 
     _owner: weakref.ref[Any] | None = None
+    _gate: Gate | None = None
 
     @property
     def owner(self) -> Any:
@@ -26,8 +28,7 @@ class Part:
 
     def guard(self) -> AbstractContextManager[Any]:
         """Return the lock of the buffer that the part belongs to, for changes that users make to the part itself."""
-        owner = self.owner
-        return nullcontext() if owner is None else owner._lock
+        return nullcontext() if self._gate is None else self._gate.lock
 
     def check_free(self, name: str, taker: Any) -> None:
         """Raise `InvalidArgumentError` if the part belongs to another buffer than `taker`.
@@ -44,14 +45,14 @@ class Part:
                 f"set_{name}, or drop that buffer)"
             )
 
-    def join_buffer(self, owner: Any) -> None:
-        """Belong to `owner`, a buffer, from now on."""
-        self._owner = weakref.ref(owner)
+    def join_buffer(self, owner: Any, gate: Gate) -> None:
+        """Belong to `owner`, a buffer with that gate, from now on."""
+        self._owner, self._gate = weakref.ref(owner), gate
 
     def leave_buffer(self) -> None:
         """Belong to nobody."""
-        self._owner = None
+        self._owner = self._gate = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the owner."""
-        return {name: value for name, value in self.__dict__.items() if name != "_owner"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_owner", "_gate")}

@@ -11,7 +11,8 @@ from tensordict import TensorDictBase, is_tensor_collection
 from torch import nn
 from torch.utils import _pytree
 
-from gleanrl.errors import InvalidTypeError, SchemaError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
+from gleanrl.system.interrupts import to_the_end
 
 
 class Stage:
@@ -73,7 +74,8 @@ class Pipeline:
 
     def __init__(self) -> None:
         self._stages: list[Stage] = []
-        self._written = False
+        self.settled = False
+        """Whether a first write succeeded: the directions stay as they are."""
         self.reads: tuple[Callable[[Any], Any], ...] = ()
         self.writes: tuple[tuple[Callable[[Any], Any], bool], ...] = ()
 
@@ -81,17 +83,25 @@ class Pipeline:
         """Return the number of transforms."""
         return len(self._stages)
 
-    def copy(self) -> Pipeline:
-        """Return a pipeline of the same transforms, to which others can be added."""
-        other = Pipeline()
-        other._stages = list(self._stages)
-        other._written = self._written
-        other._bind()
-        return other
+    def take(self, other: Pipeline) -> None:
+        """Begin with the transforms of another one, to which further ones can be added."""
+        self.settled = other.settled
+        self._set([*other._stages])
 
-    def insert(self, position: int, transform: Any, invert: bool) -> None:
-        """Put a transform before the one at `position`; see `Stage`."""
-        self._stages.insert(position, Stage(transform, invert))
+    def insert(self, position: Any, transform: Any, invert: bool) -> None:
+        """Put a transform before the one at `position`, in ``[-len, len]``; see `Stage`."""
+        count = len(self._stages)
+        if isinstance(position, bool) or not isinstance(position, int) or not -count <= position <= count:
+            raise InvalidArgumentError(
+                f"index: expected a place among {count} transforms, in [{-count}, {count}], got {position!r}"
+            )
+        stage = Stage(transform, invert)
+        stages = [*self._stages]
+        stages.insert(position, stage)
+        to_the_end(lambda: self._set(stages))
+
+    def _set(self, stages: list[Stage]) -> None:
+        self._stages = stages
         self._bind()
 
     def _bind(self) -> None:
@@ -109,7 +119,7 @@ class Pipeline:
             data: what is written.
             slot_dims: how many batch dimensions of it the storage takes as slots.
         """
-        if self._written:
+        if self.settled:
             return
         plain = [stage for stage in reversed(self._stages) if stage.is_plain and not stage.invert]
         for stage in plain:
@@ -155,10 +165,6 @@ class Pipeline:
         for stage, state in zip(self._stages, states, strict=True):
             if state is not None:
                 stage.transform.load_state_dict(copy.deepcopy(state))
-
-    def confirm(self) -> None:
-        """Learn that the first write succeeded: the directions stay as they are."""
-        self._written = True
 
     def write(self, data: Any, slot_dims: int) -> Any:
         """Return `data` as it is to be stored, None if a transform holds it back; `data` stays as it is.
@@ -208,3 +214,12 @@ def none_returned(kind: str, function: Callable[[Any], Any]) -> InvalidTypeError
 def pin(batch: Any) -> Any:
     """Return `batch` in pinned memory."""
     return batch.pin_memory() if isinstance(batch, torch.Tensor) or is_tensor_collection(batch) else batch
+
+
+def copied(records: Any) -> Any:
+    """Return a copy of records for transforms to change."""
+    return _pytree.tree_map(
+        lambda leaf: leaf.clone() if hasattr(leaf, "clone") else copy.deepcopy(leaf),
+        records,
+        is_leaf=is_tensor_collection,
+    )

@@ -4,44 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.arguments import non_negative
+from gleanrl.data.replay_buffers.tickets import Fetched, Ticket
 from gleanrl.data.replay_buffers.versions import Version
-from gleanrl.records import Draw
+from gleanrl.errors import InvalidArgumentError
+from gleanrl.system import proc
 from gleanrl.system.threads import Job, Workers
-from gleanrl.tree import Path
-
-
-class Ticket(NamedTuple):
-    """A draw, and what its storage looked like at that moment."""
-
-    drawn: Draw
-    storage: Storage
-    version: Version
-    """The storage's version at the draw."""
-    ran_out: bool
-    """Whether the draw ended an epoch."""
-    epoch: int = 0
-    """`Sampler.epoch` after the draw."""
-    mark: tuple[Any, ...] | None = None
-    """The sampler's place before the draw, if it may have to be taken back."""
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the storage was cleared or loaded since the draw."""
-        return self.storage.version.content != self.version.content
-
-
-def fetch(ticket: Ticket, paths: tuple[Path, ...] | None = None) -> Any:
-    """Return the records of a draw, or None if the storage forgot them meanwhile; takes no lock."""
-    try:
-        return ticket.storage.fetch(ticket.drawn.slots, paths)
-    except IndexError:
-        if not ticket.is_gone:
-            raise
-        return None
 
 
 class Prefetcher:
@@ -60,7 +30,7 @@ class Prefetcher:
     def __init__(self, depth: int, threads: int) -> None:
         self.depth = depth
         self.threads = threads
-        self._queue: deque[tuple[Ticket, Job[Any] | None]] = deque()
+        self._queue: deque[tuple[Ticket, Job[Fetched] | None]] = deque()
         self._workers = Workers(threads, "gleanrl-prefetch")
 
     def __len__(self) -> int:
@@ -77,7 +47,7 @@ class Prefetcher:
         self._leave_parent()
         self._queue.append((ticket, self._start(ticket)))
 
-    def take(self) -> tuple[Ticket, Job[Any]]:
+    def take(self) -> tuple[Ticket, Job[Fetched]]:
         """Return the oldest draw and its records to come."""
         self._leave_parent()
         ticket, coming = self._queue.popleft()
@@ -98,8 +68,8 @@ class Prefetcher:
         if self._workers.forked:
             self._queue = deque((ticket, None) for ticket in self)
 
-    def _start(self, ticket: Ticket) -> Job[Any]:
-        return self._workers.start(partial(fetch, ticket))
+    def _start(self, ticket: Ticket) -> Job[Fetched]:
+        return self._workers.start(ticket.fetch)
 
     def clear(self) -> tuple[Any, ...] | None:
         """Forget every batch that wasn't taken; return the sampler's place before the first of them, if known."""
@@ -122,3 +92,14 @@ class Prefetcher:
         """Restore from a pickle; each fetch starts when its batch is taken, the storage may not be there yet."""
         self.__init__(state["depth"], state["threads"])  # type: ignore[misc]
         self._queue.extend((ticket, None) for ticket in state["tickets"])
+
+
+def make_prefetcher(depth: Any, threads: Any) -> Prefetcher | None:
+    """Return what a buffer's `prefetch` and `prefetch_threads` ask for; None for nothing."""
+    depth = 0 if depth is None else non_negative("prefetch", depth)
+    threads = 0 if threads is None else non_negative("prefetch_threads", threads)
+    if not depth:
+        if threads:
+            raise InvalidArgumentError("prefetch_threads: there is nothing to fetch ahead without prefetch")
+        return None
+    return Prefetcher(depth, threads or min(depth, proc.cpu_count()))

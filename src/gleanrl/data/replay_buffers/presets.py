@@ -9,13 +9,13 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
-from gleanrl.data.replay_buffers.samplers.prioritized import Prioritized, PrioritizedSampler
-from gleanrl.data.replay_buffers.samplers.priority_values import reduce_priority
+from gleanrl.data.replay_buffers.intake import TensorDictIntake
+from gleanrl.data.replay_buffers.samplers.prioritized import PrioritizedSampler
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.data.replay_buffers.writers.tensordict import TensorDictRoundRobinWriter
-from gleanrl.errors import InvalidArgumentError, MissingKeyError, SchemaError
-from gleanrl.tree import NestedKey, as_key, as_path, key_argument
+from gleanrl.errors import InvalidArgumentError
+from gleanrl.tree import NestedKey, key_argument
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
@@ -102,6 +102,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
     """
 
     _carries = True
+    _intake_class = TensorDictIntake
+    _intake: TensorDictIntake
 
     def __init__(self, *, priority_key: NestedKey = "td_error", **options: Any) -> None:
         key_argument("priority_key", priority_key)
@@ -110,45 +112,21 @@ class TensorDictReplayBuffer(ReplayBuffer):
         super().__init__(**options)
         self.priority_key = priority_key
 
+    @property
+    def priority_key(self) -> NestedKey:
+        """The entry that holds priorities."""
+        return self._intake.priority_key
+
+    @priority_key.setter
+    def priority_key(self, key: NestedKey) -> None:
+        self._intake.priority_key = key
+
     def add(self, data: Any) -> Any:
         """Store one TensorDict, with the priority that it brings at `priority_key`, if any; see `ReplayBuffer`."""
-        _check_tensordict(data, "add")
-        with self._lock:
-            values = self._brought(data)
-            index = super().add(data)
-            if values is not None:
-                slots = self._slots(index)
-                stored = slots >= 0  # a writer that chooses may have left it out
-                slots, values = slots[stored], values[: slots.shape[0]][stored]
-                self._sampler.update_priority(self._storage, slots, values, self._storage.generation(slots))
-            return index
-
-    def _brought(self, record: TensorDictBase) -> torch.Tensor | None:
-        """Return the priorities that a record brings, ``(n,)``, after checking them; None if it brings none."""
-        priority = record.get(as_path(self.priority_key), None)
-        if priority is None or not isinstance(self._sampler, Prioritized):
-            return None
-        count = record.batch_size[: self._storage.ndim - 1].numel()
-        values = self._reduced(priority, count, "add")
-        self._sampler.check_priorities(values)
-        return values
-
-    def _reduced(self, priority: Any, count: int, where: str) -> torch.Tensor:
-        """Return one priority for each of `count` records out of a priority entry."""
-        size = priority.numel() if isinstance(priority, torch.Tensor) else -1
-        if size < count or (size % count if count else size):
-            raise SchemaError(
-                f"{where}: {as_key(as_path(self.priority_key))!r} expected values for {count} records, got shape "
-                f"{tuple(getattr(priority, 'shape', ()))}"
-            )
-        assert isinstance(self._sampler, Prioritized)
-        each = priority.detach().reshape(count, size // max(count, 1))
-        return reduce_priority(each, count, self._sampler.reduction)
+        return super().add(data)
 
     def extend(self, data: Any) -> torch.Tensor:
         """Store many TensorDicts, the oldest first; see `ReplayBuffer`. Priorities in them aren't looked at."""
-        for record in data if isinstance(data, list) else (data,):
-            _check_tensordict(record, "extend")
         return super().extend(data)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
@@ -165,24 +143,15 @@ class TensorDictReplayBuffer(ReplayBuffer):
             SchemaError: the entry doesn't fit the batch; nothing changed.
             InvalidArgumentError: a priority that is negative, infinite or no number; nothing changed.
         """
-        sampler = self._sampler
-        if not isinstance(sampler, Prioritized):
-            return
-        index = data.get("index", None)
-        if index is None:
-            raise MissingKeyError(
-                "update_tensordict_priority: the batch has no 'index'; give it one of sample()"
-            )
-        with self._lock:
-            ndim = self._storage.ndim
-            index = index.reshape(-1, ndim) if ndim > 1 else index.reshape(-1)
-            priority = data.get(as_path(self.priority_key), None)
+        with self._gate.lock:
+            found = self._intake.priorities_of(data)
+            if found is None:
+                return
+            index, priority, generation = found
             if priority is None:
                 self.mark_update(index)
-                return
-            values = self._reduced(priority, index.shape[0], "update_tensordict_priority")
-            generation = data.get("_generation", None)
-            self.update_priority(index, values, None if generation is None else generation.reshape(-1))
+            else:
+                self.update_priority(index, priority, generation)
 
 
 class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
@@ -245,10 +214,3 @@ def _size_of(storage: Any) -> int:
     if not isinstance(size, int):
         raise InvalidArgumentError(f"storage: expected a Storage, got {storage!r}")
     return size
-
-
-def _check_tensordict(data: Any, where: str) -> None:
-    if not isinstance(data, TensorDictBase):
-        raise InvalidArgumentError(
-            f"{where}: expected a TensorDict, got {type(data).__name__}; ReplayBuffer takes other data"
-        )

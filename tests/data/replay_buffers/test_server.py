@@ -18,6 +18,7 @@ from gleanrl.data.replay_buffers import (
     PrioritizedSliceSampler,
     RandomSampler,
     ReplayBuffer,
+    ReplayBufferEnsemble,
     SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
@@ -307,3 +308,68 @@ def test_the_state_of_priorities_knows_what_was_written_behind_the_buffers_back(
     buffer.storage.set(7, rows(700, 1))
     buffer = how(buffer)
     assert {t for _ in range(20) for t in buffer.sample()["t"].tolist()} == {3, 700}
+
+
+KEYS = [["x"], ["x", ("next", "done")], [("next", "terminated")]]
+
+
+@pytest.mark.parametrize("keys", KEYS)
+@pytest.mark.parametrize("make", [ReplayBuffer, TensorDictReplayBuffer])
+def test_flags_in_the_info_of_slices_dont_depend_on_the_columns_fetched(make, keys):
+    flag = torch.ones(8, 1, dtype=torch.bool)
+    data = TensorDict(
+        {"x": torch.arange(8), "next": {"done": flag, "terminated": flag, "truncated": ~flag}}, [8]
+    )
+    buffer = make(storage=LazyTensorStorage(8), sampler=SliceSampler(slice_len=1), batch_size=4)
+    buffer.extend(data)
+    batch, info = buffer.sample(return_info=True, keys=keys)
+    assert bool(info["next", "terminated"].all()) and bool(info["next", "done"].all())
+    if make is ReplayBuffer:
+        found = set(batch.keys(True, True))
+        assert found == {key if isinstance(key, str) else tuple(key) for key in keys}
+
+
+class Doubled(ReplayBuffer):
+    """Doubles what it samples, in the way of other libraries' buffers."""
+
+    def _sample(self, batch_size):
+        batch, info = super()._sample(batch_size)
+        batch["x"] = batch["x"] * 2
+        return batch, info
+
+
+class Tripled(ReplayBuffer):
+    """Triples what it samples."""
+
+    def sample(self, batch_size=None, return_info=False):
+        result = super().sample(batch_size, return_info)
+        (result[0] if return_info else result)["x"] *= 3
+        return result
+
+
+@pytest.mark.parametrize("depth", [None, 2])
+@pytest.mark.parametrize(("make", "factor"), [(Doubled, 2), (Tripled, 3)])
+def test_a_subclass_s_own_sampling_counts_everywhere(make, factor, depth):
+    def made():
+        buffer = make(
+            storage=LazyTensorStorage(6), sampler=SamplerWithoutReplacement(), batch_size=2, prefetch=depth
+        )
+        buffer.extend(TensorDict({"x": torch.arange(1, 7)}, [6]))
+        return buffer
+
+    expected = [factor * x for x in range(1, 7)]
+    buffer = made()
+    assert sorted(x for _ in range(3) for x in buffer.sample()["x"].tolist()) == expected
+    batch, info = buffer.sample(return_info=True)
+    assert batch["x"].tolist() == [factor * (i + 1) for i in info["index"].tolist()]
+    assert sorted(x for batch in buffer for x in batch["x"].tolist()) == expected
+    for other in (copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer))):
+        assert sorted(x for batch in other for x in batch["x"].tolist()) == expected
+    ensemble = ReplayBufferEnsemble(buffer, made(), batch_size=4, sample_from_all=True)
+    assert sorted(x for batch in ensemble for x in batch["x"].flatten().tolist()) == sorted(expected * 2)
+
+
+@pytest.mark.parametrize("name", ["_add", "_extend"])
+def test_methods_that_nothing_would_call_are_refused(name):
+    with pytest.raises(UnsupportedError, match=f"class Lost: nothing calls {name}"):
+        type("Lost", (ReplayBuffer,), {name: lambda self, data: data})

@@ -1,0 +1,220 @@
+"""Rows on their way out of a buffer: drawn under the lock, fetched outside of it, repaired."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from gleanrl.data.replay_buffers.gate import Gate
+from gleanrl.data.replay_buffers.parts import Parts, check_state
+from gleanrl.data.replay_buffers.prefetch import Prefetcher
+from gleanrl.data.replay_buffers.tickets import Fetched, Ticket, check_states
+from gleanrl.data.replay_buffers.versions import touched
+from gleanrl.errors import EmptyBufferError, SchemaError
+from gleanrl.records import BufferStats, Draw
+from gleanrl.system.interrupts import to_the_end
+from gleanrl.tree import NestedKey
+
+Keys = tuple[NestedKey, ...]
+
+
+class Draws:
+    """Draws batches, at once or ahead, and repairs what was written in between.
+
+    A batch whose rows were all still the ones that were drawn when its fetch had ended is good. Of a batch
+    that was fetched at once the overwritten rows are drawn again; one that was fetched ahead is drawn again
+    as a whole. A batch whose call was interrupted counts as drawn.
+
+    Args:
+        gate: the buffer's.
+        parts: the buffer's.
+        prefetcher: what fetches ahead; None for nothing.
+    """
+
+    def __init__(self, gate: Gate, parts: Parts, prefetcher: Prefetcher | None) -> None:
+        self._batches_sampled = 0
+        self._rows_redrawn = 0
+        self.prefetcher = prefetcher
+        self._gate = gate
+        self._parts = parts
+
+    def now(self, size: int, keys: Keys | None, stamped: bool) -> tuple[Ticket, Fetched]:
+        """Return a batch that is drawn now; what was drawn ahead is taken back first.
+
+        Args:
+            size: transitions.
+            keys: the columns to fetch; None for all.
+            stamped: whether generations, and what the sampler adds, are wanted.
+        """
+        paths = flags = None
+        with self._gate.lock:
+            if keys is not None:
+                storage = self._parts.storage
+                paths = storage.columns_of(keys)
+                flags = self._parts.sampler.annotated_paths(storage) if stamped else ()
+            if self.prefetcher is not None:
+                self.take_back()
+            ticket = self._draw(size, stamped)
+            self._batches_sampled += 1
+        fetched = ticket.fetch(paths, flags)
+        if ticket.storage.version != ticket.version:
+            with self._gate.lock:
+                if ticket.is_gone:
+                    ticket = self._replace(size, ticket.drawn, stamped)
+                    return ticket, ticket.fetch(paths, flags)
+                stale = touched(ticket.drawn.slots, ticket.storage.changed_since(ticket.version))
+                if stale.any():
+                    ticket = self._redraw(ticket, stale, stamped)
+                    fetched = ticket.fetch(paths, flags)
+        return ticket, fetched
+
+    def ahead(self, prefetcher: Prefetcher, size: int) -> tuple[Ticket, Fetched]:
+        """Return the batch that was drawn first; draws ahead until enough are on their way."""
+        sampler = self._parts.sampler
+        with self._gate.lock:
+            self._draw_ahead(prefetcher, size)
+            ticket, coming = prefetcher.take()
+            sampler.ran_out = ticket.ran_out
+            self._batches_sampled += 1
+        fetched = coming.result()
+        storage, drawn = ticket.storage, ticket.drawn
+        with self._gate.lock:
+            if ticket.is_gone:
+                ticket = self._replace(size, drawn, True)
+            elif storage.version == ticket.version or torch.equal(
+                storage.generation(drawn.slots), stamps(drawn)
+            ):
+                sampler.on_serve(storage, drawn)
+                return ticket, fetched
+            else:
+                everything = torch.ones(drawn.slots.shape, dtype=torch.bool, device="cpu")
+                ran_out = ticket.ran_out
+                ticket = self._redraw(ticket, everything, True)._replace(ran_out=ran_out)
+                sampler.ran_out = ran_out  # later batches may be on their way
+            return ticket, ticket.fetch()
+
+    def take_back(self) -> None:
+        """Take back what was drawn ahead: what it was drawn from, or by, becomes another one; under the lock."""
+        mark = None if self.prefetcher is None else self.prefetcher.clear()
+        if mark is not None:
+            self._parts.sampler.rewind(mark)
+
+    def new_epoch(self) -> None:
+        """Begin a new epoch with the next batch."""
+        with self._gate.lock:
+            self.take_back()
+            self._parts.sampler.new_epoch()
+
+    def set_seed(self, seed: int) -> None:
+        """Start another random sequence."""
+        with self._gate.lock:
+            self.take_back()
+            self._parts.sampler.set_seed(seed)
+
+    def empty(self) -> None:
+        """Forget every record."""
+        parts = self._parts
+        with self._gate.lock:
+            parts.writer.check_clear()
+            self.take_back()
+            to_the_end(parts.storage.clear)
+            parts.sampler.follow(parts.storage)
+
+    def exchange(self, name: str, part: Any, collate_fn: Callable[[Any], Any] | None = None) -> Any:
+        """Take another storage, sampler or writer; return the old one (see `Parts.exchange`)."""
+        with self._gate.lock:
+            if name != "writer":
+                self.take_back()
+            return self._parts.exchange(name, part, self._gate, collate_fn)
+
+    # The caller holds the lock
+
+    def _draw(self, size: int, stamped: bool, ahead: bool = False) -> Ticket:
+        """Draw a batch, to be handed out now or ahead of that."""
+        storage, sampler = self._parts.storage, self._parts.sampler
+        drawn = sampler.draw(storage, size, stamped)
+        if not ahead and sampler.takes_priorities:
+            sampler.on_serve(storage, drawn)
+        return Ticket(drawn, storage, storage.version, sampler.ran_out, sampler.epoch)
+
+    def _draw_ahead(self, prefetcher: Prefetcher, size: int) -> None:
+        """Draw until enough batches are on their way; of a draw that fails nothing is left."""
+        sampler = self._parts.sampler
+        prefetcher.forget_gone()
+        while prefetcher.wants_more:
+            mark, drawn = sampler.mark(), len(prefetcher)
+            try:
+                prefetcher.put(self._draw(size, True, ahead=True)._replace(mark=mark))
+            except BaseException:
+                if len(prefetcher) == drawn:
+                    sampler.rewind(mark)
+                raise
+
+    def _redraw(self, ticket: Ticket, stale: torch.Tensor, stamped: bool) -> Ticket:
+        """Draw the stale rows again; the lock keeps writers away until they are fetched."""
+        storage, sampler = ticket.storage, self._parts.sampler
+        self._rows_redrawn += int(stale.sum())
+        drawn = sampler.redraw(storage, ticket.drawn, stale, stamped)
+        sampler.on_serve(storage, drawn)
+        return ticket._replace(drawn=drawn, ran_out=sampler.ran_out, epoch=sampler.epoch)
+
+    def _replace(self, size: int, drawn: Draw, stamped: bool) -> Ticket:
+        """Draw a whole batch again: the buffer was emptied or loaded since its draw."""
+        if not len(self._parts.storage):
+            raise EmptyBufferError("the buffer was emptied while a batch was fetched from it")
+        self._rows_redrawn += drawn.slots.shape[0]
+        return self._draw(size, stamped)
+
+    # State
+
+    def stats(self) -> BufferStats:
+        """Return the counters of the buffer."""
+        with self._gate.lock:
+            storage, sampler = self._parts.storage, self._parts.sampler
+            return BufferStats(
+                len(storage),
+                storage.max_size,
+                storage.rows_written,
+                self._batches_sampled,
+                self._rows_redrawn,
+                sampler.priorities_dropped,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the parts, and the batches drawn ahead as plain values, if there may be any."""
+        with self._gate.lock:
+            state = self._parts.state_dict()
+            if self.prefetcher is not None:
+                self.prefetcher.forget_gone()
+                state["_prefetched"] = [ticket.state() for ticket in self.prefetcher]
+            return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a saved state; one that doesn't fit raises `SchemaError` and changes nothing."""
+        check_state(state_dict)
+        with self._gate.lock:
+            ahead = state_dict.get("_prefetched") or []
+            if ahead and self.prefetcher is None:
+                raise SchemaError(
+                    f"load_state_dict: the state holds {len(ahead)} batches drawn ahead; build the buffer with "
+                    "prefetch, as the saved one"
+                )
+            check_states(ahead, state_dict["_storage"])
+            self._parts.load_state_dict(state_dict)
+            if self.prefetcher is not None:
+                self.prefetcher.clear()
+                for saved in ahead:
+                    self.prefetcher.put(Ticket.restored(saved, self._parts.storage))
+
+    def rejoin(self) -> None:
+        """Go on in a copy: what was drawn ahead is of the storage's copy."""
+        if self.prefetcher is not None:
+            self.prefetcher.join(self._parts.storage.version)
+
+
+def stamps(drawn: Draw) -> torch.Tensor:
+    """Return the generations of a draw, ``(n,)`` int64, which has to have them."""
+    assert drawn.generation is not None
+    return drawn.generation

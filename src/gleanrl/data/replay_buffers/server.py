@@ -1,0 +1,252 @@
+"""Batches as users get them: asked for, finished, one whole epoch of them."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import is_tensor_collection, is_tensorclass
+
+from gleanrl.arguments import key_list, positive
+from gleanrl.data.replay_buffers.draws import Draws, Keys, stamps
+from gleanrl.data.replay_buffers.gate import Gate
+from gleanrl.data.replay_buffers.parts import Parts
+from gleanrl.data.replay_buffers.pipeline import copied, none_returned, pin
+from gleanrl.data.replay_buffers.samplers.base import coordinates
+from gleanrl.data.replay_buffers.storages.indexing import is_position
+from gleanrl.data.replay_buffers.storages.lists import ListStorage
+from gleanrl.errors import InvalidArgumentError, MissingKeyError, UnsupportedError
+from gleanrl.records import Draw
+from gleanrl.tree import NestedKey, add_entries
+
+
+class Served(NamedTuple):
+    """A batch as the user gets it."""
+
+    batch: Any
+    info: Any
+    """What is known of its rows, if that was asked for."""
+    ran_out: bool
+    """Whether it ended an epoch."""
+    epoch: int
+    """Which epoch it is of."""
+
+
+class Server(ABC):
+    """What serves batches of a size, and whole epochs of them: of one buffer, or of several as a mixture.
+
+    Args:
+        batch_size: transitions in a batch where nobody says otherwise; None for none.
+    """
+
+    of: str
+    """What error messages call the buffer."""
+
+    def __init__(self, batch_size: int | None) -> None:
+        self.batch_size = None if batch_size is None else positive("batch_size", batch_size)
+
+    @abstractmethod
+    def serve(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
+        """Return a batch of `size` transitions, of the columns `keys` (None for all)."""
+
+    @abstractmethod
+    def new_epoch(self) -> None:
+        """Begin a new epoch with the next batch."""
+
+    def size_of(self, batch_size: int | None) -> int:
+        """Return the transitions of a batch, given the argument of `sample`."""
+        if batch_size is None:
+            if self.batch_size is not None:
+                return self.batch_size
+            raise UnsupportedError("sample: no batch_size was given, to this call or at construction")
+        return positive("batch_size", batch_size)
+
+    def sample(self, batch_size: int | None, return_info: bool, keys: Iterable[NestedKey] | None) -> Any:
+        """Return a batch, or ``(batch, info)``."""
+        size = self.batch_size
+        if batch_size is not None or size is None:
+            size = self.size_of(batch_size)
+        served = self.serve(size, None if keys is None else key_list(keys), return_info)
+        return (served.batch, served.info) if return_info else served.batch
+
+    def epoch(self) -> Iterator[Any]:
+        """Yield the batches of one whole epoch, a new one; for ever where there are none."""
+        size = self.batch_size
+        if size is None:
+            raise UnsupportedError(
+                f"iterating over {self.of} needs the batch_size argument of its constructor"
+            )
+        self.new_epoch()
+        served = self.as_user(size, None, False)
+        epoch = served.epoch
+        while served.epoch == epoch:
+            yield served.batch
+            if served.ran_out:
+                break
+            served = self.as_user(size, None, False)
+
+    def as_user(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
+        """Serve a batch as the user's own class does, where it does so otherwise."""
+        return self.serve(size, keys, wants_info)
+
+
+class BufferServer(Server):
+    """Finishes what is drawn from one buffer: what the sampler adds, collation, transforms, pinned memory.
+
+    Args:
+        draws: where rows come from.
+        gate: the buffer's.
+        parts: the buffer's.
+        batch_size: see `Server`.
+        pin_memory: whether batches come in pinned memory.
+        carries: whether batches carry index, weights and generations as entries.
+        sample: a user's own `sample`, if the buffer's class has one.
+    """
+
+    of = "a buffer"
+
+    def __init__(
+        self,
+        draws: Draws,
+        gate: Gate,
+        parts: Parts,
+        batch_size: int | None,
+        pin_memory: bool,
+        carries: bool,
+        sample: Callable[..., Any] | None,
+    ) -> None:
+        super().__init__(batch_size)
+        if pin_memory and not torch.cuda.is_available():
+            raise UnsupportedError("pin_memory=True needs a CUDA device, and torch sees none")
+        if batch_size is None and (
+            draws.prefetcher is not None or getattr(parts.sampler, "drop_last", False)
+        ):
+            raise InvalidArgumentError(
+                "batch_size: prefetch and samplers with drop_last=True need it at construction"
+            )
+        self._draws = draws
+        self._gate = gate
+        self._parts = parts
+        self._pin_memory = bool(pin_memory)
+        self._carries = carries
+        self._sample = sample
+        self._last = None if sample is None else threading.local()
+
+    def size_of(self, batch_size: int | None) -> int:
+        """Return the transitions of a batch; another size than the buffer's warns."""
+        size = super().size_of(batch_size)
+        if self.batch_size is not None and size != self.batch_size:
+            warnings.warn(
+                f"sample: batch_size={size} differs from the buffer's {self.batch_size}; {size} is used",
+                stacklevel=4,
+            )
+        return size
+
+    def serve(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
+        """Return a batch; one of the buffer's size and all columns may have been drawn ahead."""
+        stamped = wants_info or self._carries
+        draws = self._draws
+        if draws.prefetcher is not None and keys is None and size == self.batch_size:
+            ticket, (records, flags) = draws.ahead(draws.prefetcher, size)
+        else:
+            ticket, (records, flags) = draws.now(size, keys, stamped)
+        parts, drawn, info = self._parts, ticket.drawn, None
+        extras = parts.sampler.annotate(drawn, records if flags is None else flags) if stamped else {}
+        collate = parts.collate_fn or ticket.storage.collate
+        batch = records if collate is None else _collated(collate, records)
+        if self._carries:
+            self._carry(batch, drawn, extras)
+        if wants_info:
+            index = coordinates(drawn.slots, ticket.storage)
+            info = {"index": index, "generation": drawn.generation, **extras}
+        if parts.transforms.reads or self._pin_memory:
+            batch = self._delivered(batch)
+        served = Served(batch, info, ticket.ran_out, ticket.epoch)
+        if self._last is not None:
+            self._last.served = served
+        return served
+
+    def as_user(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
+        """Serve a batch by the user's own `sample`, if there is one; it has to call the buffer's."""
+        if self._sample is None:
+            return self.serve(size, keys, wants_info)
+        assert self._last is not None
+        self._last.served = Served(None, None, False, 0)
+        result = self._sample(size, wants_info, **({} if keys is None else {"keys": keys}))
+        batch, info = result if wants_info else (result, None)
+        served: Served = self._last.served
+        return served._replace(batch=batch, info=info)
+
+    def new_epoch(self) -> None:
+        """Begin a new epoch with the next batch."""
+        self._draws.new_epoch()
+
+    def at(self, index: Any) -> Any:
+        """Return stored records by position, as the user gets them (see `ReplayBuffer.__getitem__`)."""
+        parts = self._parts
+        with self._gate.lock:
+            storage = parts.storage
+            records = storage.get(index)
+            if len(parts.transforms):
+                records = copied(records)
+        if isinstance(storage, ListStorage) and is_position(index):
+            return parts.transforms.read(records)
+        collate = parts.collate_fn or storage.collate
+        return self._delivered(records if collate is None else _collated(collate, records))
+
+    def _delivered(self, batch: Any) -> Any:
+        """Return a batch as the user gets it: transformed and pinned."""
+        batch = self._parts.transforms.read(batch)
+        return pin(batch) if self._pin_memory else batch
+
+    def _carry(self, records: Any, drawn: Draw, extras: Mapping[NestedKey, torch.Tensor]) -> None:
+        """Add index, weights and generations to a batch."""
+        slots, storage = drawn.slots, self._parts.storage
+        index = slots if storage.ndim == 1 else _stacked(coordinates(slots, storage), records)
+        entries: dict[NestedKey, torch.Tensor] = {"index": index, **extras}
+        if "_weight" in extras:
+            entries["_generation"] = stamps(drawn)
+        add_entries(records, entries, slots.shape[0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without what belongs to threads."""
+        return {**self.__dict__, "_last": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle."""
+        self.__dict__.update(state)
+        self._last = None if self._sample is None else threading.local()
+
+
+def column_of(whole: Any, key: Any) -> Any:
+    """Return a column of all records; `MissingKeyError` if there is none."""
+    try:
+        # Brackets of a tensorclass take positions only.
+        return whole.to_tensordict(retain_none=False)[key] if is_tensorclass(whole) else whole[key]
+    except KeyError as cause:
+        raise MissingKeyError(f"{key!r} isn't stored") from cause
+
+
+def _collated(collate: Callable[[Any], Any], records: Any) -> Any:
+    """Return what a storage fetched as one batch."""
+    batch = collate(records)
+    if batch is None:
+        raise none_returned("collate_fn", collate)
+    return batch
+
+
+def _stacked(index: tuple[torch.Tensor, ...], records: Any) -> torch.Tensor:
+    """Return coordinates repeated over the further batch dimensions of the records, ``(n, *item, ndim)``.
+
+    Left to `add_entries`, they would pass for values of the items where there are as many.
+    """
+    stacked = torch.stack(index, -1)
+    further = records.ndim - 1 if is_tensor_collection(records) else 0
+    if further < 1:
+        return stacked
+    rows = stacked.view(-1, *[1] * further, len(index))
+    return rows.expand(-1, *records.shape[1:], len(index))

@@ -1,0 +1,53 @@
+"""The lock of a buffer: shared, taken again, copied, and open in forked processes."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import threading
+
+import torch
+
+from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer
+from gleanrl.data.replay_buffers.gate import Gate
+
+
+def test_the_thread_that_holds_it_may_take_it_again():
+    gate = Gate()
+    with gate.lock, gate.lock:
+        pass
+
+
+def test_copies_have_locks_of_their_own():
+    gate = Gate()
+    pair = [gate, gate]
+    for other in (copy.deepcopy(pair), pickle.loads(pickle.dumps(pair))):
+        assert other[0] is other[1] is not gate and other[0].lock is not gate.lock
+
+
+def test_a_forked_process_goes_on_though_another_thread_held_the_lock():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    buffer.extend(torch.arange(4))
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with buffer.sampler.guard():
+            held.set()
+            done.wait(timeout=60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(timeout=60)
+    child = os.fork()
+    if child == 0:
+        try:
+            buffer.extend(torch.arange(4, 6))
+            good = len(buffer) == 6 and buffer.sample().shape == (2,)
+        except BaseException:
+            good = False
+        os._exit(int(not good))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    done.set()
+    thread.join()
+    assert code == 0
