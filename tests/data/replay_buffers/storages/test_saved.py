@@ -1,45 +1,101 @@
-"""The saved state of a tensor storage, checked before anything is changed by it."""
+"""The records of a tensor storage in a state: checked before anything changes."""
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from tensordict import TensorDict
 
-from gleanrl.data import LazyTensorStorage
-from gleanrl.data.replay_buffers.storages.saved import saved_format
+from gleanrl.data import LazyMemmapStorage, LazyTensorStorage
+from gleanrl.data.replay_buffers.storages.saved import read_rows
+from gleanrl.data.replay_buffers.storages.snapshots import StorageState
 from gleanrl.errors import SchemaError
-from tests.data.replay_buffers.oracle import ted
+from gleanrl.state import StateReader
+from tests.data.replay_buffers.oracle import fingerprint, ted
 
 
 def test_a_sound_state_has_a_format_and_an_empty_one_none():
     storage = LazyTensorStorage(10)
-    assert saved_format(storage.state_dict(), 10, 1) is None
+
+    def read(state):
+        reader = StateReader(state, "a storage")
+        return read_rows(reader, StorageState.read(reader))
+
+    assert read(storage.state_dict()) is None
     storage.set(0, ted(4))
-    assert saved_format(storage.state_dict(), 10, 1).same_as(storage.format)
+    rows = read(storage.state_dict())
+    assert rows.form.same_as(storage.format) and len(rows.columns) == 11
 
 
-def test_a_state_that_does_not_fit_or_is_broken():
-    storage = LazyTensorStorage(10)
-    storage.set(0, ted(4))
-    good = storage.state_dict()
-    broken = [
-        {},
-        {**good, "generations": good["generations"][:-1]},
-        {**good, "columns": good["columns"][:-1]},
-        {**good, "columns": [column[:3] for column in good["columns"]]},
-        {**good, "format": {"kind": "tensordict"}},
-        {**good, "batch_shape": 3},
-        {name: value for name, value in good.items() if name != "columns"},
-        {name: value for name, value in good.items() if name != "rows_written"},
-        {**good, "rows_written": None},
-        {**good, "num_steps": 4.0},
-        {**good, "end": torch.arange(3)},
-        {**good, "format": {**good["format"], "paths": [[] for _ in good["format"]["paths"]]}},
-        torch.arange(3),
-    ]
-    for state in broken:
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_every_field_of_a_state_is_checked(ndim, fresh, tmp_path):
+    def make():
+        return LazyMemmapStorage(10, ndim=ndim, scratch_dir=tmp_path / "fresh")
+
+    other = LazyTensorStorage(10, ndim=ndim)
+    other.set(0, ted(4, streams=2) if ndim == 2 else ted(4))
+    good = other.state_dict()
+    rows = len(other)
+    broken = {
+        "max_size": [11, 0, 10.0, None],
+        "ndim": [3 - ndim, 0, "1"],
+        "batch_shape": [3, [1, 1, 1], ["2"], None, [-2] * (ndim - 1) or [0]],
+        "num_steps": [3, 4.0, -1, 11, True],
+        "end": [5, -1, torch.arange(3), None],
+        "rows_written": [None, rows - 1, 4.0],
+        "ordered": [1, None],
+        "version": [3, [1], [1, 2.0], "x"],
+        "generations": [
+            good["generations"][:-1],
+            good["generations"].to(torch.int32),
+            good["generations"] - 1,
+            good["generations"][:, None],
+            None,
+            [1] * rows,
+        ],
+        "columns": [
+            good["columns"][:-1],
+            [column[:3] for column in good["columns"]],
+            [column.double() for column in good["columns"]],
+            [column.to_sparse() if column.is_floating_point() else column for column in good["columns"]],
+            [None] * 11,
+            torch.zeros(11, rows),
+            None,
+        ],
+        "format": [
+            {"kind": "tensordict"},
+            None,
+            {**good["format"], "paths": [[] for _ in good["format"]["paths"]]},
+            {**good["format"], "dtypes": ["float32"] * 11},
+        ],
+    }
+    assert broken.keys() == good.keys()
+    storage = make() if fresh else other
+    before = fingerprint(storage.state_dict())
+    for name, values in broken.items():
+        missing = {key: value for key, value in good.items() if key != name}
+        for state in [missing, *({**good, name: value} for value in values)]:
+            with pytest.raises(SchemaError, match="load_state_dict"):
+                storage.load_state_dict(state)
+    for state in ({}, torch.arange(3), None):
         with pytest.raises(SchemaError, match="load_state_dict"):
-            saved_format(state, 10, 1)
-    for size, ndim in ((11, 1), (10, 2)):
-        with pytest.raises(SchemaError, match="build it with the same ones"):
-            saved_format(good, size, ndim)
+            storage.load_state_dict(state)
+    assert fingerprint(storage.state_dict()) == before
+    assert not fresh or not (tmp_path / "fresh").exists()
+    storage.load_state_dict(good)
+    storage.check_valid()
+
+
+def test_parsing_changes_nothing():
+    storage, other = LazyTensorStorage(10), LazyTensorStorage(10)
+    other.set(0, ted(4))
+    value = storage.parse(other.state_dict())
+    assert not storage.initialized and len(storage) == 0
+    storage.set(0, TensorDict({"x": torch.zeros(2)}, [2]))
+    storage.load_state_dict(copy.deepcopy(LazyTensorStorage(10).state_dict()))
+    fresh = LazyTensorStorage(10)
+    fresh.adopt(value)
+    assert (fresh.get(slice(None)) == ted(4)).all()

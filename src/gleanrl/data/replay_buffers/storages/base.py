@@ -1,34 +1,24 @@
-"""What every storage keeps: its length, a write counter per slot, and the steps of a write."""
+"""What every storage does: the steps of a write, reading, and its state."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
-from math import prod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from gleanrl.arguments import positive
-from gleanrl.data.replay_buffers.storages.access import Access
 from gleanrl.data.replay_buffers.storages.indexing import ranges_of
-from gleanrl.data.replay_buffers.storages.memory import zeroed
-from gleanrl.data.replay_buffers.versions import (
-    Change,
-    ChangeLog,
-    Version,
-    Versioned,
-    moved_past,
-    version_from,
-    version_state,
-)
-from gleanrl.errors import IndexRangeError, SchemaError, UnsupportedError
+from gleanrl.data.replay_buffers.storages.slots import Slots
+from gleanrl.data.replay_buffers.storages.snapshots import ContentCopy, Copying, StorageState
+from gleanrl.data.replay_buffers.versions import moved_past
+from gleanrl.errors import GleanError, IndexRangeError, SchemaError, UnsupportedError
 from gleanrl.native import bump, bump_at
 from gleanrl.records import Placement, Selection
+from gleanrl.state import Stateful, StateReader
+from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import NestedKey, Path
-
-_NO_SLOTS = torch.zeros(1, dtype=torch.int64, device="cpu")  # an address for counters that nobody looks at
 
 
 class Prepared(NamedTuple):
@@ -40,7 +30,7 @@ class Prepared(NamedTuple):
     """Time steps in it."""
 
 
-class Storage(Access, Versioned):
+class Storage(Slots, Stateful[StorageState]):
     """Slots for records: ``[steps, *batch]`` of them, time first.
 
     A slot's number counts over time and batch dimensions flattened. Each slot has a *generation*, the number
@@ -62,136 +52,8 @@ class Storage(Access, Versioned):
         ndim: batch dimensions of a storage, at least 1; the first is time.
     """
 
-    def __init__(self, max_size: int, ndim: int = 1) -> None:
-        self.ndim = positive("ndim", ndim)
-        self._requested = positive("max_size", max_size)
-        self._batch_shape: torch.Size | None = torch.Size(()) if self.ndim == 1 else None
-        self._num_steps = 0
-        self._end = 0
-        self._log = ChangeLog()
-        self.ordered = True
-        """Whether neighbouring slots hold neighbouring steps; not after records were chosen by what they hold."""
-        self._rows_written = 0
-        self._generations: torch.Tensor | None = None
-        self._generations_at = 0
-
     collate: Callable[[Any], Any] | None = None
     """What makes a batch of fetched records; None where `fetch` returns one."""
-
-    # Shape
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        """Sizes of the batch dimensions after time; fixed by the first write if ``ndim > 1``, 0 before."""
-        return torch.Size((0,) * (self.ndim - 1)) if self._batch_shape is None else self._batch_shape
-
-    @property
-    def rows_per_step(self) -> int:
-        """Transitions in one time step."""
-        return 1 if self.ndim == 1 else prod(self.batch_shape)
-
-    @property
-    def capacity_steps(self) -> int:
-        """Time steps that fit: ``ceil(max_size asked for / transitions per step)``."""
-        if self._batch_shape is None or self.ndim == 1:
-            return self._requested
-        return -(-self._requested // self.rows_per_step)
-
-    @property
-    def max_size(self) -> int:
-        """Transitions that fit: the size asked for, rounded up to whole time steps once those are known."""
-        return self._requested if self._batch_shape is None else self.capacity_steps * self.rows_per_step
-
-    @property
-    def num_steps(self) -> int:
-        """Time steps stored."""
-        return self._num_steps
-
-    @property
-    def end(self) -> int:
-        """The time step after the newest one, around the ring: where a ring writer goes on.
-
-        Before the storage is full that is `num_steps`; a full one may be told another step.
-        """
-        return self._end
-
-    @end.setter
-    def end(self, step: int) -> None:
-        capacity = self.capacity_steps
-        if not 0 <= step < capacity or (self._num_steps < capacity and step != self._num_steps):
-            raise IndexRangeError(
-                f"end: expected a step in [0, {capacity}) that leaves no gap behind the {self._num_steps} "
-                f"steps stored, got {step}"
-            )
-        if step != self._end:
-            self._log.note_ranges(
-                [(0, len(self))], self.max_size, amended=True
-            )  # trajectories are cut elsewhere
-            self._end = step
-
-    @property
-    def shape(self) -> torch.Size:
-        """The visible part, ``[time steps stored, *batch]``."""
-        return torch.Size((self._num_steps, *self.batch_shape))
-
-    def __len__(self) -> int:
-        """Return the number of transitions stored."""
-        return self._num_steps if self.ndim == 1 else self._num_steps * self.rows_per_step
-
-    # Generations and versions
-
-    @property
-    def version(self) -> Version:
-        """Which content the storage holds, and how much of it has changed; counted before the bytes move."""
-        return self._log.version
-
-    def changed_since(self, version: Version) -> list[Change] | None:
-        """Return what changed after `version` (see `ChangeLog.since`); None for another content."""
-        return self._log.since(version)
-
-    @property
-    def origin(self) -> Version | None:
-        """What this content began as a copy of, by loading or unpickling; None for nothing."""
-        return self._log.origin
-
-    @property
-    def has_mask(self) -> bool:
-        """Whether there may be rows that are no steps."""
-        return False
-
-    def masked(self, slots: torch.Tensor) -> torch.Tensor | None:
-        """Return which of `slots` hold rows that are no steps, ``(n,)`` bool; None without a mask."""
-        return None
-
-    @property
-    def rows_written(self) -> int:
-        """Transitions ever written."""
-        return self._rows_written
-
-    def generation(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return the generations of `slots` (``(n,)`` int64, in range), a fresh ``(n,)`` int64 tensor."""
-        return self._counters().index_select(0, slots)
-
-    @property
-    def counters_at(self) -> int:
-        """The address of all slots' generations, int64, for the native core; fixed for the storage's life."""
-        return self._generations_at or self._counters().data_ptr()
-
-    def _counters(self) -> torch.Tensor:
-        if self._batch_shape is None:
-            return _NO_SLOTS  # how many there are shows at the first write
-        if self._generations is None:
-            # Zeroed pages cost nothing until they are touched: 8 bytes for each row in use.
-            self._generations = torch.from_numpy(zeroed(8 * self.max_size, self.max_size).view(np.int64))
-            self._generations_at = self._generations.data_ptr()
-        return self._generations
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore from a pickle or a deep copy: another content, whose counters have another address."""
-        self.__dict__.update(state)
-        self._log = ChangeLog(self._log.version)
-        if self._generations is not None:
-            self._generations_at = self._generations.data_ptr()
 
     # Writing
 
@@ -231,30 +93,40 @@ class Storage(Access, Versioned):
     def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
         """Check records ``[*shape]`` that are to go to a selection of slots of that shape; see `prepare`."""
 
-    def write(self, prepared: Prepared, placement: Placement) -> None:
-        """Copy prepared data to its placement and publish the new length and end."""
+    def write(self, prepared: Prepared, placement: Placement, end: int | None = None) -> None:
+        """Copy prepared data to its placement and publish the new length and end.
+
+        What has begun ends: an interrupt is raised before the first byte moves or after everything is published.
+
+        Args:
+            prepared: the rows.
+            placement: where they go.
+            end: the new end; None for the step after the last one written.
+        """
         per_step = self.rows_per_step
         count = placement.num_steps * per_step
         start, size = placement.start * per_step, placement.capacity * per_step
         if self._generations is None:
             self._counters()
+        rows_written = self._rows_written + count
+        new_end = placement.cursor if end is None else end
+
+        def change() -> None:
+            self._copy_span(prepared.rows, placement.skipped, placement.start, placement.num_steps)
+            self._num_steps, self._end, self._rows_written = placement.length, new_end, rows_written
+
         self._log.note(start, count, size)
         bump(self._generations_at, start, count, size)
-        self._copy_span(prepared.rows, placement.skipped, placement.start, placement.num_steps)
-        self._num_steps = placement.length
-        self._end = placement.cursor
-        self._rows_written += count
+        to_the_end(change)
         if self._followers:
             self._announce(torch.arange(start, start + count, device="cpu") % size)
 
     def write_selected(self, prepared: Prepared, selection: Selection) -> None:
         """Copy some of the prepared records to slots of their own and publish the new length."""
-        if selection.slots.shape[0]:
-            self._put(Prepared(self._pick(prepared.rows, selection.rows), 0), selection.slots)
-        self.ordered = False
-        self._num_steps = selection.length
-        self._end = selection.length % self.capacity_steps
-        self._announce(selection.slots)
+        rows = self._pick(prepared.rows, selection.rows)
+        self._put(
+            rows, selection.slots, False, selection.length, selection.length % self.capacity_steps, False
+        )
 
     def write_slots(self, prepared: Prepared, slots: torch.Tensor, amended: bool = False) -> None:
         """Copy prepared data to `slots`, ``(n,)`` int64, n >= 1; the length stays.
@@ -264,16 +136,27 @@ class Storage(Access, Versioned):
             slots: where they go.
             amended: whether the records stay what they are, a column of theirs apart.
         """
-        self._put(prepared, slots, amended)
-        self._announce(slots)
+        self._put(prepared.rows, slots, amended, self._num_steps, self._end, self.ordered)
 
-    def _put(self, prepared: Prepared, slots: torch.Tensor, amended: bool = False) -> None:
+    def _put(
+        self, rows: Any, slots: torch.Tensor, amended: bool, num_steps: int, end: int, ordered: bool
+    ) -> None:
         if self._generations is None:
             self._counters()
-        self._log.note_ranges(ranges_of(slots), self.max_size, amended)
-        bump_at(self._generations_at, slots.data_ptr(), slots.shape[0], self.max_size)
-        self._copy_slots(prepared.rows, slots)
-        self._rows_written += slots.shape[0]
+        count = slots.shape[0]
+        rows_written = self._rows_written + count
+
+        def change() -> None:
+            if count:
+                self._copy_slots(rows, slots)
+            self._num_steps, self._end, self.ordered = num_steps, end, ordered
+            self._rows_written = rows_written
+
+        if count:
+            self._log.note_ranges(ranges_of(slots), self.max_size, amended)
+            bump_at(self._generations_at, slots.data_ptr(), count, self.max_size)
+        to_the_end(change)
+        self._announce(slots)
 
     def set(self, start: int, data: Any) -> None:
         """Write the records of `data` to time step `start` and the following, without a writer.
@@ -291,14 +174,16 @@ class Storage(Access, Versioned):
                 f"set: steps [{start}, {stop}) don't lie within [0, {self.capacity_steps}), or leave a gap "
                 f"after the {self._num_steps} steps stored"
             )
-        before, end = self._num_steps, self._end
-        evicted = min(stop, before) - start
-        self.write(
-            prepared,
-            Placement(start, prepared.num_steps, 0, evicted, max(stop, before), self.capacity_steps),
+        before = self._num_steps
+        placement = Placement(
+            start,
+            prepared.num_steps,
+            0,
+            min(stop, before) - start,
+            max(stop, before),
+            self.capacity_steps,
         )
-        if stop <= before:
-            self._end = end
+        self.write(prepared, placement, self._end if stop <= before else None)
 
     def _publish_all(self, num_steps: int) -> None:
         """Count every slot of `num_steps` time steps as written, by a constructor that adopts records."""
@@ -309,13 +194,30 @@ class Storage(Access, Versioned):
 
     def clear(self) -> None:
         """Forget every record; memory and schema stay. Generations move on: earlier draws are recognised."""
+
+        def change() -> None:
+            self._forget()
+            self._num_steps = self._end = 0
+            self.ordered = True
+
         self._log.renew()
         if self._num_steps:
             bump(self._generations_at, 0, len(self), self.max_size)
-        self._num_steps = self._end = 0
-        self.ordered = True
+        to_the_end(change)
+
+    def _forget(self) -> None:
+        """Let go of records that nothing shows any more."""
 
     # Reading
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether there may be rows that are no steps."""
+        return False
+
+    def masked(self, slots: torch.Tensor) -> torch.Tensor | None:
+        """Return which of `slots` hold rows that are no steps, ``(n,)`` bool; None without a mask."""
+        return None
 
     @abstractmethod
     def fetch(self, slots: torch.Tensor, paths: tuple[Path, ...] | None = None) -> Any:
@@ -335,59 +237,108 @@ class Storage(Access, Versioned):
 
     # State
 
+    def copy_ahead(self) -> Copying:
+        """Begin a snapshot of much data: copy, without the buffer's lock, what `snapshot` then takes over.
+
+        For whoever takes a snapshot under the lock: what is written meanwhile is all that is copied there.
+        """
+        return Copying(self, self._start_copy).ahead()
+
+    def snapshot(self, ahead: Copying | None = None) -> StorageState:
+        """Return what is stored, of one moment; writers wait only while what they wrote meanwhile is copied again.
+
+        Args:
+            ahead: what `copy_ahead` returned; None for copying everything here.
+        """
+        copying = ahead or self.copy_ahead()
+        with self.guard():
+            content, rows = copying.end()
+            return StorageState(
+                self._requested,
+                self.ndim,
+                tuple(self.batch_shape),
+                self._num_steps,
+                self._end,
+                self._rows_written,
+                self.ordered,
+                self.version,
+                self._counters()[:rows].clone(),
+                content,
+            )
+
     @abstractmethod
+    def _start_copy(self) -> ContentCopy | None:
+        """Return an empty copy of the content that is here now; None where there isn't a schema yet."""
+
+    @abstractmethod
+    def _plain_content(self, content: Any) -> dict[str, Any]:
+        """Return a snapshot's content as plain values, nothing copied."""
+
+    @abstractmethod
+    def _parse_content(self, reader: StateReader, state: StorageState) -> Any:
+        """Return the content of a foreign state of these counts; `SchemaError` if it doesn't fit. Takes memory."""
+
+    @abstractmethod
+    def _take_content(self, content: Any, rows: int) -> None:
+        """Hold a snapshot's content from now on; can't fail, and may be done twice."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return the stored records and their generations as copies; only the part in use is copied."""
+        return self.plain_state(self.snapshot())
 
-    @abstractmethod
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replace the content by a saved state; a state that doesn't fit raises and changes nothing."""
+    def plain_state(self, value: StorageState) -> dict[str, Any]:
+        """Return a snapshot as plain values and its own tensors."""
+        return {**value.plain(), **self._plain_content(value.content)}
 
-    def _base_state(self) -> dict[str, Any]:
-        return {
-            "max_size": self._requested,
-            "ndim": self.ndim,
-            "batch_shape": list(self.batch_shape),
-            "num_steps": self._num_steps,
-            "end": self._end,
-            "rows_written": self._rows_written,
-            "ordered": self.ordered,
-            "version": version_state(self.version),
-            "generations": self._counters()[: len(self)].clone(),
-        }
+    def parse(self, state: Any) -> StorageState:
+        """Return the value of a foreign state of the same capacity and schema; nothing changes.
+
+        Memory that `adopt` will need is taken here; the records aren't copied yet.
+
+        Raises:
+            SchemaError: another capacity, number of dimensions or schema, or a broken state.
+            CapacityError: a storage without schema found too little memory or disk.
+        """
+        reader = StateReader(state, f"a {type(self).__name__}")
+        value = StorageState.read(reader)
+        if (value.max_size, value.ndim) != (self._requested, self.ndim):
+            raise SchemaError(
+                f"load_state_dict: the state has max_size={value.max_size}, ndim={value.ndim}; this storage has "
+                f"{self._requested}, {self.ndim}: build it with the same ones"
+            )
+        try:
+            return replace(value, content=self._parse_content(reader, value))
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as cause:
+            if isinstance(cause, GleanError):
+                raise
+            raise SchemaError(
+                f"load_state_dict: expected what state_dict() of a {type(self).__name__} returned"
+            ) from cause
+
+    def adopt(self, value: StorageState) -> None:
+        """Hold what a snapshot holds. Generations never go back: earlier draws are recognised."""
+        if value.content is not None and self._batch_shape is None:
+            self._batch_shape = torch.Size(value.batch_shape)
+        counters, rows = self._counters(), value.generations.shape[0]
+        after = counters.clone()
+        after[: len(self)] += 1
+        after[:rows] = moved_past(value.generations, after[:rows])
+
+        def change() -> None:
+            self._log.renew(value.version)  # before the bytes move
+            counters.copy_(after)
+            self._take_content(value.content, rows)
+            self._num_steps, self._end, self._rows_written = value.num_steps, value.end, value.rows_written
+            self.ordered = value.ordered
+
+        to_the_end(change)
 
     @staticmethod
-    def steps_in(state: dict[str, Any]) -> tuple[int, int]:
+    def steps_in(state: Mapping[str, Any]) -> tuple[int, int]:
         """Return the time steps stored in a storage which had saved `state`, and how many fit into it.
 
         Raises:
-            SchemaError: not such a state, or its end leaves a gap.
+            SchemaError: not such a state.
         """
-        try:
-            max_size, num_steps, end = (state[name] for name in ("max_size", "num_steps", "end"))
-            counts = (max_size, num_steps, end, state["rows_written"], *state["batch_shape"])
-            if not all(type(count) is int and count >= 0 for count in counts):
-                raise TypeError("counts are integers of 0 or more")
-            capacity = -(-max_size // max(prod(state["batch_shape"]), 1))
-            if not 0 <= end < capacity or (num_steps < capacity and end != num_steps):
-                raise SchemaError(
-                    f"load_state_dict: the end {end} of {num_steps} steps stored, of {capacity}, leaves a gap"
-                )
-            return num_steps, capacity
-        except (KeyError, TypeError, IndexError) as cause:
-            raise SchemaError("load_state_dict: expected what a storage's state_dict() returned") from cause
-
-    def _restore_base(self, state: dict[str, Any]) -> None:
-        """Take length and generations from a checked state; the caller cleared, then copied the records."""
-        counters = self._counters()
-        saved = state["generations"]
-        used = saved.shape[0]
-        # Never back: clearing counted the old content out, and no generation may come again at another
-        # content.
-        saved = saved.to(torch.int64)
-        counters[:used] = moved_past(saved, counters[:used])
-        self._num_steps = int(state["num_steps"])
-        self._end = int(state["end"])
-        self._rows_written = int(state["rows_written"])
-        self.ordered = state.get("ordered", True) is not False
-        self._log.renew(version_from(state.get("version")))
+        read = StorageState.read(StateReader(state, "a storage"))
+        return read.num_steps, read.capacity_steps

@@ -65,6 +65,10 @@ class ColumnStore(ABC):
         """Return `leaves` as the copies need them: on the right device, contiguous. May copy."""
 
     @abstractmethod
+    def part(self, leaves: list[torch.Tensor]) -> None:
+        """Put copies in the place of those leaves that are views of these very columns; `write` and `put` do."""
+
+    @abstractmethod
     def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
         """Copy `count` rows of ready leaves to row `start` and the following, around the end."""
 
@@ -147,13 +151,17 @@ class HostColumns(ColumnStore):
             leaves = [leaf.view(dtype) for leaf, dtype in zip(leaves, plan.dtypes, strict=True)]
         return leaves
 
+    def part(self, leaves: list[torch.Tensor]) -> None:
+        """Look at the leaves' addresses."""
+        self._sources(leaves)
+
     def _sources(self, leaves: list[torch.Tensor]) -> list[int]:
-        """Return the leaves' addresses, after copying those that are views of these very columns."""
+        """Return the leaves' addresses, after a `part`."""
         low, high = self._low, self._high
         addresses = [leaf.data_ptr() for leaf in leaves]
         for position, address in enumerate(addresses):
             if low <= address < high and any(first <= address < last for first, last in self._ranges):
-                # `leaves` keeps the copy alive until the caller's copy is done.
+                # `leaves` keeps the copy alive until the caller's copy is done, and for doing that again.
                 leaves[position] = leaves[position].clone()
                 addresses[position] = leaves[position].data_ptr()
         return addresses
@@ -259,8 +267,16 @@ class DeviceColumns(ColumnStore):
         """Return the leaves on the columns' device."""
         return [leaf.detach().to(self.device) for leaf in leaves]
 
+    def part(self, leaves: list[torch.Tensor]) -> None:
+        """Look at the leaves' torch storages."""
+        mine = {column.untyped_storage().data_ptr() for column in self.columns}
+        for position, leaf in enumerate(leaves):
+            if leaf.untyped_storage().data_ptr() in mine:
+                leaves[position] = leaf.clone()
+
     def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
         """Copy at most two ranges per column."""
+        self.part(leaves)
         head = min(count, self.num_rows - start)
         for column, leaf, field in zip(self.columns, leaves, self.fields, strict=True):
             rows = leaf.reshape(count, *field.shape)
@@ -270,6 +286,7 @@ class DeviceColumns(ColumnStore):
 
     def put(self, slots: torch.Tensor, leaves: list[torch.Tensor]) -> None:
         """Copy with one indexed write per column."""
+        self.part(leaves)
         # On a device the order of equal indices is open: keep the last of each slot.
         last = {slot: position for position, slot in enumerate(slots.tolist())}
         where = torch.tensor(list(last), dtype=torch.int64, device=self.device)

@@ -12,7 +12,9 @@ from torch.utils import _pytree
 
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
+from gleanrl.data.replay_buffers.storages.snapshots import ContentCopy, StorageState
 from gleanrl.errors import EmptyBufferError, InvalidTypeError, SchemaError, UnsupportedError
+from gleanrl.state import StateReader
 from gleanrl.tree import Path
 
 
@@ -75,9 +77,7 @@ class ListStorage(Storage):
             self._items += [None] * (slot + 1 - len(self._items))
         self._items[slot] = item
 
-    def clear(self) -> None:
-        """Forget every object."""
-        super().clear()
+    def _forget(self) -> None:
         self._items = []
 
     def fetch(self, slots: torch.Tensor, paths: tuple[Path, ...] | None = None) -> list[Any]:
@@ -95,27 +95,20 @@ class ListStorage(Storage):
         slots, _ = slots_at(index, self.shape)
         return self.fetch(slots)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return deep copies of the objects, and the generations."""
-        return {**self._base_state(), "items": copy.deepcopy(self._items)}
+    def _start_copy(self) -> ContentCopy:
+        return _ItemsCopy(self._items)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replace the content by deep copies of saved objects."""
-        self.steps_in(state_dict)
-        try:
-            items, size = state_dict["items"], state_dict["max_size"]
-            sound = len(items) == state_dict["num_steps"] == len(state_dict["generations"]) <= size
-        except (KeyError, TypeError) as cause:
-            raise SchemaError("load_state_dict: expected what ListStorage.state_dict() returned") from cause
-        if not sound or size != self._requested:
-            raise SchemaError(
-                f"load_state_dict: the state has {len(items)} items and max_size={size}, this storage "
-                f"max_size={self._requested}"
-            )
-        fresh = copy.deepcopy(items)
-        self.clear()
-        self._items = fresh
-        self._restore_base(state_dict)
+    def _plain_content(self, content: list[Any]) -> dict[str, Any]:
+        return {"items": content}
+
+    def _parse_content(self, reader: StateReader, state: StorageState) -> list[Any]:
+        items = reader.get("items")
+        if not isinstance(items, list) or len(items) != state.rows:
+            raise reader.wrong("items", f"a list of {state.rows} objects")
+        return copy.deepcopy(items)
+
+    def _take_content(self, content: list[Any], rows: int) -> None:
+        self._items = list(content)
 
     def check_valid(self) -> None:
         """Raise AssertionError if the storage's books don't agree; for tests."""
@@ -125,6 +118,22 @@ class ListStorage(Storage):
     def __repr__(self) -> str:
         """Show class and size."""
         return f"ListStorage({len(self)} of {self.max_size} objects)"
+
+
+class _ItemsCopy(ContentCopy):
+    """Deep copies of objects; what one round copies keeps its references to each other."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self._items = items
+        self._copies: list[Any] = []
+
+    def take(self, rows: int, spans: list[tuple[int, int]]) -> None:
+        self._copies += [None] * (rows - len(self._copies))
+        for start, stop in spans:
+            self._copies[start:stop] = copy.deepcopy(self._items[start:stop])
+
+    def done(self, rows: int) -> list[Any]:
+        return self._copies[:rows]
 
 
 def split(data: Any, where: str) -> list[Any]:

@@ -38,6 +38,9 @@ class Allocator(Protocol):
             CapacityError: if they don't fit; nothing is left behind.
         """
 
+    def discard(self) -> None:
+        """Leave nothing behind of columns that were made and aren't used after all."""
+
 
 class GivenColumns:
     """Columns that exist already, all in the memory of their device.
@@ -56,6 +59,9 @@ class GivenColumns:
     ) -> list[torch.Tensor]:
         """Return the columns."""
         return list(self.columns)
+
+    def discard(self) -> None:
+        """Do nothing: they are somebody's."""
 
 
 class HeapAllocator:
@@ -92,6 +98,9 @@ class HeapAllocator:
             for start, f in zip(starts, fields, strict=False)
         ]
 
+    def discard(self) -> None:
+        """Do nothing: memory goes with the columns."""
+
 
 class FileAllocator:
     """Mapped files, their space reserved on the disk.
@@ -107,6 +116,7 @@ class FileAllocator:
     def __init__(self, directory: Path | None, replace: bool = False) -> None:
         self.directory = directory
         self.replace = replace
+        self._made: list[Path] = []
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle; files that somebody named can't be made twice."""
@@ -146,7 +156,7 @@ class FileAllocator:
         advice = "choose another scratch_dir, or TMPDIR without one"
         room = fs.free_bytes(directory) + regained
         _check_room(f"disk at {directory}", _total(fields, num_rows), room, num_rows, advice)
-        made: list[Path] = []
+        made = self._made = []
         try:
             for file in taken:
                 fs.remove_file(file)
@@ -161,9 +171,13 @@ class FileAllocator:
         finally:
             # All files or none.
             if len(made) < len(files):
-                for file in made:
-                    with suppress(OSError):
-                        fs.remove_file(file, missing_ok=True)
+                self.discard()
+
+    def discard(self) -> None:
+        """Remove the files."""
+        for file in self._made:
+            with suppress(OSError):
+                fs.remove_file(file, missing_ok=True)
 
 
 def zeroed(num_bytes: int, num_rows: int) -> np.ndarray[Any, Any]:

@@ -1,51 +1,92 @@
-"""The saved state of a tensor storage, checked before anything is changed by it."""
+"""The records of a tensor storage in a snapshot, and in a state that is checked before anything is changed by it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
-from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.block import numpy_dtype, numpy_view
 from gleanrl.data.replay_buffers.storages.formats import check_all_storable, format_from_state
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
-from gleanrl.errors import SchemaError
+from gleanrl.data.replay_buffers.storages.snapshots import ContentCopy, StorageState
+from gleanrl.data.replay_buffers.storages.table import Table
+from gleanrl.state import StateReader
 
 
-def saved_format(state: dict[str, Any], max_size: int, ndim: int) -> RecordFormat | None:
-    """Return the format of the records in a state; None if it holds none.
+@dataclass(frozen=True)
+class Rows:
+    """Records in columns of their own."""
 
-    Args:
-        state: what `TensorStorage.state_dict` returned.
-        max_size: the size that the loading storage was asked to have.
-        ndim: its batch dimensions.
+    form: RecordFormat
+    columns: list[torch.Tensor]
+    """``[rows, *field]`` each, in the order of a table's columns."""
+    table: Table | None = None
+    """Where they are to be copied; None if that isn't known yet."""
+
+    def into(self, table: Table) -> Rows:
+        """Return the rows in the order of a table's columns, to be copied there."""
+        index = self.form.schema.index
+        return Rows(table.form, [self.columns[index(path)] for path in table.stored.paths], table)
+
+
+def read_rows(reader: StateReader, state: StorageState) -> Rows | None:
+    """Return the records in a state; None if it holds none and has no schema.
 
     Raises:
-        SchemaError: no such state, one of a storage of another size, or a broken one.
+        SchemaError: broken records.
     """
-    Storage.steps_in(state)
-    try:
-        if (state["max_size"], state["ndim"]) != (max_size, ndim):
-            raise SchemaError(
-                f"load_state_dict: the state has max_size={state['max_size']}, ndim={state['ndim']}; "
-                f"this storage has {max_size}, {ndim}: build it with the same ones"
-            )
-        if "columns" not in state and not state["num_steps"]:
-            return None
-        form = format_from_state(state["format"])
-        batch = torch.Size(state["batch_shape"])
-        used = state["num_steps"] * batch.numel()
-        sizes = {len(state["generations"]), used}
-        if len(sizes) != 1 or used > -(-max_size // batch.numel()) * batch.numel():
-            raise SchemaError(
-                f"load_state_dict: {used} rows, {len(state['generations'])} generations: broken state"
-            )
-        form.schema.check(state["columns"], torch.Size((used,)), "load_state_dict")
-        check_all_storable(list(state["columns"]), "load_state_dict")
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as cause:
-        if isinstance(cause, SchemaError):
-            raise
-        raise SchemaError(
-            "load_state_dict: expected what state_dict() of a tensor storage returned"
-        ) from cause
-    return form
+    if "columns" not in reader and not state.rows:
+        return None
+    columns = reader.get("columns")
+    form = format_from_state(reader.get("format"))
+    if not isinstance(columns, (list, tuple)) or len(columns) != len(form.schema):
+        raise reader.wrong("columns", f"a list of {len(form.schema)} tensors")
+    for column in columns:
+        if not isinstance(column, torch.Tensor):
+            raise reader.wrong("columns", "tensors")
+    if 0 in state.batch_shape:
+        raise reader.wrong("batch_shape", "sizes of 1 or more")
+    form.schema.check(columns, torch.Size([state.rows]), "load_state_dict")
+    check_all_storable(list(columns), "load_state_dict")
+    return Rows(form, list(columns))
+
+
+class RowsCopy(ContentCopy):
+    """A copy of a table's rows on its device, with some room for rows that come meanwhile."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._room = 0
+        self._columns: list[torch.Tensor] = []
+
+    def take(self, rows: int, spans: list[tuple[int, int]]) -> None:
+        """Copy ranges of rows; all of them if the copy has to move to where there is more room."""
+        if rows > self._room or not self._columns:
+            self._room = min(rows + rows // 8, self._table.columns.num_rows)
+            self._columns = [_empty(self._room, column) for column in self._table.columns.columns]
+            spans = [(0, rows)]
+        for start, stop in spans:
+            self._table.copy_rows(self._columns, start, stop)
+
+    def done(self, rows: int) -> Rows:
+        """Return the rows without the room behind them: a tensor is saved with all of its memory."""
+        return Rows(self._table.form, [_first(column, rows) for column in self._columns])
+
+
+def _empty(rows: int, like: torch.Tensor) -> torch.Tensor:
+    if not like.is_cpu:
+        return torch.empty(rows, *like.shape[1:], dtype=like.dtype, device=like.device)
+    array: np.ndarray[Any, Any] = np.empty((rows, *like.shape[1:]), numpy_dtype(like.dtype))
+    return torch.from_numpy(array).view(like.dtype)
+
+
+def _first(column: torch.Tensor, rows: int) -> torch.Tensor:
+    if rows == column.shape[0]:
+        return column
+    if not column.is_cpu:
+        return column[:rows].clone()
+    # A torch storage of its own over the first rows.
+    return torch.from_numpy(numpy_view(column)[:rows]).view(column.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,11 @@ class Table:
         self.mask: torch.Tensor | None = None
         """Which rows are steps, ``(num_rows,)`` bool, all columns' rows; None while all are."""
         self._all = self.stored.wanted()
+        self._undo = weakref.finalize(self, allocate.discard)
+
+    def keep(self) -> None:
+        """Say that the table is used: files that nobody took into use are removed."""
+        self._undo.detach()
 
     def watch_mask(self, leaves: Sequence[torch.Tensor] | None = None) -> None:
         """Look at the mask from now on, if there is one: if rows of `leaves` are no steps, or at once for None."""
@@ -77,3 +83,14 @@ class Table:
     def column(self, path: Path) -> torch.Tensor:
         """Return a live view of the column at `path`, ``[num_rows, *field]``."""
         return self.columns.view(self.stored.column_of(path))
+
+    def copy_rows(self, to: Sequence[torch.Tensor], start: int, stop: int) -> None:
+        """Copy rows ``[start, stop)`` of all columns to the same rows of others, one for each column."""
+        for column, target in zip(self.columns.columns, to, strict=True):
+            target[start:stop].copy_(column[start:stop])
+
+    def take(self, columns: Sequence[torch.Tensor]) -> None:
+        """Copy other columns' rows, ``[rows, *field]``, to the first rows."""
+        for column, source in zip(self.columns.columns, columns, strict=True):
+            column[: source.shape[0]].copy_(source)
+        self.watch_mask(columns)

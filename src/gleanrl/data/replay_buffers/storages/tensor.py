@@ -19,7 +19,8 @@ from gleanrl.data.replay_buffers.storages.formats import (
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
 from gleanrl.data.replay_buffers.storages.memory import Allocator, GivenColumns, HeapAllocator
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
-from gleanrl.data.replay_buffers.storages.saved import saved_format
+from gleanrl.data.replay_buffers.storages.saved import Rows, RowsCopy, read_rows
+from gleanrl.data.replay_buffers.storages.snapshots import ContentCopy, StorageState
 from gleanrl.data.replay_buffers.storages.table import Table
 from gleanrl.data.rows import take_rows
 from gleanrl.devices import usable_device
@@ -30,6 +31,7 @@ from gleanrl.errors import (
     InvalidArgumentError,
     SchemaError,
 )
+from gleanrl.state import StateReader
 from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import NestedKey, Path, as_key
 
@@ -185,24 +187,28 @@ class TensorStorage(Storage):
             self.device = device
             self._allocate = HeapAllocator(device)
 
-    def _initialize(self, form: RecordFormat, batch: torch.Size) -> Table:
-        """Take the memory; the storage changes only once every column exists."""
-        rows = -(-self._requested // batch.numel()) * batch.numel()
-        table = Table(form, rows, self._allocate)
+    def _make_table(self, form: RecordFormat, batch: torch.Size) -> Table:
+        table = Table(form, -(-self._requested // batch.numel()) * batch.numel(), self._allocate)
         if self.ndim > 1:  # with one dimension writes leave out rows that are no steps
             table.watch_mask()
-
-        def begin() -> None:
-            self.device, self._batch_shape, self._table = table.device, batch, table
-
-        to_the_end(begin)
         return table
 
+    def _initialize(self, form: RecordFormat, batch: torch.Size) -> Table:
+        """Take the memory; the storage changes only once every column exists."""
+        table = self._make_table(form, batch)
+        to_the_end(lambda: self._begin(table, batch))
+        return table
+
+    def _begin(self, table: Table, batch: torch.Size) -> None:
+        table.keep()
+        self.device, self._batch_shape, self._table = table.device, batch, table
+
     def _copy_span(self, rows: list[torch.Tensor], skipped: int, start: int, count: int) -> None:
+        columns, per_step = self._initialized().columns, self.rows_per_step
         if skipped:
+            columns.part(rows)
             rows = [leaf[skipped:] for leaf in rows]
-        per_step = self.rows_per_step
-        self._initialized().columns.write(start * per_step, count * per_step, rows)
+        columns.write(start * per_step, count * per_step, rows)
 
     def _copy_slots(self, rows: list[torch.Tensor], slots: torch.Tensor) -> None:
         self._initialized().columns.put(slots, rows)
@@ -281,14 +287,33 @@ class TensorStorage(Storage):
 
     # State
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return schema, stored rows and generations: copies, and only of the part in use."""
-        state = self._base_state()
-        if self._table is not None:
-            used = len(self)
-            state["format"] = self.format.state()
-            state["columns"] = [column[:used].clone() for column in self._table.columns.columns]
-        return state
+    def _start_copy(self) -> ContentCopy | None:
+        return None if self._table is None else RowsCopy(self._table)
+
+    def _plain_content(self, content: Rows | None) -> dict[str, Any]:
+        return {} if content is None else {"format": content.form.state(), "columns": content.columns}
+
+    def _parse_content(self, reader: StateReader, state: StorageState) -> Rows | None:
+        rows = read_rows(reader, state)
+        if rows is None:
+            return None
+        table = self._table
+        if table is None:
+            self._settle(rows.columns[0].device)
+            table = self._make_table(rows.form, torch.Size(state.batch_shape))
+        elif not table.form.same_as(rows.form) or state.batch_shape != self._batch_shape:
+            raise SchemaError(
+                f"load_state_dict: the state's schema {rows.form.schema!r} with batch {state.batch_shape} isn't "
+                f"this storage's {table.form.schema!r} with batch {tuple(self.batch_shape)}"
+            )
+        return rows.into(table)
+
+    def _take_content(self, content: Rows | None, rows: int) -> None:
+        if content is None:
+            return
+        table = self._table or content.table or self._make_table(content.form, self.batch_shape)
+        table.take(content.columns)
+        self._begin(table, self.batch_shape)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the stored records; unpickling takes new memory for them.
@@ -296,10 +321,11 @@ class TensorStorage(Storage):
         Raises:
             UnsupportedError: for records in files of a `scratch_dir`: they belong to this storage.
         """
+        value = self.snapshot()
         state = super().__getstate__()
-        state["_saved"] = self.state_dict()
-        if self._table is not None:
-            state["_saved"]["format"] = self.format.state(by_name=False)
+        state["_saved"] = self.plain_state(value)
+        if value.content is not None:
+            state["_saved"]["format"] = value.content.form.state(by_name=False)
         state["_table"] = None
         if isinstance(self._allocate, GivenColumns):
             state["_allocate"] = HeapAllocator(self.device)  # the columns were the user's
@@ -310,43 +336,7 @@ class TensorStorage(Storage):
         saved = state.pop("_saved")
         super().__setstate__(state)
         self._num_steps = 0  # there is nothing to clear: generations are those of the pickle
-        self.load_state_dict(saved)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replace the content by a saved state of the same capacity and schema.
-
-        Raises:
-            SchemaError: another capacity, number of dimensions, schema, or a broken state; nothing changed.
-        """
-        form = self._check_saved(state_dict)
-        if form is None:
-            self.clear()
-            return
-        table = self._table
-        if table is None:
-            self._settle(state_dict["columns"][0].device)
-            table = self._initialize(form, torch.Size(state_dict["batch_shape"]))
-        self.clear()
-        used = len(state_dict["generations"])
-        # Saved columns come in the order of the saved leaves.
-        for column, path in zip(table.columns.columns, self.format.schema.paths, strict=True):
-            column[:used].copy_(state_dict["columns"][form.schema.index(path)])
-        table.watch_mask([column[:used] for column in table.columns.columns])
-        self._restore_base(state_dict)
-
-    def _check_saved(self, state: dict[str, Any]) -> RecordFormat | None:
-        """Return the saved format, or None for an empty state; raise if the state doesn't fit here."""
-        form = saved_format(state, self._requested, self.ndim)
-        if form is None:
-            return None
-        mine = None if self._table is None else self._table.form
-        batch = torch.Size(state["batch_shape"])
-        if mine is not None and (not mine.same_as(form) or batch != self._batch_shape):
-            raise SchemaError(
-                f"load_state_dict: the state's schema {form.schema!r} with batch {tuple(batch)} isn't this "
-                f"storage's {mine.schema!r} with batch {tuple(self.batch_shape)}"
-            )
-        return form
+        self.adopt(self.parse(saved))
 
     def check_valid(self) -> None:
         """Raise AssertionError if the storage's books don't agree; for tests."""

@@ -1,0 +1,146 @@
+"""The slots of a storage: how many there are, how many are in use, and how often each was written."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from gleanrl.arguments import positive
+from gleanrl.data.replay_buffers.storages.access import Access
+from gleanrl.data.replay_buffers.storages.memory import zeroed
+from gleanrl.data.replay_buffers.versions import Change, ChangeLog, Version, Versioned
+from gleanrl.errors import IndexRangeError
+
+_NO_SLOTS = torch.zeros(1, dtype=torch.int64, device="cpu")  # an address for counters that nobody looks at
+
+
+class Slots(Access, Versioned):
+    """A ring of time steps, ``[steps, *batch]`` slots, with a generation for each slot and a log of changes.
+
+    Args:
+        max_size: transitions that fit, at least 1.
+        ndim: batch dimensions of a storage, at least 1; the first is time.
+    """
+
+    def __init__(self, max_size: int, ndim: int = 1) -> None:
+        self.ndim = positive("ndim", ndim)
+        self._requested = positive("max_size", max_size)
+        self._batch_shape: torch.Size | None = torch.Size(()) if self.ndim == 1 else None
+        self._num_steps = 0
+        self._end = 0
+        self._log = ChangeLog()
+        self.ordered = True
+        """Whether neighbouring slots hold neighbouring steps; not after records were chosen by what they hold."""
+        self._rows_written = 0
+        self._generations: torch.Tensor | None = None
+        self._generations_at = 0
+
+    # Shape
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Sizes of the batch dimensions after time; fixed by the first write if ``ndim > 1``, 0 before."""
+        return torch.Size((0,) * (self.ndim - 1)) if self._batch_shape is None else self._batch_shape
+
+    @property
+    def rows_per_step(self) -> int:
+        """Transitions in one time step."""
+        return 1 if self.ndim == 1 else prod(self.batch_shape)
+
+    @property
+    def capacity_steps(self) -> int:
+        """Time steps that fit: ``ceil(max_size asked for / transitions per step)``."""
+        if self._batch_shape is None or self.ndim == 1:
+            return self._requested
+        return -(-self._requested // self.rows_per_step)
+
+    @property
+    def max_size(self) -> int:
+        """Transitions that fit: the size asked for, rounded up to whole time steps once those are known."""
+        return self._requested if self._batch_shape is None else self.capacity_steps * self.rows_per_step
+
+    @property
+    def num_steps(self) -> int:
+        """Time steps stored."""
+        return self._num_steps
+
+    @property
+    def end(self) -> int:
+        """The time step after the newest one, around the ring: where a ring writer goes on.
+
+        Before the storage is full that is `num_steps`; a full one may be told another step.
+        """
+        return self._end
+
+    @end.setter
+    def end(self, step: int) -> None:
+        capacity = self.capacity_steps
+        if not 0 <= step < capacity or (self._num_steps < capacity and step != self._num_steps):
+            raise IndexRangeError(
+                f"end: expected a step in [0, {capacity}) that leaves no gap behind the {self._num_steps} "
+                f"steps stored, got {step}"
+            )
+        if step != self._end:
+            self._log.note_ranges(
+                [(0, len(self))], self.max_size, amended=True
+            )  # trajectories are cut elsewhere
+            self._end = step
+
+    @property
+    def shape(self) -> torch.Size:
+        """The visible part, ``[time steps stored, *batch]``."""
+        return torch.Size((self._num_steps, *self.batch_shape))
+
+    def __len__(self) -> int:
+        """Return the number of transitions stored."""
+        return self._num_steps if self.ndim == 1 else self._num_steps * self.rows_per_step
+
+    # Generations and versions
+
+    @property
+    def version(self) -> Version:
+        """Which content the storage holds, and how much of it has changed; counted before the bytes move."""
+        return self._log.version
+
+    def changed_since(self, version: Version) -> list[Change] | None:
+        """Return what changed after `version` (see `ChangeLog.since`); None for another content."""
+        return self._log.since(version)
+
+    @property
+    def origin(self) -> Version | None:
+        """What this content began as a copy of, by loading or unpickling; None for nothing."""
+        return self._log.origin
+
+    @property
+    def rows_written(self) -> int:
+        """Transitions ever written."""
+        return self._rows_written
+
+    def generation(self, slots: torch.Tensor) -> torch.Tensor:
+        """Return the generations of `slots` (``(n,)`` int64, in range), a fresh ``(n,)`` int64 tensor."""
+        return self._counters().index_select(0, slots)
+
+    @property
+    def counters_at(self) -> int:
+        """The address of all slots' generations, int64, for the native core; fixed for the storage's life."""
+        return self._generations_at or self._counters().data_ptr()
+
+    def _counters(self) -> torch.Tensor:
+        if self._batch_shape is None:
+            return _NO_SLOTS  # how many there are shows at the first write
+        if self._generations is None:
+            # Zeroed pages cost nothing until they are touched: 8 bytes for each row in use.
+            generations = torch.from_numpy(zeroed(8 * self.max_size, self.max_size).view(np.int64))
+            self._generations_at = generations.data_ptr()  # first: an interrupt may come between
+            self._generations = generations
+        return self._generations
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle or a deep copy: another content, whose counters have another address."""
+        self.__dict__.update(state)
+        self._log = ChangeLog(self._log.version)
+        if self._generations is not None:
+            self._generations_at = self._generations.data_ptr()

@@ -1,0 +1,161 @@
+"""Snapshots of storages: what they hold as one value, copied beside their writers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from gleanrl.data.replay_buffers.storages.slots import Slots
+from gleanrl.data.replay_buffers.versions import Version, version_from, version_state
+from gleanrl.state import StateReader
+
+_ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class StorageState:
+    """What a storage holds at one moment."""
+
+    max_size: int
+    """The size that was asked for."""
+    ndim: int
+    batch_shape: tuple[int, ...]
+    """0 in each dimension before the first write."""
+    num_steps: int
+    end: int
+    rows_written: int
+    ordered: bool
+    version: Version | None
+    """Which content this is, or a copy of which."""
+    generations: torch.Tensor
+    """Of the stored rows, ``(rows,)`` int64, 1 or more."""
+    content: Any
+    """The records, in the storage's own form; None where there are none and no schema."""
+
+    @property
+    def capacity_steps(self) -> int:
+        """Time steps that fit."""
+        return -(-self.max_size // max(prod(self.batch_shape), 1))
+
+    @property
+    def rows(self) -> int:
+        """Transitions stored."""
+        return self.num_steps * prod(self.batch_shape)
+
+    def plain(self) -> dict[str, Any]:
+        """Return everything but the content as plain values; the generations aren't copied."""
+        fields = {name: value for name, value in vars(self).items() if name != "content"}
+        return {**fields, "batch_shape": list(self.batch_shape), "version": version_state(self.version)}
+
+    @classmethod
+    def read(cls, reader: StateReader) -> StorageState:
+        """Return what `plain` made plain, without a content; `SchemaError` for whatever doesn't fit."""
+        ndim = reader.integer("ndim", 1)
+        sizes = reader.get("batch_shape")
+        if (
+            not isinstance(sizes, Sequence)
+            or len(sizes) != ndim - 1
+            or not all(type(n) is int and n >= 0 for n in sizes)
+        ):
+            raise reader.wrong("batch_shape", f"a list of {ndim - 1} sizes")
+        read = cls(
+            max_size=reader.integer("max_size", 1),
+            ndim=ndim,
+            batch_shape=tuple(sizes),
+            num_steps=reader.integer("num_steps"),
+            end=reader.integer("end"),
+            rows_written=reader.integer("rows_written"),
+            ordered=reader.flag("ordered"),
+            version=_version(reader),
+            generations=torch.empty(0, dtype=torch.int64, device="cpu"),
+            content=None,
+        )
+        capacity = read.capacity_steps
+        if read.num_steps > capacity or (read.num_steps and not prod(sizes)):
+            raise reader.wrong("num_steps", f"at most {capacity}, in rows of {prod(sizes)}")
+        if read.end >= capacity or (read.num_steps < capacity and read.end != read.num_steps):
+            raise reader.wrong(
+                "end", f"a step that leaves no gap behind the {read.num_steps} of {capacity} stored"
+            )
+        if read.rows_written < read.rows:
+            raise reader.wrong("rows_written", f"at least the {read.rows} stored")
+        generations = reader.tensor("generations", torch.int64, (read.rows,))
+        if not bool((generations > 0).all()):
+            raise reader.wrong("generations", "1 or more for every stored row")
+        return cls(**{**vars(read), "generations": generations})
+
+
+def _version(reader: StateReader) -> Version | None:
+    saved = reader.get("version")
+    version = version_from(saved)
+    if version is None and saved is not None:
+        raise reader.wrong("version", "two integers, or None")
+    return version
+
+
+class ContentCopy(ABC):
+    """A copy of a storage's records that is brought up to date by slots."""
+
+    @abstractmethod
+    def take(self, rows: int, spans: list[tuple[int, int]]) -> None:
+        """Copy ``[start, stop)`` ranges of slots; from now on there are `rows` rows. Takes no lock."""
+
+    @abstractmethod
+    def done(self, rows: int) -> Any:
+        """Return the first `rows` rows as a snapshot's content."""
+
+
+class Copying:
+    """The copying of a storage for a snapshot, in rounds beside its writers.
+
+    A round notes the storage's version under the lock of its buffer, and copies without it what had changed until
+    then. Rows that are written meanwhile may come out torn; the version says so, and the next round copies them
+    again. The last one is made under the lock, so that the snapshot is of that moment.
+
+    Args:
+        storage: what is copied.
+        start: returns an empty copy of the storage's present content; None where there isn't a schema yet.
+    """
+
+    def __init__(self, storage: Slots, start: Callable[[], ContentCopy | None]) -> None:
+        self._storage = storage
+        self._start = start
+        self._copy: ContentCopy | None = None
+        self._version: Version | None = None
+
+    def ahead(self) -> Copying:
+        """Copy until little is left to the last round, or the writers are too fast."""
+        for _ in range(_ROUNDS):
+            if 8 * self._round() <= len(self._storage):
+                break
+        return self
+
+    def end(self) -> tuple[Any, int]:
+        """Make the last round, under the lock of the storage's buffer; return the content and its rows."""
+        self._round()
+        rows = len(self._storage)
+        return (None if self._copy is None else self._copy.done(rows)), rows
+
+    def _round(self) -> int:
+        """Copy what changed since the last round; return how many rows that were."""
+        storage = self._storage
+        with storage.guard():
+            version, rows = storage.version, len(storage)
+            changes = None if self._version is None else storage.changed_since(self._version)
+            if self._copy is None or changes is None:
+                self._copy, changes = self._start(), None
+        if self._copy is None:
+            return 0
+        spans = (
+            [(0, rows)]
+            if changes is None
+            else [(c.start, min(c.stop, rows)) for c in changes if c.start < rows]
+        )
+        self._copy.take(rows, spans)
+        self._version = version
+        return sum(stop - start for start, stop in spans)
