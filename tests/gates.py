@@ -170,6 +170,7 @@ OTHERS = {
     *(name for kind in (torch.Tensor, TensorDict, TensorDictModule, gym.Env) for name in dir(kind)),
     *dir(torch.nn.Module()),
     *("_asdict", "_fields", "_make", "_replace"),  # of named tuples
+    "_generator",  # of tensordict's probabilistic modules
 }
 
 

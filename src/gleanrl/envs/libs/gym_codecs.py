@@ -3,15 +3,17 @@
 A codec serves one leaf: `encode` turns what an environment returned into an array of the leaf's shape and
 dtype, `decode` turns a row of an action column into what the environment's `step` takes. Both the steppers
 and the TensorDict path convert through these objects, so that there is one rule for what is accepted.
+
+The codec of a vector environment (`Codec.batched`) has leaves ``(P, *leaf)``. gymnasium batches values in its own
+way: P integers of a Discrete are one array, a Tuple of Boxes is a tuple of batched arrays, a Dict a dict of them.
+Codecs of choices stand in `gleanrl.envs.libs.gym_choices`.
 """
 
 from __future__ import annotations
 
-import operator
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -58,6 +60,10 @@ class Codec(ABC):
             PolicyError: if the row encodes no action.
         """
 
+    @abstractmethod
+    def batched(self, num_envs: int) -> Codec:
+        """Return the codec of the values of P environments at once, ``(P, *leaf)``, as gymnasium batches them."""
+
     def decode_all(self, column: Array) -> list[Any]:
         """Return what `step` takes for each of the T rows of ``column``, ``(T, *shape)``."""
         return [self.decode(column[t, ...]) for t in range(len(column))]
@@ -75,7 +81,12 @@ class Codec(ABC):
                 "make the policy's output match the action spec"
             )
 
-    def _fail(self, value: Any, expected: str | None = None) -> EnvironmentContractError:
+    def batched_spec(self, num_envs: int) -> TensorSpec:
+        """Return the spec of P environments' leaves."""
+        return self.spec.expand((num_envs, *self.shape))
+
+    def fail(self, value: Any, expected: str | None = None) -> EnvironmentContractError:
+        """Return the error for a value that isn't one of the space."""
         wanted = expected or f"shape {self.shape} {self.dtype}"
         return EnvironmentContractError(f"key {as_key(self.key)!r} expected {wanted}, got {describe(value)}")
 
@@ -146,6 +157,12 @@ class ArrayCodec(Codec):
             row = row + self.start
         return np.array(row, self.action_dtype)
 
+    def batched(self, num_envs: int) -> ArrayCodec:
+        """Return the codec of arrays ``(P, *shape)``."""
+        spec = self.batched_spec(num_envs)
+        start = None if self.start is None else np.broadcast_to(self.start, spec.shape)
+        return ArrayCodec(self.key, spec, start, self.action_dtype)
+
     def decode_all(self, column: Array) -> list[Any]:
         """Return the T rows of one copy of the column."""
         copied = self.decode(column)
@@ -155,9 +172,9 @@ class ArrayCodec(Codec):
         try:
             array, chosen = as_array(value)
         except ValueError as cause:
-            raise self._fail(value) from cause
+            raise self.fail(value) from cause
         if array.shape != self.shape:
-            raise self._fail(array, None if self.accepted is None else f"shape {self.shape} {self.accepted}")
+            raise self.fail(array, None if self.accepted is None else f"shape {self.shape} {self.accepted}")
         if not chosen:
             return self._typed(array)
         if self.accepted is None:
@@ -169,14 +186,14 @@ class ArrayCodec(Codec):
                     stacklevel=2,
                 )
         elif array.dtype != self.accepted:
-            raise self._fail(array, f"shape {self.shape} {self.accepted}")
+            raise self.fail(array, f"shape {self.shape} {self.accepted}")
         return array
 
     def _typed(self, array: Array) -> Array:
         """Return Python numbers in the declared dtype, if it can hold them."""
         typed = array.astype(self.dtype)
         if self.dtype.kind != "f" and not np.array_equal(typed, array):
-            raise self._fail(array.tolist(), f"numbers that {self.dtype} holds")
+            raise self.fail(array.tolist(), f"numbers that {self.dtype} holds")
         return typed
 
 
@@ -194,7 +211,7 @@ class RewardCodec(Codec):
             array = np.asarray(self._number(value))
         if array.shape != self.shape:
             if (*array.shape, 1) != self.shape:
-                raise self._fail(value)
+                raise self.fail(value)
             array = array.reshape(self.shape)
         with np.errstate(over="ignore"):  # infinities are looked for once a batch, whatever they came from
             return array.astype(self.dtype)
@@ -203,13 +220,57 @@ class RewardCodec(Codec):
         """Return the row: nobody passes a reward to an environment."""
         return row.copy()
 
+    def batched(self, num_envs: int) -> RewardCodec:
+        """Return the codec of the rewards of P environments."""
+        return RewardCodec(self.key, self.batched_spec(num_envs))
+
     def _number(self, value: Any) -> float:
         try:
             if isinstance(value, (str, bytes)):
                 raise TypeError
             return float(value)
         except (TypeError, ValueError) as cause:
-            raise self._fail(value, f"a number for shape {self.shape} {self.dtype}") from cause
+            raise self.fail(value, f"a number for shape {self.shape} {self.dtype}") from cause
+
+
+class StackCodec(Codec):
+    """A tuple of values of one shape and dtype, stacked along a new dimension.
+
+    Args:
+        key: where the leaf stands.
+        spec: the stacked spec.
+        parts: the codec of each element.
+        axis: the new dimension: 0, or 1 behind that of the environments.
+    """
+
+    def __init__(self, key: Path, spec: TensorSpec, parts: Sequence[Codec], axis: int = 0) -> None:
+        super().__init__(key, spec)
+        self.parts, self.axis = tuple(parts), axis
+
+    def encode(self, value: Any) -> Array:
+        """Return the stacked elements."""
+        if not isinstance(value, (tuple, list)) or len(value) != len(self.parts):
+            raise self.fail(value, f"a tuple of {len(self.parts)} values")
+        return np.stack([part.encode(item) for part, item in zip(self.parts, value, strict=True)], self.axis)
+
+    def decode(self, row: Array) -> Any:
+        """Return the elements as a tuple."""
+        return tuple(part.decode(_element(row, self.axis, i)) for i, part in enumerate(self.parts))
+
+    def batched(self, num_envs: int) -> StackCodec:
+        """Return the codec of a tuple of batched values."""
+        parts = [part.batched(num_envs) for part in self.parts]
+        return StackCodec(self.key, self.batched_spec(num_envs), parts, self.axis + 1)
+
+    def decode_all(self, column: Array) -> list[Any]:
+        """Return T tuples."""
+        columns = [part.decode_all(_element(column, self.axis + 1, i)) for i, part in enumerate(self.parts)]
+        return list(zip(*columns, strict=True))
+
+
+def _element(array: Array, axis: int, i: int) -> Array:
+    index: Any = (*(slice(None),) * axis, i, ...)
+    return array[index]
 
 
 def as_flag(name: str, value: Any) -> bool:
@@ -228,167 +289,16 @@ def as_flag(name: str, value: Any) -> bool:
     raise EnvironmentContractError(f"step: {name} expected a bool, got {describe(value)}")
 
 
-class CategoricalCodec(Codec):
-    """One of n integers from `start`, as an integer from 0.
+def as_flags(name: str, value: Any, num_envs: int) -> Array:
+    """Return the flags of all environments, ``(P,)`` bool: bools or the integers 0 and 1.
 
-    Args:
-        key: where the leaf stands.
-        spec: a Categorical spec of shape ``()``.
-        n: the number of choices.
-        start: the smallest of the space's integers.
-        dtype: the space's dtype, which the environment's `step` gets.
+    Raises:
+        EnvironmentContractError: for anything else.
     """
-
-    def __init__(self, key: Path, spec: TensorSpec, n: int, start: int, dtype: np.dtype[Any]) -> None:
-        super().__init__(key, spec)
-        self.n, self.start, self.action_dtype = n, start, dtype
-
-    def encode(self, value: Any) -> Array:
-        """Return the choice, counted from 0."""
-        return np.asarray(self._choice(value), self.dtype)
-
-    def decode(self, row: Array) -> Any:
-        """Return a scalar of the space's dtype; numbers outside the space are passed on."""
-        return self.action_dtype.type(int(row) + self.start)
-
-    def decode_all(self, column: Array) -> list[Any]:
-        """Return T scalars of the space's dtype."""
-        return list((column + self.start).astype(self.action_dtype))
-
-    def _choice(self, value: Any) -> int:
-        try:
-            choice = operator.index(value) - self.start
-        except TypeError as cause:
-            raise self._fail(value, self._domain()) from cause
-        if not 0 <= choice < self.n:
-            raise self._fail(value, self._domain())
-        return choice
-
-    def _domain(self) -> str:
-        return f"an integer from {self.start} to {self.start + self.n - 1}"
-
-
-class OneHotCodec(CategoricalCodec):
-    """One of n integers from `start`, as a vector with a single one; arguments as in `CategoricalCodec`."""
-
-    @cached_property
-    def _choices(self) -> list[Any]:
-        # NumPy scalars: gymnasium checks them faster than Python integers, and its spaces sample them.
-        return list(np.arange(self.start, self.start + self.n).astype(self.action_dtype))
-
-    def encode(self, value: Any) -> Array:
-        """Return the choice as a one-hot vector."""
-        row = np.zeros(self.shape, self.dtype)
-        row[self._choice(value)] = 1
-        return row
-
-    def decode(self, row: Array) -> Any:
-        """Return a scalar of the space's dtype."""
-        values = row.tolist()
-        try:
-            if values.count(0) == self.n - 1:
-                return self._choices[values.index(1)]
-        except ValueError:  # the one value that isn't 0 isn't 1 either
-            pass
-        raise no_choice(self.key, row)
-
-    def decode_all(self, column: Array) -> list[Any]:
-        """Return T scalars of the space's dtype."""
-        choices = one_hot_choices(column)
-        if choices is None:
-            raise no_choice(self.key, column)
-        return list((choices + self.start).astype(self.action_dtype, copy=False))
-
-
-class MultiOneHotCodec(Codec):
-    """Several choices, each as a one-hot vector, one behind the other.
-
-    Args:
-        key: where the leaf stands.
-        spec: a MultiOneHot spec.
-        nvec: the number of choices of each.
-        start: the smallest integer of each.
-        dtype: the space's dtype, which the environment's `step` gets.
-    """
-
-    def __init__(self, key: Path, spec: TensorSpec, nvec: Array, start: Array, dtype: np.dtype[Any]) -> None:
-        super().__init__(key, spec)
-        self.nvec, self.start, self.action_dtype = nvec.astype(np.int64), start.astype(np.int64), dtype
-        self._ends = np.cumsum(self.nvec)
-
-    def encode(self, value: Any) -> Array:
-        """Return the choices as one row of zeros and ones."""
-        expected = (
-            f"{len(self.nvec)} integers from {self.start.tolist()}, of {self.nvec.tolist()} values each"
-        )
-        try:
-            array, _ = as_array(value)
-        except ValueError as cause:
-            raise self._fail(value, expected) from cause
-        if array.shape != self.nvec.shape or array.dtype.kind not in "biu":
-            raise self._fail(value, expected)
-        choices = array.astype(np.int64) - self.start
-        if ((choices < 0) | (choices >= self.nvec)).any():
-            raise self._fail(array.tolist(), expected)
-        row = np.zeros(self.shape, self.dtype)
-        row[self._ends - self.nvec + choices] = 1
-        return row
-
-    def decode(self, row: Array) -> Any:
-        """Return an array of the space's dtype, one integer for each choice."""
-        return self.decode_all(row[None])[0]
-
-    def decode_all(self, column: Array) -> list[Any]:
-        """Return T arrays of the space's dtype."""
-        picked = [one_hot_choices(part) for part in np.split(column, self._ends[:-1], axis=-1)]
-        if any(part is None for part in picked):
-            raise no_choice(self.key, column)
-        return list(
-            (np.stack([p for p in picked if p is not None], -1) + self.start).astype(self.action_dtype)
-        )
-
-
-class StackCodec(Codec):
-    """A tuple of values of one shape and dtype, stacked along a new first dimension.
-
-    Args:
-        key: where the leaf stands.
-        spec: the stacked spec.
-        parts: the codec of each element.
-    """
-
-    def __init__(self, key: Path, spec: TensorSpec, parts: Sequence[Codec]) -> None:
-        super().__init__(key, spec)
-        self.parts = tuple(parts)
-
-    def encode(self, value: Any) -> Array:
-        """Return the stacked elements."""
-        if not isinstance(value, (tuple, list)) or len(value) != len(self.parts):
-            raise self._fail(value, f"a tuple of {len(self.parts)} values")
-        return np.stack([part.encode(item) for part, item in zip(self.parts, value, strict=True)])
-
-    def decode(self, row: Array) -> Any:
-        """Return the elements as a tuple."""
-        return tuple(part.decode(row[i, ...]) for i, part in enumerate(self.parts))
-
-    def decode_all(self, column: Array) -> list[Any]:
-        """Return T tuples."""
-        columns = [part.decode_all(column[:, i]) for i, part in enumerate(self.parts)]
-        return list(zip(*columns, strict=True))
-
-
-def one_hot_choices(column: Array) -> Array | None:
-    """Return the positions of the ones in ``(T, n)``, ``(T,)`` int64; None if any row isn't one-hot."""
-    choices = column.argmax(-1)
-    # A 1 in every row and as many numbers that aren't 0 as rows: a single 1 in each.
-    if np.count_nonzero(column) != len(column) or (column[np.arange(len(column)), choices] != 1).any():
-        return None
-    return choices
-
-
-def no_choice(key: Path, rows: Array) -> PolicyError:
-    """Return the error for rows that should be one-hot and aren't."""
-    shown = np.array2string(rows, threshold=16)
-    return PolicyError(
-        f"action {as_key(key)!r}: expected one-hot vectors (a single 1 among zeros), got {shown}"
-    )
+    if isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.shape == (num_envs,):
+        return value
+    array = np.asarray(value)
+    numbers = array.dtype.kind in "iu" and bool(((array == 0) | (array == 1)).all())
+    if array.shape != (num_envs,) or not (numbers or array.dtype.kind == "b"):
+        raise EnvironmentContractError(f"step: {name} expected {num_envs} bools, got {describe(value)}")
+    return array.astype(np.bool_)

@@ -12,7 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.data.specs import Categorical, Composite, TensorSpec
 from gleanrl.envs.base import REPLACED, EnvBase
-from gleanrl.envs.libs.gym_codecs import Array, Codec, RewardCodec, as_flag
+from gleanrl.envs.libs.gym_codecs import Array, Codec, RewardCodec, as_flag, as_flags
 from gleanrl.envs.libs.gym_info import default_info_dict_reader
 from gleanrl.envs.libs.gym_simulator import Simulator, checked_reset, checked_step
 from gleanrl.envs.libs.gym_spaces import (
@@ -25,7 +25,6 @@ from gleanrl.envs.libs.gym_spaces import (
     tree_spec,
 )
 from gleanrl.envs.libs.gym_stepper import GymCodecs, GymStepper
-from gleanrl.envs.libs.gym_vector_codecs import as_flags, batched
 from gleanrl.envs.libs.gym_vector_simulator import VectorSimulator
 from gleanrl.envs.libs.gym_vector_stepper import VectorGymStepper
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpaceError, UnsupportedError
@@ -99,8 +98,8 @@ class GymLikeEnv(EnvBase):
         observation_space, action_space = (getattr(env, f"{one}{k}_space") for k in ("observation", "action"))
         observation = observation_tree(observation_space, observation_key, categorical_action_encoding)
         action = make_tree(action_space, ("action",), categorical_action_encoding)
-        self._observation = batched(observation, *size) if size else observation
-        self._action = batched(action, *size) if size else action
+        self._observation = observation.batched(*size) if size else observation
+        self._action = action.batched(*size) if size else action
         self._reward = RewardCodec(("reward",), reward_spec(env, size))
         self._declare()
 

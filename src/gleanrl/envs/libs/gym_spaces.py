@@ -34,16 +34,8 @@ from gleanrl.data.specs import (
     TensorSpec,
     Unbounded,
 )
-from gleanrl.envs.libs.gym_codecs import (
-    Array,
-    ArrayCodec,
-    CategoricalCodec,
-    Codec,
-    MultiOneHotCodec,
-    OneHotCodec,
-    StackCodec,
-    describe,
-)
+from gleanrl.envs.libs.gym_choices import CategoricalCodec, MultiOneHotCodec, OneHotCodec
+from gleanrl.envs.libs.gym_codecs import Array, ArrayCodec, Codec, StackCodec, describe
 from gleanrl.errors import EnvironmentContractError, InvalidArgumentError, SpaceError
 from gleanrl.tree import Path, as_key
 
@@ -80,6 +72,10 @@ class Group:
             name: child.assemble(values) if isinstance(child, Group) else next(values)
             for name, child in self.children.items()
         }
+
+    def batched(self, num_envs: int) -> Group:
+        """Return the codecs of the dictionaries of P environments."""
+        return Group(self.key, {name: child.batched(num_envs) for name, child in self.children.items()})
 
     def _difference(self, value: Any) -> EnvironmentContractError:
         where = f"observation {as_key(self.key)!r}" if self.key else "observation"

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from gleanrl.envs.libs.gym_codecs import Array, describe
+from gleanrl.envs.libs.gym_codecs import Array, as_flags, describe
 from gleanrl.envs.libs.gym_simulator import OpenEnv, StepResult, checked_reset, checked_step
-from gleanrl.envs.libs.gym_vector_codecs import as_flags
 from gleanrl.errors import EnvironmentContractError, UnsupportedError
 
 _FINAL = ("final_obs", "final_info", "_final_obs", "_final_info")

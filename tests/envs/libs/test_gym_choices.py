@@ -1,4 +1,4 @@
-"""Batched codecs: P environments' values at once are what P single codecs make of them one by one."""
+"""Codecs of choices, and batched ones: P environments' values at once are what P codecs make of them one by one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 
-from gleanrl.envs.libs.gym_codecs import Codec
+from gleanrl.envs.libs.gym_codecs import Codec, as_flags
 from gleanrl.envs.libs.gym_spaces import assemble, encode, leaves, make_tree
-from gleanrl.envs.libs.gym_vector_codecs import as_flags, batched
-from gleanrl.errors import EnvironmentContractError, PolicyError, SpaceError
+from gleanrl.errors import EnvironmentContractError, PolicyError
 
 P = 4
 SPACES = [
@@ -46,7 +45,7 @@ def test_they_do_what_single_ones_do(space: Any, categorical: bool) -> None:
     whole = batch_space(space, P)
     whole.seed(0)
     one = make_tree(space, ("x",), categorical)
-    tree = batched(one, P)
+    tree = one.batched(P)
     values = [whole.sample() for _ in range(5)]
     columns = [np.stack(rows) for rows in zip(*(encode(tree, value) for value in values), strict=True)]
     for t, value in enumerate(values):
@@ -69,15 +68,15 @@ def test_they_do_what_single_ones_do(space: Any, categorical: bool) -> None:
 @pytest.mark.parametrize("categorical", [False, True])
 @pytest.mark.parametrize("value", [[0, 1, 2], [0, 1, 2, 3], [0.0, 1.0, 2.0, 0.0], None, ["a"] * P, 1])
 def test_choices_outside_the_space(value: Any, categorical: bool) -> None:
-    codec = batched(make_tree(spaces.Discrete(3), ("x",), categorical), P)
+    codec = make_tree(spaces.Discrete(3), ("x",), categorical).batched(P)
     assert isinstance(codec, Codec)
     with pytest.raises(EnvironmentContractError, match="'x' expected 4 integers from 0 to 2"):
         codec.encode(value if value is None else np.array(value))
 
 
 def test_other_values_that_do_not_fit() -> None:
-    multi = batched(make_tree(spaces.MultiDiscrete([2, 2]), ("x",), False), P)
-    stack = batched(make_tree(spaces.Tuple([spaces.Box(0, 1, (2,))] * 2), ("x",), False), P)
+    multi = make_tree(spaces.MultiDiscrete([2, 2]), ("x",), False).batched(P)
+    stack = make_tree(spaces.Tuple([spaces.Box(0, 1, (2,))] * 2), ("x",), False).batched(P)
     for codec, value in ((multi, np.zeros((3, 2), int)), (multi, None), (stack, (np.zeros((P, 2)),))):
         assert isinstance(codec, Codec)
         with pytest.raises(EnvironmentContractError, match="'x'"):
@@ -85,19 +84,23 @@ def test_other_values_that_do_not_fit() -> None:
 
 
 def test_rows_that_are_no_one_hot_vectors() -> None:
-    codec = batched(make_tree(spaces.Discrete(3), ("action",), False), 2)
+    codec = make_tree(spaces.Discrete(3), ("action",), False).batched(2)
     assert isinstance(codec, Codec)
     with pytest.raises(PolicyError, match="one-hot"):
         codec.decode(np.array([[1, 0, 0], [1, 1, 0]]))
 
 
-def test_a_codec_without_counterpart() -> None:
-    class Odd(Codec):
-        encode = decode = None  # type: ignore[assignment]
-
-    Odd.__abstractmethods__ = frozenset()
-    with pytest.raises(SpaceError, match="Odd"):
-        batched(Odd(("x",), make_tree(spaces.Discrete(3), ("x",), True).spec), 2)  # type: ignore[union-attr, abstract]
+@pytest.mark.parametrize("categorical", [False, True])
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_batches_of_batches(space: Any, categorical: bool) -> None:
+    one = make_tree(space, ("x",), categorical)
+    for single, codec in zip(leaves(one), leaves(one.batched(3).batched(2)), strict=True):
+        assert codec.spec.shape == (2, 3, *single.spec.shape)
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        whole = batch_space(batch_space(space, 3), 2)
+        value = whole.sample()
+        twice = one.batched(3).batched(2)
+        assert same(twice.decode(twice.encode(value)), value)
 
 
 def test_flags() -> None:
