@@ -13,6 +13,7 @@ from torch import nn
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.collectors.collection import IDS, Collection, CollectionOptions
 from gleanrl.rollouts.plan import plan_rollout
+from gleanrl.rollouts.protocol import EpisodeRules
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv
 
@@ -23,7 +24,8 @@ T = 5
 
 def collection(env: Any, policy: Any = None, **options: Any) -> Collection:
     """Return a collection over `env`."""
-    return Collection(env, plan_rollout(env, policy), CollectionOptions(**options))
+    rules = EpisodeRules(max_steps=options.get("max_steps"))
+    return Collection(env, plan_rollout(env, policy, rules=rules), CollectionOptions(**options))
 
 
 def collect(made: Collection, num_steps: int = T, random: bool = False) -> TensorDict:

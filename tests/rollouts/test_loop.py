@@ -9,6 +9,7 @@ import torch
 
 from gleanrl.block import Block, Field, Schema
 from gleanrl.rollouts.loop import StepFault, collect
+from gleanrl.rollouts.protocol import Stepper
 
 T = 4
 
@@ -19,6 +20,7 @@ class Recorder:
     def __init__(self, ready: bool = False, at: Any = None, error: BaseException | None = None) -> None:
         self.ready, self.at, self.error = ready, at, error
         self.calls: list[Any] = []
+        self.primed = [("next", "x")]
 
     def note(self, *call: Any) -> None:
         self.calls.append(call)
@@ -34,8 +36,12 @@ class Recorder:
     def stop(self, num_steps: int) -> None:
         self.note("stop", num_steps)
 
-    def bind(self, block: Block, **ready: bool) -> Any:
-        self.note("bind", *ready.values())
+    def run(self, block: Block) -> None:
+        Stepper.run(self, block)  # type: ignore[arg-type]
+
+    def bind(self, block: Block, *ready: Any) -> Any:
+        self.note("bind", *ready[:1])
+        assert ready[1:] == ((self.primed,) if ready else ())
         return None if self.ready else self.act
 
 
@@ -95,6 +101,14 @@ def test_failures_leave_the_count_of_whole_steps(
     assert block.num_whole == whole
 
 
+@pytest.mark.parametrize("error", [KeyError(), KeyboardInterrupt()])
+def test_a_run_leaves_the_count_of_whole_steps(error: BaseException) -> None:
+    part, block = Recorder(ready=True, at=("step", 2), error=error), make_block()
+    with pytest.raises(type(error)):
+        collect(part, part, block)
+    assert block.num_whole == 2
+
+
 def test_a_stop_that_raises_leaves_its_step_whole() -> None:
     part, block = Recorder(), make_block()
     with pytest.raises(ZeroDivisionError):
@@ -105,4 +119,8 @@ def test_a_stop_that_raises_leaves_its_step_whole() -> None:
 def test_a_fault_says_where() -> None:
     cause = ValueError("no")
     fault = StepFault(3, 1, "reset", cause)
+    assert fault.made(2) == [4, 4] and StepFault(3, 1, "step", cause).made(2) == [3, 3]
+    assert StepFault(3, 1, "step", cause, [4, 3]).made(2) == [4, 3]
     assert (fault.t, fault.env, fault.during, fault.cause) == (3, 1, "reset", cause)
+    assert fault.made(2) == [4, 4] and StepFault(3, 1, "step", cause).made(2) == [3, 3]
+    assert StepFault(3, 1, "step", cause, [4, 3]).made(2) == [4, 3]

@@ -13,6 +13,7 @@ from gleanrl.data import Composite, Unbounded
 from gleanrl.errors import EnvironmentContractError
 from gleanrl.rollouts.loop import StepFault, collect
 from gleanrl.rollouts.plan import action_fields
+from gleanrl.rollouts.protocol import EpisodeRules
 from gleanrl.rollouts.steppers import BATCH, TensorDictStepper, make_stepper
 from gleanrl.rollouts.stepping import step_mdp
 from gleanrl.tree import as_key, as_path, flatten
@@ -37,6 +38,8 @@ T = 7
 
 class Fixed:
     """Writes actions that were made beforehand."""
+
+    primed = ()
 
     def __init__(self, actions: dict[Any, torch.Tensor], start: int = 0) -> None:
         self.actions, self.start = actions, start
@@ -129,8 +132,7 @@ class TestLimit:
     def test_episodes_are_truncated(self, limit: int, nested: bool) -> None:
         script = Script(lengths=(2, 5, 7), ending="terminated")
         env = TeamEnv(script, (3,), nested_flags=nested)
-        stepper = TensorDictStepper(env)
-        stepper.limit(limit)
+        stepper = TensorDictStepper(env, EpisodeRules(max_steps=limit))
         batch = torch.cat([run(env, stepper) for _ in range(3)], -1)
         triples = batch["next", "agents", "observation"][..., 0, :].long()
         for p, t in torch.cartesian_prod(torch.arange(3), torch.arange(3 * T)).tolist():
@@ -147,8 +149,7 @@ class TestLimit:
 
     def test_a_reset_by_hand_starts_the_count_again(self) -> None:
         env = CountingEnv(LONG, (2,))
-        stepper = TensorDictStepper(env)
-        stepper.limit(4)
+        stepper = TensorDictStepper(env, EpisodeRules(max_steps=4))
         run(env, stepper, 3)
         stepper.reset(torch.tensor([True, False]))
         batch = run(env, stepper, 4)
@@ -159,8 +160,7 @@ class TestLimit:
 
     def test_without_a_truncated_flag_done_is_set(self) -> None:
         env = CountingEnv(LONG, flags=("done", "terminated"))
-        stepper = TensorDictStepper(env)
-        stepper.limit(2)
+        stepper = TensorDictStepper(env, EpisodeRules(max_steps=2))
         batch = run(env, stepper, 4)
         assert batch["next", "done"][:, 0].tolist() == [False, True, False, True]
         assert not batch["next", "terminated"].any()
@@ -208,8 +208,7 @@ class TestCarry:
 
     def test_without_resets_the_next_root_is_the_last_observation(self) -> None:
         env = CountingEnv(Script(lengths=(2,), ending="terminated"))
-        stepper = TensorDictStepper(env)
-        stepper.reset_when_done = False
+        stepper = TensorDictStepper(env, EpisodeRules(reset_when_done=False))
         block = make_block(env, stepper, 3)
         assert collect(Fixed(actions(env, 3)), stepper, block, lambda t: t == 1) == 2
         batch = block.batch()
@@ -279,10 +278,11 @@ class TestForeign:
 
     def test_an_environment_may_bring_its_own(self) -> None:
         class Fast:
-            def make_stepper(self) -> str:
-                return "own"
+            def make_stepper(self, rules: EpisodeRules) -> EpisodeRules:
+                return rules
 
-        assert make_stepper(Fast()) == "own"
+        rules = EpisodeRules(max_steps=3)
+        assert make_stepper(Fast(), rules) is rules
 
 
 class TestFaults:

@@ -8,18 +8,22 @@ import pytest
 
 from gleanrl.envs import GymWrapper, check_env_specs
 from gleanrl.rollouts.steppers import make_stepper
-from gleanrl.rollouts.usage import Usage
+from gleanrl.rollouts.usage import Lease, Usage
 from tests.fakes import OracleEnv
 from tests.fakes_base import CountingEnv
 
 
 def test_the_last_user_counts() -> None:
-    usage, first, second = Usage(), object(), object()
-    assert not usage.is_by(first)
-    usage.by(first)
-    assert usage.is_by(first) and not usage.is_by(second)
-    usage.by(None)
-    assert not usage.is_by(first)
+    usage = Usage()
+    first, second = Lease(usage), Lease(usage)
+    assert not first.held and not usage.started
+    first.take()
+    assert first.held and not second.held and usage.started
+    usage.direct()
+    assert not first.held
+    second.take()
+    second.give_up()
+    assert not second.held
 
 
 @pytest.mark.parametrize("make", [CountingEnv, lambda: GymWrapper(OracleEnv())], ids=["base", "gym"])

@@ -203,8 +203,8 @@ class Hanging(Walk):
 class OtherPath(Walk):
     """rollout"""
 
-    def make_stepper(self) -> Any:
-        stepper = super().make_stepper()
+    def make_stepper(self, *rules: Any) -> Any:
+        stepper = super().make_stepper(*rules)
         record = stepper._record
 
         def wrong(t: int, outcome: TensorDictBase) -> None:

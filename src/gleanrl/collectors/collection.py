@@ -6,7 +6,7 @@ The public collectors and the workers of the multi-process ones are made of this
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -90,8 +90,6 @@ class Collection:
         self._batch: TensorDict | None = None
         self._pool = BufferPool()
         self._schema = Schema({**plan.schema.items(), **self._extra_fields()}, plan.schema.groups)
-        if options.max_steps is not None:
-            plan.stepper.limit(options.max_steps)
         rewards = {("next", *as_path(key)) for key in env.reward_keys}
         self._reward_path = next((p for p in plan.schema.paths if p in rewards), None)
         actions = {as_path(key) for key in env.action_keys}
@@ -191,7 +189,7 @@ class Collection:
             raise
         except StepFault as fault:
             error = self._explain(fault, block)
-            self._abandon(block, "environment")
+            self._abandon(block, "environment", fault.made(self.num_envs))
             raise error from fault.cause
         except BaseException as error:
             self._abandon(block, "error" if isinstance(error, Exception) else "interrupted")
@@ -304,9 +302,14 @@ class Collection:
         if counts_array is not None:
             self._rows(block, _NEXT_COUNT, count).copy_(self._rows(block, _COUNT, count)).add_(1)
 
-    def _abandon(self, block: Block, reason: str) -> None:
-        mask = self._mask(block, block.num_whole)
-        self._discard(block.num_whole * self.num_envs if mask is None else int(mask.sum()), reason)
+    def _abandon(self, block: Block, reason: str, made: Sequence[int] | None = None) -> None:
+        """Lose the block; `made` are the steps of each environment, None for `num_whole` of each."""
+        steps = made or [block.num_whole] * self.num_envs
+        mask = self._mask(block, max(steps))
+        frames = sum(
+            steps if mask is None else (int(row[:n].sum()) for row, n in zip(mask, steps, strict=True))
+        )
+        self._discard(frames, reason)
 
     def _discard(self, frames: int, reason: str) -> None:
         """Lose frames: what follows belongs to new trajectories, so that none has a hole."""

@@ -31,6 +31,7 @@ from gleanrl.errors import (
 )
 from gleanrl.rollouts.extras import seed_env
 from gleanrl.rollouts.plan import RolloutPlan, plan_rollout
+from gleanrl.rollouts.protocol import EpisodeRules
 
 
 class SyncDataCollector(DataCollectorBase):
@@ -154,7 +155,12 @@ class SyncDataCollector(DataCollectorBase):
         if options.max_steps is not None and not has_truncated(self.env):
             self.env.add_truncated_keys()  # the limit needs a flag to set
         self._weights = PolicyWeights(policy, self.devices.policy)
-        self.plan: RolloutPlan = plan_rollout(self.env, self._weights.policy, self.devices.policy)
+        self.plan: RolloutPlan = plan_rollout(
+            self.env,
+            self._weights.policy,
+            self.devices.policy,
+            rules=EpisodeRules(max_steps=options.max_steps),
+        )
         self.policy = self.plan.policy
         self._collection = Collection(self.env, self.plan, options)
         self.reset_at_each_iter = reset_at_each_iter

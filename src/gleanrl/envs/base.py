@@ -23,8 +23,8 @@ from gleanrl.errors import (
     SchemaError,
     UnsupportedError,
 )
-from gleanrl.rollouts.loop import Stepper
 from gleanrl.rollouts.policies import RandomPolicy
+from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import TensorDictStepper
 from gleanrl.rollouts.stepping import advance
 from gleanrl.rollouts.usage import Usage
@@ -102,9 +102,13 @@ class EnvBase(SpecProperties, GymRegistration, nn.Module):
         """Seed the simulators; environments made of others override it."""
         self._set_seed(seed)
 
-    def make_stepper(self) -> Stepper:
-        """Return what steps this environment into the rows of a block (a hook for fast environments)."""
-        return TensorDictStepper(self)
+    def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
+        """Return what steps this environment into the rows of a block (a hook for fast environments).
+
+        Args:
+            rules: what becomes of episodes.
+        """
+        return TensorDictStepper(self, rules)
 
     # ------------------------------------------------------------ properties
     @property
@@ -182,7 +186,7 @@ class EnvBase(SpecProperties, GymRegistration, nn.Module):
         """
         self._check_open()
         self._check_batch(tensordict)
-        self.usage.by(None)
+        self.usage.direct()
         try:
             outcome = self._step(tensordict)
         except (AttributeError, KeyError, TypeError) as cause:
@@ -216,7 +220,7 @@ class EnvBase(SpecProperties, GymRegistration, nn.Module):
             ClosedError: if the environment was closed.
         """
         self._check_open()
-        self.usage.by(None)
+        self.usage.direct()
         masks = reset_masks(tensordict, self._specs.groups())
         given = own_request(tensordict, masks)
         # The environment may overwrite the tensors that it returned before: the rows to keep are copied.

@@ -15,6 +15,7 @@ from gleanrl.errors import InvalidArgumentError, MissingArgumentError, Unsupport
 from gleanrl.rollouts.extras import extra
 from gleanrl.rollouts.loop import StepFault, collect
 from gleanrl.rollouts.plan import RolloutPlan, explain, plan_rollout
+from gleanrl.rollouts.protocol import EpisodeRules
 from gleanrl.tree import NestedKey, as_key, as_path
 
 _CHUNK = 1024
@@ -52,9 +53,9 @@ def run_rollout(
         start = env.reset(root) if options.auto_reset else _undone(env, root)
     if not extra(env, "stackable", True):
         return _unstacked(env, max_steps, policy, env.reset() if start is None else start, options, out)
-    plan = plan_rollout(env, policy, policy_device, start, act_now=True)
+    rules = EpisodeRules(reset_when_done=not options.break_when_any_done)
+    plan = plan_rollout(env, policy, policy_device, start, act_now=True, rules=rules)
     with torch.set_grad_enabled(plan.gradients):
-        plan.stepper.reset_when_done = not options.break_when_any_done
         try:
             blocks = _run(env, plan, max_steps, options)
         except StepFault as fault:

@@ -35,6 +35,7 @@ class RandomActor:
         self._policy = policy
         self._fields = fields
         self._each_step = each_step
+        self.primed = below_next(fields)
 
     def bind(self, block: Block) -> Callable[[int], None] | None:
         """Write all T actions into `block`, or return what acts on a row."""
@@ -69,6 +70,11 @@ class RandomActor:
         """Do nothing: nothing is carried from one draw to the next."""
 
 
+def below_next(paths: Iterable[Path]) -> tuple[Path, ...]:
+    """Return those of `paths` that stand below ``"next"``."""
+    return tuple(path for path in paths if path[0] == "next")
+
+
 class PolicyActor:
     """Calls a policy on every row and writes what it puts out.
 
@@ -95,6 +101,7 @@ class PolicyActor:
         self._fields = fields
         self._layout = layout
         self._first = first
+        self.primed = below_next(fields)
         self._on_tensordict = _TensorDictCall(policy, fields, layout)
         if first is not None:
             self._on_tensordict.carry(first)

@@ -6,101 +6,10 @@ batch, from whole columns, by whoever owns the rollout (a collector, `env.rollou
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
-import torch
-from tensordict import TensorDictBase
-
-from gleanrl.block import Block, Schema
-
-
-class Stepper(Protocol):
-    """An environment, or a batch of them, that writes its outcome into the rows of a block.
-
-    A stepper owns the root observations and flags and everything under ``"next"``. It keeps the *carry*, the
-    root of the step to come, from one block to the next. Not thread-safe: one caller at a time.
-    """
-
-    batch_size: torch.Size
-    """The environments' batch dimensions, ``()`` for one environment."""
-
-    device: torch.device | None
-    """Where the block's columns must live; None for the CPU."""
-
-    reset_when_done: bool
-    """Whether an episode's end resets its environment (the default); if not, the root of the following row is
-    the last observation with its flags, and whoever owns the rollout stops there."""
-
-    through_tensordicts: bool
-    """Whether an environment is stepped through its `step`: only then gradients can flow through it."""
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether somebody else stepped or reset the environment since: the carry isn't its state any more."""
-
-    def schema(self) -> Schema:
-        """Return the columns that the stepper writes, root and ``next``; resets if there was no reset yet.
-
-        A stepper with steps that are no frames has the column ``("collector", "mask")`` too, bool, one value a
-        step, and writes it: False where an environment did nothing but reset.
-        """
-
-    def reset(self, mask: torch.Tensor | None = None) -> None:
-        """Reset every environment, or those where `mask` (bool, ``batch_size``) is True, into the carry."""
-
-    def root(self) -> dict[tuple[str, ...], torch.Tensor]:
-        """Return the carry's leaves: root paths only, ``[*batch, *leaf]``.
-
-        They may be views: valid until the next step or reset.
-        """
-
-    def load(self, root: TensorDictBase) -> None:
-        """Take the leaves of `root` as the carry, without a reset: environments keep their own state."""
-
-    def limit(self, max_steps: int) -> None:
-        """Truncate every episode at `max_steps` steps; called once, before the first block."""
-
-    def bind(self, block: Block, actions_ready: bool) -> None:
-        """Write into `block` from now on and copy the carry into its row 0.
-
-        Args:
-            block: fresh columns; it has at least the columns of `schema` and the action columns.
-            actions_ready: whether all T actions stand in the block already.
-        """
-
-    def step(self, t: int) -> None:
-        """Take the action of row `t`, write its ``next`` and the root of row ``t + 1``.
-
-        After the last row that root becomes the carry.
-
-        Where an episode ends, ``next`` holds the observation that ended it and the following root the one
-        after the reset.
-
-        Raises:
-            StepFault: if the environment raised or broke its declaration.
-        """
-
-    def stop(self, num_steps: int) -> None:
-        """End a block before it is full: row `num_steps` becomes the carry."""
-
-    # A stepper may also have ``run(num_steps)``, which takes that many steps from row 0 on: it's called instead of
-    # `step` where all actions are there already and nobody looks at the rows in between.
-
-
-class Actor(Protocol):
-    """A policy that reads the root columns of a row and writes its action columns."""
-
-    def bind(self, block: Block) -> Callable[[int], None] | None:
-        """Write into `block` from now on.
-
-        Returns:
-            What acts on row t, that is, writes its action and the policy's other outputs; None if all T actions
-            were written at once.
-        """
-
-    def forget(self) -> None:
-        """Drop what the policy carried from step to step: the environments were reset."""
+from gleanrl.block import Block
+from gleanrl.rollouts.protocol import Actor, Stepper
 
 
 class StepFault(Exception):
@@ -111,11 +20,20 @@ class StepFault(Exception):
         env: index of the environment in the flattened batch.
         during: ``"step"`` or ``"reset"``.
         cause: the original error.
+        made: the steps of this block that each environment of the flattened batch has made; None if each has made
+            those before row `t`, and that one too if a reset failed.
     """
 
-    def __init__(self, t: int, env: int, during: str, cause: BaseException) -> None:
-        super().__init__(t, env, during, cause)
+    def __init__(
+        self, t: int, env: int, during: str, cause: BaseException, made: Sequence[int] | None = None
+    ) -> None:
+        super().__init__(t, env, during, cause, made)
         self.t, self.env, self.during, self.cause = t, env, during, cause
+        self._made = made
+
+    def made(self, num_envs: int) -> list[int]:
+        """Return the steps of this block that each of the `num_envs` environments has made."""
+        return [self.t + (self.during == "reset")] * num_envs if self._made is None else list(self._made)
 
 
 def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], bool] | None = None) -> int:
@@ -129,7 +47,7 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
     """
     block.num_whole = 0
     act = actor.bind(block)
-    stepper.bind(block, actions_ready=act is None)
+    stepper.bind(block, act is None, actor.primed)
     step = stepper.step
     t = 0
     try:
@@ -143,12 +61,7 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
                     stepper.stop(t + 1)
                     return t + 1
         elif act is None:
-            run = getattr(stepper, "run", None)
-            if run is not None:
-                run(block.num_steps)
-            else:
-                for t in range(block.num_steps):
-                    step(t)
+            stepper.run(block)
         else:
             for t in range(block.num_steps):
                 act(t)

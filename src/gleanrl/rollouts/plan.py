@@ -25,9 +25,10 @@ from gleanrl.errors import (
 from gleanrl.pool import BufferPool
 from gleanrl.rollouts.actors import RandomActor, RowLayout, make_actor, probe, spare
 from gleanrl.rollouts.extras import actions_vary, primed_keys
-from gleanrl.rollouts.loop import Actor, StepFault, Stepper
+from gleanrl.rollouts.loop import StepFault
 from gleanrl.rollouts.modules import Values
 from gleanrl.rollouts.policies import RandomPolicy, wrap_policy
+from gleanrl.rollouts.protocol import FREELY, Actor, EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import BATCH, TensorDictStepper, make_stepper
 from gleanrl.tree import FLAGS, Layout, Path, as_key, as_path, flatten, group_sizes, outermost
 
@@ -67,11 +68,7 @@ class RolloutPlan:
         """
         if self.gradients:
             return GraphBlock(self.schema, self.batch_size, num_steps, self.stepper.device)
-        lend = getattr(self.stepper, "lend", None)  # a stepper whose writers see memory of its own only
-        if lend is not None:
-            lent: Block = lend(schema or self.schema, num_steps)
-            return lent
-        return Block(schema or self.schema, self.batch_size, num_steps, self.stepper.device, pool)
+        return self.stepper.block(schema or self.schema, num_steps, pool)
 
 
 def plan_rollout(
@@ -80,6 +77,7 @@ def plan_rollout(
     policy_device: torch.device | None = None,
     root: TensorDictBase | None = None,
     act_now: bool = False,
+    rules: EpisodeRules = FREELY,
 ) -> RolloutPlan:
     """Find out what `env` and `policy` read and write, and choose how they are run.
 
@@ -93,15 +91,16 @@ def plan_rollout(
         act_now: whether the rollout follows at once. A policy whose outputs can't be known without calling it
             is then called on the first root for real, and that call's output is its first; otherwise a copy
             of it is tried. With grad mode on, gradients flow through such a rollout if anything requires them.
+        rules: what becomes of episodes.
 
     Raises:
         PolicyError: if the policy's output doesn't fit the environment.
         EnvironmentFailure: if the reset raised.
     """
     gradients = act_now and torch.is_grad_enabled()
-    stepper = make_stepper(env)
+    stepper = make_stepper(env, rules)
     if gradients and (stepper.through_tensordicts or _requires_gradients(env, policy, root)):
-        stepper = TensorDictStepper(env)
+        stepper = TensorDictStepper(env, rules)
     if root is not None:
         stepper.load(root)
     try:
@@ -123,13 +122,10 @@ def plan_rollout(
         gradients = any(value.requires_grad for value in (trial.first or {}).values())
         if gradients:  # a policy that isn't a module, and learns all the same
             start = trial.root()
-            stepper = TensorDictStepper(env)
+            stepper = TensorDictStepper(env, rules)
             stepper.load(start)
             env_schema = stepper.schema()
     _check_written(written, env_schema, trial.primed)
-    after = [path for path in written if path[0] == "next"]
-    if after:
-        stepper.accept(after)  # type: ignore[attr-defined]  # environments with primed keys have such steppers
     fields = {**env_schema.items(), **written}
     device = env.device
     roots = tuple(path for path in env_schema.paths if path[0] != "next" and path != MASK)

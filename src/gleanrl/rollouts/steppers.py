@@ -8,7 +8,7 @@ bring their own stepper (`make_stepper`).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -17,22 +17,24 @@ from tensordict import TensorDictBase
 from gleanrl.block import Block, Field, Schema
 from gleanrl.errors import EnvironmentContractError
 from gleanrl.rollouts.extras import extra
-from gleanrl.rollouts.loop import StepFault, Stepper
+from gleanrl.rollouts.limits import StepLimit
+from gleanrl.rollouts.loop import StepFault
+from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.stepping import advance
-from gleanrl.rollouts.usage import Usage
+from gleanrl.rollouts.usage import Lease
 from gleanrl.tree import Path, as_key, as_path, is_private, iter_leaves, outermost
 
 BATCH = -1
 """The environment index in a `StepFault` that concerns a batch of environments as a whole."""
 
 
-def make_stepper(env: Any) -> Stepper:
+def make_stepper(env: Any, rules: EpisodeRules = FREELY) -> Stepper:
     """Return the stepper of `env`: its own if it has one, the TensorDict one otherwise."""
     factory = extra(env, "make_stepper")
-    return factory() if factory is not None else TensorDictStepper(env)
+    return factory(rules) if factory is not None else TensorDictStepper(env, rules)
 
 
-class TensorDictStepper:
+class TensorDictStepper(Stepper):
     """Steps any environment that keeps EnvBase's public protocol; see `Stepper` for the contract.
 
     The environment gets back the tensors that it returned, never views of the block: what it does to them
@@ -40,25 +42,20 @@ class TensorDictStepper:
 
     Args:
         env: the environment; it is neither copied nor closed here.
+        rules: see `Stepper`.
     """
 
     through_tensordicts = True
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: Any, rules: EpisodeRules = FREELY) -> None:
+        super().__init__(torch.Size(env.batch_size), env.device, rules, Lease(extra(env, "usage")))
         self.env = env
-        self.batch_size = torch.Size(env.batch_size)
-        self.device: torch.device | None = env.device
-        self.reset_when_done = True
         self._num_envs = max(1, self.batch_size.numel())
-        self._usage: Usage = extra(env, "usage") or Usage()
-        self._token = object()
         self._carry: TensorDictBase | None = None
         self._schema: Schema | None = None
-        self._max_steps: int | None = None
-        self._counts = torch.zeros(self.batch_size, dtype=torch.int64, device="cpu")
+        self._limit = StepLimit(self.batch_size, rules.max_steps)
         self._accepted: dict[Path, torch.dtype] = {}
         self._rewards = {as_path(key) for key in env.reward_keys}
-        self._accepted_after: list[Path] = []
 
     # ------------------------------------------------------------------ state
     def reset(self, mask: torch.Tensor | None = None) -> None:
@@ -66,7 +63,7 @@ class TensorDictStepper:
         try:
             if mask is None or self._carry is None:
                 self._carry = self.env.reset()
-                self._counts.zero_()
+                self._limit.restart(None)
             else:
                 request = self._carry.copy()
                 for key, flag in self._done_entries(request):
@@ -74,22 +71,22 @@ class TensorDictStepper:
                     shape = mask.reshape(mask.shape + (1,) * (flag.ndim - mask.ndim))
                     request.set(as_key(reset_key), shape.expand(flag.shape).to(flag.device, copy=True))
                 self._carry = self.env.reset(request)
-                self._counts.masked_fill_(mask.to(self._counts.device), 0)
-            self._usage.by(self._token)
+                self._limit.restart(mask.cpu().numpy())
+            self.lease.take()
         except Exception as cause:
             self._carry = None
             raise StepFault(0, self._index(), "reset", cause) from cause
 
-    def load(self, root: TensorDictBase) -> None:
-        """Take `root` as the carry."""
-        self._usage.by(self._token)
-        self._carry = root.exclude("next", "_reset").copy()
-        self._counts.zero_()
-
     @property
-    def disturbed(self) -> bool:
-        """Whether somebody else used the environment since."""
-        return not self._usage.is_by(self._token)
+    def steps(self) -> torch.Tensor:
+        """The steps that each episode has taken, where they are limited."""
+        return torch.from_numpy(self._limit.counts.copy())
+
+    def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
+        """Take `root` as the carry."""
+        self.lease.take()
+        self._carry = root.exclude("next", "_reset").copy()
+        self._limit.counts[...] = 0 if steps is None else steps.numpy()
 
     def root(self) -> dict[Path, torch.Tensor]:
         """Return the carry's public leaves, in the dtypes of the schema."""
@@ -98,14 +95,6 @@ class TensorDictStepper:
         assert self._carry is not None
         wanted = self.schema()
         return {p: leaf.to(wanted[p].dtype) for p, leaf in _public(self._carry) if p in wanted}
-
-    def limit(self, max_steps: int) -> None:
-        """Truncate every episode at `max_steps` steps."""
-        self._max_steps = max_steps
-
-    def accept(self, paths: Iterable[Path]) -> None:
-        """Pass what the policy writes at `paths`, which begin with ``"next"``, to the environment's `step`."""
-        self._accepted_after = list(paths)
 
     # ----------------------------------------------------------------- schema
     def schema(self) -> Schema:
@@ -156,7 +145,7 @@ class TensorDictStepper:
         return declared
 
     # ------------------------------------------------------------------- loop
-    def bind(self, block: Block, actions_ready: bool) -> None:
+    def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
         """Write into `block` from now on, the carry into its row 0."""
         if self._carry is None:
             self.reset()
@@ -165,7 +154,7 @@ class TensorDictStepper:
         self._root = [(p, block.rows(p), schema[p]) for p in schema.paths if p[0] != "next"]
         inputs = {as_path(key) for key in (*self.env.action_keys, *self.env.state_keys)}
         self._acted = [(as_key(p), block.rows(p)) for p in inputs if p in block.schema and p not in schema]
-        self._acted += [(path, block.rows(path)) for path in self._accepted_after]
+        self._acted += [(path, block.rows(path)) for path in primed]
         self._last = block.num_steps - 1
         assert self._carry is not None
         self._write_root(0, self._carry)
@@ -184,17 +173,14 @@ class TensorDictStepper:
             self._record(t, outcome)
             during = "reset"
             root = advance(stepped, self.env)
-            if self.reset_when_done:
+            if self.rules.reset_when_done:
                 root = self._reset_done(root)
             self._write_root(t + 1, root)
         except Exception as cause:
             self._carry = None
             raise StepFault(t, self._index(), during, cause) from cause
         self._carry = root
-        self._usage.by(self._token)
-
-    def stop(self, num_steps: int) -> None:
-        """Do nothing: the carry is the environment's own TensorDict, whatever the block holds."""
+        self.lease.take()
 
     def _record(self, t: int, outcome: TensorDictBase) -> None:
         found = {path: leaf for path, leaf in iter_leaves(outcome) if not is_private(path)}
@@ -231,23 +217,21 @@ class TensorDictStepper:
     # --------------------------------------------------------------- episodes
     def _truncate(self, outcome: TensorDictBase) -> None:
         """Set truncated and done in every group of flags where an episode has reached its limit."""
-        if self._max_steps is None:
+        reached = self._limit.step()
+        if reached is None:
             return
-        self._counts += 1
-        over = self._counts >= self._max_steps
-        if not over.any():
-            return
+        over = torch.from_numpy(reached)
         for key, flag in list(self._done_entries(outcome, ("truncated", "done"))):
             mask = over.reshape(over.shape + (1,) * (flag.ndim - over.ndim)).to(flag.device)
             outcome.set(as_key(key), flag | mask)
 
     def _reset_done(self, root: TensorDictBase) -> TensorDictBase:
-        if self._max_steps is not None:
+        if self.rules.max_steps is not None:
             flags = dict(self._done_entries(root))
             for group in outermost(path[:-1] for path in flags):
                 flag = flags[(*group, "done")]
                 ended = flag.reshape(*self.batch_size, -1).any(-1).cpu()
-                self._counts.masked_fill_(ended, 0)
+                self._limit.restart(ended.numpy())
         return self.env.maybe_reset(root)
 
     def _done_entries(

@@ -9,7 +9,7 @@ import torch
 from gleanrl.block import Block, Field, Schema
 from gleanrl.envs.libs.gym import GymWrapper
 from gleanrl.envs.libs.gym_stepper import GymStepper
-from gleanrl.rollouts.loop import Stepper
+from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.tree import as_path, flatten
 
 
@@ -48,8 +48,8 @@ def run(
     return batches
 
 
-def stepper_of(env: GymWrapper) -> GymStepper:
-    stepper = env.make_stepper()
+def stepper_of(env: GymWrapper, rules: EpisodeRules = FREELY) -> GymStepper:
+    stepper = env.make_stepper(rules)
     assert isinstance(stepper, GymStepper)
     return stepper
 

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from gleanrl.block import Block, Field, Schema
 from gleanrl.envs.libs.gym import GymEnv, GymWrapper
 from gleanrl.errors import PolicyError, SchemaError
+from gleanrl.rollouts.protocol import EpisodeRules
 from gleanrl.rollouts.steppers import TensorDictStepper
 from tests.envs.libs.stepping import full_schema, run, same, stepper_of
 from tests.fakes import (
@@ -89,8 +90,7 @@ def test_both_paths_truncate_alike(name: str) -> None:
     for make_stepper in (stepper_of, TensorDictStepper):
         env = ENVIRONMENTS[name]()
         env.set_seed(11)
-        stepper = make_stepper(env)
-        stepper.limit(3)
+        stepper = make_stepper(env, EpisodeRules(max_steps=3))
         results.append(run(stepper, env, [4, 1, 10, 2, 2]))
     same(*results)
     assert torch.cat(results[0])["next", "truncated"].sum() >= 3
@@ -138,8 +138,7 @@ class TestCarry:
 
     def test_the_limit_counts_across_blocks_that_end_early(self) -> None:
         env = GymWrapper(OracleEnv(script=NEVER))
-        stepper = stepper_of(env)
-        stepper.limit(5)
+        stepper = stepper_of(env, EpisodeRules(max_steps=5))
         data = torch.cat(run(stepper, env, [9] * 4, stop_at=3))
         assert data["next", "truncated"].flatten().nonzero().flatten().tolist() == [4, 9]
         assert torch.equal(data["next", "truncated"], data["next", "done"])
@@ -150,10 +149,9 @@ class TestCarry:
         env = GymWrapper(OracleEnv(script=NEVER))
         root = env.reset()
         root = env.step(env.rand_action(root))["next"].exclude("reward")
-        stepper = stepper_of(env)
+        stepper = stepper_of(env, EpisodeRules(max_steps=2))
         stepper.load(root)
         root["observation"].zero_()
-        stepper.limit(2)
         (data,) = run(stepper, env, [4])
         assert data["observation"][:, 2].tolist() == [1, 2, 0, 1]
 
@@ -183,8 +181,7 @@ class TestCarry:
 
     def test_without_resets_at_the_end(self) -> None:
         env = GymWrapper(OracleEnv(script=Script(lengths=(3,), ending="truncated")))
-        stepper = stepper_of(env)
-        stepper.reset_when_done = False
+        stepper = stepper_of(env, EpisodeRules(reset_when_done=False))
         (batch,) = run(stepper, env, [5], stop_at=3)
         assert batch["next", "done"].flatten().tolist() == [False, False, True]
         root = stepper.root()

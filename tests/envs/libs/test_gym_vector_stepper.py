@@ -222,7 +222,7 @@ def test_both_paths_store_the_same(name: str, limit: int | None) -> None:
     for path in ("fast", "tensordict"):
         env = GymWrapper(MAKERS[name]())
         if path == "tensordict":
-            env.make_stepper = lambda env=env: TensorDictStepper(env)  # type: ignore[method-assign, misc]
+            env.make_stepper = lambda rules, env=env: TensorDictStepper(env, rules)  # type: ignore[method-assign, misc]
         torch.manual_seed(0)
         made = SyncDataCollector(env, frames_per_batch=30, total_frames=60, max_frames_per_traj=limit)
         assert isinstance(made.plan.stepper, TensorDictStepper) is (path == "tensordict")

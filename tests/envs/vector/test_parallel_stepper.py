@@ -8,6 +8,7 @@ import torch
 from gleanrl.block import Block, Field, Schema
 from gleanrl.envs import ParallelEnv, SerialEnv
 from gleanrl.errors import UnsupportedError
+from gleanrl.rollouts.protocol import EpisodeRules
 from tests.envs.vector.makers import oracle, streams, with_goal
 
 ACTION = {("action",): Field(torch.Size((2,)), torch.float32)}
@@ -27,8 +28,8 @@ def run(stepper, blocks, ready=False):
     for block in blocks:
         block.column(("action",)).zero_()
         stepper.bind(block, ready)
-        if ready and hasattr(stepper, "run"):
-            stepper.run(block.num_steps)
+        if ready:
+            stepper.run(block)
         else:
             for t in range(block.num_steps):
                 stepper.step(t)
@@ -48,7 +49,7 @@ def test_lent_and_other_blocks_get_the_same_rows(ready):
         stepper = env.make_stepper()
         schema = schema_of(stepper)
         if lent:
-            blocks = (stepper.lend(schema, size) for size in (4, 4, 6, 4))
+            blocks = (stepper.block(schema, size) for size in (4, 4, 6, 4))
         else:
             one = Block(schema, (3,), 4)
             blocks = iter((one, one, Block(schema, (3,), 6), Block(schema, (3,), 4)))
@@ -62,20 +63,19 @@ def test_lent_and_other_blocks_get_the_same_rows(ready):
 def test_one_block_for_the_same_arguments(env):
     stepper = env.make_stepper()
     schema = schema_of(stepper)
-    block = stepper.lend(schema, 4)
-    assert stepper.lend(schema, 4) is block and block.borrowed and stepper.lend(schema, 5) is not block
+    block = stepper.block(schema, 4)
+    assert stepper.block(schema, 4) is block and block.borrowed and stepper.block(schema, 5) is not block
 
 
 def test_the_last_stepper_has_the_environments(env):
-    first, second = env.make_stepper(), env.make_stepper()
+    first, second = env.make_stepper(EpisodeRules(max_steps=2)), env.make_stepper()
     first.schema()
     assert not first.disturbed
     second.schema()
     assert first.disturbed and not second.disturbed
-    first.limit(2)
     first.reset()
     assert second.disturbed and not first.disturbed
-    filled = run(first, [first.lend(schema_of(first), 6)])[0]
+    filled = run(first, [first.block(schema_of(first), 6)])[0]
     assert int(filled["next", "observation"][..., 2].max()) == 2
     env.reset()
     assert first.disturbed
@@ -94,16 +94,11 @@ def test_carries(env):
 
 
 def test_without_resets(env):
-    stepper = env.make_stepper()
-    stepper.reset_when_done = False
-    assert stepper.reset_when_done is False
-    stepper.schema()
-    stepper.reset_when_done = True
-    stepper.reset_when_done = False
-    filled = run(stepper, [stepper.lend(schema_of(stepper), 9)])[0]
+    stepper = env.make_stepper(EpisodeRules(reset_when_done=False))
+    filled = run(stepper, [stepper.block(schema_of(stepper), 9)])[0]
     steps = filled["next", "observation"][..., 2]
     assert torch.equal(steps[:, 1:] - steps[:, :-1], torch.ones(3, 8))
-    stepper.bind(stepper.lend(schema_of(stepper), 9), False)
+    stepper.bind(stepper.block(schema_of(stepper), 9), False)
     stepper.step(0)
     stepper.stop(1)
 

@@ -10,7 +10,9 @@ from gleanrl.envs import GymWrapper
 from gleanrl.envs.vector.steppers import MemberSteppers
 from gleanrl.errors import UnsupportedError
 from gleanrl.rollouts.loop import StepFault
+from gleanrl.rollouts.protocol import FREELY, EpisodeRules
 from gleanrl.rollouts.steppers import make_stepper
+from gleanrl.rollouts.usage import Lease
 from tests.envs.vector.makers import SCRIPT, oracle, with_goal
 from tests.fakes import FakeFailure, RaisingEnv
 from tests.fakes_base import CountingEnv
@@ -18,8 +20,8 @@ from tests.fakes_base import CountingEnv
 ACTION = {("action",): Field(torch.Size((2,)), torch.float32)}
 
 
-def batch(envs):
-    return MemberSteppers([make_stepper(env) for env in envs])
+def batch(envs, rules=FREELY):
+    return MemberSteppers([make_stepper(env, rules) for env in envs], Lease())
 
 
 def run(stepper, num_steps, ready=False):
@@ -75,10 +77,7 @@ def test_a_batch_of_batches():
 
 
 def test_limits_and_stops_and_ends():
-    stepper = batch([oracle(0), oracle(1)])
-    stepper.limit(2)
-    stepper.reset_when_done = False
-    assert stepper.reset_when_done is False
+    stepper = batch([oracle(0), oracle(1)], EpisodeRules(reset_when_done=False, max_steps=2))
     block = Block(Schema({**stepper.schema().items(), **ACTION}), stepper.batch_size, 3)
     block.column(("action",)).zero_()
     stepper.bind(block, False)
@@ -94,6 +93,7 @@ def test_a_fault_names_the_environment_in_the_flat_batch():
         run(stepper, 5)
     fault = caught.value
     assert (fault.env, fault.t, fault.during) == (1, 2, "step") and isinstance(fault.cause, FakeFailure)
+    assert fault.made(2) == [3, 2]
     with pytest.raises(StepFault) as caught:
         batch([oracle(), GymWrapper(RaisingEnv(1, "reset"))]).schema()
     assert caught.value.env == 1

@@ -14,6 +14,7 @@ from gleanrl.envs.vector.factories import factories
 from gleanrl.envs.vector.packing import pack, unpack
 from gleanrl.envs.vector.worker import BIND_CODE, RUN_CODE, STEP_CODE, BlockPlan, PackedFault, Share
 from gleanrl.errors import WorkerError
+from gleanrl.rollouts.protocol import EpisodeRules
 from gleanrl.workers.main import Station
 from gleanrl.workers.segment import HALT, PLACE, STEP, Segment
 from tests.envs.vector.makers import SCRIPT, oracle, streams
@@ -43,7 +44,7 @@ def bound(servant, owner, num_envs, num_steps):
 def test_rows_stand_where_the_owner_looks(stations):
     owner, station = stations
     servant = Share(factories(2, oracle, streams(2)), first=1)(station)
-    servant.new_steppers(None, True)
+    servant.new_steppers(EpisodeRules())
     block = bound(servant, owner, 4, 3)
     for t in range(3):
         servant.signal(STEP_CODE)
@@ -55,15 +56,15 @@ def test_rows_stand_where_the_owner_looks(stations):
     servant.signal(STEP_CODE)
     servant.stop(1)
     servant.reset_rows([True, False])
-    servant.configure(2, False)
-    servant.load(pack(unpack(pack(_root()))))
+    servant.load(pack(unpack(pack(_root()))), [1, 2])
+    assert servant.steps().tolist() == [1, 2]
     servant.close()
 
 
 def test_a_run_is_broken_off_when_the_crew_is_closed(stations):
     owner, station = stations
     servant = Share(factories(1, oracle, None), first=0)(station)
-    servant.new_steppers(None, True)
+    servant.new_steppers(EpisodeRules())
     block = bound(servant, owner, 1, 3)
     block.column(("next", "observation")).fill_(-1)
     servant.signal(STEP_CODE)
@@ -82,7 +83,7 @@ def test_faults_are_packed(stations):
     owner, station = stations
     made = factories(2, [oracle, lambda: GymWrapper(RaisingEnv(2, script=SCRIPT))], None)
     servant = Share(made, first=3)(station)
-    servant.new_steppers(5, True)
+    servant.new_steppers(EpisodeRules(max_steps=5))
     bound(servant, owner, 5, 3)
     servant.signal(STEP_CODE)
     with pytest.raises(PackedFault) as caught:

@@ -29,7 +29,8 @@ from gleanrl.envs.libs.gym_vector_simulator import VectorSimulator
 from gleanrl.envs.libs.gym_vector_stepper import VectorGymStepper
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpaceError, UnsupportedError
 from gleanrl.overrides import is_native
-from gleanrl.rollouts.loop import Stepper
+from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
+from gleanrl.rollouts.usage import Lease
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path
 
 _RESERVED = ("action", "reward", *FLAGS, "next", "collector")
@@ -340,7 +341,7 @@ class GymLikeEnv(EnvBase):
         return [first, checked_step(env.step(env.action_space.sample()))[4]]
 
     # ------------------------------------------------------------------- stepper
-    def make_stepper(self) -> Stepper:
+    def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
         """Return the part that steps this environment into the rows of a block.
 
         It writes arrays directly, unless a subclass overrides one of the hooks, a reader isn't a
@@ -353,10 +354,10 @@ class GymLikeEnv(EnvBase):
             or not self._as_declared(codecs)
             or (self.device or torch.device("cpu")).type != "cpu"
         ):
-            return super().make_stepper()
+            return super().make_stepper(rules)
         if isinstance(self._simulator, VectorSimulator):
-            return VectorGymStepper(self._simulator, codecs, self.usage)
-        return GymStepper(self._simulator, codecs, self.usage)
+            return VectorGymStepper(self._simulator, codecs, rules, Lease(self.usage))
+        return GymStepper(self._simulator, codecs, rules, Lease(self.usage))
 
     def _overridden(self) -> bool:
         foreign = any(type(reader) is not default_info_dict_reader for reader in self._readers)

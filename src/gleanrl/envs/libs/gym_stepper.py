@@ -7,7 +7,7 @@ TensorDict is built.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,7 +22,8 @@ from gleanrl.envs.libs.gym_simulator import Simulator, checked_step
 from gleanrl.envs.libs.gym_spaces import Tree, assemble, encode, leaves
 from gleanrl.errors import SchemaError
 from gleanrl.rollouts.loop import StepFault
-from gleanrl.rollouts.usage import Usage
+from gleanrl.rollouts.protocol import EpisodeRules, Stepper
+from gleanrl.rollouts.usage import Lease
 from gleanrl.tree import FLAGS, Path, as_key
 
 _NUMBERS = frozenset({float, int, bool, np.float64, np.float32, np.float16, np.int64, np.int32, np.bool_})
@@ -53,8 +54,8 @@ class GymCodecs:
         return arrays
 
 
-class GymStepper:
-    """Steps one gymnasium environment; see `gleanrl.rollouts.loop.Stepper` for the contract.
+class GymStepper(Stepper):
+    """Steps one gymnasium environment; see `Stepper` for the contract.
 
     The carry is what the environment returned last, by reference: it is valid until the next call of the
     environment, and by then it stands in a block.
@@ -62,17 +63,12 @@ class GymStepper:
     Args:
         simulator: the environment.
         codecs: its conversions.
-        usage: who used the environment last; None if nobody else can.
+        rules: see `Stepper`.
+        lease: see `Stepper`.
     """
 
-    through_tensordicts = False
-
-    def __init__(self, simulator: Simulator, codecs: GymCodecs, usage: Usage | None = None) -> None:
-        self._usage = usage or Usage()
-        self._token = object()
-        self.batch_size = torch.Size()
-        self.device: torch.device | None = None
-        self.reset_when_done = True
+    def __init__(self, simulator: Simulator, codecs: GymCodecs, rules: EpisodeRules, lease: Lease) -> None:
+        super().__init__(torch.Size(), None, rules, lease)
         self._simulator = simulator
         self._codecs = codecs
         self._env_step = simulator.stepping()
@@ -86,7 +82,6 @@ class GymStepper:
         self._carry_flags = (False, False, False)
         self._t = -1  # the last row that was written
         self._start = 0  # the row at which the episode began; negative if in an earlier block
-        self._max_steps: int | None = None
         self._limit_at = _NEVER
         self._shape: tuple[int, ...] = first.shape
         self._dtype: np.dtype[Any] | None = None
@@ -97,22 +92,22 @@ class GymStepper:
         self._simulator.require_open()
         if mask is None or bool(mask.all()) or self._carry is None:
             self._carry = self._fresh(0)
-            self._usage.by(self._token)
+            self.lease.take()
             self._begin(self._t + 1)
 
-    def load(self, root: TensorDictBase) -> None:
-        """Take `root` as the carry; the episode's steps are counted from here."""
-        self._usage.by(self._token)
+    @property
+    def steps(self) -> torch.Tensor:
+        """The steps that the episode has taken, int64 ``()``."""
+        return torch.tensor(self._t + 1 - self._start, device="cpu")
+
+    def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
+        """Take `root` as the carry."""
+        self.lease.take()
         arrays = [loaded(root, codec.key, codec.shape, codec.spec.dtype) for codec in self._root_leaves]
         flags = [loaded(root, (name,), (1,), torch.bool) for name in FLAGS if name in root.keys()]
         self._carry = arrays if self._plain is None else arrays[0]
         self._carry_flags = tuple(bool(flag[0]) for flag in flags) if len(flags) == 3 else (False,) * 3  # type: ignore[assignment]
-        self._begin(self._t + 1)
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether somebody else used the environment since."""
-        return not self._usage.is_by(self._token)
+        self._begin(self._t + 1 - (0 if steps is None else int(steps)))
 
     def root(self) -> dict[Path, torch.Tensor]:
         """Return the carry's leaves."""
@@ -128,10 +123,6 @@ class GymStepper:
         }
         return out
 
-    def limit(self, max_steps: int) -> None:
-        """Truncate every episode at `max_steps` steps."""
-        self._max_steps = max_steps
-
     def schema(self) -> Schema:
         """Return the columns: observations, info entries, flags; under next the same and the reward."""
         if self._carry is None:
@@ -142,7 +133,7 @@ class GymStepper:
         return Schema({**root, **{("next", *path): field for path, field in outcome.items()}})
 
     # ----------------------------------------------------------------- block
-    def bind(self, block: Block, actions_ready: bool) -> None:
+    def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
         """Write into `block` from now on, the carry into its row 0."""
         self._simulator.require_open()
         if self._carry is None:
@@ -231,9 +222,6 @@ class GymStepper:
         except BaseException as cause:
             self._fail(t, result, cause)
 
-    def stop(self, num_steps: int) -> None:
-        """Do nothing: the carry is what the environment returned last, whatever the block holds."""
-
     def _odd(self, obs: Any) -> Array:
         """Return an observation that isn't as the ones before, if it may be so."""
         assert self._plain is not None
@@ -246,7 +234,7 @@ class GymStepper:
         truncated = truncated or t == self._limit_at
         for flags, flag in zip(self._next_flags, (True, terminated, truncated), strict=True):
             flags[t] = flag
-        if self.reset_when_done:
+        if self.rules.reset_when_done:
             obs = self._fresh(t)
             self._begin(t + 1)
             return obs
@@ -286,8 +274,8 @@ class GymStepper:
     def _begin(self, start: int) -> None:
         """Count the episode's steps from row `start` of the block."""
         self._start = start
-        if self._max_steps is not None:
-            self._limit_at = max(start + self._max_steps - 1, 0)
+        if self.rules.max_steps is not None:
+            self._limit_at = max(start + self.rules.max_steps - 1, 0)
 
     def _carry_arrays(self) -> list[Array]:
         return self._carry if self._plain is None else [self._carry]

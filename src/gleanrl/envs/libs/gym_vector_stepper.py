@@ -6,7 +6,7 @@ is built. What the autoreset modes differ in is settled in `gleanrl.envs.libs.gy
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,16 +21,18 @@ from gleanrl.envs.libs.gym_spaces import assemble, leaves
 from gleanrl.envs.libs.gym_stepper import GymCodecs, loaded
 from gleanrl.envs.libs.gym_vector_simulator import VectorSimulator
 from gleanrl.errors import UnsupportedError
+from gleanrl.rollouts.limits import StepLimit
 from gleanrl.rollouts.loop import StepFault
+from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import BATCH
-from gleanrl.rollouts.usage import Usage
+from gleanrl.rollouts.usage import Lease
 from gleanrl.tree import FLAGS, Path
 
 _Array = np.ndarray
 
 
-class VectorGymStepper:
-    """Steps a gymnasium vector environment; see `gleanrl.rollouts.loop.Stepper` for the contract.
+class VectorGymStepper(Stepper):
+    """Steps a gymnasium vector environment; see `Stepper` for the contract.
 
     With an environment that resets in the step after an end (NEXT_STEP) the rows of those resets are no frames:
     the column ``("collector", "mask")`` is False there.
@@ -41,20 +43,26 @@ class VectorGymStepper:
     Args:
         simulator: the environment.
         codecs: its conversions, of all environments at once.
-        usage: who used the environment last; None if nobody else can.
+        rules: see `Stepper`.
+        lease: see `Stepper`.
+
+    Raises:
+        UnsupportedError: for a limit of steps, if the environment can't reset some of its environments and leave the
+            others.
     """
 
-    through_tensordicts = False
-
-    def __init__(self, simulator: VectorSimulator, codecs: GymCodecs, usage: Usage | None = None) -> None:
-        self._usage = usage or Usage()
-        self._token = object()
+    def __init__(
+        self, simulator: VectorSimulator, codecs: GymCodecs, rules: EpisodeRules, lease: Lease
+    ) -> None:
+        if rules.max_steps is not None and not simulator.partial:
+            raise UnsupportedError(
+                f"max_frames_per_traj: {simulator.env} can't be told to reset; make it with "
+                f"max_episode_steps={rules.max_steps}"
+            )
+        self._num_envs = simulator.num_envs
+        super().__init__(torch.Size((self._num_envs,)), None, rules, lease)
         self._simulator = simulator
         self._codecs = codecs
-        self._num_envs = simulator.num_envs
-        self.batch_size = torch.Size((self._num_envs,))
-        self.device: torch.device | None = None
-        self.reset_when_done = True
         self._root_leaves = codecs.root_leaves()
         self._action_leaves = leaves(codecs.action)
         self._masked = simulator.mode is AutoresetMode.NEXT_STEP
@@ -64,8 +72,7 @@ class VectorGymStepper:
         # Of the first row of a block: what precedes it.
         self._carry: list[Array] | None = None
         self._carry_flags = np.zeros((len(FLAGS), self._num_envs), np.bool_)
-        self._max_steps: int | None = None
-        self._counts = np.zeros(self._num_envs, np.int64)
+        self._limit = StepLimit(self.batch_size, rules.max_steps)
 
     # ----------------------------------------------------------------- carry
     def reset(self, mask: torch.Tensor | None = None) -> None:
@@ -77,22 +84,22 @@ class VectorGymStepper:
         self._carry = None
         self._carry = self._fresh(0, rows, old)
         self._carry_flags[:, slice(None) if rows is None else rows] = False
-        self._usage.by(self._token)
+        self.lease.take()
 
-    def load(self, root: TensorDictBase) -> None:
-        """Take `root` as the carry; the episodes' steps are counted from here."""
-        self._usage.by(self._token)
+    @property
+    def steps(self) -> torch.Tensor:
+        """The steps that each episode has taken, where they are limited."""
+        return torch.from_numpy(self._limit.counts.copy())
+
+    def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
+        """Take `root` as the carry."""
+        self.lease.take()
         self._carry = [loaded(root, c.key, c.shape, c.spec.dtype) for c in self._root_leaves]
         self._carry_flags[:] = False
         for k, name in enumerate(FLAGS):
             if name in root.keys():
                 self._carry_flags[k] = loaded(root, (name,), (self._num_envs, 1), torch.bool)[:, 0]
-        self._counts[:] = 0
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether somebody else used the environment since."""
-        return not self._usage.is_by(self._token)
+        self._limit.counts[:] = 0 if steps is None else steps.numpy()
 
     def root(self) -> dict[Path, torch.Tensor]:
         """Return the carry's leaves, ``(P, *leaf)``."""
@@ -104,19 +111,6 @@ class VectorGymStepper:
         flags = torch.from_numpy(self._carry_flags.copy()).unsqueeze(-1)
         return out | {(name,): flags[k] for k, name in enumerate(FLAGS)}
 
-    def limit(self, max_steps: int) -> None:
-        """Truncate every episode at `max_steps` steps.
-
-        Raises:
-            UnsupportedError: if the environment can't reset some of its environments and leave the others.
-        """
-        if not self._simulator.partial:
-            raise UnsupportedError(
-                f"max_frames_per_traj: {self._simulator.env} can't be told to reset; make it with "
-                f"max_episode_steps={max_steps}"
-            )
-        self._max_steps = max_steps
-
     def schema(self) -> Schema:
         """Return the columns: observations, info entries, flags; under next the same and the reward."""
         self._require_carry()
@@ -127,7 +121,7 @@ class VectorGymStepper:
         return Schema({**root, **{("next", *path): field for path, field in outcome.items()}, **mask})
 
     # ----------------------------------------------------------------- block
-    def bind(self, block: Block, actions_ready: bool) -> None:
+    def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
         """Write into `block` from now on, the carry into its row 0."""
         self._simulator.require_open()
         carry = self._require_carry()
@@ -201,7 +195,7 @@ class VectorGymStepper:
             skipped = self._simulator.skipped
             if skipped is not None:
                 self._frames[t] = ~skipped
-            over = None if self._max_steps is None else self._over(self._max_steps, skipped)
+            over = self._limit.step(skipped)
             if np.count_nonzero(terminated) or np.count_nonzero(truncated) or over is not None:
                 arrays = self._end(t, arrays, terminated, truncated, over)
             if t < self._last:
@@ -214,17 +208,6 @@ class VectorGymStepper:
                 raise
             raise StepFault(t, self._index(), "step", cause) from cause
 
-    def stop(self, num_steps: int) -> None:
-        """Do nothing: the carry is what the environment returned last, whatever the block holds."""
-
-    def _over(self, max_steps: int, skipped: Array | None) -> Array | None:
-        """Count a step; return where an episode has reached its limit, None if nowhere."""
-        self._counts += 1
-        if skipped is not None:
-            self._counts[skipped] = 0
-        over = self._counts >= max_steps
-        return over if np.count_nonzero(over) else None
-
     def _end(
         self, t: int, arrays: list[Array], terminated: Array, truncated: Array, over: Array | None
     ) -> list[Array]:
@@ -234,7 +217,7 @@ class VectorGymStepper:
         done = terminated | truncated
         for flags, flag in zip(self._next_flags, (done, terminated, truncated), strict=True):
             flags[t] = flag
-        if not self.reset_when_done:
+        if not self.rules.reset_when_done:
             self._carry_flags[:] = (done, terminated, truncated)
             if t < self._last:
                 for flags, flag in zip(self._root_flags, self._carry_flags, strict=True):
@@ -254,11 +237,9 @@ class VectorGymStepper:
             arrays = self._codecs.encode(obs, info)
         except Exception as cause:
             raise StepFault(t, self._index(), "reset", cause) from cause
+        self._limit.restart(mask)
         if mask is None or old is None:
-            self._counts[:] = 0
             return arrays
-        if self._max_steps is not None:
-            self._counts[mask] = 0
         for array, fresh in zip(old, arrays, strict=True):
             array[mask] = fresh[mask]
         return old

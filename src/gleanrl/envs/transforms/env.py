@@ -19,7 +19,7 @@ from gleanrl.envs.transforms.stepper import TransformedStepper
 from gleanrl.errors import EnvironmentContractError, MissingKeyError, SchemaError, UnsupportedError
 from gleanrl.overrides import is_native
 from gleanrl.rollouts.extras import extra, seed_env
-from gleanrl.rollouts.loop import Stepper
+from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import TensorDictStepper
 from gleanrl.rollouts.usage import Usage
 from gleanrl.seeding import fresh_seed
@@ -229,7 +229,7 @@ class TransformedEnv(EnvBase):
         if not partial or not isinstance(base, EnvBase):
             return base.reset(tensordict.copy(), **kwargs)  # a foreign one may return what it was given
         self._check_open()
-        base.usage.by(None)
+        base.usage.direct()
         fresh = base._reset(tensordict, **kwargs)
         return base._completed(fresh.exclude(*base.reset_keys), with_reward=False)
 
@@ -266,7 +266,7 @@ class TransformedEnv(EnvBase):
         if not getattr(self.base_env, "is_closed", False):
             self.base_env.close(**kwargs)
 
-    def make_stepper(self) -> Stepper:
+    def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
         """Return what steps the environment into the rows of a block.
 
         The base environment's own stepper with the transforms on the rows' tensors, or one that goes through `step`
@@ -277,7 +277,7 @@ class TransformedEnv(EnvBase):
         waits = self.masks_frames and extra(base, "resets_some", True)
         rows = self.transform.takes_rows() and not base.state_keys and not waits
         rows = rows and is_native(self, *REPLACED, "_base_reset", of=TransformedEnv)
-        return TransformedStepper(self) if rows else TensorDictStepper(self)
+        return TransformedStepper(self, rules) if rows else TensorDictStepper(self, rules)
 
     # ----------------------------------------------------------------- state
     def state_dict(

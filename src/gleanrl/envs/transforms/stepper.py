@@ -18,7 +18,7 @@ copied into the outer block, the one that is handed out::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ from gleanrl.envs.transforms.rows import Row, trailing
 from gleanrl.errors import EnvironmentContractError, UnsupportedError
 from gleanrl.rollouts.loop import StepFault
 from gleanrl.rollouts.plan import action_fields
+from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import BATCH, make_stepper
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, is_private, outermost
 
@@ -52,25 +53,33 @@ _SMALL = 4096
 """Bytes of one step's value up to which it costs less to write a whole column of them at the end."""
 
 
-class TransformedStepper:
-    """Steps an environment whose transforms work on rows; see `gleanrl.rollouts.loop.Stepper` for the contract.
+class TransformedStepper(Stepper):
+    """Steps an environment whose transforms work on rows; see `Stepper` for the contract.
 
     The carry is the base stepper's, and beside it the transforms' values of the root to come.
 
     Args:
         env: the `TransformedEnv`.
+        rules: see `Stepper`.
+
+    Raises:
+        UnsupportedError: for a limit of steps where the base environment's rows of resets are no frames.
     """
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: Any, rules: EpisodeRules) -> None:
+        if rules.max_steps is not None and env.masks_frames:
+            raise UnsupportedError(
+                f"max_frames_per_traj: {env.base_env} resets by itself, in the step after an end, and not "
+                "before: build it from single environments with AutoresetMode.DISABLED"
+            )
         self._env = env
-        self._base = make_stepper(env.base_env)
+        self._base = base = make_stepper(env.base_env, rules)
+        super().__init__(torch.Size(env.batch_size), base.device, rules, base.lease)
         self.through_tensordicts = self._base.through_tensordicts
         self._transform, chain = env.transform, flattened(env.transform)
         self._steps = [transform._step for transform in chain if not transform.idles()]
         self._inverts = self._transform.inverts()
         self._keeps_values = all(type(t).__module__.startswith("gleanrl.") for t in chain)
-        self.batch_size = torch.Size(env.batch_size)
-        self.device = self._base.device
         dims = len(self.batch_size)
         self._groups = [as_path(key)[:-1] for key in env.reset_keys]
         self._observed = {**declared(env.full_observation_spec, dims), **declared(env.full_done_spec, dims)}
@@ -84,7 +93,6 @@ class TransformedStepper:
         self._root_keys = [
             as_key(p) for p in self._observed if p in self._changed or own.get(p) != self._observed[p]
         ]
-        self._accepted_after: list[Path] = []
         self._spare = Spare()
         self._carry: Values | None = None
         self._schema: Schema | None = None
@@ -96,31 +104,14 @@ class TransformedStepper:
 
     # ----------------------------------------------------------------- state
     @property
-    def reset_when_done(self) -> bool:
-        """Whether an episode's end resets its environment."""
-        return self._base.reset_when_done
-
-    @reset_when_done.setter
-    def reset_when_done(self, value: bool) -> None:
-        self._base.reset_when_done = value
-
-    @property
     def disturbed(self) -> bool:
         """Whether somebody else used the environment since."""
         return self._base.disturbed
 
-    def limit(self, max_steps: int) -> None:
-        """Truncate every episode at `max_steps` steps."""
-        if MASK in self._base.schema():
-            raise UnsupportedError(
-                f"max_frames_per_traj: {self._env.base_env} resets by itself, in the step after an end, and not "
-                "before: build it from single environments with AutoresetMode.DISABLED"
-            )
-        self._base.limit(max_steps)
-
-    def accept(self, paths: Iterable[Path]) -> None:
-        """Show transforms what the policy writes at `paths`, which begin with ``"next"``."""
-        self._accepted_after = list(paths)
+    @property
+    def steps(self) -> torch.Tensor:
+        """The steps that each episode has taken."""
+        return self._base.steps
 
     def reset(self, mask: torch.Tensor | None = None) -> None:
         """Reset all environments, or those where `mask` is True."""
@@ -146,7 +137,7 @@ class TransformedStepper:
             path: self._carry[as_key(path)] if as_key(path) in self._carry else base[path] for path in wanted
         }
 
-    def load(self, root: TensorDictBase) -> None:
+    def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
         """Take `root` as the carry; what the base environment would have in its place isn't known, nor needed."""
         base = self._env.base_env
         inner = TensorDict({}, self.batch_size)
@@ -156,7 +147,7 @@ class TransformedStepper:
             value = root.get(key, None)
             if as_path(key) not in self._changed and value is not None:
                 inner.set(key, value)
-        self._base.load(inner)
+        self._base.load(inner, steps)
         self._carry = {key: root.get(key).clone() for key in self._root_keys}
 
     def schema(self) -> Schema:
@@ -176,7 +167,7 @@ class TransformedStepper:
         return self._schema
 
     # ----------------------------------------------------------------- block
-    def bind(self, block: Block, actions_ready: bool) -> None:
+    def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
         """Write into `block` from now on, the carry into its row 0."""
         self.schema()
         if self._carry is None:
@@ -191,7 +182,7 @@ class TransformedStepper:
         inner = Block(self._inner_schema, self.batch_size, block.num_steps, columns=columns)
         self._base.bind(inner, actions_ready and not self._inverts)
         self._inner = inner
-        outer_root = OpenedColumns(block, False, self._accepted_after)
+        outer_root = OpenedColumns(block, False, list(primed))
         inner_next = OpenedColumns(inner, True)
         self._required = [as_key(path) for path in self._changed if ("next", *path) in block.schema]
         self._root.over(outer_root)
@@ -257,15 +248,19 @@ class TransformedStepper:
             self._latest = made
             if t == self._last:
                 self._carry = {key: v.clone() for key, v in made.items() if as_path(key) in self._observed}
-        except StepFault:
+        except StepFault as fault:
             self._carry = None
+            if (
+                during == "reset"
+            ):  # of an environment that a transform brought to an end: all have made the step
+                raise StepFault(t, fault.env, during, fault.cause) from fault.cause
             raise
         except Exception as cause:
             self._carry = None
             raise StepFault(t, self._index(), during, cause) from cause
 
-    def run(self, num_steps: int) -> None:
-        """Take the steps of rows 0 to ``num_steps - 1``, where nobody looks at the rows in between.
+    def run(self, block: Block) -> None:
+        """Take all steps of the block, where nobody looks at the rows in between.
 
         The transforms' small values are written at the end, column by column, if none of them is changed later: the
         transforms of this library see to that, a user's may not.
@@ -277,7 +272,8 @@ class TransformedStepper:
             assert self._carry is not None
             self._root.made = dict(self._carry)
         try:
-            for t in range(num_steps):
+            for t in range(block.num_steps):
+                block.num_whole = t
                 self.step(t)
                 if late:
                     self._root.made = self._latest
@@ -319,7 +315,7 @@ class TransformedStepper:
     def _due(self, t: int, extra: torch.Tensor | None) -> dict[Path, torch.Tensor] | None:
         """Return what is reset after row `t`, by group of flags; None for nothing."""
         if not self._masked:
-            if not (self._done.any(t) and self._base.reset_when_done):
+            if not (self._done.any(t) and self.rules.reset_when_done):
                 return None
             return due_resets(self._outcome, self._groups)  # type: ignore[arg-type]  # it needs get and batch_size
         # The base environment resets those that ended in the step after, which is no frame.

@@ -14,7 +14,8 @@ from tensordict import TensorDictBase
 
 from gleanrl.envs.vector.place import Place
 from gleanrl.errors import MissingKeyError
-from gleanrl.rollouts.loop import StepFault, Stepper
+from gleanrl.rollouts.loop import StepFault
+from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import make_stepper
 
 STEP, RESET = "step", "reset"
@@ -110,9 +111,9 @@ class MemberGroup:
             env.load_state_dict(state, strict=strict)
 
     # ------------------------------------------------------------------ ends
-    def steppers(self) -> list[Stepper]:
+    def steppers(self, rules: EpisodeRules) -> list[Stepper]:
         """Return a fresh stepper of each environment."""
-        return [make_stepper(env) for env in self.each()]
+        return [make_stepper(env, rules) for env in self.each()]
 
     def close(self) -> None:
         """Close every environment, also if one of them raises; the first error is raised at the end."""

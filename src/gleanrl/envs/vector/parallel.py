@@ -19,8 +19,10 @@ from gleanrl.envs.vector.parallel_stepper import ParallelStepper
 from gleanrl.envs.vector.serial import SerialEnv
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from gleanrl.overrides import is_native
-from gleanrl.rollouts.loop import StepFault, Stepper
+from gleanrl.rollouts.loop import StepFault
 from gleanrl.rollouts.plan import explain
+from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
+from gleanrl.rollouts.usage import Lease
 from gleanrl.workers.handle import Timeouts
 
 
@@ -184,7 +186,7 @@ class ParallelEnv(BatchedEnv):
             for i, fresh in answer.items()
         }
 
-    def make_stepper(self) -> Stepper:
+    def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
         """Return the part that lets the workers step into the rows of a block.
 
         If the environments' data don't live on the CPU, or the batch's don't, or a subclass overrides how the batch
@@ -192,11 +194,11 @@ class ParallelEnv(BatchedEnv):
         """
         self.start()
         if not is_native(self, *REPLACED, *MEMBERWISE, of=ParallelEnv):
-            return super().make_stepper()
+            return super().make_stepper(rules)
         here = [self.device, *(metadata.device for metadata in self.meta_data)]
         if any(columns_device(device).type != "cpu" for device in here):
-            return super().make_stepper()
-        return ParallelStepper(self._running, self.batch_size, self.usage)
+            return super().make_stepper(rules)
+        return ParallelStepper(self._running, self.batch_size, rules, Lease(self.usage))
 
     # --------------------------------------------------------------- dispatch
     def _ask_all(self, during: str, name: str, *arguments: Any) -> list[Any]:

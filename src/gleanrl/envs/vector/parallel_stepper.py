@@ -8,7 +8,7 @@ of a batch within a batch, is each row copied.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +18,9 @@ from gleanrl.block import Block, Schema
 from gleanrl.envs.vector.packing import pack
 from gleanrl.envs.vector.steppers import require_one_schema
 from gleanrl.envs.vector.worker import BIND_CODE, RUN_CODE, STEP_CODE, BlockPlan
-from gleanrl.rollouts.usage import Usage
+from gleanrl.pool import BufferPool
+from gleanrl.rollouts.protocol import EpisodeRules, Stepper
+from gleanrl.rollouts.usage import Lease
 from gleanrl.tree import Path
 from gleanrl.workers.segment import Segment
 
@@ -40,7 +42,7 @@ class Shares(Protocol):
         """Call a method of some workers' servants; return what each gave."""
 
 
-class ParallelStepper:
+class ParallelStepper(Stepper):
     """Steps environments in worker processes; see `Stepper` for the contract.
 
     The workers hold the steppers. Another stepper of the same environments takes them over; this one gets them
@@ -49,53 +51,24 @@ class ParallelStepper:
     Args:
         crew: the workers.
         batch_size: of all environments.
-        usage: who used them last.
+        rules: see `Stepper`.
+        lease: see `Stepper`.
     """
 
-    through_tensordicts = False
-
-    def __init__(self, crew: Shares, batch_size: torch.Size, usage: Usage) -> None:
-        self._crew, self._usage = crew, usage
-        self._token = object()
-        self.batch_size = batch_size
-        self.device: torch.device | None = None
-        self._reset_when_done = True
-        self._max_steps: int | None = None
+    def __init__(self, crew: Shares, batch_size: torch.Size, rules: EpisodeRules, lease: Lease) -> None:
+        super().__init__(batch_size, None, rules, lease)
+        self._crew = crew
         self._schema: Schema | None = None
         self._block: Block | None = None
         self._plan: BlockPlan | None = None
         self._mirror: _Mirror | None = None
 
     # ------------------------------------------------------------------ state
-    @property
-    def reset_when_done(self) -> bool:
-        """Whether an episode's end resets its environment."""
-        return self._reset_when_done
-
-    @reset_when_done.setter
-    def reset_when_done(self, value: bool) -> None:
-        self._reset_when_done = value
-        self._configure()
-
-    def limit(self, max_steps: int) -> None:
-        """Truncate every episode at `max_steps` steps."""
-        self._max_steps = max_steps
-        self._configure()
-
-    def _configure(self) -> None:
-        if self._usage.is_by(self._token):
-            self._ask_all("reset", "configure", self._max_steps, self._reset_when_done)
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether somebody else used the environments since."""
-        return not self._usage.is_by(self._token)
-
     def _claim(self) -> None:
         """Let the workers hold this stepper's steppers."""
-        if not self._usage.is_by(self._token):
-            self._ask_all("reset", "new_steppers", self._max_steps, self._reset_when_done)
-            self._usage.by(self._token)
+        if not self.lease.held:
+            self._ask_all("reset", "new_steppers", self.rules)
+            self.lease.take()
             self._plan = None
 
     def _ask_all(self, during: str, name: str, *arguments: Any) -> list[Any]:
@@ -119,11 +92,20 @@ class ParallelStepper:
         each = self._ask_all("reset", "root")
         return {path: torch.cat([torch.tensor(leaves[path]) for leaves in each]) for path in each[0]}
 
-    def load(self, root: TensorDictBase) -> None:
+    @property
+    def steps(self) -> torch.Tensor:
+        """The steps that each episode has taken."""
+        return torch.cat([torch.tensor(part) for part in self._ask_all("reset", "steps")])
+
+    def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
         """Take the rows of `root` as the environments' carries."""
-        self._usage.by(None)
+        self.lease.give_up()
         self._claim()
-        parts = {w: (pack(root[share.start : share.stop]),) for w, share in enumerate(self._crew.shares)}
+        counts = torch.zeros(self.batch_size, dtype=torch.int64, device="cpu") if steps is None else steps
+        parts = {
+            w: (pack(root[share.start : share.stop]), counts[share.start : share.stop].numpy())
+            for w, share in enumerate(self._crew.shares)
+        }
         self._crew.ask("reset", "load", parts)
 
     def schema(self) -> Schema:
@@ -136,7 +118,7 @@ class ParallelStepper:
         return self._schema
 
     # ------------------------------------------------------------------ block
-    def lend(self, schema: Schema, num_steps: int) -> Block:
+    def block(self, schema: Schema, num_steps: int, pool: BufferPool | None = None) -> Block:
         """Return a block in the shared memory, the same for the same arguments."""
         block = self._block
         if block is None or block.schema is not schema or block.num_steps != num_steps:
@@ -147,20 +129,22 @@ class ParallelStepper:
     def _mirrored(self, block: Block) -> _Mirror:
         """Return what copies between `block`, whose memory the workers can't see, and one that they can."""
         if self._mirror is None or self._mirror.block is not block:
-            self._mirror = _Mirror(block, self.lend(block.schema, block.num_steps), self.schema())
+            self._mirror = _Mirror(block, self.block(block.schema, block.num_steps), self.schema())
         return self._mirror
 
-    def bind(self, block: Block, actions_ready: bool) -> None:
-        """Let the workers write into `block`; its rows are copied to and fro, unless `lend` returned it."""
+    def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
+        """Let the workers write into `block`; its rows are copied to and fro, unless `block` returned it."""
         mirror = None if block is self._block else self._mirrored(block)
         if mirror is not None and actions_ready:
             mirror.send_all()
         self._claim()
         plan = self._plan
-        if plan is not None and plan.actions_ready == actions_ready:
+        if plan is not None and (plan.actions_ready, plan.primed) == (actions_ready, tuple(primed)):
             self._crew.signal(BIND_CODE, "reset")
         else:
-            plan = BlockPlan(block.schema.items(), self.batch_size, block.num_steps, actions_ready)
+            plan = BlockPlan(
+                block.schema.items(), self.batch_size, block.num_steps, actions_ready, tuple(primed)
+            )
             self._ask_all("reset", "bind", plan)
             self._plan = plan
         self._mirror = mirror
@@ -177,13 +161,12 @@ class ParallelStepper:
         self._crew.signal(STEP_CODE, "step")
         mirror.fetch(t)
 
-    def run(self, num_steps: int) -> None:
-        """Take the `num_steps` steps of the block with the actions that stand there; no worker waits for another."""
+    def run(self, block: Block) -> None:
+        """Take all steps of the block with the actions that stand there; no worker waits for another."""
         if self._mirror is not None:
-            for t in range(num_steps):
-                self.step(t)
-            return
-        self._crew.signal(RUN_CODE, "step")
+            super().run(block)
+        else:
+            self._crew.signal(RUN_CODE, "step")
 
     def stop(self, num_steps: int) -> None:
         """End the block at row `num_steps`."""

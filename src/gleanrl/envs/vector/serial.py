@@ -16,7 +16,8 @@ from gleanrl.envs.vector.options import BatchOptions
 from gleanrl.envs.vector.steppers import MemberSteppers
 from gleanrl.errors import InvalidArgumentError
 from gleanrl.overrides import is_native
-from gleanrl.rollouts.loop import Stepper
+from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
+from gleanrl.rollouts.usage import Lease
 
 
 class SerialEnv(BatchedEnv):
@@ -128,7 +129,7 @@ class SerialEnv(BatchedEnv):
     def _reset_members(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
         return self._running.reset(requests)
 
-    def make_stepper(self) -> Stepper:
+    def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
         """Return the part that steps the members into the rows of a block, each through its own stepper.
 
         If the members' data don't live where the batch's do, or a subclass overrides how the batch steps, it goes
@@ -136,12 +137,12 @@ class SerialEnv(BatchedEnv):
         """
         self.start()
         if not is_native(self, *REPLACED, *MEMBERWISE, of=SerialEnv):
-            return super().make_stepper()
-        steppers = self._running.steppers()
+            return super().make_stepper(rules)
+        steppers = self._running.steppers(rules)
         here = columns_device(self.device)
         if any(columns_device(stepper.device) != here for stepper in steppers):
-            return super().make_stepper()
-        return MemberSteppers(steppers, self.usage)
+            return super().make_stepper(rules)
+        return MemberSteppers(steppers, Lease(self.usage))
 
     # --------------------------------------------------------------- dispatch
     def _seed_members(self, seeds: Sequence[int], static_seed: bool) -> None:

@@ -17,6 +17,8 @@ from gleanrl.envs.vector.packing import pack, unpack
 from gleanrl.envs.vector.steppers import MemberSteppers
 from gleanrl.errors import WorkerError
 from gleanrl.rollouts.loop import StepFault
+from gleanrl.rollouts.protocol import EpisodeRules
+from gleanrl.rollouts.usage import Lease
 from gleanrl.tree import Path
 from gleanrl.workers.main import Station
 from gleanrl.workers.reports import Report
@@ -59,12 +61,14 @@ class BlockPlan:
         batch_size: of all environments.
         num_steps: T.
         actions_ready: whether all actions stand there already.
+        primed: see `Stepper.bind`.
     """
 
     fields: Mapping[Path, Field]
     batch_size: torch.Size
     num_steps: int
     actions_ready: bool
+    primed: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class EnvServant:
     def __init__(self, group: MemberGroup, station: Station, first: int) -> None:
         self._group, self._station, self._first = group, station, first
         self._steppers: MemberSteppers | None = None
-        self._bound: tuple[Block, bool] | None = None
+        self._bound: tuple[Block, bool, tuple[Path, ...]] | None = None
         self._t = 0
         self._step: Callable[[int], None] = self._unbound
 
@@ -177,25 +181,15 @@ class EnvServant:
         self._group.load_state_dicts(states, strict)
 
     # ----------------------------------------------------------------- blocks
-    def new_steppers(self, max_steps: int | None, reset_when_done: bool) -> torch.device | None:
-        """Make fresh steppers; return where their columns live."""
-        self._steppers = MemberSteppers(self._group.steppers(), place=self._group.place)
+    def new_steppers(self, rules: EpisodeRules) -> None:
+        """Make fresh steppers."""
+        self._steppers = MemberSteppers(self._group.steppers(rules), Lease(), self._group.place)
         self._bound, self._step = None, self._unbound
-        if max_steps is not None:
-            self._steppers.limit(max_steps)
-        self._steppers.reset_when_done = reset_when_done
-        return self._steppers.device
 
     @property
     def _current(self) -> MemberSteppers:
         assert self._steppers is not None
         return self._steppers
-
-    def configure(self, max_steps: int | None, reset_when_done: bool) -> None:
-        """Set the limit of episodes and whether ended ones are reset."""
-        if max_steps is not None:
-            self._current.limit(max_steps)
-        self._current.reset_when_done = reset_when_done
 
     def schema(self) -> dict[Path, Field]:
         """Return the columns; environments that never were are reset."""
@@ -212,10 +206,14 @@ class EnvServant:
         with _packing():
             return {path: leaf.numpy() for path, leaf in self._current.root().items()}
 
-    def load(self, roots: Any) -> None:
-        """Take a packed root of these environments as the carry."""
+    def steps(self) -> Any:
+        """Return the steps that each episode has taken."""
+        return self._current.steps.numpy()
+
+    def load(self, roots: Any, steps: Any) -> None:
+        """Take a packed root of these environments as the carry, and the steps of their episodes."""
         with _packing():
-            self._current.load(unpack(roots))
+            self._current.load(unpack(roots), torch.from_numpy(np.array(steps)))
 
     def bind(self, plan: BlockPlan) -> None:
         """Step into a block of the shared memory from now on."""
@@ -227,7 +225,7 @@ class EnvServant:
             plan.num_steps,
             columns=[column[mine] for column in whole.columns],
         )
-        self._bound = (part, plan.actions_ready)
+        self._bound = (part, plan.actions_ready, plan.primed)
         with _packing():
             self._rebind()
 

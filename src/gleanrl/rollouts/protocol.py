@@ -1,0 +1,201 @@
+"""What a rollout is made of: an actor, which is how a policy acts on rows, and a stepper, how an environment steps."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from gleanrl.block import Block, Schema
+from gleanrl.data.boundaries import MASK
+from gleanrl.pool import BufferPool
+from gleanrl.rollouts.usage import Lease
+from gleanrl.state import Stateful, StateReader
+from gleanrl.tree import Path, as_key
+
+
+@dataclass(frozen=True)
+class EpisodeRules:
+    """What a rollout makes of episodes.
+
+    Attributes:
+        reset_when_done: whether an episode's end resets its environment; if not, the root of the following row is the
+            last observation with its flags, and whoever owns the rollout stops there.
+        max_steps: every episode is truncated at so many steps; None leaves them to the environment.
+    """
+
+    reset_when_done: bool = True
+    max_steps: int | None = None
+
+
+FREELY = EpisodeRules()
+"""Episodes take their course."""
+
+
+@dataclass(frozen=True)
+class Carry:
+    """What a stepper lives by: the root of the step to come.
+
+    Attributes:
+        root: its leaves, ``[*batch, *leaf]``.
+        steps: the steps that each episode has taken so far, int64 ``[*batch]``.
+    """
+
+    root: Mapping[Path, torch.Tensor]
+    steps: torch.Tensor
+
+
+class Stepper(Stateful[Carry]):
+    """An environment, or a batch of them, that writes its outcome into the rows of a block.
+
+    A stepper owns the root observations and flags and everything under ``"next"``. It keeps the *carry*, the
+    root of the step to come, from one block to the next: that is its state. The environments keep theirs, which
+    whoever adopts a carry has to bring to the same place. Not thread-safe: one caller at a time.
+
+    Args:
+        batch_size: the environments' batch dimensions, ``()`` for one environment.
+        device: where the block's columns must live; None for the CPU.
+        rules: what becomes of episodes.
+        lease: taken whenever this stepper uses the environment; whoever else uses it takes it away.
+    """
+
+    through_tensordicts: bool = False
+    """Whether an environment is stepped through its `step`: only then gradients can flow through it."""
+
+    def __init__(
+        self, batch_size: torch.Size, device: torch.device | None, rules: EpisodeRules, lease: Lease
+    ) -> None:
+        self.batch_size, self.device, self.rules, self.lease = batch_size, device, rules, lease
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether somebody else stepped or reset the environment since: the carry isn't its state any more."""
+        return not self.lease.held
+
+    # ----------------------------------------------------------------- carry
+    @abstractmethod
+    def schema(self) -> Schema:
+        """Return the columns that the stepper writes, root and ``next``; resets if there was no reset yet.
+
+        A stepper with steps that are no frames has the column ``("collector", "mask")`` too, bool, one value a
+        step, and writes it: False where an environment did nothing but reset.
+        """
+
+    @abstractmethod
+    def reset(self, mask: torch.Tensor | None = None) -> None:
+        """Reset every environment, or those where `mask` (bool, ``batch_size``) is True, into the carry."""
+
+    @abstractmethod
+    def root(self) -> dict[Path, torch.Tensor]:
+        """Return the carry's leaves: root paths only, ``[*batch, *leaf]``.
+
+        They may be views: valid until the next step or reset.
+        """
+
+    @property
+    @abstractmethod
+    def steps(self) -> torch.Tensor:
+        """The steps that each episode has taken, int64 ``[*batch]``; of episodes without a limit they may be zero."""
+
+    @abstractmethod
+    def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
+        """Take the leaves of `root` as the carry, without a reset: environments keep their own state.
+
+        Args:
+            root: its leaves are copied or left alone.
+            steps: see `steps`; None for new episodes.
+        """
+
+    def snapshot(self) -> Carry:
+        """Return the carry; there is a reset if there was none yet."""
+        return Carry({path: leaf.clone() for path, leaf in self.root().items()}, self.steps)
+
+    def parse(self, state: Any) -> Carry:
+        """Return the carry that `state` stands for; see `Stateful`. An environment that never was is reset."""
+        reader, size = StateReader(state, "a stepper's carry"), self.batch_size
+        leaves, schema = reader.part("root"), self.schema()
+        root: dict[Path, torch.Tensor] = {}
+        for path in [path for path in schema.paths if path[0] != "next" and path != MASK]:
+            name: Any = path  # fields are called by their paths here
+            root[path] = leaves.tensor(name, schema[path].dtype, (*size, *schema[path].shape))
+        return Carry(root, reader.tensor("steps", torch.int64, size))
+
+    def adopt(self, value: Carry) -> None:
+        """Go on from a carry."""
+        root = TensorDict({}, self.batch_size, device=self.device)
+        for path, leaf in value.root.items():
+            root.set(as_key(path), leaf.to(self.device, copy=True))
+        self.load(root, value.steps.clone())
+
+    # ----------------------------------------------------------------- block
+    def block(self, schema: Schema, num_steps: int, pool: BufferPool | None = None) -> Block:
+        """Return a block that this stepper can write into: fresh columns, or borrowed ones (see `Block.owned`).
+
+        Args:
+            schema: at least the columns of `schema` and the action columns.
+            num_steps: T.
+            pool: where large columns come from.
+        """
+        return Block(schema, self.batch_size, num_steps, self.device, pool)
+
+    @abstractmethod
+    def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
+        """Write into `block` from now on and copy the carry into its row 0.
+
+        Args:
+            block: fresh columns, with at least those of `schema` and the action columns.
+            actions_ready: whether all T actions stand in the block already.
+            primed: what the actor writes below ``"next"``, for the environment's `step` to take over.
+        """
+
+    @abstractmethod
+    def step(self, t: int) -> None:
+        """Take the action of row `t`, write its ``next`` and the root of row ``t + 1``.
+
+        After the last row that root becomes the carry.
+
+        Where an episode ends, ``next`` holds the observation that ended it and the following root the one
+        after the reset.
+
+        Raises:
+            StepFault: if the environment raised or broke its declaration.
+        """
+
+    def run(self, block: Block) -> None:
+        """Take all steps of the bound block, whose actions stand there; nobody looks at its rows in between.
+
+        `Block.num_whole` says how many steps are whole, whatever ends the run.
+        """
+        step = self.step
+        for t in range(block.num_steps):
+            block.num_whole = t
+            step(t)
+
+    def stop(self, num_steps: int) -> None:
+        """End a block before it is full: row `num_steps` becomes the carry.
+
+        Nothing to do for steppers whose carry doesn't stand in the block.
+        """
+
+
+class Actor(Protocol):
+    """A policy that reads the root columns of a row and writes its action columns."""
+
+    @property
+    def primed(self) -> Collection[Path]:
+        """What it writes below ``"next"``: its state, which it finds in the root of the following row."""
+
+    def bind(self, block: Block) -> Callable[[int], None] | None:
+        """Write into `block` from now on.
+
+        Returns:
+            What acts on row t, that is, writes its action and the policy's other outputs; None if all T actions
+            were written at once.
+        """
+
+    def forget(self) -> None:
+        """Drop what the policy carried from step to step: the environments were reset."""

@@ -1,0 +1,92 @@
+"""After an error in a batch of environments the ledger counts the steps that the environments themselves counted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gleanrl.collectors import SyncDataCollector
+from gleanrl.envs import GymWrapper, SerialEnv
+from gleanrl.envs.transforms import RewardSum, TransformedEnv
+from tests.fakes import FakeFailure, OracleEnv, Script
+from tests.fakes_base import CountingEnv
+
+SCRIPT = Script(lengths=(3, 4))
+
+
+class Failing(OracleEnv):
+    """Counts its steps; fails at its `at`-th step, or at its `at`-th reset."""
+
+    def __init__(self, at=None, during="step", **kwargs):
+        super().__init__(**kwargs)
+        self.at, self.during, self.made = at, during, 0
+
+    def step(self, action):
+        if self.during == "step" and self.made + 1 == self.at:
+            raise FakeFailure("step")
+        result = super().step(action)
+        self.made += 1
+        return result
+
+    def reset(self, **kwargs):
+        if self.during == "reset" and self.episode + 2 == self.at:
+            self.at = None
+            raise FakeFailure("reset")
+        return super().reset(**kwargs)
+
+
+class FailingBase(CountingEnv):
+    """A failing one written for the library."""
+
+    def __init__(self, at, during):
+        super().__init__(SCRIPT)
+        self.at, self.during, self.made = at, during, 0
+
+    def _step(self, tensordict):
+        if self.during == "step" and self.made + 1 == self.at:
+            raise FakeFailure("step")
+        out = super()._step(tensordict)
+        self.made += 1
+        return out
+
+    def _reset(self, tensordict=None, **kwargs):
+        if self.during == "reset" and len(self.masks) + 1 == self.at:
+            self.at = None
+            raise FakeFailure("reset")
+        return super()._reset(tensordict, **kwargs)
+
+
+def gym(stream, at=None, during="step"):
+    return GymWrapper(Failing(at, during, stream=stream, script=SCRIPT))
+
+
+def base(stream, at=None, during="step"):
+    return FailingBase(at, during)
+
+
+def wrapped(stream, at=None, during="step"):
+    return TransformedEnv(gym(stream, at, during), RewardSum())
+
+
+def made(env):
+    """The steps that one environment counted."""
+    inner = env.base_env if isinstance(env, TransformedEnv) else env
+    return inner.made if isinstance(inner, FailingBase) else inner.unwrapped.made
+
+
+@pytest.mark.parametrize("policy", [None, "policy"])
+@pytest.mark.parametrize("during", ["step", "reset"])
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("member", [gym, base, wrapped])
+def test_after_an_error(member, place, during, policy):
+    def build(stream):
+        return member(stream, 2 if during == "reset" else 5, during) if stream == place else member(stream)
+
+    env = SerialEnv(3, build, create_env_kwargs=[{"stream": stream} for stream in range(3)])
+    act = (lambda td: td.set("action", torch.zeros(3, 2))) if policy else None
+    collector = SyncDataCollector(env, act, frames_per_batch=24, total_frames=48)
+    with pytest.raises(FakeFailure):
+        collector.rollout()
+    stats = collector.stats()
+    assert stats.stepped == stats.discarded == sum(map(made, env.members))
+    collector.shutdown()
