@@ -25,9 +25,9 @@ def trajectory_ends(
     id_keys: Iterable[NestedKey] = (),
     mask_keys: Iterable[NestedKey] = (),
 ) -> Tensor:
-    """Mark the last step of every trajectory piece in a batch.
+    """Mark the last step of every fragment of a trajectory in a batch.
 
-    Time is the last batch dimension. A step is the last one of its piece if any of these holds: a flag is
+    Time is the last batch dimension. A step is the last one of its fragment if any of these holds: a flag is
     set; the trajectory id of the following step is another one; it is the last step in time of its row; it is
     masked out or the following step is (so every masked step stands alone). In n-step data
     (``"steps_to_next_obs"`` is there) flags count only in rows where it is 1, because the flags of the other
@@ -41,7 +41,7 @@ def trajectory_ends(
         batch: batch of shape ``[*B, T]``, with at least one batch dimension; not changed.
         done_key: the only flag to look at, without its leading ``"next"``. None takes every ``done``,
             ``terminated`` and ``truncated`` below ``"next"``, at any depth.
-        id_keys: further integer keys, ``[*B, T]`` or ``[*B, T, 1]``, whose changes end a piece; absent ones
+        id_keys: further integer keys, ``[*B, T]`` or ``[*B, T, 1]``, whose changes end a fragment; absent ones
             are ignored.
         mask_keys: further bool keys, same shapes, False on steps that are none; absent ones are ignored.
 
@@ -91,14 +91,11 @@ def step_mask(batch: TensorDictBase, mask_keys: Iterable[NestedKey] = ()) -> Ten
     Raises:
         SchemaError: if a mask isn't bool or not of shape ``[*B, T]`` or ``[*B, T, 1]``.
     """
-    masks = [
-        mask
-        for path in _paths(mask_keys, MASK)
-        if (mask := _per_step(batch, path, bool_only=True)) is not None
-    ]
     total: Tensor | None = None
-    for mask in masks:
-        total = mask if total is None else total & mask.to(total.device)
+    for path in _paths(mask_keys, MASK):
+        mask = _per_step(batch, path, bool_only=True)
+        if mask is not None:
+            total = mask if total is None else total & mask.to(total.device)
     return total
 
 
@@ -163,7 +160,7 @@ def _paths(keys: Iterable[NestedKey], always: Path) -> list[Path]:
 
 
 def _flag_ends(batch: TensorDictBase, done_key: NestedKey | None) -> Tensor | None:
-    """Return where a flag ends a piece, ``[*B, T]`` bool, fresh; None if there is no flag."""
+    """Return where a flag ends a fragment, ``[*B, T]`` bool, fresh; None if there is no flag."""
     if done_key is not None:
         path = ("next", *as_path(done_key))
         value = batch.get(path, None)
@@ -195,8 +192,7 @@ def _reduce_flag(path: Path, value: object, shape: torch.Size) -> Tensor:
     if len(path) == 2 and not torch.equal(ends, flat.all(-1)) and flat.shape[-1]:
         raise SchemaError(
             f"flag {path!r} of shape {tuple(value.shape)} can't be mapped onto the batch {tuple(shape)}: "
-            f"a step has entries that disagree; expected {(*shape, 1)}: let the batch size include time, or "
-            f"put "
+            f"a step has entries that disagree; expected {(*shape, 1)}: let the batch size include time, or put "
             "flags of agents into a group of their own"
         )
     return ends

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import operator
-from typing import SupportsIndex
-
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from gleanrl.arguments import positive
 from gleanrl.data.boundaries import trajectory_ends
 from gleanrl.data.rows import take_rows
 from gleanrl.errors import InvalidArgumentError, MissingKeyError, SchemaError, UnsupportedError
@@ -30,7 +28,7 @@ class MultiStep(nn.Module):
 
     So ``reward + gamma * ~terminated * value(next observation)`` is the n-step target at every step: also at
     a truncation and at the end of the batch, where k is smaller, the flags stay as they are (False in the
-    middle of an episode) and the learner bootstraps. Nothing crosses the end of a trajectory, as defined by
+    middle of a trajectory) and the learner bootstraps. Nothing crosses the end of a trajectory, as defined by
     `gleanrl.data.boundaries.trajectory_ends`; a masked step stays as it is, with k = 1.
 
     Added entries, each of shape ``[*B, T, 1, ...]`` with as many dimensions as the first reward
@@ -80,7 +78,7 @@ class MultiStep(nn.Module):
     ) -> None:
         super().__init__()
         self.gamma = _discount(gamma)
-        self.n_steps = _positive(n_steps)
+        self.n_steps = positive("n_steps", n_steps)
         self.reward_keys = _reward_paths(reward_keys)
 
     def extra_repr(self) -> str:
@@ -205,16 +203,6 @@ def _discount(gamma: float) -> float:
         value = 0.0
     if not 0.0 < value <= 1.0:
         raise InvalidArgumentError(f"gamma expected a number in (0, 1], got {gamma!r}")
-    return value
-
-
-def _positive(n_steps: SupportsIndex) -> int:
-    try:
-        value = 0 if isinstance(n_steps, bool) else operator.index(n_steps)
-    except TypeError:
-        value = 0
-    if value < 1:
-        raise InvalidArgumentError(f"n_steps expected an integer of at least 1, got {n_steps!r}")
     return value
 
 

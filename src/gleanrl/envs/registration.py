@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -135,16 +135,9 @@ class GymAdapter(gymnasium.Env[Any, Any]):
         spec = self.env.full_observation_spec
         values = {key: self._value(spec[key], batch.get(key)) for key in (*self._observed, *self._info)}
         info = {name: values[name] for name in self._info}
-        if len(self._observed) == 1:
-            return values[self._observed[0]], {"/".join(as_path(k)): v for k, v in info.items()}
-        out: dict[str, Any] = {}
-        for key in self._observed:
-            *groups, last = as_path(key)
-            place = out
-            for group in groups:
-                place = place.setdefault(group, {})
-            place[last] = values[key]
-        return out, {"/".join(as_path(k)): v for k, v in info.items()}
+        return _nested({key: values[key] for key in self._observed}), {
+            "/".join(as_path(k)): v for k, v in info.items()
+        }
 
     def _value(self, spec: Any, leaf: torch.Tensor) -> Any:
         if not self._numpy:
@@ -158,18 +151,24 @@ def _at(action: Any, path: tuple[str, ...]) -> Any:
     return action
 
 
+def _nested(values: Mapping[NestedKey, Any]) -> Any:
+    """Return the value if it's one, else a dictionary nested like the keys."""
+    if len(values) == 1:
+        return next(iter(values.values()))
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        *groups, last = as_path(key)
+        inner = out
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[last] = value
+    return out
+
+
 def _space(spec: Composite, keys: Sequence[NestedKey]) -> spaces.Space[Any]:
     """Return the space of the leaves `keys`: the leaf's own if it's one, else a Dict."""
-    if len(keys) == 1:
-        return _leaf_space(keys[0], spec[keys[0]])
-    out: dict[str, Any] = {}
-    for key in keys:
-        *groups, last = as_path(key)
-        place = out
-        for group in groups:
-            place = place.setdefault(group, {})
-        place[last] = _leaf_space(key, spec[key])
-    return _dict_space(out)
+    nested = _nested({key: _leaf_space(key, spec[key]) for key in keys})
+    return _dict_space(nested) if isinstance(nested, dict) else nested
 
 
 def _dict_space(entries: dict[str, Any]) -> spaces.Dict:
@@ -193,12 +192,7 @@ def _leaf_space(key: NestedKey, spec: Any) -> spaces.Space[Any]:
         return spaces.MultiDiscrete(np.asarray(torch.as_tensor(spec.nvec).flatten()))
     if isinstance(spec, (Bounded, Unbounded)):
         dtype = spec.zero().numpy().dtype
-        if isinstance(spec, Bounded):
-            low, high = spec.space.low.numpy(), spec.space.high.numpy()
-        else:
-            whole = not np.issubdtype(dtype, np.floating)
-            ends = (np.iinfo(dtype).min, np.iinfo(dtype).max) if whole else (-np.inf, np.inf)
-            low, high = (np.full(shape, end, dtype) for end in ends)
+        low, high = spec.space.low.numpy(), spec.space.high.numpy()
         return spaces.Box(low, high, shape, dtype)
     raise UnsupportedError(f"register_gym: {key!r} has a spec without a gymnasium space: {spec!r}")
 

@@ -20,9 +20,8 @@ from gleanrl.errors import InvalidTypeError, SchemaError, SpecError
 
 def first_offender(outside: Tensor, value: Tensor) -> str:
     """Describe the first value that a boolean tensor over its leading dimensions marks."""
-    where = tuple(outside.nonzero()[0].tolist())
-    place = f" at index {where}" if where else ""
-    return f"got {value[where].tolist()}{place}"
+    index = tuple(outside.nonzero()[0].tolist())
+    return f"got {value[index].tolist()}" + (f" at index {index}" if index else "")
 
 
 def fresh_tensor(value: Any, dtype: torch.dtype, device: torch.device | None) -> Tensor:
