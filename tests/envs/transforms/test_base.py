@@ -7,12 +7,29 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.data import Bounded, Unbounded
-from gleanrl.envs.transforms import Compose, RewardSum, StepCounter, Transform, TransformedEnv
+from gleanrl.envs.transforms import (
+    Compose,
+    DTypeCastTransform,
+    ExcludeTransform,
+    RewardSum,
+    StepCounter,
+    Transform,
+    TransformedEnv,
+)
 from gleanrl.envs.transforms.stepper import TransformedStepper
 from gleanrl.envs.transforms.transforms import _apply_to_composite
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 from gleanrl.rollouts.steppers import TensorDictStepper
-from tests.envs.transforms.ways import ENVS, batched, batches, collect_both_ways, joined, single, team
+from tests.envs.transforms.ways import (
+    ENVS,
+    OnTensorDicts,
+    batched,
+    batches,
+    collect_both_ways,
+    joined,
+    single,
+    team,
+)
 
 
 class Sine(Transform):
@@ -152,3 +169,42 @@ def test_an_empty_chain_changes_nothing(env):
     _, same = batches(TransformedEnv(env()))
     for a, b in zip(plain, same, strict=True):
         assert bool((a == b).all())
+
+
+class TestOverridesOnRows:
+    """Hooks that a subclass replaces are called on rows, too, whatever the class derives from."""
+
+    def test_a_call_of_a_transform_that_has_nothing_to_do(self):
+        class Louder(DTypeCastTransform):
+            on_rows = True
+
+            def _call(self, tensordict):
+                if tensordict.get("reward", None) is not None:
+                    tensordict.set("reward", tensordict.get("reward") * 2)
+                return tensordict
+
+            def written_keys(self):
+                return ["reward"]
+
+        def chain():
+            return [Louder(torch.int8, torch.int16)]
+
+        louder = joined(collect_both_ways(single, chain))
+        plain = joined(collect_both_ways(single, lambda: [StepCounter()]))
+        assert torch.equal(louder["next", "reward"], 2 * plain["next", "reward"])
+
+    @pytest.mark.parametrize(
+        ("kind", "arguments"),
+        [(DTypeCastTransform, (torch.int8, torch.int16)), (ExcludeTransform, ("nothing",))],
+    )
+    def test_what_goes_in(self, kind, arguments):
+        class Still(kind):
+            on_rows = True
+
+            def _inv_call(self, tensordict):
+                return tensordict.set("action", torch.zeros_like(tensordict.get("action")))
+
+        for chain in ([Still(*arguments)], [Still(*arguments), OnTensorDicts()]):
+            env = TransformedEnv(single(), Compose(*chain))
+            batches(env)
+            assert all(not action.any() for action in env.base_env.unwrapped.actions)

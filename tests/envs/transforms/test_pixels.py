@@ -113,7 +113,7 @@ def test_mistakes_are_named():
         GrayScale()(TensorDict({"pixels": torch.zeros(1, 4, 4)}, []))
     with pytest.raises(InvalidArgumentError, match="interpolation"):
         Resize(4, interpolation="magic")
-    with pytest.raises(InvalidArgumentError, match="positive"):
+    with pytest.raises(InvalidArgumentError, match="w: expected an integer of 1"):
         Resize(0)
     with pytest.raises(SchemaError, match="H, W, C"):
         ToTensorImage()(TensorDict({"pixels": torch.zeros(4)}, []))

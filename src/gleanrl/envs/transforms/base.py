@@ -61,7 +61,10 @@ class Transform(StatefulModule):
         out_keys_inv: what the user writes; None for the same keys as `in_keys_inv`.
     """
 
-    on_rows: ClassVar[bool] = True
+    on_rows: ClassVar[bool] = True  # whether the hooks of the class that says so take rows
+    by_keys: ClassVar[bool] = (
+        True  # whether those hooks do nothing where there are no `in_keys`, or `in_keys_inv`
+    )
     actions_vary: ClassVar[bool] = False  # whether a step changes what the action spec allows
     generator: OwnedTorchGenerator | None = None  # what random numbers are drawn from
     learns: ClassVar[bool] = False  # whether an environment leaves it in training mode
@@ -222,12 +225,15 @@ class Transform(StatefulModule):
 
     def idles(self) -> bool:
         """Return whether a step's outcome passes unchanged: no keys, and no hook that would look for more."""
-        mine = type(self)
-        return mine._step is Transform._step and mine._call is Transform._call and not self.pairs()
+        return not self.pairs() and self._goes_by_keys("_step", "_call")
 
     def inverts(self) -> bool:
         """Return whether anything that goes in is changed."""
-        return bool(self.pairs_inv()) or type(self)._inv_call is not Transform._inv_call
+        return bool(self.pairs_inv()) or not self._goes_by_keys("_inv_call")
+
+    def _goes_by_keys(self, *hooks: str) -> bool:
+        owners = (next(c for c in type(self).__mro__ if hook in vars(c)) for hook in hooks)
+        return all(vars(owner).get("by_keys", False) for owner in owners)
 
     def keeps_first(self, rows: torch.Tensor | None) -> bool:
         """Return whether it has the first observations of environments that have just reset themselves.
@@ -261,21 +267,17 @@ class Transform(StatefulModule):
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         """Return the spec of all that comes out: ``full_{observation,reward,done}_spec``."""
-        out = output_spec.clone()
-        out["full_observation_spec"] = self.transform_observation_spec(out["full_observation_spec"])
-        out["full_reward_spec"] = _composite(
-            "reward", self.transform_reward_spec(out["full_reward_spec"]), out
-        )
-        out["full_done_spec"] = _composite("done", self.transform_done_spec(out["full_done_spec"]), out)
-        return out
+        return self._transformed(output_spec, "observation", "reward", "done")
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
         """Return the spec of all that goes in: ``full_{action,state}_spec``."""
-        out = input_spec.clone()
-        out["full_action_spec"] = _composite(
-            "action", self.transform_action_spec(out["full_action_spec"]), out
-        )
-        out["full_state_spec"] = self.transform_state_spec(out["full_state_spec"])
+        return self._transformed(input_spec, "action", "state")
+
+    def _transformed(self, specs: Composite, *roles: str) -> Composite:
+        out = specs.clone()
+        for role in roles:
+            name, transform = f"full_{role}_spec", getattr(self, f"transform_{role}_spec")
+            out[name] = _composite(role, transform(out[name]), out)
         return out
 
     def transform_env_device(self, device: torch.device | None) -> torch.device | None:

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from gleanrl.arguments import non_negative, positive
 from gleanrl.data.boundaries import trajectory_ends
 from gleanrl.data.specs import Composite
 from gleanrl.envs.transforms.base import Keys, Transform
@@ -137,8 +138,6 @@ class BurnInTransform(BufferTransform):
         out_keys: Sequence[NestedKey] | None = None,
     ) -> None:
         modules = [modules] if isinstance(modules, nn.Module) else list(modules)
-        if isinstance(burn_in, bool) or not isinstance(burn_in, int) or burn_in < 0:
-            raise InvalidArgumentError(f"burn_in: expected an integer of at least 0, got {burn_in!r}")
         read = {as_path(key) for module in modules for key in module.in_keys}  # type: ignore[union-attr]
         made = [as_path(key) for module in modules for key in module.out_keys]  # type: ignore[union-attr]
         states = [path[1:] for path in made if path[0] == "next" and path[1:] in read]
@@ -150,7 +149,7 @@ class BurnInTransform(BufferTransform):
                 "BurnInTransform: the modules write no state below 'next'; name out_keys"
             )
         self.modules_list = nn.ModuleList(modules)
-        self.burn_in = burn_in
+        self.burn_in = non_negative("burn_in", burn_in)
 
     def pairs(self) -> list[tuple[NestedKey, NestedKey]]:
         """Return nothing: the modules say what is read."""
@@ -205,11 +204,9 @@ class RandomCropTensorDict(BufferTransform):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(sub_seq_len, bool) or not isinstance(sub_seq_len, int) or sub_seq_len < 1:
-            raise InvalidArgumentError(f"sub_seq_len: expected a positive integer, got {sub_seq_len!r}")
         if sample_dim >= 0:
             raise InvalidArgumentError(f"sample_dim: expected a negative dimension, got {sample_dim}")
-        self.sub_seq_len, self.sample_dim = sub_seq_len, sample_dim
+        self.sub_seq_len, self.sample_dim = positive("sub_seq_len", sub_seq_len), sample_dim
         self.mask_key = None if mask_key is None else as_key(as_path(mask_key))
         self.generator = OwnedTorchGenerator(seed)
 

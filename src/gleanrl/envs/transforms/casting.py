@@ -40,6 +40,7 @@ class DTypeCastTransform(EntryTransform):
     """
 
     on_rows = True
+    by_keys = True  # in an environment
     maps_inputs = True
 
     def __init__(
@@ -89,14 +90,6 @@ class DTypeCastTransform(EntryTransform):
         if not (self._everything() and self._in_keys_inv is None):
             return super()._inv_call(tensordict)
         return _cast_all(tensordict, self.dtype_out, self.dtype_in)
-
-    def idles(self) -> bool:
-        """Return whether nothing that comes out is cast."""
-        return not self._everything() and not self.pairs()
-
-    def inverts(self) -> bool:
-        """Return whether anything that goes in is cast."""
-        return bool(self.pairs_inv())
 
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
         return spec.to(self.dtype_out)

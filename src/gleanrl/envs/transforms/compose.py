@@ -130,15 +130,11 @@ class Compose(Transform):
     # ----------------------------------------------------------------- specs
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         """Return the spec of all that comes out of the last one."""
-        for transform in self.chain():
-            output_spec = transform.transform_output_spec(output_spec)
-        return output_spec
+        return self._through("transform_output_spec", output_spec)
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
         """Return the spec of all that goes into the last one."""
-        for transform in self.chain():
-            input_spec = transform.transform_input_spec(input_spec)
-        return input_spec
+        return self._through("transform_input_spec", input_spec)
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Return the observation spec after the last one."""

@@ -9,12 +9,13 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from gleanrl.arguments import non_negative, positive
 from gleanrl.block import Field
 from gleanrl.data.specs import Categorical, Composite, Unbounded
 from gleanrl.envs.transforms.base import Keys, Transform
 from gleanrl.envs.transforms.following import Following
 from gleanrl.envs.transforms.rows import Record, trailing
-from gleanrl.errors import EnvironmentContractError, InvalidArgumentError, UnsupportedError
+from gleanrl.errors import EnvironmentContractError, UnsupportedError
 from gleanrl.rollouts.stepping import advance
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import NestedKey, as_path
@@ -32,9 +33,7 @@ class FrameSkipTransform(Transform):
 
     def __init__(self, frame_skip: int = 1) -> None:
         super().__init__()
-        if isinstance(frame_skip, bool) or not isinstance(frame_skip, int) or frame_skip < 1:
-            raise InvalidArgumentError(f"frame_skip: expected a positive integer, got {frame_skip!r}")
-        self.frame_skip = frame_skip
+        self.frame_skip = positive("frame_skip", frame_skip)
         self._entered: TensorDictBase | None = None
 
     def _inv_call(self, tensordict: Record) -> Record:
@@ -42,10 +41,6 @@ class FrameSkipTransform(Transform):
             tensordict.copy()
         )  # the root as the environment with the transforms before this one gets it
         return tensordict
-
-    def inverts(self) -> bool:
-        """Return False: actions stay as they are."""
-        return False
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
         parent = _one_environment(self)
@@ -83,9 +78,7 @@ class NoopResetEnv(Transform):
 
     def __init__(self, noops: int = 30, random: bool = True, seed: int | None = None) -> None:
         super().__init__()
-        if isinstance(noops, bool) or not isinstance(noops, int) or noops < 0:
-            raise InvalidArgumentError(f"noops: expected an integer of at least 0, got {noops!r}")
-        self.noops, self.random = noops, random
+        self.noops, self.random = non_negative("noops", noops), random
         self.generator = OwnedTorchGenerator(seed)
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
@@ -185,10 +178,8 @@ class TimeMaxPool(Following):
         T: int = 1,
         reset_key: NestedKey | None = None,
     ) -> None:
-        if isinstance(T, bool) or not isinstance(T, int) or T < 1:
-            raise InvalidArgumentError(f"T: expected a positive integer, got {T!r}")
         super().__init__(["observation"] if in_keys is None else in_keys, out_keys)
-        self.T, self.reset_key = T, reset_key
+        self.T, self.reset_key = positive("T", T), reset_key
 
     def carries(self) -> dict[NestedKey, Field]:
         """Return the last observations, ``(T, *batch, *leaf)``, the newest last."""

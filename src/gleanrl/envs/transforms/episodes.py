@@ -64,18 +64,10 @@ class StepCounter(Following):
         self.update_done = update_done
         # To add it is faster than to add a number.
         self._one = torch.ones((), dtype=torch.int64, device="cpu")
-        self._groups_found: list[tuple[NestedKey, ...]] | None = None
-
-    def empty_cache(self) -> None:
-        """Forget the groups of flags."""
-        super().empty_cache()
-        self._groups_found = None
 
     def _groups(self) -> list[tuple[NestedKey, ...]]:
         """Return done, truncated and count of each group of flags."""
-        if self._groups_found is None:
-            self._groups_found = self.groups(self.truncated_key, self.step_count_key)
-        return self._groups_found
+        return self.groups(self.truncated_key, self.step_count_key)
 
     def carries(self) -> dict[NestedKey, Field]:
         """Return the counts."""
@@ -167,18 +159,10 @@ class InitTracker(Following):
             )
         super().__init__()
         self.init_key = init_key
-        self._marks_found: list[tuple[NestedKey, ...]] | None = None
-
-    def empty_cache(self) -> None:
-        """Forget the groups of flags."""
-        super().empty_cache()
-        self._marks_found = None
 
     def _marks(self) -> list[tuple[NestedKey, ...]]:
         """Return done and mark of each group of flags."""
-        if self._marks_found is None:
-            self._marks_found = self.groups(self.init_key)
-        return self._marks_found
+        return self.groups(self.init_key)
 
     def written_keys(self) -> list[NestedKey]:
         """Return the marks."""
@@ -248,8 +232,7 @@ class RewardSum(Following):
 
     def carries(self) -> dict[NestedKey, Field]:
         """Return the sums."""
-        spec = self.surroundings().full_reward_spec
-        return {out_key: Field(spec[in_key].shape, spec[in_key].dtype) for in_key, out_key in self.pairs()}
+        return self._as_rewards()
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
         root = {} if self.reward_spec else tensordict  # as a reward the root's isn't that of this step
@@ -345,8 +328,7 @@ class TargetReturn(Following):
 
     def carries(self) -> dict[NestedKey, Field]:
         """Return the targets."""
-        spec = self.surroundings().full_reward_spec
-        return {out_key: Field(spec[in_key].shape, spec[in_key].dtype) for in_key, out_key in self.pairs()}
+        return self._as_rewards()
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
         for in_key, out_key in self.pairs():

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gleanrl.block import Field
 from gleanrl.data.specs import Composite, Unbounded
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.rows import Record, reset_rows
@@ -24,6 +25,7 @@ class Following(Transform):
 
     on_rows = True
     reset_key: NestedKey | None = None  # the mask to go by; None for any of the environment's
+    _groups_found: list[tuple[NestedKey, ...]] | None
 
     def surroundings(self) -> Any:
         """Return the environment before this transform.
@@ -39,9 +41,18 @@ class Following(Transform):
         return parent
 
     def groups(self, *names: str) -> list[tuple[NestedKey, ...]]:
-        """Return for each group of flags the key of done and those of `names` beside it."""
-        done = [as_path(key) for key in self.surroundings().done_keys if as_path(key)[-1] == "done"]
-        return [tuple(as_key((*path[:-1], name)) for name in ("done", *names)) for path in done]
+        """Return for each group of flags the key of done and those of `names` beside it, always the same names."""
+        if self._groups_found is None:
+            done = [as_path(key) for key in self.surroundings().done_keys if as_path(key)[-1] == "done"]
+            self._groups_found = [
+                tuple(as_key((*path[:-1], name)) for name in ("done", *names)) for path in done
+            ]
+        return self._groups_found
+
+    def empty_cache(self) -> None:
+        """Forget the groups of flags."""
+        super().empty_cache()
+        self._groups_found = None
 
     def asked(self, request: Record) -> Tensor | None:
         """Return which environments a reset is for, ``(*batch,)`` bool; None for all of them."""
@@ -81,6 +92,11 @@ class Following(Transform):
             fresh = torch.where(mask, fresh, before)
         self.carried[key] = fresh
         return fresh
+
+    def _as_rewards(self) -> dict[NestedKey, Field]:
+        """Return what is carried if that looks, by `out_keys`, as the rewards at `in_keys` do."""
+        spec = self.surroundings().full_reward_spec
+        return {out_key: Field(spec[in_key].shape, spec[in_key].dtype) for in_key, out_key in self.pairs()}
 
     def _with_carried(self, spec: Composite) -> Composite:
         """Return `spec` with what is carried."""

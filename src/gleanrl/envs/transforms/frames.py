@@ -6,6 +6,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from gleanrl.arguments import positive
 from gleanrl.block import Field
 from gleanrl.data.boundaries import trajectory_ends
 from gleanrl.data.specs import Bounded, TensorSpec, Unbounded
@@ -46,6 +47,7 @@ class CatFrames(EntryTransform, Following):
     """
 
     on_rows = True
+    by_keys = True
     ACCEPTED_PADDING = ("same", "constant")
 
     def __init__(
@@ -59,8 +61,6 @@ class CatFrames(EntryTransform, Following):
         as_inverse: bool = False,
         **keys: NestedKey | None,
     ) -> None:
-        if isinstance(N, bool) or not isinstance(N, int) or N < 1:
-            raise InvalidArgumentError(f"N: expected a positive integer, got {N!r}")
         if isinstance(dim, bool) or not isinstance(dim, int) or dim >= 0:
             raise InvalidArgumentError(
                 f"dim: expected a negative dimension, got {dim!r}: batch dimensions come first"
@@ -71,7 +71,7 @@ class CatFrames(EntryTransform, Following):
         if unknown:
             raise InvalidArgumentError(f"CatFrames: unexpected arguments {unknown}")
         super().__init__(list(PIXELS) if in_keys is None else in_keys, out_keys)
-        self.N, self.dim, self.padding, self.padding_value = N, dim, padding, padding_value
+        self.N, self.dim, self.padding, self.padding_value = positive("N", N), dim, padding, padding_value
         self.as_inverse = as_inverse
         self.reset_key, self.done_key = keys.get("reset_key"), keys.get("done_key")
 
@@ -124,10 +124,6 @@ class CatFrames(EntryTransform, Following):
         if not self.as_inverse or self.parent is not None:
             return tensordict
         return self.unfolded(tensordict)
-
-    def inverts(self) -> bool:
-        """Return False: actions stay as they are."""
-        return False
 
     def unfolded(self, batch: TensorDictBase) -> TensorDictBase:
         """Stack the observations of whole steps, in place.

@@ -5,12 +5,11 @@ Images are ``(..., channels, height, width)``, but for what `ToTensorImage` take
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from gleanrl.arguments import positive
 from gleanrl.data.specs import Bounded, TensorSpec
 from gleanrl.envs.transforms.base import Keys
 from gleanrl.envs.transforms.mapping import EntryTransform
@@ -129,7 +128,7 @@ class Resize(_OfImages):
         mode = getattr(interpolation, "value", interpolation)
         if mode not in _MODES:
             raise InvalidArgumentError(f"interpolation: expected one of {_MODES}, got {interpolation!r}")
-        self.w, self.h, self.interpolation = _size("w", w), _size("h", w if h is None else h), mode
+        self.w, self.h, self.interpolation = positive("w", w), positive("h", w if h is None else h), mode
 
     def _apply_transform(self, value: Tensor) -> Tensor:
         if value.ndim < 3:
@@ -178,7 +177,7 @@ class Crop(_OfImages):
         out_keys: Keys | None = None,
     ) -> None:
         super().__init__(in_keys, out_keys)
-        self.w, self.h = _size("w", w), _size("h", w if h is None else h)
+        self.w, self.h = positive("w", w), positive("h", w if h is None else h)
         self.top, self.left = top, left
 
     def _corner(self, value: Tensor) -> tuple[int, int]:
@@ -222,9 +221,3 @@ class CenterCrop(Crop):
 
     def _corner(self, value: Tensor) -> tuple[int, int]:
         return round((value.shape[-2] - self.h) / 2), round((value.shape[-1] - self.w) / 2)
-
-
-def _size(name: str, size: Any) -> int:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise InvalidArgumentError(f"{name}: expected a positive integer, got {size!r}")
-    return size

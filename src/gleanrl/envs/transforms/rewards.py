@@ -174,9 +174,6 @@ class BinarizeReward(_OfRewards):
         out_keys: where the results stand; None for in place.
     """
 
-    def __init__(self, in_keys: Keys | None = None, out_keys: Keys | None = None) -> None:
-        super().__init__(in_keys, out_keys)
-
     def _apply_transform(self, value: Tensor) -> Tensor:
         return (value > 0).to(torch.int8)
 

@@ -11,6 +11,7 @@ from gleanrl.envs.transforms.base import Keys, Transform, as_keys
 from gleanrl.envs.transforms.rows import Record, Row
 from gleanrl.envs.transforms.spec_tools import keys_of
 from gleanrl.errors import InvalidArgumentError, MissingArgumentError, UnsupportedError
+from gleanrl.overrides import overridden
 from gleanrl.tree import FLAGS, NestedKey, as_key, as_path
 
 
@@ -28,6 +29,7 @@ class RenameTransform(Transform):
     """
 
     on_rows = True
+    by_keys = True
 
     def __init__(
         self,
@@ -45,32 +47,25 @@ class RenameTransform(Transform):
             raise UnsupportedError(f"RenameTransform: {flags} are flags, which keep their names")
 
     def _call(self, tensordict: Record) -> Record:
-        found = [(out_key, self._taken(tensordict, in_key)) for in_key, out_key in self.pairs()]
-        for (out_key, value), (in_key, _) in zip(found, self.pairs(), strict=True):
-            if value is not None:
-                tensordict.set(out_key, value)
-            elif not self.missing_tolerance:
-                raise self._missing(in_key, tensordict)
-        return tensordict
+        return self._moved(tensordict, self.pairs())
 
     def _inv_call(self, tensordict: Record) -> Record:
-        found = [(in_key, self._taken(tensordict, out_key)) for in_key, out_key in self.pairs_inv()]
-        for (in_key, value), (_, out_key) in zip(found, self.pairs_inv(), strict=True):
+        return self._moved(tensordict, [(out_key, in_key) for in_key, out_key in self.pairs_inv()])
+
+    def _moved(self, record: Record, pairs: list[tuple[NestedKey, NestedKey]]) -> Record:
+        # All are taken before the first is set: two keys may change places.
+        for source, target, value in [(*pair, self._taken(record, pair[0])) for pair in pairs]:
             if value is not None:
-                tensordict.set(in_key, value)
+                record.set(target, value)
             elif not self.missing_tolerance:
-                raise self._missing(out_key, tensordict)
-        return tensordict
+                raise self._missing(source, record)
+        return record
 
     def _taken(self, record: Record, key: NestedKey) -> Any:
         if not self.create_copy:
             return record.pop(key, None)
         value = record.get(key, None)
         return None if value is None else value.clone()
-
-    def inverts(self) -> bool:
-        """Return whether anything that goes in is renamed."""
-        return bool(self.pairs_inv())
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Rename observations."""
@@ -209,8 +204,8 @@ class ExcludeTransform(_Keeping):
         return tensordict
 
     def inverts(self) -> bool:
-        """Return False: an environment's stepper reads the keys it needs and no others."""
-        return False
+        """Return False, but for a subclass's own way: steppers read the keys that they need and no others."""
+        return bool(overridden(self, "_inv_call", of=ExcludeTransform))
 
     def extra_repr(self) -> str:
         """Show the keys."""
