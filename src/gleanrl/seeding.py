@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch import from_numpy
 from gleanrl.errors import InvalidArgumentError, SchemaError
 from gleanrl.native import Random
 from gleanrl.state import Stateful, StateReader
+from gleanrl.system.forks import renew_in_child
 
 _SEED_RANGE = 2**63 - 1
 _WORDS = 4
@@ -30,12 +32,18 @@ class GeneratorState(NamedTuple):
     """``(4,)`` int64, not all 0."""
 
 
+def _apart(start: bytes, lineage: tuple[int, ...]) -> int:
+    """Return the seed of a forked child's sequence: another for every place in the parent's, and for every child."""
+    return int.from_bytes(blake2b(start + repr(lineage).encode(), digest_size=8).digest(), "big") >> 1
+
+
 class OwnedGenerator(Stateful[GeneratorState]):
     """A random generator that belongs to one part.
 
     Without a seed it takes one from torch's global generator at its first use, so that ``torch.manual_seed``
     makes a program reproducible while later draws of the part disturb nobody. The sequence doesn't depend on
-    how many numbers a call asks for. Not thread-safe: its owner locks.
+    how many numbers a call asks for. A forked child goes on with another sequence than its parent, the same one in
+    every run of the program. Not thread-safe: its owner locks.
 
     Args:
         seed: a seed in ``[0, 2**63)``; None for one drawn at first use.
@@ -50,6 +58,8 @@ class OwnedGenerator(Stateful[GeneratorState]):
 
     def __init__(self, seed: int | None = None) -> None:
         self._native: Random | None = None
+        self._lineage: tuple[int, ...] = ()
+        renew_in_child(self)
         if seed is not None:
             self.seed(seed)
 
@@ -65,9 +75,17 @@ class OwnedGenerator(Stateful[GeneratorState]):
 
     def _seeded(self) -> Random:
         """Return the generator; the first call without a seed takes one from torch's global generator."""
-        self.seed(fresh_seed())
+        seed = fresh_seed()
+        # A child's global generator is like its parent's.
+        self.seed(_apart(seed.to_bytes(8, "big"), self._lineage) if self._lineage else seed)
         assert self._native is not None
         return self._native
+
+    def after_fork(self, lineage: tuple[int, ...]) -> None:
+        """Go on with a sequence of the child's own."""
+        self._lineage = lineage
+        if self._native is not None:
+            self.seed(_apart(self.snapshot().generator.numpy().tobytes(), lineage))
 
     def integers(self, high: int, count: int) -> torch.Tensor:
         """Return `count` independent draws from ``[0, high)``, int64 on the CPU."""
@@ -114,6 +132,7 @@ class OwnedGenerator(Stateful[GeneratorState]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle."""
+        self.__init__()  # type: ignore[misc]
         self.load_state_dict(state)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 
-_gates: weakref.WeakSet[Gate] = weakref.WeakSet()
+from gleanrl.system.forks import renew_in_child
 
 
 class Gate:
@@ -22,16 +20,12 @@ class Gate:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        _gates.add(self)
+        renew_in_child(self)
 
     def __reduce__(self) -> tuple[type[Gate], tuple[()]]:
         """Copies and pickles have a lock of their own."""
         return Gate, ()
 
-
-def _reopen() -> None:
-    for gate in list(_gates):
-        gate.lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_reopen)
+    def after_fork(self, lineage: tuple[int, ...]) -> None:
+        """Open."""
+        self.lock = threading.RLock()

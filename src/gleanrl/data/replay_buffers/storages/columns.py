@@ -20,7 +20,7 @@ import torch
 
 from gleanrl.block import Field, numpy_dtype, numpy_twin, numpy_view
 from gleanrl.data.replay_buffers.storages.stored import Sources
-from gleanrl.errors import SchemaError
+from gleanrl.errors import SchemaError, UnsupportedError
 from gleanrl.native import Columns as NativeColumns
 from gleanrl.pool import BufferPool
 
@@ -250,6 +250,21 @@ class BorrowedColumns(HostColumns):
         """Fetch from where the columns are."""
         self._follow()
         return super().gather(indices, wanted)
+
+
+class ParentsColumns(OwnColumns):
+    """Mapped columns of the process that this one was forked from: they are read, and views are copies."""
+
+    def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Raise: nothing is to be written."""
+        raise UnsupportedError(
+            "these memory-mapped files belong to the process that this one was forked from: a write here would change "
+            "its records behind its back; give the child a buffer of its own, or send the records to the parent"
+        )
+
+    def views(self, lead: torch.Size, index: tuple[int | slice, ...] = ()) -> list[torch.Tensor]:
+        """Return copies."""
+        return [view.clone() for view in super().views(lead, index)]
 
 
 # Bound once: a gather of eleven leaves makes eleven arrays, in NumPy because that is cheaper than in torch.

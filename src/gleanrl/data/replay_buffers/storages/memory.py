@@ -28,6 +28,8 @@ class Allocator(Protocol):
 
     exclusive: bool
     """Whether nobody else will hold a tensor of the columns' torch storages (see `columns`)."""
+    shared: bool
+    """Whether a forked child would write into the same memory, not into a copy of its own."""
 
     def __call__(
         self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
@@ -48,11 +50,15 @@ class GivenColumns:
     Args:
         columns: contiguous, ``[num_rows, *field]`` each.
         exclusive: see `Allocator`.
+        shared: see `Allocator`; memory that the user shares is the user's to share.
     """
 
-    def __init__(self, columns: Sequence[torch.Tensor], exclusive: bool = False) -> None:
+    def __init__(
+        self, columns: Sequence[torch.Tensor], exclusive: bool = False, shared: bool = False
+    ) -> None:
         self.columns = columns
         self.exclusive = exclusive
+        self.shared = shared
 
     def __call__(
         self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
@@ -74,6 +80,7 @@ class HeapAllocator:
     """
 
     exclusive = True
+    shared = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -112,6 +119,7 @@ class FileAllocator:
     """
 
     exclusive = True
+    shared = True
 
     def __init__(self, directory: Path | None, replace: bool = False) -> None:
         self.directory = directory

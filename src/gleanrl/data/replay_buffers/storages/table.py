@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from gleanrl.data.replay_buffers.storages.columns import column_store
+from gleanrl.data.replay_buffers.storages.columns import ParentsColumns, column_store
 from gleanrl.data.replay_buffers.storages.memory import Allocator
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.stored import StoredSchema
 from gleanrl.data.rows import take_rows
+from gleanrl.system.forks import renew_in_child
 from gleanrl.tree import Path
 
 
@@ -38,7 +39,14 @@ class Table:
         self.mask: torch.Tensor | None = None
         """Which rows are steps, ``(num_rows,)`` bool, all columns' rows; None while all are."""
         self._all = self.stored.wanted()
+        if allocate.shared:
+            renew_in_child(self)
         self._undo = weakref.finalize(self, allocate.discard)
+
+    def after_fork(self, lineage: tuple[int, ...]) -> None:
+        """Leave the columns to the parent."""
+        self.columns = ParentsColumns(self.columns.fields, self.columns.columns)
+        self._undo.detach()
 
     def keep(self) -> None:
         """Say that the table is used: files that nobody took into use are removed."""

@@ -122,7 +122,7 @@ class TensorStorage(Storage):
     def _flattened(self) -> TensorStorage:
         """Return the stored part as a storage with one batch dimension; the columns are shared."""
         table, lead = self._initialized(), torch.Size([len(self)])
-        given = GivenColumns(table.columns.views(lead), self._allocate.exclusive)
+        given = GivenColumns(table.columns.views(lead), self._allocate.exclusive, self._allocate.shared)
         flat = TensorStorage.__new__(TensorStorage)
         flat._wrap(table.form, lead, given, self.device)
         return flat
@@ -306,6 +306,7 @@ class TensorStorage(Storage):
                 f"load_state_dict: the state's schema {rows.form.schema!r} with batch {state.batch_shape} isn't "
                 f"this storage's {table.form.schema!r} with batch {tuple(self.batch_shape)}"
             )
+        table.columns.ready(table.columns.columns)  # raises where nothing may be written
         return rows.into(table)
 
     def _take_content(self, content: Rows | None, rows: int) -> None:

@@ -1,0 +1,129 @@
+"""Forks: locks, random sequences and memory-mapped files in the child. Each in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+COMMON = """
+import os, sys, threading, warnings
+warnings.simplefilter("ignore")
+import torch
+from gleanrl.data.replay_buffers import *
+
+def in_child(work):
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            said = repr(work())
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(write, said.encode())
+        os._exit(0)
+    os.close(write)
+    with open(read, closefd=True) as answer:
+        said = answer.read()
+    os.waitpid(pid, 0)
+    return said
+"""
+
+
+def run(script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", COMMON + script], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_child_forked_in_the_midst_of_a_write_samples():
+    assert (
+        run("""
+rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
+rb.extend(torch.arange(5))
+inside, forked = threading.Event(), threading.Event()
+def transform(data):
+    inside.set()
+    forked.wait()
+    return data
+class Inverse:
+    def inv(self, data):
+        return transform(data)
+    def __call__(self, data):
+        return data
+rb.append_transform(Inverse())
+writer = threading.Thread(target=lambda: rb.extend(torch.arange(5, 8)))
+writer.start()
+inside.wait()
+print(in_child(lambda: (len(rb), len(rb.sample()))))
+forked.set()
+writer.join()
+print(len(rb))
+""")
+        == "(5, 4)\n8\n"
+    )
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_child_draws_a_sequence_of_its_own_and_the_same_in_every_run(used):
+    script = f"""
+torch.manual_seed(3)
+rb = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=6)
+rb.extend(torch.arange(1000))
+import copy, pickle
+if {used}:
+    rb.sample()
+    rb = copy.deepcopy(rb)
+draw = lambda: rb.sample().tolist()
+first, second = in_child(draw), in_child(draw)
+grandchild = in_child(lambda: in_child(draw))
+own = repr(draw())
+assert len({{first, second, grandchild, own}}) == 4, (first, second, grandchild, own)
+print(first, second, grandchild, own)
+"""
+    once = run(script)
+    assert once == run(script)
+
+
+def test_a_child_reads_its_parents_memory_mapped_files_and_doesnt_write_them(tmp_path):
+    out = run(f"""
+rb = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir={str(tmp_path / "files")!r}), batch_size=4)
+rb.extend(torch.arange(5))
+def refused():
+    said = []
+    def change():
+        rb[0] = torch.tensor(7)
+    for call in (lambda: rb.extend(torch.arange(3)), lambda: rb.add(torch.tensor(1)), change,
+                 lambda: rb.storage.set(0, torch.arange(2)), lambda: rb.load_state_dict(rb.state_dict()),
+                 lambda: rb.storage.flatten().set(0, torch.arange(1))):
+        try:
+            call()
+        except NotImplementedError as error:
+            said.append("forked from" in str(error))
+    view = rb[:]
+    view.zero_()
+    rb.sample()
+    fresh = ReplayBuffer(storage=LazyMemmapStorage(10), batch_size=4)
+    fresh.extend(rb[:])
+    return said, rb[:].tolist(), len(fresh)
+print(in_child(refused))
+rb.extend(torch.arange(5, 7))
+print(rb[:].tolist())
+""")
+    assert out == f"({[True] * 6}, [0, 1, 2, 3, 4], 5)\n{list(range(7))}\n"
+    assert len(list((tmp_path / "files").iterdir())) == 1
+
+
+def test_a_child_writes_its_own_copy_of_memory():
+    assert (
+        run("""
+rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
+rb.extend(torch.arange(5))
+print(in_child(lambda: (rb.extend(torch.arange(7, 9)).tolist(), rb[:].tolist())))
+print(rb[:].tolist())
+""")
+        == "([5, 6], [0, 1, 2, 3, 4, 7, 8])\n[0, 1, 2, 3, 4]\n"
+    )
