@@ -14,6 +14,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dis import opmap
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -53,7 +54,7 @@ class _Lines:
         return self.lines if frame.f_code.co_filename.startswith(SOURCE) else None
 
     def lines(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event != "line" or _leaves_with(frame):
+        if event != "line" or _leaves_with(frame) or _leaves_handler(frame):
             return self.lines
         code = frame.f_code
         place = Place(len(self.places), code.co_filename[len(SOURCE) + 1 :], frame.f_lineno)
@@ -61,6 +62,14 @@ class _Lines:
         if place.count == self.stop:
             raise Interrupt(str(place))
         return self.lines
+
+
+def _leaves_handler(frame: FrameType) -> bool:
+    """Whether an `except` clause is about to be left: there are no signal handlers there either.
+
+    CPython 3.11 would keep the exception that was handled, and what its traceback refers to, for ever.
+    """
+    return frame.f_code.co_code[frame.f_lasti] == opmap["POP_EXCEPT"]
 
 
 def _leaves_with(frame: FrameType) -> bool:
@@ -139,6 +148,7 @@ def interruptions(
             continue
         # Whatever else comes out of the call has to say that it was interrupted.
         assert _comes_from_interrupt(error), f"{seen[count]}: came out as {error!r}"
+        error = None  # its traceback would keep alive what the call had made
         yield subject, seen[count]
 
 

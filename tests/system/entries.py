@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 
 from gleanrl.system import launcher
+from gleanrl.system.descriptors import Descriptors, pipe
 
 ENTRY = "tests.system.entries:run"
 READ, STAY, NEST, DIE, RAISE = b"r", b"s", b"n", b"d", b"e"
@@ -34,8 +35,9 @@ def run(link: socket.socket, descriptors: Sequence[int]) -> int:
         threading.Event().wait()
     if order == NEST:
         launcher.adopt(link)
-        mine, theirs = os.pipe()
-        started = launcher.current(ENTRY, ()).start([mine, answers])
+        held = Descriptors()
+        mine, theirs = held.take(pipe())
+        started = launcher.current(ENTRY, ()).start([mine, answers], held)
         os.write(theirs, STAY)
         os.write(answers, str(started.pid).encode())
         threading.Event().wait()

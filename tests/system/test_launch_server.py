@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from gleanrl.system import launcher
-from gleanrl.system.clock import Deadline
+from gleanrl.system import launch_server, launcher
+from gleanrl.system.descriptors import Descriptors, pipe
 from gleanrl.system.launch_server import dump_stacks_into
 from tests.leaks import Holdings
 from tests.system.entries import DIE, ENTRY, NEST, RAISE, READ, STAY
@@ -28,58 +28,64 @@ def launched():
     before.check()
 
 
-def start(launched, order):
-    """Start a process that does what `order` says; return its number, its sentinel, and what it wrote."""
-    reading, writing = os.pipe()
-    mine, theirs = os.pipe()
-    pid, sentinel = launched.start([mine, writing])
-    os.close(mine)
-    os.close(writing)
+def start(launched, order, held):
+    """Start a process that does what `order` says; return its number, its sentinel, and where it writes to."""
+    reading, writing = held.take(pipe())
+    mine, theirs = held.take(pipe())
+    pid, sentinel = launched.start([mine, writing], held)
+    held.close(mine, writing)
     os.write(theirs, order)
-    return pid, sentinel, reading, theirs
+    return pid, sentinel, reading
 
 
-def end(*descriptors):
-    for descriptor in descriptors:
-        os.close(descriptor)
+@pytest.fixture
+def held():
+    """The test's descriptors."""
+    owned = Descriptors()
+    yield owned
+    owned.close()
 
 
-def test_codes_of_processes_that_ended(launched):
+def test_codes_of_processes_that_ended(launched, held):
     for order, code in ((b"3", 3), (DIE, -9), (RAISE, 1)):
-        pid, sentinel, *rest = start(launched, order)
-        assert launched.exit_code(pid, Deadline(10)) == code
-        end(sentinel, *rest)
-    assert launched.exit_code(12345678, Deadline(0.0)) is None
+        pid, sentinel, _ = start(launched, order, held)
+        assert gone(sentinel) and launched.exit_code(pid) == code
+    assert launched.exit_code(12345678) is None
 
 
-def test_it_is_told_apart_from_its_parent(launched):
-    pid, sentinel, reading, writing = start(launched, READ)
+def test_the_latest_codes_are_remembered(monkeypatch):
+    monkeypatch.setattr(launch_server, "_MOST_CODES", 2)
+    client = launch_server._Client(None, None)
+    for pid in (5, 6, 7):
+        client.children.add(pid)
+        client.ended(pid, 0)
+    assert list(client.codes) == [6, 7] and not client.children
+
+
+def test_it_is_told_apart_from_its_parent(launched, held):
+    pid, _, reading = start(launched, READ, held)
     found = json.loads(os.read(reading, 4096))
     assert (
         found["pid"] == pid and found["parent"] == launched._process.pid and found["session"] != os.getsid(0)
     )
     assert set(found["descriptors"]) <= {0, 1, 2} | set(found["own"]), "it inherits nothing else"
-    end(sentinel, reading, writing)
 
 
-def test_processes_end_with_the_one_that_asked_for_them(launched):
-    pid, sentinel, reading, writing = start(launched, NEST)
+def test_processes_end_with_the_one_that_asked_for_them(launched, held):
+    pid, sentinel, reading = start(launched, NEST, held)
     inner = int(os.read(reading, 100))
-    inner_sentinel = os.pidfd_open(inner)
+    (inner_sentinel,) = held.take(map(os.pidfd_open, (inner,)))
     os.kill(pid, 9)
     assert gone(sentinel) and gone(inner_sentinel)
-    end(sentinel, inner_sentinel, reading, writing)
 
 
-def test_all_end_with_the_launcher(launched):
-    workers = [start(launched, STAY) for _ in range(3)]
+def test_all_end_with_the_launcher(launched, held):
+    workers = [start(launched, STAY, held) for _ in range(3)]
     launched._process.kill()
-    for _, sentinel, *rest in workers:
-        assert gone(sentinel)
-        end(sentinel, *rest)
+    assert all(gone(sentinel) for _, sentinel, _ in workers)
     assert not launched.is_alive or launched._process.wait(5) is not None
     with pytest.raises(launcher.LaunchError, match="has ended"):
-        launched.start([])
+        launched.start([], held)
 
 
 def test_all_end_with_the_owner():
@@ -89,7 +95,8 @@ def test_all_end_with_the_owner():
     if owner == 0:
         os.close(reading)
         launched = launcher._launch(ENTRY, ())
-        pids = [start(launched, order)[0] for order in (STAY, NEST, STAY)]
+        held = Descriptors()
+        pids = [start(launched, order, held)[0] for order in (STAY, NEST, STAY)]
         os.write(writing, json.dumps([launched._process.pid, *pids]).encode())
         signal_forever()
     os.close(writing)
@@ -98,7 +105,8 @@ def test_all_end_with_the_owner():
     os.kill(owner, 9)
     os.waitpid(owner, 0)
     assert all(gone(sentinel) for sentinel in sentinels)
-    end(reading, *sentinels)
+    for descriptor in (reading, *sentinels):
+        os.close(descriptor)
 
 
 def signal_forever():

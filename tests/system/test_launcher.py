@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 
 import pytest
 
 from gleanrl.system import launcher
-from gleanrl.system.clock import Deadline
+from gleanrl.system.descriptors import Descriptors, pipe
+from tests.interrupts import interruptions
 from tests.leaks import Holdings
 from tests.system.entries import ENTRY
 
@@ -42,18 +44,42 @@ def test_an_import_that_fails_is_no_secret():
         launcher.current("tests.system.entries:nothing", ())
 
 
-def test_answers_and_notices_are_told_apart():
-    launched = launcher.current(ENTRY, ())
-    started = []
+def test_codes_are_told_whenever_they_are_asked_for():
+    launched, held, started = launcher.current(ENTRY, ()), Descriptors(), []
     for code in (b"3", b"4", b"5"):
-        mine, theirs = os.pipe()
-        started.append(launched.start([mine, theirs]))
+        mine, theirs = held.take(pipe())
+        started.append(launched.start([mine, theirs], held))
         os.write(theirs, code)
-        os.close(mine)
-        os.close(theirs)
-    assert [launched.exit_code(pid, Deadline(10)) for pid, _ in reversed(started)] == [5, 4, 3]
-    for _, descriptor in started:
-        os.close(descriptor)
+    for _, sentinel in started:
+        select.select([sentinel], [], [], 10)
+    assert [launched.exit_code(pid) for pid, _ in reversed(started)] == [5, 4, 3]
+    held.close()
+
+
+@pytest.mark.slow
+def test_an_interrupted_start_leaves_nothing_and_the_next_one_gets_its_own_process():
+    launched = launcher.current(ENTRY, ())
+
+    def start(held):
+        mine, theirs = held.take(pipe())
+        pid, sentinel = launched.start([mine, theirs], held)
+        held.close(mine)
+        os.write(theirs, b"3")
+        select.select([sentinel], [], [], 10)
+        return pid
+
+    for held, place in interruptions(Descriptors, start):
+        held.close()
+        again = Descriptors()
+        assert launched.exit_code(start(again)) == 3, place
+        again.close()
+
+
+@pytest.mark.slow
+def test_an_interrupted_launch_leaves_nothing():
+    for _, place in interruptions(lambda: None, lambda _: launcher.current(ENTRY, ()), 30):
+        assert launcher.current(ENTRY, ()).is_alive, place
+        launcher.shut_down()
 
 
 def test_a_fork_has_its_own():

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from gleanrl.workers.main import Station
-from gleanrl.workers.segment import PLACE, STEP
+from gleanrl.workers.segment import PLACE, STEP, Region
 
 
 class PrivateError(Exception):
@@ -117,10 +117,12 @@ class Clerk:
             "descriptors": len(os.listdir("/proc/self/fd")),
         }
 
-    def write(self, value: int) -> None:
-        """Write into the shared memory."""
-        self.station.segment.grow(1 << 20)
-        self.station.segment._data[self.station.index] = value
+    def fill(self, region: Region, number: int, value: int) -> int:
+        """Fill a block of the shared memory, row by row; return the value."""
+        column = self.station.segment.block(region, number).column(("x",))
+        for t in range(len(column)):
+            column[t] = value
+        return value
 
 
 class Unmade(Clerk):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import suppress
 
 import pytest
 
 from gleanrl.errors import WorkerError
 from gleanrl.system.clock import Deadline
+from gleanrl.system.descriptors import Descriptors, pipe
 from gleanrl.workers.channel import (
     DONE,
     MESSAGE,
@@ -23,15 +23,18 @@ from gleanrl.workers.channel import (
 
 
 @pytest.fixture
-def ends():
+def held():
+    """The descriptors of both ends."""
+    owned = Descriptors()
+    yield owned
+    owned.close()
+
+
+@pytest.fixture
+def ends(held):
     """The owner's end and the worker's."""
-    (a, b), (c, d) = os.pipe(), os.pipe()
-    owner, worker = OwnerEnd(c, b), WorkerEnd(a, d)
-    yield owner, worker
-    owner.close()
-    owner.close()
-    with suppress(OSError):
-        worker.close()
+    (a, b), (c, d) = held.take(pipe()), held.take(pipe())
+    return OwnerEnd(c, b), WorkerEnd(a, d)
 
 
 def test_signals_and_messages_in_order(ends):
@@ -86,33 +89,32 @@ def test_nobody_takes_it(ends):
         owner.send(bytes(1 << 20), Deadline(0.0))
 
 
-def test_what_came_before_the_end_is_taken(ends):
+def test_what_came_before_the_end_is_taken(ends, held):
     owner, worker = ends
     os.write(worker.writing, DONE + MESSAGE + (100).to_bytes(8, "little") + b"half")
     owner.pull()
-    worker.close()
+    held.close(worker.reading, worker.writing)
     owner.pull()
     assert owner.take() == (DONE, b"")
+    assert owner.has_ended
     with pytest.raises(ChannelClosed):
         owner.take()
 
 
-def test_the_other_side_is_gone(ends):
+def test_the_other_side_is_gone(ends, held):
     owner, worker = ends
-    worker.close()
+    held.close(worker.reading, worker.writing)
     with pytest.raises(ChannelClosed):
         owner.send(b"x")
-    (a, b), (c, d) = os.pipe(), os.pipe()
+    (a, b), (c, d) = held.take(pipe()), held.take(pipe())
     lonely = WorkerEnd(a, d)
-    os.close(b)
-    os.close(c)
+    held.close(b, c)
     with pytest.raises(ChannelClosed):
         lonely.next_code()
     with pytest.raises(ChannelClosed):
         lonely.message()
     with pytest.raises(ChannelClosed):
         lonely.send(b"x")
-    lonely.close()
 
 
 def test_values_travel_by_value():

@@ -8,13 +8,16 @@ import pytest
 import torch
 
 from gleanrl.workers.crew import Crew
+from gleanrl.workers.handle import Plan
+from tests.workers.crews import ask, started
 from tests.workers.servants import Clerk
 
 
 @pytest.fixture(scope="module")
 def crew():
     """Two workers."""
-    made = Crew([Clerk, Clerk], num_threads=2)
+    made = started(Clerk, Clerk)
+    made.wait_all()
     yield made
     made.close()
 
@@ -22,15 +25,16 @@ def crew():
 def test_surroundings_are_those_of_the_owner(monkeypatch, tmp_path):
     monkeypatch.setenv("GLEANRL_TEST_MARK", "here")
     monkeypatch.chdir(tmp_path)
-    crew = Crew([Clerk], num_threads=3)
-    found = crew.request_all("surroundings")[0]
+    crew = Crew([Clerk], Plan(num_threads=3))
+    crew.wait_any()
+    (found,) = ask(crew, "surroundings")
     assert found["mark"] == "here" and found["folder"] == str(tmp_path) and found["threads"] == 3
     assert found["main"] is None and found["pid"] == crew.workers[0].pid != os.getpid()
     crew.close()
 
 
 def test_no_two_workers_draw_the_same(crew):
-    draws = crew.request_all("draws")
+    draws = ask(crew, "draws")
     for left, right in zip(*draws, strict=True):
         assert left != right
 
@@ -38,7 +42,7 @@ def test_no_two_workers_draw_the_same(crew):
 def test_draws_follow_the_owners_seed():
     before = torch.random.get_rng_state()
     torch.manual_seed(3)
-    crew = Crew([Clerk])
+    crew = Crew([Clerk], Plan())
     assert torch.equal(torch.random.get_rng_state(), torch.manual_seed(3).get_state()), "it took nothing"
     crew.close()
     torch.random.set_rng_state(before)
@@ -46,10 +50,10 @@ def test_draws_follow_the_owners_seed():
 
 def test_few_descriptors(crew):
     """Pipes, the shared memory, the stacks, the way to the launcher, and the standard ones."""
-    assert all(found["descriptors"] <= 10 for found in crew.request_all("surroundings"))
+    assert all(found["descriptors"] <= 10 for found in ask(crew, "surroundings"))
 
 
 def test_lambdas_and_classes_of_any_module_travel(crew):
     number = 3
-    functions = crew.request_all("echo", lambda: number)
+    functions = ask(crew, "echo", lambda: number)
     assert [function() for function in functions] == [3, 3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from gleanrl.block import Field, Schema
 from gleanrl.errors import CapacityError
 from gleanrl.workers import segment as module
-from gleanrl.workers.segment import PLACE, WORK, Segment
+from gleanrl.workers.segment import PLACE, WORK, Rows, Segment
 
 SCHEMA = Schema(
     {
@@ -26,16 +27,18 @@ SCHEMA = Schema(
 def pair():
     """One segment, seen twice, as from two processes."""
     first = Segment(3)
-    second = Segment(3, os.dup(first.descriptor))
-    yield first, second
+    yield first, Segment(3, first.descriptor)
     first.close()
     first.close()
-    second.close()
+
+
+def rows(num_steps):
+    return Rows(SCHEMA, torch.Size((2,)), num_steps)
 
 
 def test_both_see_the_same_rows(pair):
-    first, second = pair
-    mine, theirs = (s.block(SCHEMA, (2,), 5) for s in pair)
+    region = pickle.loads(pickle.dumps(pair[0].region("rows", rows(5))))
+    mine, theirs = (s.block(region) for s in pair)
     for number, column in enumerate(mine.columns):
         column.fill_(number)
     assert all(torch.equal(a, b) for a, b in zip(mine.columns, theirs.columns, strict=True))
@@ -44,19 +47,31 @@ def test_both_see_the_same_rows(pair):
     owned = mine.owned()
     mine.column(("a",)).fill_(9)
     assert not owned.borrowed and float(owned.column(("a",)).max()) == 0
-    assert first.size == second.size
+
+
+def test_regions_and_blocks_stand_beside_each_other(pair):
+    first, second = pair
+    regions = [first.region(name, rows(5), num_blocks=2) for name in ("a", "b", "c")]
+    blocks = [(region, number) for region in regions for number in range(2)]
+    for value, (region, number) in enumerate(blocks):
+        second.block(region, number).columns[0].fill_(value)
+    for value, (region, number) in enumerate(blocks):
+        assert bool((first.block(region, number).columns[0] == value).all())
+    assert first.region("b", rows(4), num_blocks=2).start == regions[1].start, "it fits where it stood"
+    moved = first.region("b", rows(50), num_blocks=2)
+    assert moved.start == regions[2].end
+    assert first.region("d", rows(5)).start == regions[1].start, "what it left is used again"
+    assert first.region("e", rows(100)).start == moved.end
 
 
 def test_old_views_stay_when_it_grows(pair):
     first, second = pair
-    old = first.block(SCHEMA, (2,), 5)
+    old = first.block(first.region("rows", rows(5)))
     old.column(("a",)).fill_(3)
-    new = first.block(SCHEMA, (2,), 500)
+    grown = first.region("rows", rows(500))
+    new = first.block(grown)
     assert torch.equal(new.columns[0].reshape(-1)[:30], old.columns[0].reshape(-1))
-    assert float(second.block(SCHEMA, (2,), 5).column(("a",)).max()) == 3
-    before = first.size
-    first.grow(10)
-    assert first.size == before
+    assert float(second.block(grown).columns[0].reshape(-1)[:30].max()) == 3
 
 
 def test_progress(pair):
@@ -71,8 +86,10 @@ def test_memory_that_is_not_there(pair, monkeypatch):
     first, _ = pair
     monkeypatch.setattr(module, "available_memory", lambda: 1000)
     with pytest.raises(CapacityError, match="shared memory: .* bytes can't be had"):
-        first.grow(1 << 20)
-    assert first.size == 0
+        first.region("rows", rows(1 << 20))
+    monkeypatch.undo()
+    assert first.region("other", rows(5)).start == 0, "nothing has changed"
+    monkeypatch.setattr(module, "available_memory", lambda: 1000)
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(CapacityError):
         Segment(1)

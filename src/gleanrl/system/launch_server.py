@@ -3,12 +3,14 @@
 Forked workers start in milliseconds, with nothing of the user's program in them: neither its main module nor its
 threads. Everything that is started, workers of workers included, is a child of the launcher, which
 
-- tells whoever asked for a process when and how it ended, so that nothing is left as a zombie,
+- reaps what ended, and tells whoever asked for a process how it did,
 - kills the processes of a worker that ended, and all of them when their owner has ended, however it ended: the
   kernel kills them should the launcher itself be killed.
 
-Requests and notices are one packet each: ``start`` with the descriptors that the worker gets, answered by ``started
-<pid>`` with a descriptor of the process; ``exited <pid> <code>`` whenever it ends.
+Requests and answers are one packet each, with a number that whoever asks makes up: an answer that was given up (by an
+interrupt) is never taken for the next one. A request to start something comes with the descriptors that the worker
+gets and is answered by the process's number, with a pidfd; one with the number of a process that ended is answered
+by its exit code.
 """
 
 from __future__ import annotations
@@ -22,18 +24,27 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+REQUEST = struct.Struct("<QQ")
+"""A request: its number, from 1, and `START` or the number of a process."""
+START = 0
+ANSWER = struct.Struct("<Qq")
+"""An answer: the number of its request, and the number or the exit code of a process."""
+UNKNOWN = 1 << 32
+"""Stands for an exit code that isn't known."""
 MOST_BYTES = 1 << 16
-"""Size of the longest packet."""
+"""Size of the longest packet: what went wrong while the launcher was prepared."""
 MOST_DESCRIPTORS = 16
 """Descriptors that a request carries at most."""
 
 _PR_SET_PDEATHSIG = 1
+_MOST_CODES = 1024
 
 Entry = Callable[[socket.socket, Sequence[int]], int]
 """What a worker runs: gets a socket to the launcher and the descriptors; returns the exit code."""
@@ -76,11 +87,19 @@ class _Client:
     def __init__(self, link: socket.socket, pid: int | None) -> None:
         self.link, self.pid = link, pid
         self.children: set[int] = set()
+        self.codes: dict[int, int] = {}
 
-    def tell(self, text: str, descriptors: Sequence[int] = ()) -> None:
-        """Send a packet; one that nobody takes is lost: the launcher waits for nobody."""
+    def ended(self, pid: int, code: int) -> None:
+        """Note how a child ended; the latest ones are remembered."""
+        self.children.discard(pid)
+        self.codes[pid] = code
+        if len(self.codes) > _MOST_CODES:
+            del self.codes[next(iter(self.codes))]
+
+    def answer(self, number: int, value: int, descriptors: Sequence[int] = ()) -> None:
+        """Send an answer; one that nobody takes is lost: the launcher waits for nobody."""
         with suppress(OSError):
-            socket.send_fds(self.link, [text.encode()], descriptors, socket.MSG_DONTWAIT)
+            socket.send_fds(self.link, [ANSWER.pack(number, value)], descriptors, socket.MSG_DONTWAIT)
 
 
 class _Launcher:
@@ -130,20 +149,25 @@ class _Launcher:
         """Take a request; return whether the launcher is still needed."""
         try:
             request, descriptors, _, _ = socket.recv_fds(
-                client.link, MOST_BYTES, MOST_DESCRIPTORS, socket.MSG_DONTWAIT
+                client.link, REQUEST.size, MOST_DESCRIPTORS, socket.MSG_DONTWAIT
             )
         except BlockingIOError:  # a number that was used again within one round
             return True
         except OSError:
             request, descriptors = b"", []
-        if request == b"start":
-            self._start(client, descriptors)
+        if request:
+            number, what = REQUEST.unpack(request)
+            if what == START:
+                self._start(client, number, descriptors)
+            else:
+                self._reap()
+                client.answer(number, client.codes.get(what, UNKNOWN))
             return True
         self._kill_children(client)
         self._remove(client)
         return client.pid is not None
 
-    def _start(self, client: _Client, descriptors: list[int]) -> None:
+    def _start(self, client: _Client, number: int, descriptors: list[int]) -> None:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
         pid = os.fork()
@@ -153,9 +177,10 @@ class _Launcher:
         for descriptor in descriptors:
             os.close(descriptor)
         client.children.add(pid)
+        client.codes.pop(pid, None)
         self._add(_Client(mine, pid))
         process = os.pidfd_open(pid)
-        client.tell(f"started {pid}", [process])
+        client.answer(number, pid, [process])
         os.close(process)
 
     def _be_worker(
@@ -196,8 +221,7 @@ class _Launcher:
                     self._kill_children(client)
                     self._remove(client)
                 elif pid in client.children:
-                    client.children.discard(pid)
-                    client.tell(f"exited {pid} {os.waitstatus_to_exitcode(status)}")
+                    client.ended(pid, os.waitstatus_to_exitcode(status))
 
     def _kill_children(self, client: _Client) -> None:
         for pid in client.children:

@@ -7,6 +7,7 @@ a program that forks gets a launcher of its own in the child.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import select
@@ -16,11 +17,11 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from gleanrl.system.clock import Deadline
-from gleanrl.system.launch_server import MOST_BYTES
+from gleanrl.system.descriptors import Descriptors, sent_over
+from gleanrl.system.launch_server import ANSWER, MOST_BYTES, REQUEST, START, UNKNOWN
 
 _CODE = "import sys; from gleanrl.system.launch_server import main; main(sys.argv[1:])"
 _READY_S = 120.0  # importing torch from a cold disk
@@ -36,11 +37,11 @@ class Started(NamedTuple):
 
     pid: int
     descriptor: int
-    """Its pidfd: readable once the process has ended; whoever asked for it closes it."""
+    """Its pidfd: readable once the process has ended."""
 
 
 class Launcher:
-    """The way to one launcher process.
+    """The way to one launcher process. Any thread may use it; they take turns.
 
     Args:
         link: a socket to it.
@@ -50,36 +51,36 @@ class Launcher:
     def __init__(self, link: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
         self._link, self._process = link, process
         self._lock = threading.Lock()
-        self._codes: dict[int, int] = {}
+        self._numbers = itertools.count(1)
         self.owner = os.getpid()
         self._end = weakref.finalize(self, _end, link, process, self.owner)
 
-    def start(self, descriptors: Sequence[int]) -> Started:
-        """Start a worker; it gets copies of `descriptors`.
+    def start(self, given: Sequence[int], held: Descriptors) -> Started:
+        """Start a worker.
+
+        Args:
+            given: descriptors that it gets copies of.
+            held: gets the worker's pidfd.
 
         Raises:
             LaunchError: if the launcher has ended, or doesn't answer.
         """
-        with self._lock:
-            try:
-                socket.send_fds(self._link, [b"start"], list(descriptors))
-                words, received = self._packet(Deadline(_ANSWER_S))
-            except OSError as cause:
-                raise LaunchError(f"the process that starts workers has ended: {cause}") from cause
-        return Started(int(words[1]), received[0])
+        try:
+            pid, descriptors = self._ask(START, Deadline(_ANSWER_S), held, given)
+        except OSError as cause:
+            raise LaunchError(f"the process that starts workers has ended: {cause}") from cause
+        return Started(pid, descriptors[0])
 
-    def exit_code(self, pid: int, deadline: Deadline) -> int | None:
-        """Return the exit code of a process that was started here, negative for a signal; None if it's not known.
+    def exit_code(self, pid: int) -> int | None:
+        """Return the exit code of a process that was started here and has ended, negative for a signal.
 
-        Args:
-            pid: the process, which has ended.
-            deadline: how long to wait for the launcher's word.
+        It's None if the launcher doesn't know it (any more).
         """
-        with self._lock:
-            with suppress(OSError):
-                while pid not in self._codes:
-                    self._packet(deadline, only_notices=True)
-            return self._codes.pop(pid, None)
+        try:
+            code, _ = self._ask(pid, Deadline(_ANSWER_S), Descriptors())
+        except OSError:
+            return None
+        return None if code == UNKNOWN else code
 
     @property
     def is_alive(self) -> bool:
@@ -90,23 +91,30 @@ class Launcher:
         """End the launcher and everything that it started."""
         self._end()
 
-    def _packet(self, deadline: Deadline, only_notices: bool = False) -> tuple[list[str], list[int]]:
-        """Return the next answer, keeping the notices that come before it, or after one notice if only those."""
+    def _ask(
+        self, what: int, deadline: Deadline, held: Descriptors, given: Sequence[int] = ()
+    ) -> tuple[int, list[int]]:
+        """Return the answer to a question, and the descriptors that came with it.
+
+        Answers to earlier questions, which an interrupt kept from being read, are dropped.
+        """
         poller = select.poll()
         poller.register(self._link, select.POLLIN)
-        while True:
-            left = deadline.remaining()
-            if not poller.poll(None if left is None else left * 1000):
-                raise LaunchError("the process that starts workers doesn't answer")
-            data, received, _, _ = socket.recv_fds(self._link, MOST_BYTES, 1)
-            if not data:
-                raise LaunchError("the connection to it was closed")
-            words = data.decode().split()
-            if words[0] != "exited":
-                return words, received
-            self._codes[int(words[1])] = int(words[2])
-            if only_notices:
-                return words, received
+        with self._lock:
+            number = next(self._numbers)
+            socket.send_fds(self._link, [REQUEST.pack(number, what)], list(given))
+            while True:
+                left = deadline.remaining()
+                if not poller.poll(None if left is None else left * 1000):
+                    raise LaunchError("the process that starts workers doesn't answer")
+                packet = bytearray(ANSWER.size)
+                descriptors = held.take(sent_over(self._link, packet))
+                asked, value = ANSWER.unpack(packet)
+                if asked == number:
+                    return value, descriptors
+                if not asked:
+                    raise LaunchError("the connection to it was closed")
+                held.close(*descriptors)
 
 
 def _end(link: socket.socket, process: subprocess.Popen[bytes] | None, owner: int) -> None:
@@ -140,8 +148,9 @@ def current(entry: str, preload: Sequence[str]) -> Launcher:
     global _current
     with _lock:
         if _current is None or _current.owner != os.getpid() or not _current.is_alive:
-            if _current is not None:
-                _current.close()
+            former, _current = _current, None
+            if former is not None:
+                former.close()
             _current = _launch(entry, preload)
         return _current
 
@@ -162,15 +171,18 @@ def shut_down() -> None:
 
 
 def _launch(entry: str, preload: Sequence[str]) -> Launcher:
-    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    given = {
-        "control": theirs.fileno(),
-        "owner": os.getpid(),
-        "entry": entry,
-        "preload": list(preload),
-        "path": sys.path,
-    }
+    links: list[socket.socket] = []
+    process: subprocess.Popen[bytes] | None = None
     try:
+        links.extend(socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        mine, theirs = links
+        given = {
+            "control": theirs.fileno(),
+            "owner": os.getpid(),
+            "entry": entry,
+            "preload": list(preload),
+            "path": sys.path,
+        }
         # A session of its own: Ctrl-C goes to the user's program alone, which ends the workers.
         process = subprocess.Popen(
             [sys.executable, "-c", _CODE, json.dumps(given)],
@@ -179,19 +191,18 @@ def _launch(entry: str, preload: Sequence[str]) -> Launcher:
             start_new_session=True,
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # or its threads would be forked
         )
-    finally:
         theirs.close()
-    launcher = Launcher(mine, process)
-    try:
         words = _first_words(mine)
+        if words != "ready":
+            raise LaunchError(f"the process that starts workers couldn't be prepared: {words}")
+        return Launcher(mine, process)
     except BaseException:
-        process.kill()
-        launcher.close()
+        for link in links:
+            link.close()
+        if process is not None:
+            process.kill()
+            process.wait()
         raise
-    if words != "ready":
-        launcher.close()
-        raise LaunchError(f"the process that starts workers couldn't be prepared: {words}")
-    return launcher
 
 
 def _first_words(link: socket.socket) -> str:

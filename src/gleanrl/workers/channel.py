@@ -64,8 +64,8 @@ class WorkerEnd:
     """The worker's end: it waits in the kernel, for as long as it takes.
 
     Args:
-        reading: descriptor to read from; owned.
-        writing: descriptor to write to; owned.
+        reading: descriptor to read from.
+        writing: descriptor to write to.
     """
 
     def __init__(self, reading: int, writing: int) -> None:
@@ -114,18 +114,13 @@ class WorkerEnd:
         except BrokenPipeError as cause:
             raise ChannelClosed from cause
 
-    def close(self) -> None:
-        """Close both descriptors."""
-        os.close(self.reading)
-        os.close(self.writing)
-
 
 class OwnerEnd:
     """The owner's end: it never waits without a deadline. One thread at a time.
 
     Args:
-        reading: descriptor to read from; owned.
-        writing: descriptor to write to; owned.
+        reading: descriptor to read from.
+        writing: descriptor to write to.
 
     Attributes:
         inbox: what was read and isn't taken yet, in pieces; an empty piece is the end.
@@ -135,11 +130,15 @@ class OwnerEnd:
         self.reading, self.writing = reading, writing
         os.set_blocking(writing, False)
         self.inbox: list[bytes] = []
-        self._closed = False
 
     def pull(self) -> None:
         """Move what stands in the pipe into the inbox; the pipe is readable."""
         self.inbox.extend(map(os.read, (self.reading,), PIECE))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the worker's end was found closed; what came before may still be taken."""
+        return bool(self.inbox) and not self.inbox[-1]
 
     def take(self) -> tuple[bytes, bytes] | None:
         """Return the next whole answer of the inbox as ``(code, message)``, or None if there is none yet.
@@ -151,11 +150,11 @@ class OwnerEnd:
         start = self._start()
         size = _size(start)
         if not start or sum(map(len, inbox)) < size:
-            if inbox and not inbox[-1]:
+            if self.has_ended:
                 raise ChannelClosed
             return None
         data = b"".join(inbox)
-        end = [b""] if not inbox[-1] else []
+        end = [b""] if self.has_ended else []
         inbox[:] = [piece for piece in (data[size:],) if piece] + end
         return data[:1], data[_HEAD:size]
 
@@ -187,13 +186,6 @@ class OwnerEnd:
                 _wait_to_write(self.writing, deadline)
             except BrokenPipeError as cause:
                 raise ChannelClosed from cause
-
-    def close(self) -> None:
-        """Close both descriptors; calling it again does nothing."""
-        if not self._closed:
-            self._closed = True
-            os.close(self.reading)
-            os.close(self.writing)
 
 
 def _framed(data: bytes) -> bytes:

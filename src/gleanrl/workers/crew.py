@@ -1,9 +1,12 @@
-"""All workers of one owner: started together, asked together, waited for together, ended together.
+"""Worker processes of one owner: asked one by one or all at once, waited for together, replaced, ended together.
+
+This is mechanism. What an answer means, whether all wait for all, and whether the loss of one worker ends the others
+or only gives it a successor, is for the owner to decide: a worker that ended or hung gives an answer like any other,
+and so does one that is asked afterwards.
 
 The owner waits on the pipes and the process sentinels at once, so that an end is noticed when it happens and waiting
-costs nothing. What interrupts a wait (Ctrl-C, a signal handler that raises) leaves the crew usable: answers that are
-still to come are taken and dropped before anything else is asked. The crew is closed when a worker has ended or has
-hung, or when an interruption came while a long message was being sent.
+costs nothing. What interrupts a wait (Ctrl-C, a signal handler that raises) leaves the crew usable: an answer that an
+interrupt kept from its owner may be lost, is never taken for another one, and `forget` drops what is still to come.
 """
 
 from __future__ import annotations
@@ -11,182 +14,178 @@ from __future__ import annotations
 import itertools
 import os
 import select
-import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from gleanrl.errors import ClosedError, WorkerError
 from gleanrl.system.clock import Deadline
 from gleanrl.workers.channel import ATOMIC, DONE, PIECE, ChannelClosed, ChannelFull, decode, encode
-from gleanrl.workers.handle import Stacks, Timeouts, Worker, require_descriptors, require_platform
-from gleanrl.workers.main import STOP, SYNC, Answer, MakeServant, Setting
+from gleanrl.workers.ending import ask_to_end, kill
+from gleanrl.workers.handle import LOOK_MS, Plan, Stacks, Worker, require_descriptors, require_platform
+from gleanrl.workers.main import SYNC, MakeServant, Reply, Request, Setting
 from gleanrl.workers.segment import Segment
 
-_LOOK_MS = 250.0
-"""How often a wait looks whether the workers get on."""
 _JUST_DONE = [DONE]
 _TERM_S = 1.0
-_crews, _tokens = itertools.count(), itertools.count()
+_KILL_S = 10.0
+_SIGNAL = 0
+_crews = itertools.count()
 
 
-class WorkerFault(Exception):
-    """What went wrong in a worker: what it raised, or how it ended or hung.
+class Answer(NamedTuple):
+    """What came of something that was asked.
 
-    Args:
+    Attributes:
         worker: its number.
-        place: the item that it was at.
-        cause: the error.
-        lost: whether the worker ended or hung, so that the crew was closed.
+        request: the number that `Crew.post` returned; 0 for a signal.
+        value: what the servant's method returned.
+        error: what was raised; or how the worker ended or hung.
+        lost: whether the worker ended or hung: every request gets such an answer until it's replaced.
     """
 
-    def __init__(self, worker: int, place: int, cause: BaseException, lost: bool) -> None:
-        super().__init__(worker, place, cause, lost)
-        self.worker, self.place, self.cause, self.lost = worker, place, cause, lost
+    worker: int
+    request: int
+    value: Any = None
+    error: BaseException | None = None
+    lost: bool = False
 
 
 class Crew:
     """Worker processes that serve one owner. One thread at a time.
 
+    The first answer of each worker says that its servant was made, or why it couldn't be.
+
     Args:
-        make_servants: one function for each worker, which makes its servant there.
-        timeouts: how long they may take.
-        num_threads: torch threads of each worker.
-        where: says where a worker is at work, for error messages: gets its number, place and step.
+        makers: one function for each worker, which makes its servant there.
+        plan: what they have in common.
 
     Raises:
-        WorkerFault: if a servant couldn't be made; no worker is left.
         CapacityError: if this process can't have so many workers.
         UnsupportedError: if the system isn't Linux.
         LaunchError: if processes can't be started at all.
     """
 
-    def __init__(
-        self,
-        make_servants: Sequence[MakeServant],
-        timeouts: Timeouts | None = None,
-        num_threads: int = 1,
-        where: Callable[[int, int, int], str] = lambda worker, place, step: "",
-    ) -> None:
+    def __init__(self, makers: Sequence[MakeServant], plan: Plan) -> None:
         require_platform()
-        require_descriptors(len(make_servants))
-        self.timeouts = timeouts = timeouts or Timeouts()
-        self._where, self._owner = where, os.getpid()
-        self.closed, self._reason = False, ""
-        self.segment = Segment(len(make_servants))
-        self._stacks = Stacks()
-        self.workers: list[Worker] = []
-        self._pending: set[int] = set()
+        require_descriptors(len(makers))
+        self.plan = plan
+        self.closed, self._ending, self._ended, self._reason = False, False, False, ""
+        self._owner = os.getpid()
+        self._family = (torch.initial_seed(), next(_crews))
+        self._numbers = itertools.count(1)
         self._poller = select.poll()
         self._readers: dict[int, Worker] = {}
-        self._writers: list[tuple[int, int]] = []
+        self._signalled: set[int] = set()
+        self._turn = 0  # whose answer is looked for first: none is passed over for quicker ones
+        self.workers: list[Worker] = []
+        self.segment = Segment(len(makers))
+        self._stacks = Stacks()
         try:
-            family = (torch.initial_seed(), next(_crews))
-            shared = (tuple(sys.path), os.getcwd(), dict(os.environ))
-            for index, make in enumerate(make_servants):
-                worker = self._add(index)
-                setting = Setting(index, len(make_servants), *shared, (*family, index), num_threads)
-                self._post(worker, encode(setting))
-                self._post(worker, encode(make))
-            self._gather(timeouts.start_s)
+            for index, make in enumerate(makers):
+                self._start(index, 0, len(makers), make)
         except BaseException:
             self.close(0.0)
             raise
 
-    def _add(self, index: int) -> Worker:
-        worker = Worker(index, self.segment.progress(index), self._stacks, self.segment.descriptor)
-        self.workers.append(worker)
+    def _start(self, index: int, generation: int, num_workers: int, make: MakeServant) -> None:
+        number = next(self._numbers)
+        surroundings = (tuple(sys.path), os.getcwd(), dict(os.environ))
+        entropy = (*self._family, index, generation)
+        setting = Setting(number, index, num_workers, *surroundings, entropy, self.plan.num_threads)
+        first_words = encode((setting, encode(make)))
+        progress = self.segment.progress(index)
+        worker = Worker(index, generation, progress, self._stacks, self.segment.descriptor, self.plan)
+        self.workers[index : index + 1] = [worker]
         self._readers[worker.channel.reading] = worker
-        self._writers.append((index, worker.channel.writing))
         self._poller.register(worker.channel.reading, select.POLLIN)
         self._poller.register(worker.sentinel, select.POLLIN)
-        return worker
+        worker.due.append(number)
+        self._write(worker, first_words)
 
     # --------------------------------------------------------------- asking
-    def signal(self, code: bytes) -> None:
-        """Send a signal to every worker and wait until all have done what it means.
+    def post(self, index: int, name: str, *arguments: Any) -> int:
+        """Ask a worker to call a method of its servant; return the number of the request.
+
+        A worker does one thing after the other, in the order of asking.
 
         Raises:
-            WorkerFault: for the first worker, by number, that raised; or for one that ended or hung.
-        """
-        self._settle()
-        pending, readers, poll, read = self._pending, self._readers, self._poller.poll, os.read
-        for index, writing in self._writers:
-            pending.add(index)
-            try:
-                os.write(writing, code)
-            except BrokenPipeError:
-                self._crashed(self.workers[index])
-        while pending:
-            ready = poll(_LOOK_MS)
-            for descriptor, _ in ready:
-                worker = readers.get(descriptor)
-                if worker is not None:
-                    inbox = worker.channel.inbox
-                    inbox.extend(map(read, (descriptor,), PIECE))
-                    if inbox == _JUST_DONE:
-                        inbox.clear()
-                        pending.discard(worker.index)
-                        continue
-                self._gather(self.timeouts.work_s)
-                return
-            if not ready:
-                self._gather(self.timeouts.work_s)
-        self._check_open()
-
-    def request(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Call a method of some workers' servants and return what each gave, by number.
-
-        Args:
-            name: the method.
-            arguments: its arguments, for each worker that is asked.
-
-        Raises:
-            WorkerFault: for the first worker, by number, that raised; or for one that ended or hung.
+            WorkerError: if the arguments can't be sent; nothing was asked then.
+            ClosedError: if the crew was closed, or this is a fork of the process that started it.
         """
         if os.getpid() != self._owner:
             raise ClosedError("workers serve the process that started them, not its forks")
-        self._settle()
-        for index, given in arguments.items():
-            self._post(self.workers[index], encode((name, given)))
-        return self._gather(self.timeouts.work_s)
+        number = next(self._numbers)
+        data = encode(Request(number, name, arguments))
+        self._check_open()
+        worker = self.workers[index]
+        if not worker.due:
+            worker.begin()
+        worker.due.append(number)
+        self._write(worker, data)
+        return number
 
-    def request_all(self, name: str, *arguments: Any) -> list[Any]:
-        """Call a method of every worker's servant with the same arguments; return what each gave, in order."""
-        return list(self.request(name, dict.fromkeys(range(len(self.workers)), arguments)).values())
+    def signal(self, code: bytes) -> bool:
+        """Send a signal to every worker and wait; return whether all of them just did what it means.
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether the workers live, as far as is known, and have answered everything."""
-        return not self.closed and not self._pending
+        If not, one of them raised or was lost: the answers are for `wait_any`, also those of the others. This is
+        what is called at every step: a write and a read for each worker and a poll or two, nothing else.
+        """
+        self._check_open()
+        workers, pending, readers = self.workers, self._signalled, self._readers
+        poll, read = self._poller.poll, os.read
+        if pending:
+            self.forget()
+        whole = True
+        for worker in workers:
+            pending.add(worker.index)
+            try:
+                os.write(worker.writing, code)
+            except BrokenPipeError:
+                whole = False
+        while whole and pending:
+            ready = poll(LOOK_MS)
+            whole = bool(ready)
+            for descriptor, _ in ready:
+                speaker = readers.get(descriptor)
+                if speaker is None:
+                    whole = False
+                    break
+                inbox = speaker.channel.inbox
+                inbox.extend(map(read, (descriptor,), PIECE))
+                if inbox != _JUST_DONE:
+                    whole = False
+                    break
+                inbox.clear()
+                pending.discard(speaker.index)
+        self._check_open()
+        if not whole:
+            for worker in workers:
+                worker.begin()
+        return whole
+
+    def forget(self) -> None:
+        """Drop what is still to be answered, which an interrupt kept its owner from waiting for."""
+        for worker in self.workers:
+            worker.due.clear()
+        # Whether a signal that was given up was answered isn't known: what comes before the answer to this was.
+        for index in sorted(self._signalled):
+            self.post(index, SYNC)
+        while self._signalled and self.wait_any() is not None:
+            pass
 
     def _check_open(self) -> None:
         """Raise if the crew was closed: also in the midst of a call, when a garbage collection ends another owner."""
         if self.closed:
             raise ClosedError(f"the workers have been ended{self._reason}")
 
-    def _settle(self) -> None:
-        """Take and drop the answers that an interrupted wait left."""
-        self._check_open()
-        if not self._pending:
+    def _write(self, worker: Worker, data: bytes) -> None:
+        seconds = self.plan.timeouts.work_s
+        if worker.loss is not None:
             return
-        # An answer may have been read and not been noted: only the answer to this is sure to come.
-        token = next(_tokens)
-        for worker in self.workers:
-            self._post(worker, encode((SYNC, (token,))))
-        waiting = {worker.index for worker in self.workers}
-        while waiting:
-            answers = self._gather(self.timeouts.work_s, raising=False)
-            waiting -= {index for index, value in answers.items() if value == token}
-            self._pending |= waiting
-
-    def _post(self, worker: Worker, data: bytes) -> None:
-        seconds = self.timeouts.work_s
-        self._check_open()
-        self._pending.add(worker.index)
         try:
             worker.channel.send(data, Deadline(seconds))
         except ChannelClosed:
@@ -195,168 +194,162 @@ class Crew:
             self._hung(worker, seconds)
         except BaseException:  # part of a long message may be in the pipe: nothing can follow it
             if len(data) > ATOMIC:
-                self.close(0.0)
+                self._lose(worker, WorkerError(f"a long message to worker {worker.index} was interrupted"))
             raise
 
     # -------------------------------------------------------------- waiting
-    def _gather(self, seconds: float | None, raising: bool = True) -> dict[int, Any]:
-        """Wait for every answer that is due; return the values by worker.
+    @property
+    def is_idle(self) -> bool:
+        """Whether the workers live, as far as is known, and have answered everything."""
+        return not self.closed and not self._signalled and not any(w.due or w.loss for w in self.workers)
 
-        Args:
-            seconds: how long each worker may stay at one item.
-            raising: whether what a worker raised is raised here.
+    def wait_any(self, deadline: Deadline | None = None) -> Answer | None:
+        """Return the next answer; None if none is due, or the deadline passed.
 
         Raises:
-            WorkerFault: see `signal`.
+            ClosedError: if the crew was closed, also meanwhile.
         """
-        answers: dict[int, Answer] = {}
-        self._check_open()
-        patience = _Patience(self.workers, seconds)
         while True:
-            for worker in self.workers:
-                self._take(worker, answers)
-            if not self._pending:
-                break
-            ready = [descriptor for descriptor, _ in self._poller.poll(patience.look_ms)]
             self._check_open()
-            speakers = [self._readers[descriptor] for descriptor in ready if descriptor in self._readers]
-            for worker in speakers:
-                worker.channel.pull()
-                patience.renew(worker)
-            if ready and not speakers:
-                self._crashed(next(worker for worker in self.workers if worker.sentinel in ready))
-            late = patience.late(self._pending)
-            if late is not None:
-                self._hung(late, seconds)
-        for index, answer in sorted(answers.items()):
-            if raising and answer.report is not None:
-                raise WorkerFault(index, self.workers[index].place, answer.report.error(), lost=False)
-        return {index: answer.value for index, answer in sorted(answers.items())}
+            for worker in (*self.workers[self._turn :], *self.workers[: self._turn]):
+                if (worker.due or worker.index in self._signalled) and (answer := self._next(worker)):
+                    self._turn = worker.index + 1
+                    return answer
+            if not self._signalled and not any(worker.due for worker in self.workers):
+                return None
+            if deadline is not None and deadline.passed():
+                return None
+            self._look(deadline)
 
-    def _take(self, worker: Worker, answers: dict[int, Answer]) -> None:
-        """Note the answers of a worker that have arrived; the last one counts."""
+    def wait_all(self) -> list[Answer]:
+        """Return every answer that is due, by worker; or those that came until a worker was lost."""
+        answers: list[Answer] = []
+        while (answer := self.wait_any()) is not None:
+            answers.append(answer)
+            if answer.lost:
+                break
+        return sorted(answers, key=lambda answer: answer.worker)
+
+    def _next(self, worker: Worker) -> Answer | None:
+        """Return the next answer of a worker if it has arrived; what nobody waits for any more is dropped."""
+        index, due = worker.index, worker.due
         try:
-            while (arrived := worker.channel.take()) is not None:
+            while worker.loss is None and (arrived := worker.channel.take()) is not None:
                 code, data = arrived
-                answers[worker.index] = Answer() if code == DONE else cast(Answer, decode(data))
-                self._pending.discard(worker.index)
+                reply = Reply(_SIGNAL) if code == DONE else cast(Reply, decode(data))
+                worker.seconds = self.plan.timeouts.work_s
+                worker.begin()
+                error = None if reply.report is None else reply.report.error()
+                if reply.number in due:
+                    while due.popleft() != reply.number:
+                        pass
+                    self._signalled.discard(index)
+                    return Answer(index, reply.number, reply.value, error)
+                if reply.number == _SIGNAL and index in self._signalled and not due:
+                    self._signalled.discard(index)
+                    return Answer(index, _SIGNAL, None, error)
         except ChannelClosed:
-            if worker.index in self._pending:
-                self._crashed(worker)
-            # It ended after its last answer: the next time it's needed will tell.
-            for descriptor in (worker.channel.reading, worker.sentinel):
-                with suppress(KeyError):
-                    self._poller.unregister(descriptor)
+            self._crashed(worker)
+        if worker.loss is None:
+            return None
+        number = due.popleft() if due else _SIGNAL
+        self._signalled.discard(index)
+        return Answer(index, number, None, worker.loss, lost=True)
 
-    def _crashed(self, worker: Worker) -> NoReturn:
+    def _look(self, deadline: Deadline | None) -> None:
+        """Wait until something arrives, or somebody is late."""
+        left = LOOK_MS if deadline is None else 1000 * (deadline.remaining() or 0.0)
+        ready = self._poller.poll(min(left, *(worker.look_ms for worker in self.workers)))
+        self._check_open()
+        described = [descriptor for descriptor, _ in ready]
+        speakers = [self._readers[descriptor] for descriptor in described if descriptor in self._readers]
+        for worker in speakers:
+            worker.channel.pull()
+            worker.begin()
+            if worker.channel.has_ended:
+                self._unregister(worker)
+        for worker in self.workers:
+            if worker.loss is None and worker not in speakers:
+                if worker.sentinel in described:
+                    self._crashed(worker)
+                elif (worker.due or worker.index in self._signalled) and worker.is_late():
+                    self._hung(worker, worker.seconds)
+
+    # ---------------------------------------------------------------- losses
+    def _crashed(self, worker: Worker) -> None:
         worker.wait(Deadline(_TERM_S))  # its pipes are closed a moment before it has ended
         self._lose(worker, worker.crash(self._doing(worker)))
 
-    def _hung(self, worker: Worker, seconds: float | None) -> NoReturn:
+    def _hung(self, worker: Worker, seconds: float | None) -> None:
         self._lose(worker, worker.timeout(self._doing(worker), seconds or 0.0))
 
     def _doing(self, worker: Worker) -> str:
-        return self._where(worker.index, worker.place, worker.step)
+        return self.plan.where(worker.index, worker.place, worker.step)
 
-    def _lose(self, worker: Worker, cause: WorkerError) -> NoReturn:
-        """Close the crew because of one worker, and raise."""
-        self._reason = f", because worker {worker.index} was lost: {type(cause).__name__}"
-        fault = WorkerFault(worker.index, worker.place, cause, lost=True)
+    def _lose(self, worker: Worker, loss: WorkerError) -> None:
+        worker.loss = loss
         worker.terminate()
-        with suppress(Exception):  # what the others' ends raise matters less
-            self.close()
-        raise fault
+        self._unregister(worker)
+
+    def _unregister(self, worker: Worker) -> None:
+        self._readers.pop(worker.channel.reading, None)
+        for descriptor in (worker.channel.reading, worker.sentinel):
+            with suppress(KeyError):
+                self._poller.unregister(descriptor)
+
+    def replace(self, index: int, make: MakeServant) -> None:
+        """End a worker, if it still lives, and start another one in its place; what was due of it is dropped.
+
+        The new one has pipes of its own, and the former one is dead before it starts: no answer and no row of the
+        former one can come any more. Its `generation` is one higher.
+
+        Raises:
+            LaunchError: if it can't be started; the former one is lost.
+            WorkerError: if the former one can't be killed.
+            ClosedError: if the crew was closed.
+        """
+        self._check_open()
+        former = self.workers[index]
+        self._lose(former, former.loss or WorkerError(f"worker {index} is being replaced"))
+        if not former.wait(Deadline(_KILL_S)):
+            raise WorkerError(
+                f"worker {index} (process {former.pid}) can't be killed: the system keeps it busy"
+            )
+        former.close()
+        former.due.clear()
+        self._signalled.discard(index)
+        for word in range(len(former.progress)):
+            former.progress[word] = 0
+        self._start(index, former.generation + 1, len(self.workers), make)
 
     # --------------------------------------------------------------- ending
-    def close(self, seconds: float | None = None) -> None:
-        """End every worker: ask, then SIGTERM, then SIGKILL; calling it again does nothing.
+    def close(self, seconds: float | None = None, because: str = "") -> None:
+        """End every worker: ask, then SIGTERM, then SIGKILL; again, it ends what an interrupt of the first call left.
 
         Args:
             seconds: how long they have all together to end by themselves; None for what the timeouts say.
+            because: why, for the message of who uses the crew afterwards.
 
         Raises:
-            WorkerFault: if a servant's `close` raised; the workers have ended all the same.
+            Exception: what a servant's `close` raised first; the workers have ended all the same.
         """
-        if self.closed or os.getpid() != self._owner:
+        if self._ended or self._ending or os.getpid() != self._owner:
             return
-        self.closed = True
-        faults: list[BaseException] = []
+        raised: list[BaseException] = []
         try:
-            deadline = Deadline(self.timeouts.close_s if seconds is None else seconds)
-            for worker in self.workers:
-                worker.halt()
-            asked = [worker for worker in self.workers if _ask_to_stop(worker, deadline)]
-            faults = [error for worker in asked if (error := _last_words(worker, deadline)) is not None]
-            for worker in self.workers:
-                worker.wait(deadline)
-            _end_all(self.workers, signal.SIGTERM, Deadline(_TERM_S))
+            self._ending = self.closed = True
+            self._reason = because and f", because {because}"
+            raised = ask_to_end(self.workers, self.plan.timeouts.close_s if seconds is None else seconds)
         finally:
-            _end_all(self.workers, signal.SIGKILL, Deadline(_TERM_S))
-            for known in (self._pending, self._readers, self._writers):
+            self._ending = False
+            kill(self.workers)
+            for known in (self._signalled, self._readers):
                 known.clear()  # a call that this close interrupts finds nothing to go on with
             for worker in self.workers:
+                worker.due.clear()
                 worker.close()
             self._stacks.close()
             self.segment.close()
-        if faults:
-            raise faults[0]
-
-
-class _Patience:
-    """Which worker has stayed at one item for too long."""
-
-    def __init__(self, workers: Sequence[Worker], seconds: float | None) -> None:
-        self._workers, self._seconds = workers, seconds
-        self.look_ms = _LOOK_MS if seconds is None else min(_LOOK_MS, seconds * 1000)
-        self._marks = {worker.index: worker.mark() for worker in workers}
-        self._deadlines = {worker.index: Deadline(seconds) for worker in workers}
-
-    def renew(self, worker: Worker) -> None:
-        """Give a worker its time again."""
-        self._deadlines[worker.index] = Deadline(self._seconds)
-
-    def late(self, pending: set[int]) -> Worker | None:
-        """Return one of the `pending` workers that is late, the one with the lowest number."""
-        for index in sorted(pending):
-            worker = self._workers[index]
-            if not self._deadlines[index].passed():
-                continue
-            mark = worker.mark()
-            if mark == self._marks[index]:
-                return worker
-            self._marks[index] = mark
-            self.renew(worker)
-        return None
-
-
-def _ask_to_stop(worker: Worker, deadline: Deadline) -> bool:
-    if worker.has_ended:
-        return False
-    try:
-        worker.channel.send(encode(STOP), deadline)
-    except (ChannelClosed, ChannelFull):
-        return False
-    return True
-
-
-def _last_words(worker: Worker, deadline: Deadline) -> BaseException | None:
-    """Return what a worker's servant raised when it was closed; answers that were due before are dropped."""
-    words: BaseException | None = None
-    poller = select.poll()
-    poller.register(worker.channel.reading, select.POLLIN)
-    with suppress(ChannelClosed):
-        while poller.poll((deadline.remaining() or 0.0) * 1000):
-            worker.channel.pull()
-            while (arrived := worker.channel.take()) is not None:
-                answer = Answer() if arrived[0] == DONE else cast(Answer, decode(arrived[1]))
-                words = None if answer.report is None else answer.report.error()
-    return words
-
-
-def _end_all(workers: Sequence[Worker], number: int, deadline: Deadline) -> None:
-    """Send a signal to those that live and wait for them."""
-    alive = [worker for worker in workers if not worker.has_ended]
-    for worker in alive:
-        worker.terminate(number)
-    for worker in alive:
-        worker.wait(deadline)
+            self._ended = True
+        if raised:
+            raise raised[0]

@@ -6,7 +6,9 @@ import math
 import os
 import select
 import signal
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from gleanrl.errors import (
@@ -14,18 +16,22 @@ from gleanrl.errors import (
     InvalidArgumentError,
     UnsupportedError,
     WorkerCrashedError,
+    WorkerError,
     WorkerTimeoutError,
 )
 from gleanrl.system import launcher
 from gleanrl.system.clock import Deadline
+from gleanrl.system.descriptors import Descriptors, memory, pipe
 from gleanrl.system.proc import describe_exit, descriptors_left, signal_process, state_of
 from gleanrl.workers.channel import OwnerEnd
-from gleanrl.workers.main import ENTRY, PRELOAD
+from gleanrl.workers.main import ENTRY
 from gleanrl.workers.segment import HALT, MEMORY, PLACE, STEP, WORK
 
+_PRELOAD = ("gleanrl.workers.main",)
+LOOK_MS = 250.0
+"""How often it's looked whether workers get on."""
 _STACK_S = 2.0
 _PAUSE_S = 0.02
-_EXIT_CODE_S = 5.0
 _DESCRIPTORS = 3
 _SPARE = 16
 
@@ -67,7 +73,8 @@ class Stacks:
     """Where workers write their Python stacks: a file in memory that they all append to."""
 
     def __init__(self) -> None:
-        self.descriptor = os.memfd_create("gleanrl-stacks", os.MFD_CLOEXEC)
+        self._held = Descriptors()
+        (self.descriptor,) = self._held.take(memory("gleanrl-stacks"))
 
     def read(self) -> str:
         """Return what was written."""
@@ -83,37 +90,85 @@ class Stacks:
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self.descriptor)
+        self._held.close()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all workers of a crew have in common.
+
+    Attributes:
+        timeouts: how long they may take.
+        num_threads: torch threads of each.
+        preload: modules that the launcher imports if this crew is the first one to need it.
+        where: says where a worker is at work, for error messages: gets its number, place and step.
+    """
+
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    num_threads: int = 1
+    preload: tuple[str, ...] = ()
+    where: Callable[[int, int, int], str] = lambda worker, place, step: ""
 
 
 class Worker:
-    """A worker process and the owner's ends of its pipes.
+    """A worker process, the owner's ends of its pipes, and what it's still to answer.
 
     Args:
         index: its number in the crew.
+        generation: how many had that number before it.
         progress: its words in the segment.
         stacks: where it writes its stacks.
-        memory: the descriptor of the segment.
+        shared: the descriptor of the segment.
+        plan: that of its crew.
+
+    Attributes:
+        due: the numbers of the requests that it's still to answer, in the order of asking.
+        loss: why it's of no further use; None while it is.
+        seconds: how long it may stay at one item.
 
     Raises:
         LaunchError: if it can't be started.
     """
 
-    def __init__(self, index: int, progress: memoryview, stacks: Stacks, memory: int) -> None:
-        self.index, self.progress, self._stacks = index, progress, stacks
-        its_reading, writing = os.pipe()
-        reading, its_writing = os.pipe()
-        self.channel = OwnerEnd(reading, writing)
-        try:
-            self._launcher = launcher.current(ENTRY, PRELOAD)
-            started = self._launcher.start([its_reading, its_writing, stacks.descriptor, memory])
-        except BaseException:
-            self.channel.close()
-            raise
-        finally:
-            os.close(its_reading)
-            os.close(its_writing)
-        self.pid, self.sentinel = started
+    def __init__(
+        self, index: int, generation: int, progress: memoryview, stacks: Stacks, shared: int, plan: Plan
+    ) -> None:
+        self.index, self.generation, self.progress, self._stacks = index, generation, progress, stacks
+        self._held = Descriptors()
+        self._launcher = launcher.current(ENTRY, (*_PRELOAD, *plan.preload))
+        its_reading, self.writing = self._held.take(pipe())
+        reading, its_writing = self._held.take(pipe())
+        given = [its_reading, its_writing, stacks.descriptor, shared]
+        self.pid, self.sentinel = self._launcher.start(given, self._held)
+        self._held.close(its_reading, its_writing)
+        self.channel = OwnerEnd(reading, self.writing)
+        self.due: deque[int] = deque()
+        self.loss: WorkerError | None = None
+        self.seconds = plan.timeouts.start_s
+        self.begin()
+
+    # ---------------------------------------------------------------- patience
+    def begin(self) -> None:
+        """Give it its time, from now on."""
+        self._mark, self._deadline = self._at(), Deadline(self.seconds)
+
+    @property
+    def look_ms(self) -> float:
+        """How often to look whether it's late, in milliseconds."""
+        return LOOK_MS if self.seconds is None else min(LOOK_MS, self.seconds * 1000)
+
+    def is_late(self) -> bool:
+        """Return whether it has stayed at one item for too long; if it went on, it's given its time again."""
+        if not self._deadline.passed():
+            return False
+        if self._mark == self._at():
+            return True
+        self.begin()
+        return False
+
+    def _at(self) -> tuple[int, int, int]:
+        """Return what changes whenever the worker goes on to another item."""
+        return self.progress[PLACE], self.progress[STEP], self.progress[WORK]
 
     @property
     def place(self) -> int:
@@ -124,10 +179,6 @@ class Worker:
     def step(self) -> int:
         """Which step it's at, or was at when it ended."""
         return self.progress[STEP]
-
-    def mark(self) -> tuple[int, int, int]:
-        """Return what changes whenever the worker goes on to another item."""
-        return self.progress[PLACE], self.progress[STEP], self.progress[WORK]
 
     def halt(self) -> None:
         """Let the worker break off what is long, as soon as it looks."""
@@ -158,7 +209,7 @@ class Worker:
         Args:
             doing: what it was to do.
         """
-        code = self._launcher.exit_code(self.pid, Deadline(_EXIT_CODE_S))
+        code = self._launcher.exit_code(self.pid)
         lines = [f"worker {self.index} (process {self.pid}) {describe_exit(code)} {doing}"]
         peak = self.progress[MEMORY]
         if code == -signal.SIGKILL:
@@ -196,8 +247,7 @@ class Worker:
 
     def close(self) -> None:
         """Close the owner's descriptors."""
-        self.channel.close()
-        os.close(self.sentinel)
+        self._held.close()
 
 
 def require_platform() -> None:

@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,8 +21,10 @@ from gleanrl.workers.reports import Report
 from gleanrl.workers.segment import MEMORY, WORK, Segment
 
 ENTRY = "gleanrl.workers.main:run"
-PRELOAD = ("gleanrl.workers.main", "gleanrl.collectors")
-"""What the launcher imports: the whole library, and with it torch, tensordict and gymnasium."""
+STOP = "close"
+"""The last request: the servant is closed, and the process ends."""
+SYNC = "sync"
+"""The name of a request that does nothing: whatever was asked before has been answered before it is."""
 
 
 class Servant(Protocol):
@@ -58,6 +60,7 @@ class Setting:
     """What makes a worker's surroundings those of its owner.
 
     Attributes:
+        number: of the request to make the servant.
         index: the worker's number.
         num_workers: how many there are in the crew.
         path: `sys.path`.
@@ -67,6 +70,7 @@ class Setting:
         num_threads: torch threads.
     """
 
+    number: int
     index: int
     num_workers: int
     path: Sequence[str]
@@ -88,18 +92,32 @@ class Setting:
         random.seed(state[2])
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a request gave: a value, or a report of what it raised."""
+class Request(NamedTuple):
+    """What an owner asks.
 
+    Attributes:
+        number: told with the answer.
+        name: the servant's method, or `SYNC`.
+        arguments: the method's.
+    """
+
+    number: int
+    name: str
+    arguments: tuple[Any, ...] = ()
+
+
+class Reply(NamedTuple):
+    """What a request gave.
+
+    Attributes:
+        number: the request's; 0 for a signal that raised.
+        value: what the method returned.
+        report: of what was raised.
+    """
+
+    number: int
     value: Any = None
     report: Report | None = None
-
-
-Request = tuple[str, tuple[Any, ...]]
-STOP: Request = ("stop", ())
-SYNC = "sync"
-"""A request that is answered by its own argument."""
 
 
 def run(link: socket.socket, descriptors: Sequence[int]) -> int:
@@ -112,47 +130,45 @@ def run(link: socket.socket, descriptors: Sequence[int]) -> int:
     Returns:
         The exit code.
     """
-    reading, writing, stacks, memory = descriptors
+    reading, writing, stacks, shared = descriptors
     dump_stacks_into(stacks)
     launcher.adopt(link)
     channel = WorkerEnd(reading, writing)
     try:
-        servant = _set_up(channel, memory)
+        servant = _set_up(channel, shared)
         return 1 if servant is None else _serve(channel, *servant)
     except ChannelClosed:  # the owner is gone: nobody is left to tell anything
         return 0
 
 
-def _receive(channel: WorkerEnd) -> Any:
-    code = channel.next_code()
-    assert code == MESSAGE
-    return decode(channel.message())
-
-
-def _answer(channel: WorkerEnd, answer: Answer) -> None:
+def _answer(channel: WorkerEnd, reply: Reply) -> None:
     try:
-        data = encode(answer)
+        data = encode(reply)
     except Exception as error:
-        data = encode(Answer(report=Report.of(error)))
+        data = encode(Reply(reply.number, report=Report.of(error)))
     channel.send(data)
 
 
-def _set_up(channel: WorkerEnd, memory: int) -> tuple[Servant, memoryview] | None:
+def _set_up(channel: WorkerEnd, shared: int) -> tuple[Servant, memoryview] | None:
     """Return the servant and the worker's words, or None if that failed; the owner was told which of the two."""
+    number = 0
     try:
-        setting: Setting = _receive(channel)
+        assert channel.next_code() == MESSAGE
+        setting: Setting
+        setting, make_data = decode(channel.message())  # type: ignore[misc]
+        number = setting.number
         setting.apply()
-        segment = Segment(setting.num_workers, memory)
+        segment = Segment(setting.num_workers, shared)
         progress = segment.progress(setting.index)
         progress[WORK] += 1
-        make: MakeServant = _receive(channel)
+        make: MakeServant = decode(make_data)  # type: ignore[assignment, has-type]
         servant = make(Station(setting.index, segment, progress))
     except ChannelClosed:
         raise
     except BaseException as error:
-        _answer(channel, Answer(report=Report.of(error)))
+        _answer(channel, Reply(number, report=Report.of(error)))
         return None
-    _answer(channel, Answer())
+    _answer(channel, Reply(number))
     return servant, progress
 
 
@@ -166,7 +182,7 @@ def _serve(channel: WorkerEnd, servant: Servant, progress: memoryview) -> int:
             progress[WORK] += 1
             progress[MEMORY] = peak_memory()
             _answer(channel, _done(servant, request))
-            if request == STOP:
+            if request.name == STOP:
                 return 0
         elif not code:
             _close_quietly(servant)
@@ -175,23 +191,20 @@ def _serve(channel: WorkerEnd, servant: Servant, progress: memoryview) -> int:
             try:
                 signal(code)
             except BaseException as error:
-                _answer(channel, Answer(report=Report.of(error)))
+                _answer(channel, Reply(0, report=Report.of(error)))
             else:
                 write(writing, DONE)
 
 
-def _done(servant: Servant, request: Request) -> Answer:
+def _done(servant: Servant, request: Request) -> Reply:
     """Do what was requested."""
-    name, arguments = request
+    number, name, arguments = request
     try:
-        if request == STOP:
-            servant.close()
-            return Answer()
         if name == SYNC:
-            return Answer(arguments[0])
-        return Answer(getattr(servant, name)(*arguments))
+            return Reply(number)
+        return Reply(number, getattr(servant, name)(*arguments))
     except BaseException as error:
-        return Answer(report=Report.of(error))
+        return Reply(number, report=Report.of(error))
 
 
 def _close_quietly(servant: Servant) -> None:

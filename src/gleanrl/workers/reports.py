@@ -18,6 +18,10 @@ class RemoteTraceback(Exception):
         return f"\n\n{self.args[0]}" if self.args else ""
 
 
+class Portable(Exception):
+    """Abstract: an exception that is made to be sent: what it holds can always be pickled."""
+
+
 @dataclass(frozen=True)
 class Report:
     """An exception as bytes, or in words if it can't be sent.
@@ -74,6 +78,8 @@ def _assembled(
 
 def _bytes(error: BaseException) -> bytes | None:
     """Return `error` as bytes if an equal one comes back from them."""
+    if isinstance(error, Portable):
+        return encode(error)
     return _restorable(error, error) or _restorable(error, _Parts(type(error), error.args, vars(error)))
 
 

@@ -1,7 +1,8 @@
 """Memory that an owner and its workers share, without a name: nothing is left of it, whatever dies.
 
-One descriptor stands for all of it. The first page or pages hold each worker's progress (see `Progress`); the rest is
-for whatever the owner lays out there, and may grow.
+One descriptor stands for all of it. The first page or pages hold each worker's progress (see `PLACE` and the others);
+the rest holds *regions*, which the owner lays out by name: each is one or several blocks of rows. A worker with two
+blocks writes one of them while the owner reads the other.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Sequence
-from math import prod
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import torch
 
 from gleanrl.block import Block, Schema, numpy_dtype
 from gleanrl.errors import CapacityError
+from gleanrl.system.descriptors import Descriptors, memory
 from gleanrl.system.proc import available_memory
 
 _ALIGNMENT = 64
@@ -26,12 +29,60 @@ that the process had; and the owner's word that what is long should be broken of
 _WORDS = 8
 
 
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a block.
+
+    Attributes:
+        schema: its columns.
+        batch_size: its batch dimensions.
+        num_steps: T.
+    """
+
+    schema: Schema
+    batch_size: torch.Size
+    num_steps: int
+
+    @cached_property
+    def shapes(self) -> list[torch.Size]:
+        """The shapes of the columns."""
+        return [torch.Size((*self.batch_size, self.num_steps, *field.shape)) for field in self.schema.fields]
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """The first byte of each column, counted from the block's; the last entry is the block's size."""
+        starts = [0]
+        for shape, field in zip(self.shapes, self.schema.fields, strict=True):
+            starts.append(starts[-1] + _aligned(shape.numel() * field.dtype.itemsize))
+        return starts
+
+
+@dataclass(frozen=True)
+class Region:
+    """A part of a segment: blocks of the same rows, one after the other. It's sent to whoever is to see them.
+
+    Attributes:
+        start: its first byte.
+        rows: what each block holds.
+        num_blocks: how many there are.
+    """
+
+    start: int
+    rows: Rows
+    num_blocks: int
+
+    @property
+    def end(self) -> int:
+        """The byte after its last one."""
+        return self.start + self.num_blocks * self.rows.starts[-1]
+
+
 class Segment:
     """Shared memory, seen from one process. One thread at a time; views of it may be used by any.
 
     Args:
         num_workers: how many progresses it holds.
-        descriptor: one that another process made; None makes a new segment. Either way it's owned here.
+        descriptor: of the memory that another process made, which closes it; None makes new memory.
 
     Raises:
         CapacityError: if the machine hasn't the memory.
@@ -39,65 +90,88 @@ class Segment:
 
     def __init__(self, num_workers: int, descriptor: int | None = None) -> None:
         self._head = -(-num_workers * _WORDS * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.size = 0
+        self._held = Descriptors()
         if descriptor is None:
-            descriptor = os.memfd_create("gleanrl", os.MFD_CLOEXEC)
-            try:
-                _reserve(descriptor, 0, self._head)
-            except BaseException:
-                os.close(descriptor)
-                raise
+            (descriptor,) = self._held.take(memory("gleanrl"))
+            _reserve(descriptor, 0, self._head)
         self.descriptor = descriptor
         head: Any = _mapped(descriptor, self._head).view(np.int64)
         self._progress = memoryview(head)
         self._data: np.ndarray[Any, Any] = np.empty(0, np.uint8)
+        self._regions: dict[str, Region] = {}
 
     def progress(self, worker: int) -> memoryview:
         """Return the words of a worker: int64, see `PLACE` and the others."""
         return self._progress[worker * _WORDS : (worker + 1) * _WORDS]
 
-    def grow(self, size: int) -> None:
-        """Make room for `size` bytes of data; the process that made the segment calls it before the others.
+    # ---------------------------------------------------------------- regions
+    def region(self, name: str, rows: Rows, num_blocks: int = 1) -> Region:
+        """Lay out a region; for the process that made the segment.
+
+        One of the same name is given up for it: its memory is used again, so that its blocks are nobody's any more.
 
         Raises:
             CapacityError: if the machine hasn't the memory; nothing has changed then.
         """
-        if size <= self.size:
-            return
-        if os.fstat(self.descriptor).st_size < self._head + size:
-            _reserve(self.descriptor, self._head + self.size, size - self.size)
-        self._data = _mapped(self.descriptor, self._head + size)[self._head :]
-        self.size = size
+        size = num_blocks * rows.starts[-1]
+        former = self._regions.get(name)
+        others = [region for other, region in self._regions.items() if other != name]
+        if former is not None and former.end - former.start >= size:
+            start = former.start
+        else:
+            start = _first_gap(others, size)
+        region = Region(start, rows, num_blocks)
+        self._map(region.end)
+        self._regions[name] = region
+        return region
 
-    def block(self, schema: Schema, batch_size: Sequence[int], num_steps: int) -> Block:
-        """Return a block over the data, from their first byte on; the same arguments give the same place.
+    def block(self, region: Region, number: int = 0) -> Block:
+        """Return a block of a region that the owner laid out.
 
-        The block is borrowed: it's written again in the next rollout.
+        The block is borrowed: it's written again in a later rollout.
         """
-        shapes = [(*batch_size, num_steps, *field.shape) for field in schema.fields]
-        starts, end = [], 0
-        for shape, field in zip(shapes, schema.fields, strict=True):
-            starts.append(end)
-            end += -(-prod(shape) * field.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        self.grow(end)
+        self._map(region.end)
+        rows = region.rows
+        first = region.start + number * rows.starts[-1]
         columns = [
-            self._tensor(start, shape, field.dtype)
-            for start, shape, field in zip(starts, shapes, schema.fields, strict=True)
+            self._tensor(first + start, shape, field.dtype)
+            for start, shape, field in zip(rows.starts, rows.shapes, rows.schema.fields, strict=False)
         ]
-        return Block(schema, batch_size, num_steps, columns=columns, borrowed=True)
+        return Block(rows.schema, rows.batch_size, rows.num_steps, columns=columns, borrowed=True)
 
-    def _tensor(self, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def _map(self, size: int) -> None:
+        """See at least `size` bytes of data; the process that made the segment takes the memory for them first."""
+        if size <= self._data.size:
+            return
+        missing = self._head + size - os.fstat(self.descriptor).st_size
+        if missing > 0:
+            _reserve(self.descriptor, self._head + size - missing, missing)
+        self._data = _mapped(self.descriptor, self._head + size)[self._head :]
+
+    def _tensor(self, start: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         kind = numpy_dtype(dtype)
-        array = self._data[start : start + prod(shape) * kind.itemsize].view(kind).reshape(shape)
+        array = self._data[start : start + shape.numel() * kind.itemsize].view(kind).reshape(shape)
         tensor = torch.from_numpy(array)
         return tensor if tensor.dtype is dtype else tensor.view(dtype)
 
     def close(self) -> None:
         """Close the descriptor; views stay valid, and memory is given back with the last of them."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
-            self._data = np.empty(0, np.uint8)
+        self._held.close()
+        self._data = np.empty(0, np.uint8)
+
+
+def _first_gap(regions: Sequence[Region], size: int) -> int:
+    """Return where `size` bytes stand in nobody's way, as far in front as can be."""
+    start = 0
+    for region in sorted(regions, key=lambda region: region.start):
+        if start + size <= region.start:
+            break
+        start = region.end
+    return start
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def _mapped(descriptor: int, size: int) -> np.ndarray[Any, Any]:

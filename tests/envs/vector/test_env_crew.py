@@ -28,6 +28,7 @@ def test_shares_are_even_neighbours():
 def crew():
     """Three environments in two processes."""
     made = EnvCrew(factories(3, oracle, streams(3)), 2, Timeouts(), 1, 1)
+    made.start()
     yield made
     made.close()
 
@@ -51,9 +52,10 @@ def test_faults_count_in_the_flat_batch():
         raise FakeFailure
 
     with pytest.raises(StepFault) as caught:
-        EnvCrew(factories(3, [counting, counting, fails], None), 2, Timeouts(), 1, 2)
+        EnvCrew(factories(3, [counting, counting, fails], None), 2, Timeouts(), 1, 2).start()
     assert (caught.value.env, caught.value.during) == (4, "construction")
     crew = EnvCrew(factories(2, [oracle, lambda: awkward(kill, 1, "reset")], None), 1, Timeouts(), 1, 1)
+    crew.start()
     with pytest.raises(StepFault, match="WorkerCrashedError") as caught:
         crew.ask("reset", "reset", {0: ({0: (None, {}), 1: (None, {})},)})
     assert caught.value.env == 1 and crew.is_closed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 
 import pytest
@@ -12,11 +11,13 @@ from gleanrl.block import Field, Schema
 from gleanrl.envs import GymWrapper
 from gleanrl.envs.vector.factories import factories
 from gleanrl.envs.vector.packing import pack, unpack
-from gleanrl.envs.vector.worker import BIND_CODE, RUN_CODE, STEP_CODE, BlockPlan, PackedFault, Share
+from gleanrl.envs.vector.worker import BIND_CODE, RUN_CODE, STEP_CODE, BlockPlan, Share
 from gleanrl.errors import WorkerError
+from gleanrl.rollouts.loop import StepFault
 from gleanrl.rollouts.protocol import EpisodeRules
 from gleanrl.workers.main import Station
-from gleanrl.workers.segment import HALT, PLACE, STEP, Segment
+from gleanrl.workers.reports import RemoteTraceback
+from gleanrl.workers.segment import HALT, PLACE, STEP, Rows, Segment
 from tests.envs.vector.makers import SCRIPT, oracle, streams
 from tests.fakes import FakeFailure, RaisingEnv
 
@@ -27,7 +28,7 @@ ACTION = {("action",): Field(torch.Size((2,)), torch.float32)}
 def stations():
     """The owner's segment, and a worker's view of it."""
     owner = Segment(1)
-    worker = Segment(1, os.dup(owner.descriptor))
+    worker = Segment(1, owner.descriptor)
     yield owner, Station(0, worker, worker.progress(0))
     owner.close()
     worker.close()
@@ -35,9 +36,10 @@ def stations():
 
 def bound(servant, owner, num_envs, num_steps):
     schema = Schema({**servant.schema(), **ACTION})
-    block = owner.block(schema, (num_envs,), num_steps)
+    region = owner.region("rows", Rows(schema, torch.Size((num_envs,)), num_steps))
+    block = owner.block(region)
     block.column(("action",)).zero_()
-    servant.bind(BlockPlan(schema.items(), torch.Size((num_envs,)), num_steps, False))
+    servant.bind(BlockPlan(region, False))
     return block
 
 
@@ -79,18 +81,18 @@ def _root():
     return torch.stack([env.reset(), env.reset()])
 
 
-def test_faults_are_packed(stations):
+def test_faults_travel_as_they_are(stations):
     owner, station = stations
     made = factories(2, [oracle, lambda: GymWrapper(RaisingEnv(2, script=SCRIPT))], None)
     servant = Share(made, first=3)(station)
     servant.new_steppers(EpisodeRules(max_steps=5))
     bound(servant, owner, 5, 3)
     servant.signal(STEP_CODE)
-    with pytest.raises(PackedFault) as caught:
+    with pytest.raises(StepFault) as caught:
         servant.signal(STEP_CODE)
-    fault = pickle.loads(pickle.dumps(caught.value)).fault(3)
+    fault = pickle.loads(pickle.dumps(caught.value)).counted_from(3)
     assert (fault.t, fault.env, fault.during) == (1, 4, "step") and isinstance(fault.cause, FakeFailure)
-    assert PackedFault(0, -1, "step", caught.value.report).fault(3).env == -1
+    assert isinstance(fault.cause.__cause__, RemoteTraceback)
 
 
 def test_signals_that_make_no_sense(stations):

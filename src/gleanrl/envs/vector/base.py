@@ -82,6 +82,7 @@ class BatchedEnv(EnvBase):
                 "share_individual_td: False, but the environments' data differ in keys, shapes or dtypes and "
                 "can't be stacked in one TensorDict; leave it out"
             )
+        self._ended = False  # all members were closed
         self._cap = ThreadCap(options.num_threads)
         self._last_states: list[dict[str, Any]] = [{} for _ in range(num_envs)]
 
@@ -149,24 +150,29 @@ class BatchedEnv(EnvBase):
         """
         self._check_open()
         if not self.is_started:
-            self._cap.apply()
             try:
+                self._cap.apply()
                 self._start()
             except BaseException:
                 self._cap.lift()
                 raise
 
     def close(self, **kwargs: Any) -> None:
-        """Close every member; calling it again does nothing."""
-        if self.is_closed:
+        """Close every member; again, it closes those that an interrupt of the first call left."""
+        if self._ended:
             return
-        if self.is_started:
+        if self.is_started and not self.is_closed:
             with suppress(Exception):  # they are kept where they can be had
                 self._last_states = self._states_at_the_end()
         self.is_closed = True
         self._cap.lift()
-        if self.is_started:
-            self._end()
+        try:
+            if self.is_started:
+                self._end()
+        except Exception:
+            self._ended = True
+            raise
+        self._ended = True
 
     def update_kwargs(self, kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Add keyword arguments to those of the members' callables, for all or a list with one for each.

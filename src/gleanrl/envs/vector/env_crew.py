@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from gleanrl.envs.vector.factories import Factory
-from gleanrl.envs.vector.worker import PackedFault, Share
+from gleanrl.envs.vector.worker import Share
 from gleanrl.rollouts.loop import StepFault
-from gleanrl.workers.crew import Crew, WorkerFault
-from gleanrl.workers.handle import Timeouts
+from gleanrl.workers.crew import Answer, Crew
+from gleanrl.workers.handle import Plan, Timeouts
 from gleanrl.workers.segment import Segment
+
+PRELOAD = ("gleanrl.envs",)
+"""What the launcher imports: with it torch, tensordict and gymnasium."""
 
 
 def split(num_envs: int, num_processes: int) -> list[range]:
@@ -23,6 +27,8 @@ def split(num_envs: int, num_processes: int) -> list[range]:
 class EnvCrew:
     """Workers with their shares of the environments. One thread at a time.
 
+    Every call is a barrier: it ends when all workers that were asked have answered. The loss of one worker ends all.
+
     Args:
         factories: one for each environment.
         num_processes: how many workers, at most as many as environments.
@@ -30,8 +36,8 @@ class EnvCrew:
         num_threads: torch threads of each.
         width: environments that each environment is itself (a batch in a batch), to count them in the flat batch.
 
-    Raises:
-        StepFault: if an environment couldn't be made; ``during`` is ``"construction"``.
+    Attributes:
+        is_started: whether all environments were made.
     """
 
     def __init__(
@@ -43,20 +49,43 @@ class EnvCrew:
         width: int,
     ) -> None:
         self.shares = split(len(factories), num_processes)
-        self._width = width
+        self._factories, self._width = factories, width
+        self._plan = Plan(timeouts, num_threads, PRELOAD, self._where)
         self._during = "construction"
-        makers = [Share(factories[share.start : share.stop], share.start) for share in self.shares]
-        self._crew = self._guarded(lambda: Crew(makers, timeouts, num_threads, self._where))
+        self._crew: Crew | None = None
+        self.is_started = False
+
+    def start(self) -> None:
+        """Start the workers and let them make their environments.
+
+        Raises:
+            StepFault: if an environment couldn't be made; ``during`` is ``"construction"``.
+        """
+        given = self._factories
+        try:
+            self._crew = Crew(
+                [Share(given[share.start : share.stop], share.start) for share in self.shares], self._plan
+            )
+            self._gather()
+            self.is_started = True
+        except BaseException:
+            self.close(0.0)
+            raise
+
+    @property
+    def _running(self) -> Crew:
+        assert self._crew is not None
+        return self._crew
 
     @property
     def segment(self) -> Segment:
         """The memory shared with the workers."""
-        return self._crew.segment
+        return self._running.segment
 
     @property
     def processes(self) -> list[int]:
         """The workers' process numbers."""
-        return [worker.pid for worker in self._crew.workers]
+        return [worker.pid for worker in self._running.workers]
 
     def signal(self, code: bytes, during: str) -> None:
         """Send a signal to every worker and wait.
@@ -65,10 +94,8 @@ class EnvCrew:
             StepFault: if an environment raised, or a worker ended or hung.
         """
         self._during = during
-        try:
-            self._crew.signal(code)
-        except WorkerFault as fault:
-            raise self._translated(fault) from None
+        if not self._crew.signal(code):  # type: ignore[union-attr]  # it's called at every step
+            self._gather()
 
     def ask(self, during: str, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Call a method of some workers' servants; return what each gave, by worker.
@@ -82,7 +109,11 @@ class EnvCrew:
             StepFault: if an environment raised, or a worker ended or hung.
         """
         self._during = during
-        return self._guarded(lambda: self._crew.request(name, arguments))
+        crew = self._running
+        crew.forget()
+        for worker, given in arguments.items():
+            crew.post(worker, name, *given)
+        return self._gather()
 
     def ask_all(self, during: str, name: str, *arguments: Any) -> list[Any]:
         """Call a method of every worker's servant; return what each gave."""
@@ -100,35 +131,51 @@ class EnvCrew:
     @property
     def is_closed(self) -> bool:
         """Whether the workers were ended."""
-        return self._crew.closed
+        return self._running.closed
 
     @property
     def is_idle(self) -> bool:
         """Whether the workers live and have answered everything."""
-        return self._crew.is_idle
+        return self._running.is_idle
 
-    def close(self) -> None:
+    def close(self, seconds: float | None = None) -> None:
         """End the workers; their environments are closed there first.
+
+        Args:
+            seconds: how long they have for that; None for what the timeouts say.
 
         Raises:
             Exception: what the close of an environment raised.
         """
-        self._crew.close()
+        if self._crew is not None:
+            self._crew.close(seconds)
 
     # ------------------------------------------------------------------ faults
-    def _guarded(self, work: Callable[[], Any]) -> Any:
-        try:
-            return work()
-        except WorkerFault as fault:
-            raise self._translated(fault) from None
+    def _gather(self) -> dict[int, Any]:
+        """Wait for what is due; return what the workers gave.
 
-    def _translated(self, fault: WorkerFault) -> StepFault:
+        Raises:
+            StepFault: for a worker that ended or hung, which ends the crew; or for the first that raised.
+        """
+        answers = self._running.wait_all()
+        for answer in sorted(answers, key=lambda answer: not answer.lost):
+            if answer.error is not None:
+                fault = self._fault(answer, answer.error)
+                if answer.lost:
+                    lost = f"worker {answer.worker} was lost: {type(answer.error).__name__}"
+                    with suppress(Exception):  # what the others' ends raise matters less
+                        self._running.close(because=lost)
+                raise fault
+        return {answer.worker: answer.value for answer in answers}
+
+    def _fault(self, answer: Answer, error: BaseException) -> StepFault:
         """Return the fault of an environment of the flat batch."""
-        first = self.shares[fault.worker].start
-        if isinstance(fault.cause, PackedFault):
-            return fault.cause.fault(first * self._width)
-        step = self._crew.workers[fault.worker].step if fault.lost and self._during == "step" else 0
-        return StepFault(step, (first + fault.place) * self._width, self._during, fault.cause)
+        first = self.shares[answer.worker].start
+        if isinstance(error, StepFault):
+            return error.counted_from(first * self._width)
+        worker = self._running.workers[answer.worker]
+        step = worker.step if answer.lost and self._during == "step" else 0
+        return StepFault(step, (first + worker.place) * self._width, self._during, error)
 
     def _where(self, worker: int, place: int, step: int) -> str:
         env = self.shares[worker].start + place

@@ -135,19 +135,19 @@ class ParallelEnv(BatchedEnv):
     @property
     def is_started(self) -> bool:
         """Whether the workers live."""
-        return self._crew is not None
+        return self._crew is not None and self._crew.is_started
 
     def _start(self) -> None:
         width = self.numel() // self.num_workers
+        crew = EnvCrew(self._factories, self.num_processes, self.timeouts, self._num_sub_threads, width)
+        self._crew = crew
+        weakref.finalize(self, crew.close)
         try:
-            crew = EnvCrew(self._factories, self.num_processes, self.timeouts, self._num_sub_threads, width)
+            crew.start()
         except StepFault as fault:
             raise explain(fault, self) from fault.cause
-        self._crew = crew
-        self._finalizer = weakref.finalize(self, crew.close)
 
     def _end(self) -> None:
-        self._finalizer.detach()
         self._running.close()
 
     @property
@@ -158,10 +158,10 @@ class ParallelEnv(BatchedEnv):
     @property
     def processes(self) -> list[int]:
         """The workers' process numbers; none before the start."""
-        return [] if self._crew is None else self._crew.processes
+        return self._running.processes if self.is_started else []
 
     def _check_open(self) -> None:
-        if self._crew is not None and self._crew.is_closed and not self.is_closed:
+        if self.is_started and self._running.is_closed and not self.is_closed:
             self.close()  # a worker was lost
         super()._check_open()
 

@@ -22,7 +22,7 @@ from gleanrl.pool import BufferPool
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.usage import Lease
 from gleanrl.tree import Path
-from gleanrl.workers.segment import Segment
+from gleanrl.workers.segment import Region, Rows, Segment
 
 
 class Shares(Protocol):
@@ -59,6 +59,7 @@ class ParallelStepper(Stepper):
         super().__init__(batch_size, None, rules, lease)
         self._crew = crew
         self._schema: Schema | None = None
+        self._region: Region | None = None
         self._block: Block | None = None
         self._plan: BlockPlan | None = None
         self._mirror: _Mirror | None = None
@@ -122,7 +123,9 @@ class ParallelStepper(Stepper):
         """Return a block in the shared memory, the same for the same arguments."""
         block = self._block
         if block is None or block.schema is not schema or block.num_steps != num_steps:
-            block = self._block = self._crew.segment.block(schema, self.batch_size, num_steps)
+            segment = self._crew.segment
+            self._region = segment.region("rows", Rows(schema, self.batch_size, num_steps))
+            block = self._block = segment.block(self._region)
             self._plan = None
         return block
 
@@ -142,9 +145,8 @@ class ParallelStepper(Stepper):
         if plan is not None and (plan.actions_ready, plan.primed) == (actions_ready, tuple(primed)):
             self._crew.signal(BIND_CODE, "reset")
         else:
-            plan = BlockPlan(
-                block.schema.items(), self.batch_size, block.num_steps, actions_ready, tuple(primed)
-            )
+            assert self._region is not None
+            plan = BlockPlan(self._region, actions_ready, tuple(primed))
             self._ask_all("reset", "bind", plan)
             self._plan = plan
         self._mirror = mirror

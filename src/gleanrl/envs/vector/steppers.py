@@ -120,12 +120,11 @@ class MemberSteppers(Stepper):
     def _translated(self, fault: StepFault, t: int | None = None) -> StepFault:
         """Return `fault` with the environment's index in this batch, and, in step `t`, who has made that step."""
         index, width = self._place[0], self._width
-        env = fault.env if fault.env < 0 else index * width + fault.env
         made = None
         if t is not None:
             after = [t] * width * (len(self._members) - index - 1)
             made = [*[t + 1] * width * index, *fault.made(width), *after]
-        return StepFault(fault.t, env, fault.during, fault.cause, made)
+        return fault.counted_from(index * width, made)
 
 
 def require_one_schema(schemas: Sequence[Schema]) -> None:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from gleanrl.block import Block, Field, Schema
+from gleanrl.block import Block, Field
 from gleanrl.envs.vector.factories import Factory, with_own_copies
 from gleanrl.envs.vector.members import MemberGroup, ResetRequest, close_all
 from gleanrl.envs.vector.packing import pack, unpack
 from gleanrl.envs.vector.steppers import MemberSteppers
 from gleanrl.errors import WorkerError
-from gleanrl.rollouts.loop import StepFault
 from gleanrl.rollouts.protocol import EpisodeRules
 from gleanrl.rollouts.usage import Lease
 from gleanrl.tree import Path
 from gleanrl.workers.main import Station
-from gleanrl.workers.reports import Report
-from gleanrl.workers.segment import HALT, PLACE, STEP
+from gleanrl.workers.segment import HALT, PLACE, STEP, Region
 
 STEP_CODE = b"s"
 """Step every environment with the actions of the next row."""
@@ -32,41 +29,17 @@ BIND_CODE = b"b"
 """Begin with row 0 of the block again."""
 
 
-class PackedFault(Exception):
-    """A `StepFault` on its way from a worker, with the number of the environment within the worker.
-
-    Args:
-        t: the row.
-        env: the environment.
-        during: ``"step"`` or ``"reset"``.
-        report: the cause.
-    """
-
-    def __init__(self, t: int, env: int, during: str, report: Report) -> None:
-        super().__init__(t, env, during, report)
-        self.t, self.env, self.during, self.report = t, env, during, report
-
-    def fault(self, first: int) -> StepFault:
-        """Return the fault for the owner; `first` is the number of the worker's first environment."""
-        cause = self.report.error()
-        return StepFault(self.t, self.env if self.env < 0 else self.env + first, self.during, cause)
-
-
 @dataclass(frozen=True)
 class BlockPlan:
-    """Where the rows of a rollout stand in the shared memory, and which of them are this worker's.
+    """Where the rows of a rollout stand in the shared memory.
 
     Attributes:
-        fields: the columns.
-        batch_size: of all environments.
-        num_steps: T.
+        region: of all environments, this worker's among them.
         actions_ready: whether all actions stand there already.
         primed: see `Stepper.bind`.
     """
 
-    fields: Mapping[Path, Field]
-    batch_size: torch.Size
-    num_steps: int
+    region: Region
     actions_ready: bool
     primed: tuple[Path, ...] = ()
 
@@ -116,22 +89,19 @@ class EnvServant:
         """Step, or begin a block; see the codes.
 
         Raises:
-            PackedFault: if an environment raised.
+            StepFault: if an environment raised.
         """
-        try:
-            if code == STEP_CODE:
-                t = self._t
-                self._station.progress[STEP] = t
-                self._t = t + 1
-                self._step(t)
-            elif code == RUN_CODE:
-                self._run()
-            elif code == BIND_CODE:
-                self._rebind()
-            else:
-                raise WorkerError(f"there's no signal {code!r}")
-        except StepFault as fault:
-            raise _packed(fault) from None
+        if code == STEP_CODE:
+            t = self._t
+            self._station.progress[STEP] = t
+            self._t = t + 1
+            self._step(t)
+        elif code == RUN_CODE:
+            self._run()
+        elif code == BIND_CODE:
+            self._rebind()
+        else:
+            raise WorkerError(f"there's no signal {code!r}")
 
     def _run(self) -> None:
         progress, step = self._station.progress, self._step
@@ -149,14 +119,12 @@ class EnvServant:
     # ------------------------------------------------------------ TensorDicts
     def step(self, roots: Sequence[Any]) -> list[Any]:
         """Step every environment; roots and outcomes are packed."""
-        with _packing():
-            return [pack(outcome) for outcome in self._group.step([unpack(root) for root in roots])]
+        return [pack(outcome) for outcome in self._group.step([unpack(root) for root in roots])]
 
     def reset(self, requests: Mapping[int, tuple[Any, Mapping[str, Any]]]) -> dict[int, Any]:
         """Reset some environments, by their number in this worker."""
         given = {i: ResetRequest(unpack(root), kwargs) for i, (root, kwargs) in requests.items()}
-        with _packing():
-            return {i: pack(fresh) for i, fresh in self._group.reset(given).items()}
+        return {i: pack(fresh) for i, fresh in self._group.reset(given).items()}
 
     # --------------------------------------------------------------- dispatch
     def seed(self, seeds: Sequence[int], static_seed: bool) -> None:
@@ -193,18 +161,15 @@ class EnvServant:
 
     def schema(self) -> dict[Path, Field]:
         """Return the columns; environments that never were are reset."""
-        with _packing():
-            return self._current.schema().items()
+        return self._current.schema().items()
 
     def reset_rows(self, mask: Any) -> None:
         """Reset into the carry; `mask` is packed, None for all."""
-        with _packing():
-            self._current.reset(None if mask is None else torch.from_numpy(np.array(mask)))
+        self._current.reset(None if mask is None else torch.from_numpy(np.array(mask)))
 
     def root(self) -> Any:
         """Return the carry's leaves."""
-        with _packing():
-            return {path: leaf.numpy() for path, leaf in self._current.root().items()}
+        return {path: leaf.numpy() for path, leaf in self._current.root().items()}
 
     def steps(self) -> Any:
         """Return the steps that each episode has taken."""
@@ -212,22 +177,20 @@ class EnvServant:
 
     def load(self, roots: Any, steps: Any) -> None:
         """Take a packed root of these environments as the carry, and the steps of their episodes."""
-        with _packing():
-            self._current.load(unpack(roots), torch.from_numpy(np.array(steps)))
+        self._current.load(unpack(roots), torch.from_numpy(np.array(steps)))
 
     def bind(self, plan: BlockPlan) -> None:
         """Step into a block of the shared memory from now on."""
-        whole = self._station.segment.block(Schema(plan.fields), plan.batch_size, plan.num_steps)
+        whole = self._station.segment.block(plan.region)
         mine = slice(self._first, self._first + len(self._group))
         part = Block(
             whole.schema,
-            (len(self._group), *plan.batch_size[1:]),
-            plan.num_steps,
+            (len(self._group), *plan.region.rows.batch_size[1:]),
+            whole.num_steps,
             columns=[column[mine] for column in whole.columns],
         )
         self._bound = (part, plan.actions_ready, plan.primed)
-        with _packing():
-            self._rebind()
+        self._rebind()
 
     def _rebind(self) -> None:
         assert self._bound is not None
@@ -241,16 +204,3 @@ class EnvServant:
     def close(self) -> None:
         """Close every environment."""
         self._group.close()
-
-
-def _packed(fault: StepFault) -> PackedFault:
-    return PackedFault(fault.t, fault.env, fault.during, Report.of(fault.cause))
-
-
-@contextmanager
-def _packing() -> Iterator[None]:
-    """Raise faults in a form that can be sent."""
-    try:
-        yield
-    except StepFault as fault:
-        raise _packed(fault) from None
