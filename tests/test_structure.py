@@ -32,8 +32,6 @@ FACADES = (
     "data/replay_buffers/ensemble.py",
     "data/replay_buffers/presets.py",
     "data/replay_buffers/samplers/prioritized.py",
-    "data/replay_buffers/samplers/prioritized_slices.py",
-    "data/replay_buffers/samplers/slice_epochs.py",
     "data/replay_buffers/samplers/slices.py",
     "envs/libs/gym.py",
     "envs/vector/serial.py",

@@ -80,6 +80,8 @@ class Draw(NamedTuple):
     """Of slices: the batch size that was asked for; short slices make a smaller batch."""
     origin: torch.Tensor | None = None
     """Of epochs of slices: last slot and its generation of each slice's trajectory, ``(2, m)`` int64."""
+    epoch: int = 0
+    """Of epochs: which one, counted from 1."""
 
 
 class BufferStats(NamedTuple):

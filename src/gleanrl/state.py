@@ -59,18 +59,26 @@ class Stateful(ABC, Generic[Value]):
         self.adopt(self.parse(state_dict))
 
 
-def plain(value: Any) -> Any:
-    """Return a value as dictionaries, lists and tensors of their own, as `torch.load(weights_only=True)` takes them."""
+def plain(value: Any, copies: dict[int, torch.Tensor] | None = None) -> Any:
+    """Return a value as dictionaries, lists and tensors of their own, as `torch.load(weights_only=True)` takes them.
+
+    Args:
+        value: what to take apart.
+        copies: copies made before, by the ids of their tensors: one tensor in several places has one copy.
+    """
+    copies = {} if copies is None else copies
     if isinstance(value, torch.Tensor):
-        return value.clone()
+        if id(value) not in copies:
+            copies[id(value)] = value.clone()
+        return copies[id(value)]
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: plain(getattr(value, field.name), copies) for field in fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {name: plain(part) for name, part in zip(value._fields, value, strict=True)}
+        return {name: plain(part, copies) for name, part in zip(value._fields, value, strict=True)}
     if isinstance(value, Mapping):
-        return {key: plain(part) for key, part in value.items()}
+        return {key: plain(part, copies) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(part) for part in value]
+        return [plain(part, copies) for part in value]
     return value
 
 

@@ -14,6 +14,7 @@ from gleanrl.data.replay_buffers.tickets import Fetched, Ticket, check_states
 from gleanrl.data.replay_buffers.versions import touched
 from gleanrl.errors import EmptyBufferError, SchemaError
 from gleanrl.records import BufferStats, Draw
+from gleanrl.state import plain
 from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import NestedKey
 
@@ -99,7 +100,7 @@ class Draws:
         """Take back what was drawn ahead: what it was drawn from, or by, becomes another one; under the lock."""
         mark = None if self.prefetcher is None else self.prefetcher.clear()
         if mark is not None:
-            self._parts.sampler.rewind(mark)
+            self._parts.sampler.adopt(mark)
 
     def new_epoch(self) -> None:
         """Begin a new epoch with the next batch."""
@@ -144,12 +145,12 @@ class Draws:
         sampler = self._parts.sampler
         prefetcher.forget_gone()
         while prefetcher.wants_more:
-            mark, drawn = sampler.mark(), len(prefetcher)
+            mark, drawn = sampler.place(), len(prefetcher)
             try:
                 prefetcher.put(self._draw(size, True, ahead=True)._replace(mark=mark))
             except BaseException:
                 if len(prefetcher) == drawn:
-                    sampler.rewind(mark)
+                    sampler.adopt(mark)
                 raise
 
     def _redraw(self, ticket: Ticket, stale: torch.Tensor, stamped: bool) -> Ticket:
@@ -188,7 +189,9 @@ class Draws:
             state = self._parts.state_dict()
             if self.prefetcher is not None:
                 self.prefetcher.forget_gone()
-                state["_prefetched"] = [ticket.state() for ticket in self.prefetcher]
+                places = plain([ticket.mark for ticket in self.prefetcher])  # they share what is large
+                drawn = [ticket.state() for ticket in self.prefetcher]
+                state["_prefetched"] = [{**d, "place": p} for d, p in zip(drawn, places, strict=True)]
             return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -202,11 +205,13 @@ class Draws:
                     "prefetch, as the saved one"
                 )
             check_states(ahead, state_dict["_storage"])
+            places = [self._parts.sampler.parse_place(saved["place"]) for saved in ahead]
             self._parts.load_state_dict(state_dict)
             if self.prefetcher is not None:
                 self.prefetcher.clear()
-                for saved in ahead:
-                    self.prefetcher.put(Ticket.restored(saved, self._parts.storage))
+                for saved, place in zip(ahead, places, strict=True):
+                    ticket = Ticket.restored(saved, self._parts.storage)
+                    self.prefetcher.put(ticket._replace(mark=place))
 
     def rejoin(self) -> None:
         """Go on in a copy: what was drawn ahead is of the storage's copy."""

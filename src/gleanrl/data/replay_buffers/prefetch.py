@@ -71,7 +71,7 @@ class Prefetcher:
     def _start(self, ticket: Ticket) -> Job[Fetched]:
         return self._workers.start(ticket.fetch)
 
-    def clear(self) -> tuple[Any, ...] | None:
+    def clear(self) -> Any:
         """Forget every batch that wasn't taken; return the sampler's place before the first of them, if known."""
         mark = self._queue[0][0].mark if self._queue else None
         self._queue.clear()

@@ -35,7 +35,7 @@ class Ticket(NamedTuple):
     """Whether the draw ended an epoch."""
     epoch: int = 0
     """`Sampler.epoch` after the draw."""
-    mark: tuple[Any, ...] | None = None
+    mark: Any = None
     """The sampler's place before the draw, if it may have to be taken back."""
 
     @property
@@ -69,6 +69,7 @@ class Ticket(NamedTuple):
             "extras": [(key, value.clone()) for key, value in drawn.extras.items()],
             "last": None if drawn.last is None else drawn.last.clone(),
             "asked": drawn.asked,
+            "epoch": drawn.epoch,
             "origin": _living_origin(drawn.origin, storage),
             "fresh": now == drawn.generation,
             "ran_out": self.ran_out,
@@ -82,9 +83,9 @@ class Ticket(NamedTuple):
         last = None if saved["last"] is None else saved["last"].clone()
         origin = None if tails is None else torch.stack([tails, storage.generation(tails)])
         generation = torch.where(saved["fresh"], storage.generation(slots), -1)
-        drawn = Draw(slots, extras, generation, last, saved["asked"], origin)
+        drawn = Draw(slots, extras, generation, last, saved["asked"], origin, saved["epoch"])
         # Before every change: whether its rows are still there shows by generations.
-        return cls(drawn, storage, storage.version._replace(changes=-1), saved["ran_out"])
+        return cls(drawn, storage, storage.version._replace(changes=-1), saved["ran_out"], drawn.epoch)
 
 
 def check_states(ahead: Any, storage_state: Mapping[str, Any]) -> None:
@@ -107,6 +108,8 @@ def _is_sound(saved: Mapping[str, Any], rows: int) -> bool:
         and all(flags.dtype == torch.bool for flags in (fresh, last) if flags is not None)
         and (saved["asked"] is None or type(saved["asked"]) is int)
         and type(saved["ran_out"]) is bool
+        and type(saved["epoch"]) is int
+        and "place" in saved
     )
 
 

@@ -66,12 +66,12 @@ def test_the_table_knows_what_is_stored(kind, script):
         buffer = perform(name, number, buffer, kind, make_sampler)
         if len(buffer):
             expected = trajectories(buffer.storage, kind)
-            assert runs(buffer.sampler._table, buffer.storage) == [(run[0], len(run)) for run in expected]
+            assert runs(buffer.sampler.unit.table, buffer.storage) == [(run[0], len(run)) for run in expected]
 
 
 def test_ring_writes_are_followed_without_a_look_at_the_rest():
     buffer = new_buffer(Kind(), make_sampler())
-    table = buffer.sampler._table
+    table = buffer.sampler.unit.table
     read: list[int] = []
     buffer.extend(Kind().rows(3, 0))
     original = table._reader.read
@@ -133,7 +133,7 @@ def test_the_cursor_of_a_full_ring_ends_a_trajectory():
     storage = LazyTensorStorage(8)
     buffer = ReplayBuffer(storage=storage, sampler=make_sampler())
     buffer.extend(TensorDict({"episode": torch.tensor([7] * 8 + [9] * 3)}, [11]))
-    assert runs(buffer.sampler._table, storage) == [(3, 5), (0, 3)]
+    assert runs(buffer.sampler.unit.table, storage) == [(3, 5), (0, 3)]
 
 
 @pytest.mark.parametrize("written", [8, 5])
@@ -231,5 +231,5 @@ def test_capacity_is_rounded_up_to_whole_steps():
     kind = Kind(batch=(3,))
     buffer = new_buffer(kind, make_sampler())
     buffer.extend(kind.rows(CAPACITY + 4, 0))
-    native = buffer.sampler._table.of(buffer.storage)
+    native = buffer.sampler.unit.table.of(buffer.storage)
     assert (native.capacity, native.num_streams, native.stored) == (CAPACITY, 3, CAPACITY)

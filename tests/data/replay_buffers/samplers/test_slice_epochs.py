@@ -165,7 +165,7 @@ def test_drop_last_leaves_out_the_rest(batch_size, batches):
 
 def test_drop_last_needs_enough_trajectories():
     buffer = buffer_of(batch_size=27, drop_last=True)
-    with pytest.raises(InvalidArgumentError, match="asks for 9 slices of 3 steps, but only 8 trajectories"):
+    with pytest.raises(InvalidArgumentError, match="asks for 9 trajectories of 3 steps, but only 8"):
         buffer.sample()
 
 
@@ -242,9 +242,9 @@ def test_a_redraw_keeps_what_is_still_stored():
         {"position": 9},
         {"position": -1},
         {"position": None},
-        {"tails": torch.arange(3)},
-        {"tails": -torch.ones(8, dtype=torch.int64)},
-        {"tails": [1]},
+        {"items": torch.arange(3)},
+        {"items": -torch.ones(8, dtype=torch.int64)},
+        {"items": [1]},
         {"generations": torch.ones(7, dtype=torch.int64)},
     ],
 )
@@ -253,7 +253,7 @@ def test_a_broken_state_changes_nothing(change):
     first = served(buffer.sample())
     state = buffer.sampler.state_dict()
     with pytest.raises(SchemaError, match="load_state_dict"):
-        buffer.sampler.load_state_dict({**state, **change})
+        buffer.sampler.load_state_dict({**state, "running": {**state["running"], **change}})
     rest: list[int] = []
     while not buffer.sampler.ran_out:
         rest += served(buffer.sample())

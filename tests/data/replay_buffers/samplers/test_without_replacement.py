@@ -28,7 +28,7 @@ def test_an_epoch_serves_each_slot_once(size, sizes, shuffle):
     served: list[int] = []
     for batch_size in sizes:
         slots = sampler.draw(storage, batch_size).slots.tolist()
-        sampler.check_valid()
+        sampler.running.check_valid()
         assert len(slots) == min(batch_size, size - len(served))
         served += slots
         assert len(set(served)) == len(served)
@@ -101,7 +101,7 @@ def test_a_redraw_keeps_the_slots():
 def test_drawn_slots_dont_alias_the_order():
     storage, sampler = filled(10), SamplerWithoutReplacement(seed=0)
     sampler.draw(storage, 4).slots.fill_(3)
-    sampler.check_valid()
+    sampler.running.check_valid()
 
 
 @pytest.mark.parametrize(
@@ -109,20 +109,23 @@ def test_drawn_slots_dont_alias_the_order():
     [
         {"position": 11},
         {"position": -1},
-        {"order": torch.arange(3)},
+        {"items": torch.arange(3)},
         {"size": None},
-        {"order": [1]},
-        {"order": torch.arange(10) + 1},
-        {"order": torch.arange(10) - 1},
-        {"order": torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 9, 9])},
-        {"order": torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 2**60])},
+        {"rows": 9},
+        {"generations": torch.ones(10, dtype=torch.int64)},
+        {"items": [1]},
+        {"items": torch.arange(10) + 1},
+        {"items": torch.arange(10) - 1},
+        {"items": torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 9, 9])},
+        {"items": torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 8, 2**60])},
     ],
 )
 def test_a_broken_state_changes_nothing(change):
     storage, sampler = filled(10), SamplerWithoutReplacement(seed=0)
     first = sampler.draw(storage, 4).slots.tolist()
     with pytest.raises(SchemaError, match="load_state_dict"):
-        sampler.load_state_dict({**sampler.state_dict(), **change})
+        state = sampler.state_dict()
+        sampler.load_state_dict({**state, "running": {**state["running"], **change}})
     assert sorted(first + sampler.draw(storage, 100).slots.tolist()) == list(range(10))
 
 
@@ -148,7 +151,7 @@ def test_what_is_overwritten_by_rows_that_are_no_steps_leaves_the_epoch(shuffle,
         assert fresh and all(8 <= x < 16 for x in fresh)
         served += fresh
     assert len(set(served)) == len(served) and set(range(8, 16)) <= set(served)
-    sampler.check_valid()
+    sampler.running.check_valid()
 
 
 def test_a_redraw_leaves_out_what_is_no_step_any_more():

@@ -3,10 +3,12 @@
 from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.samplers.ensemble import SamplerEnsemble
 from gleanrl.data.replay_buffers.samplers.prioritized import PrioritizedSampler
-from gleanrl.data.replay_buffers.samplers.prioritized_slices import PrioritizedSliceSampler
 from gleanrl.data.replay_buffers.samplers.random import RandomSampler
-from gleanrl.data.replay_buffers.samplers.slice_epochs import SliceSamplerWithoutReplacement
-from gleanrl.data.replay_buffers.samplers.slices import SliceSampler
+from gleanrl.data.replay_buffers.samplers.slices import (
+    PrioritizedSliceSampler,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+)
 from gleanrl.data.replay_buffers.samplers.without_replacement import SamplerWithoutReplacement
 
 __all__ = [

@@ -3,38 +3,75 @@
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from gleanrl.data.replay_buffers.ownership import Part
 from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.errors import EmptyBufferError, InvalidArgumentError
+from gleanrl.errors import EmptyBufferError, InvalidArgumentError, InvalidTypeError, UnsupportedError
+from gleanrl.overrides import overridden, refuse_overrides
 from gleanrl.records import Draw
-from gleanrl.seeding import OwnedGenerator
+from gleanrl.seeding import GeneratorState, OwnedGenerator
+from gleanrl.state import Stateful, StateReader
 from gleanrl.tree import NestedKey, Path
 
 MOST_TRIES = 20  # draws of masked rows in a row, before a look whether there are others
+_STATE = "the state is what snapshot() gives: override snapshot, parse and adopt"
+_CHANGES = "follow(storage) is called after every change, whatever it was"
 
 
-class Sampler(Part, ABC):
+class SamplerState(NamedTuple):
+    """Where a sampler stands in its sequence of draws, and the priorities that it keeps."""
+
+    generator: torch.Tensor
+    """See `OwnedGenerator`."""
+    ran_out: bool
+    """See `Sampler.ran_out`."""
+    epoch: int
+    """See `Sampler.epoch`."""
+    running: Any = None
+    """The running epoch, of samplers with epochs."""
+    priorities: Any = None
+    """Rule and rows, of samplers with priorities; None for "as they are"."""
+
+
+class Sampler(Part, Stateful[Any]):
     """Draws slots of a storage with a random generator of its own.
 
     The buffer calls every method under its lock. A sampler belongs to one buffer (see `Part`); only slots of
     the stored part of the storage that `draw` is given are ever drawn, whatever was drawn from before.
 
+    A sampler of one's own overrides `sample`, and `follow` if it derives something from what is stored; see the page
+    on samplers.
+
     Args:
         seed: where the sampler's random sequence starts; None takes a seed from torch's global generator at
             the first draw.
+
+    Raises:
+        UnsupportedError: a class that doesn't override `sample`, or has methods that nothing calls.
     """
 
     takes_priorities = False
     """Whether `update_priority` does something; it checks its slots then."""
+    _by_sample = False  # whether a user's class draws by `sample`
+    _last: Draw | None = None  # what `sample` drew, for a user's class that builds on it
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse methods that nothing would call."""
+        super().__init_subclass__(**kwargs)
+        unheard = {**dict.fromkeys(("add", "extend", "_empty"), _CHANGES)}
+        unheard |= dict.fromkeys(("state_dict", "load_state_dict", "dumps", "loads"), _STATE)
+        refuse_overrides(cls, Sampler, unheard)
+        cls._by_sample = bool(overridden(cls, "sample", of=Sampler))
 
     def __init__(self, seed: int | None = None) -> None:
-        self._random = OwnedGenerator(seed)
+        if not self._by_sample and not overridden(self, "_draw", of=Sampler):
+            raise UnsupportedError(f"class {type(self).__name__}: a sampler has to override sample()")
+        self.random = OwnedGenerator(seed)
+        """The generator to draw with; part of the state."""
         self.ran_out = False
         """Whether the last draw ended an epoch; always False for samplers without epochs."""
         self.epoch = 0
@@ -46,10 +83,45 @@ class Sampler(Part, ABC):
 
     def set_seed(self, seed: int) -> None:
         """Start the random sequence of `seed`."""
-        self._random.seed(seed)
+        self.random.seed(seed)
+
+    @property
+    def room(self) -> int | None:
+        """Rows that a storage may have at most; None for any number."""
+        return None
 
     def check_storage(self, storage: Storage) -> None:
         """Raise if the sampler can't draw from `storage`; a buffer asks before it takes either."""
+
+    def follow(self, storage: Storage) -> None:
+        """Learn that `storage` changed, whatever happened; called after every change, and at every use at the latest.
+
+        A sampler that derives something from what is stored brings that in step here (see `Follower`), and again
+        in its other methods: this one needn't have been called.
+        """
+
+    # Draws
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+        """Return an index and what comes with it: what a user's sampler overrides, and callers without a buffer call.
+
+        Args:
+            storage: what to draw from.
+            batch_size: transitions to draw, at least 1.
+
+        Returns:
+            The index, ``(n,)`` int64, or a tuple of ``ndim`` such tensors; the extras, ``(n, ...)`` each, which
+            batches of TensorDict buffers and their info carry, and ``"generation"``.
+
+        Raises:
+            EmptyBufferError: if nothing is stored.
+        """
+        if batch_size < 1:
+            raise InvalidArgumentError(f"batch_size: expected 1 or more, got {batch_size}")
+        _check_not_empty(storage)
+        drawn = self._last = _stamped(self._draw(storage, batch_size), storage, True)
+        self.on_serve(storage, drawn)
+        return coordinates(drawn.slots, storage), {**drawn.extras, "generation": drawn.generation}
 
     def draw(self, storage: Storage, batch_size: int, generations: bool = False) -> Draw:
         """Draw slots of the stored part of `storage`.
@@ -62,21 +134,39 @@ class Sampler(Part, ABC):
         Raises:
             EmptyBufferError: if nothing is stored.
         """
-        if not storage.num_steps:
-            raise EmptyBufferError("can't sample: the storage is empty; extend it first")
-        return _stamped(self._draw(storage, batch_size), storage, generations)
-
-    @abstractmethod
-    def _draw(self, storage: Storage, batch_size: int) -> Draw:
-        """Return slots and what else comes with each; the storage isn't empty."""
+        _check_not_empty(storage)
+        draw = self._draw_by_sample if self._by_sample else self._draw
+        return _stamped(draw(storage, batch_size), storage, generations)
 
     def redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor, generations: bool = False) -> Draw:
         """Return `draw` with other slots where `stale` (bool, ``(n,)``): those were overwritten meanwhile."""
+        if self._by_sample:
+            return self.draw(storage, draw.slots.shape[0] if draw.asked is None else draw.asked, generations)
         return _stamped(self._redraw(storage, draw, stale), storage, generations)
 
-    @abstractmethod
+    def _draw(self, storage: Storage, batch_size: int) -> Draw:
+        """Return slots and what else comes with each; the storage isn't empty."""
+        raise NotImplementedError
+
     def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
         """Return other slots for the stale rows, or for all; generations don't matter here."""
+        raise NotImplementedError
+
+    def _draw_by_sample(self, storage: Storage, batch_size: int) -> Draw:
+        self._last = None
+        index, info = self.sample(storage, batch_size)
+        slots, _ = storage.slots_of(index)
+        count, last = slots.shape[0], self._last
+        extras = {key: value for key, value in info.items() if key not in ("index", "generation")}
+        for key, value in extras.items():
+            if not isinstance(value, torch.Tensor) or value.shape[:1] != (count,):
+                raise InvalidTypeError(
+                    f"{type(self).__name__}.sample: expected a tensor ({count}, ...) for {key!r}, one value for each "
+                    f"row, got {value!r}"
+                )
+        if last is None or not torch.equal(last.slots, slots):
+            return Draw(slots, extras, asked=batch_size)
+        return last._replace(extras=extras, asked=batch_size if last.asked is None else last.asked)
 
     def on_serve(self, storage: Storage, draw: Draw) -> None:
         """Learn that a batch is about to be handed out, in the order of the batches."""
@@ -89,33 +179,7 @@ class Sampler(Part, ABC):
         """Return the columns that `annotate` looks at."""
         return ()
 
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Return an index and what comes with it, for callers without a buffer.
-
-        Returns:
-            The index, ``(n,)`` int64, or a tuple of ``ndim`` such tensors; the extras and ``"generation"``.
-        """
-        if batch_size < 1:
-            raise InvalidArgumentError(f"batch_size: expected 1 or more, got {batch_size}")
-        drawn = self.draw(storage, batch_size, generations=True)
-        self.on_serve(storage, drawn)
-        return coordinates(drawn.slots, storage), {**drawn.extras, "generation": drawn.generation}
-
-    def mark(self) -> tuple[Any, ...]:
-        """Return the present place in the sequence of draws, for `rewind`."""
-        return self._random.state_dict(), self.ran_out
-
-    def rewind(self, mark: tuple[Any, ...]) -> None:
-        """Go back to a place that `mark` returned, as if nothing had been drawn since."""
-        generator, self.ran_out = mark
-        self._random.load_state_dict(generator)
-
-    def follow(self, storage: Storage) -> None:
-        """Learn that `storage` changed, whatever happened; called after every change, and at every use at the latest.
-
-        A sampler that derives something from what is stored brings that in step here (see `Follower`), and again
-        in its other methods: this one needn't have been called.
-        """
+    # Priorities
 
     def update_priority(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
         """Take new priorities; a sampler without priorities warns and goes on.
@@ -143,14 +207,35 @@ class Sampler(Part, ABC):
         """Priority updates that came too late; 0 for samplers without priorities."""
         return 0
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the whole state, the random generator included."""
-        return {**self._random.state_dict(), "ran_out": self.ran_out}
+    # State
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state."""
-        self._random.load_state_dict(state_dict)
-        self.ran_out = bool(state_dict["ran_out"])
+    def snapshot(self) -> Any:
+        """Return the whole state, the random generator included, as of the storage of the last call of `follow`."""
+        return SamplerState(self.random.snapshot().generator, self.ran_out, self.epoch)
+
+    def parse(self, state: Any) -> Any:
+        """Return the value that a saved state stands for; `SchemaError` for anything else, nothing changes."""
+        reader = StateReader(state, f"a {type(self).__name__}")
+        generator = self.random.parse(state).generator
+        return SamplerState(generator, reader.flag("ran_out"), reader.integer("epoch"))
+
+    def place(self) -> Any:
+        """Return the place in the sequence of draws, a value that is cheap to take: `adopt` goes back to it."""
+        return self.snapshot()
+
+    def parse_place(self, state: Any) -> Any:
+        """Return the place that a saved one stands for (see `parse`)."""
+        return self.parse(state)
+
+    def adopt(self, value: Any) -> None:
+        """Go on from a place or a state; priorities belong to the storage of the next draw or write."""
+        self.random.adopt(GeneratorState(value.generator))
+        self.ran_out, self.epoch = value.ran_out, value.epoch
+
+
+def _check_not_empty(storage: Storage) -> None:
+    if not storage.num_steps:
+        raise EmptyBufferError("can't sample: the storage is empty; extend it first")
 
 
 def _stamped(draw: Draw, storage: Storage, generations: bool) -> Draw:

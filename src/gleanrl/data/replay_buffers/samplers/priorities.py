@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from numpy import empty, float32, int64
@@ -17,15 +18,32 @@ from gleanrl.errors import (
     EmptyBufferError,
     IndexRangeError,
     InvalidArgumentError,
-    SchemaError,
     UnsupportedError,
 )
 from gleanrl.native import Priorities
+from gleanrl.state import Stateful, StateReader
 
 _NORMALISATIONS = ("buffer", "batch")
 
 
-class PriorityTable(Follower[Storage]):
+class PriorityState(NamedTuple):
+    """The rule, and the rows of a storage at some version."""
+
+    alpha: float
+    beta: float
+    eps: float
+    dropped: int
+    raw: torch.Tensor
+    """``(rows,)`` float64, raw priorities."""
+    mark: torch.Tensor
+    """``(rows,)`` int32, what the core keeps of each row beside (see `Priorities.save`)."""
+    max_seen: float | None
+    """The largest priority that an update brought."""
+    version: Sequence[int] | None
+    """What they are in step with (see `version_state`); None if nothing tells."""
+
+
+class PriorityTable(Follower[Storage], Stateful[PriorityState]):
     """Raw priorities with the rule that turns them into probabilities and weights.
 
     A row is drawn with a probability in proportion to ``(priority + eps) ** alpha``; its importance weight is
@@ -70,7 +88,9 @@ class PriorityTable(Follower[Storage]):
         self._beta = number("beta", beta)
         self._eps = number("eps", eps)
         self._native: Priorities | None = None
-        self._saved: dict[str, Any] | None = None
+        self._saved: PriorityState | None = None  # rows for the storage of the next `sync`
+        self.renewals = 0
+        """How often everything that the native table knew was dropped, blocks of rows included."""
 
     # The rule
 
@@ -135,16 +155,17 @@ class PriorityTable(Follower[Storage]):
         native = self._native
         if native is None or native.capacity < storage.max_size:
             native = self._native = self._make(storage)
+        self.renewals += 1
         native.clear()
         saved = self._saved
         changes = [Change(0, len(storage), False)]
         if saved is not None:
-            since = _changes_since(saved["version"], storage)
+            since = _changes_since(saved.version, storage)
             # A state that says nothing of this storage is of its rows if it has as many.
-            rows = saved["raw"].shape[0]
+            rows = saved.raw.shape[0]
             if rows == len(storage) or (since is not None and rows < len(storage)):
-                native.load(saved["raw"].data_ptr(), saved["mark"].data_ptr(), rows)
-                native.max_seen = saved["max_seen"]
+                native.load(saved.raw.data_ptr(), saved.mark.data_ptr(), rows)
+                native.max_seen = saved.max_seen
                 changes = since or []
         if changes:
             self._look_at(storage, changes)
@@ -153,6 +174,7 @@ class PriorityTable(Follower[Storage]):
         native, stored = self._native, len(storage)
         assert native is not None
         if native.capacity < storage.max_size:  # the first write rounded the storage's size up
+            self.renewals += 1
             native = self._native = self._make(storage)
         self._fill(
             native,
@@ -271,56 +293,51 @@ class PriorityTable(Follower[Storage]):
                 0 if expected is None else expected.data_ptr(),
             )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return rule and rows as copies."""
-        state: dict[str, Any] = {
-            "alpha": self._alpha,
-            "beta": self._beta,
-            "eps": self._eps,
-            "dropped": self.dropped,
-        }
-        native = self._native
-        if self._saved is not None:
-            return state | {name: _copy(value) for name, value in self._saved.items()}
-        rows = 0 if native is None else native.end
-        raw = torch.empty(rows, dtype=torch.float64, device="cpu")
-        mark = torch.empty(rows, dtype=torch.int32, device="cpu")
-        if native is not None:
-            native.save(raw.data_ptr(), mark.data_ptr())
-        seen = None if native is None else native.max_seen
-        return {**state, "raw": raw, "mark": mark, "max_seen": seen, "version": version_state(self._followed)}
+    def snapshot(self) -> PriorityState:
+        """Return rule and rows."""
+        native, saved = self._native, self._saved
+        if saved is not None:
+            rows: tuple[Any, ...] = saved[-4:]
+        else:
+            count = 0 if native is None else native.end
+            raw = torch.empty(count, dtype=torch.float64, device="cpu")
+            mark = torch.empty(count, dtype=torch.int32, device="cpu")
+            if native is not None:
+                native.save(raw.data_ptr(), mark.data_ptr())
+            rows = raw, mark, None if native is None else native.max_seen, version_state(self._followed)
+        return PriorityState(self._alpha, self._beta, self._eps, self.dropped, *rows)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take a saved state: the rule at once, the rows with the storage of the next draw or write.
-
-        Raises:
-            SchemaError: not such a state; nothing changed.
-        """
-        try:
-            rule = tuple(number(name, state_dict[name]) for name in ("alpha", "beta", "eps"))
-            raw = state_dict["raw"].to("cpu", torch.float64, copy=True).contiguous()
-            mark = state_dict["mark"].to("cpu", torch.int32, copy=True).contiguous()
-            dropped, seen = int(state_dict["dropped"]), state_dict["max_seen"]
-            sound = raw.ndim == mark.ndim == 1 and raw.shape == mark.shape and bool((raw >= 0).all())
-            sound = sound and bool(raw.isfinite().all()) and (seen is None or number("max_seen", seen) >= 0.0)
-        except (KeyError, TypeError, ValueError, AttributeError) as cause:
-            raise SchemaError(
-                "load_state_dict: expected what a prioritized sampler's state_dict() returned"
+    def parse(self, state: Any) -> PriorityState:
+        """Return the value that a saved state stands for; `SchemaError` for anything else."""
+        reader = StateReader(state, "a prioritized sampler")
+        alpha, beta, eps = (reader.number(name, 0.0) for name in ("alpha", "beta", "eps"))
+        raw = reader.tensor("raw", torch.float64, (None,))
+        mark = reader.tensor("mark", torch.int32, (raw.shape[0],))
+        seen = reader.optional("max_seen", lambda name: reader.number(name, 0.0))
+        probe = Priorities(max(raw.shape[0], 1), self.dtype == torch.float32)
+        try:  # by the rule and the rows, whatever the core may say of them
+            probe.set_rule(alpha, eps)
+            probe.load(raw.data_ptr(), mark.data_ptr(), raw.shape[0])
+            probe.max_seen = seen
+        except (ValueError, RuntimeError) as cause:
+            raise reader.wrong(
+                "raw", "priorities that rows can have under the saved rule", str(cause)
             ) from cause
-        if not sound:
-            raise SchemaError("load_state_dict: the saved priorities are no finite numbers of 0 or more")
-        self._set_rule(rule[0], rule[2])
-        self._beta = rule[1]
-        self.dropped = dropped
-        version = version_from(state_dict.get("version"))
-        self._saved = {"raw": raw, "mark": mark, "max_seen": seen, "version": version_state(version)}
+        version = version_state(version_from(reader.get("version")))
+        return PriorityState(alpha, beta, eps, reader.integer("dropped"), raw, mark, seen, version)
+
+    def adopt(self, value: PriorityState) -> None:
+        """Take a state: the rule at once, the rows with the storage of the next draw or write."""
         self.unfollow()
+        if self._native is not None:
+            self._native.clear()  # so that no row contradicts the rule
+        self._set_rule(value.alpha, value.eps)
+        self._beta, self.dropped = value.beta, value.dropped
+        self._saved = value
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the rows as plain tensors."""
-        state = self.state_dict()
-        rows = {name: state[name] for name in ("raw", "mark", "max_seen", "version")}
-        return {**self.__dict__, "_native": None, "_saved": rows, "_followed": None}
+        return {**self.__dict__, "_native": None, "_saved": self.snapshot(), "_followed": None}
 
     def check_valid(self) -> None:
         """Raise if the native table contradicts itself; for tests."""
@@ -336,7 +353,3 @@ def _changes_since(state: Any, storage: Storage) -> list[Change] | None:
     if version == storage.origin:
         version = Version(storage.version.content, 0)
     return storage.changed_since(version)
-
-
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -6,24 +6,31 @@ from typing import Any
 
 import torch
 
-from gleanrl.data.replay_buffers.samplers.base import Sampler
+from gleanrl.data.replay_buffers.samplers.base import SamplerState
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.data.replay_buffers.samplers.priority_values import check_reduction
+from gleanrl.data.replay_buffers.samplers.random import UnitSampler
+from gleanrl.data.replay_buffers.samplers.units import Transitions, Unit
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.records import Draw
 
 
-class Prioritized(Sampler):
-    """What samplers with priorities share: their table, and what the buffer tells it."""
+class Prioritized(UnitSampler):
+    """Draws units in proportion to the priorities of their first steps; see `PrioritizedSampler`.
+
+    Args:
+        unit: what is drawn.
+        table: the priorities.
+        reduction: how several priorities of one record become one.
+        seed: see `Sampler`.
+    """
 
     takes_priorities = True
-    reduction: str
-    """How several priorities of one record become one."""
-    _priorities: PriorityTable
 
-    def _prioritize(self, table: PriorityTable, reduction: str) -> None:
-        """Take priorities; every constructor calls it."""
+    def __init__(self, unit: Unit, table: PriorityTable, reduction: str, seed: int | None) -> None:
+        super().__init__(unit, seed)
         self.reduction = check_reduction(reduction)
+        """How several priorities of one record become one."""
         self._priorities = table
 
     @property
@@ -65,6 +72,11 @@ class Prioritized(Sampler):
         """Priority updates that came too late."""
         return self._priorities.dropped
 
+    @property
+    def room(self) -> int:
+        """Rows that a storage may have at most."""
+        return self._priorities.max_capacity
+
     def check_storage(self, storage: Storage) -> None:
         """Raise `InvalidArgumentError` if `storage` has more rows than there is room for."""
         self._priorities.check_room(storage)
@@ -77,6 +89,14 @@ class Prioritized(Sampler):
     def follow(self, storage: Storage) -> None:
         """Give new records their priority."""
         self._priorities.of(storage)
+        self.unit.follow(storage)
+
+    def _draw(self, storage: Storage, batch_size: int) -> Draw:
+        return self.unit.weighted(storage, batch_size, self._priorities, self.random)
+
+    def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
+        # As a whole: its weights belong together.
+        return self._draw(storage, draw.slots.shape[0] if draw.asked is None else draw.asked)
 
     def update_priority(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
         """Take new priorities; those for records that were overwritten since are dropped and counted."""
@@ -90,19 +110,30 @@ class Prioritized(Sampler):
         """Give `slots` the priority of new records."""
         self._priorities.reset(storage, slots)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return rule, priorities and random generator."""
-        return {**super().state_dict(), "priorities": self._priorities.state_dict()}
+    def snapshot(self) -> SamplerState:
+        """Return the place in the sequence, rule and priorities."""
+        return self.place()._replace(priorities=self._priorities.snapshot())
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state; the priorities belong to the storage of the next draw or write."""
-        before = self._random.state_dict()
-        super().load_state_dict(state_dict)
-        try:
-            self._priorities.load_state_dict(state_dict.get("priorities", {}))
-        except BaseException:
-            self._random.load_state_dict(before)
-            raise
+    def parse(self, state: Any) -> SamplerState:
+        """Return the value that a saved state stands for (see `Sampler.parse`)."""
+        place = self.parse_place(state)
+        return place._replace(priorities=self._priorities.parse(state.get("priorities")))
+
+    def place(self) -> SamplerState:
+        """Return the place in the sequence, without the priorities: those stay when a draw is taken back."""
+        place: SamplerState = super().snapshot()
+        return place
+
+    def parse_place(self, state: Any) -> SamplerState:
+        """Return the place that a saved one stands for."""
+        place: SamplerState = super().parse(state)
+        return place
+
+    def adopt(self, value: SamplerState) -> None:
+        """Go on from a place or a state; loaded priorities are those of the storage of the next draw or write."""
+        super().adopt(value)
+        if value.priorities is not None:
+            self._priorities.adopt(value.priorities)
 
 
 class PrioritizedSampler(Prioritized):
@@ -162,12 +193,4 @@ class PrioritizedSampler(Prioritized):
         seed: int | None = None,
     ) -> None:
         table = PriorityTable(max_capacity, alpha, beta, eps, dtype, max_priority_within_buffer, normalize)
-        super().__init__(seed)
-        self._prioritize(table, reduction)
-
-    def _draw(self, storage: Storage, batch_size: int) -> Draw:
-        slots, weight, generation = self._priorities.draw(storage, self._random.uniforms(batch_size))
-        return Draw(slots, {"_weight": weight, "priority_weight": weight}, generation)
-
-    def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
-        return self._draw(storage, draw.slots.shape[0])  # as a whole: its weights belong together
+        super().__init__(Transitions(), table, reduction, seed)

@@ -1,76 +1,24 @@
-"""Slices: consecutive steps of one trajectory, many of them to a batch."""
+"""Samplers of slices, by name: what they draw by, and how a batch is cut."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from gleanrl.arguments import positive
-from gleanrl.data.boundaries import MASK
-from gleanrl.data.replay_buffers.samplers.base import MOST_TRIES, Sampler, check_any_step
 from gleanrl.data.replay_buffers.samplers.episodes import BoundaryKeys, EpisodeTable
-from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
-from gleanrl.errors import (
-    BatchSizeError,
-    EmptyBufferError,
-    InvalidArgumentError,
-    InvalidTypeError,
-    UnsupportedError,
-)
-from gleanrl.native import Episodes
-from gleanrl.records import Draw
-from gleanrl.tree import NestedKey, Path, key_argument, leaf_at
+from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
+from gleanrl.data.replay_buffers.samplers.prioritized import Prioritized
+from gleanrl.data.replay_buffers.samplers.random import UnitSampler
+from gleanrl.data.replay_buffers.samplers.slicing import Slices, slice_rule
+from gleanrl.data.replay_buffers.samplers.without_replacement import EpochSampler
+from gleanrl.errors import InvalidTypeError, UnsupportedError
+from gleanrl.tree import NestedKey, key_argument
 
 
-@dataclass(frozen=True)
-class SliceRule:
-    """How a batch is cut into slices.
-
-    Exactly one of `num_slices` and `slice_len` is given.
-    """
-
-    num_slices: int | None
-    slice_len: int | None
-    strict: bool
-    """Whether trajectories shorter than a slice are left out; they come whole otherwise."""
-    left: int
-    """Steps by which a slice may begin before its trajectory; those are cut off. -1 for "all but one"."""
-    right: int
-    """Steps by which a slice may end behind its trajectory; those are cut off. -1 for "all but one"."""
-    pad: bool
-    """Whether slices that were cut, or are short, are filled up to their length."""
-    truncated: Path | None
-    """Where the last step of every slice is flagged."""
-
-    def sizes(self, batch_size: int) -> tuple[int, int]:
-        """Return the number of slices in a batch and their length.
-
-        Raises:
-            BatchSizeError: a batch size that isn't a multiple.
-            InvalidArgumentError: slices no longer than their overhang.
-        """
-        divisor = self.slice_len or self.num_slices or 1
-        quotient, rest = divmod(batch_size, divisor)
-        if rest:
-            name = "slice_len" if self.slice_len else "num_slices"
-            raise BatchSizeError(f"batch_size={batch_size} isn't a multiple of {name}={divisor}")
-        count, length = (quotient, divisor) if self.slice_len else (divisor, quotient)
-        if max(self.left, self.right) >= length:
-            raise InvalidArgumentError(
-                f"span=({self.left}, {self.right}): a slice of {length} steps may overhang by {length - 1} at most"
-            )
-        return count, length
-
-    def overhang(self, length: int) -> tuple[int, int]:
-        """Return how far slices of `length` steps may reach beyond both ends of a trajectory."""
-        return (length - 1 if self.left < 0 else self.left), (length - 1 if self.right < 0 else self.right)
-
-
-class SliceSampler(Sampler):
+class SliceSampler(UnitSampler):
     """Draws slices of trajectories: first a trajectory, then its first step, each uniformly, with replacement.
 
     A batch is flat, ``[batch_size]``, slice after slice; with `strict_length` (or `pad`) and no `span` it can
@@ -128,103 +76,157 @@ class SliceSampler(Sampler):
         trajectory_key: NestedKey | None = None,
         seed: int | None = None,
     ) -> None:
-        super().__init__(seed)
-        traj_key = _one_key(traj_key, trajectory_key)
-        static = ends is not None or trajectories is not None
-        if static and not (cache_values and end_key is None and traj_key is None):
-            raise UnsupportedError(
-                "ends, trajectories: they need cache_values=True, and neither end_key nor traj_key beside them"
+        rule = slice_rule(num_slices, slice_len, strict_length, span, pad, truncated_key)
+        table = _table(end_key, _one_key(traj_key, trajectory_key), ends, trajectories, cache_values)
+        super().__init__(Slices(rule, table), seed)
+
+
+class SliceSamplerWithoutReplacement(EpochSampler):
+    """Draws one slice of every trajectory per epoch, its first step uniformly.
+
+    An epoch covers the trajectories that were stored when it began (with `strict_length`, those of a slice
+    and more). One that was overwritten since is left out, one that was overwritten in part gives a slice of
+    the rest, as long as that is long enough; new ones join the next epoch. The last batch of an epoch has
+    fewer slices if fewer are left (it is left out with `drop_last`) and sets `ran_out`.
+
+    Memory: 24 bytes for each trajectory of the epoch.
+
+    Args:
+        num_slices: see `SliceSampler`; so are the others that aren't named here.
+        slice_len: see `SliceSampler`.
+        drop_last: whether a batch of fewer slices is left out.
+        end_key: see `SliceSampler`.
+        traj_key: see `SliceSampler`.
+        ends: see `SliceSampler`; `cache_values` isn't needed here.
+        trajectories: see `SliceSampler`.
+        truncated_key: see `SliceSampler`.
+        strict_length: see `SliceSampler`.
+        shuffle: whether the order of trajectories is random; otherwise stream by stream, the oldest first.
+        compile: has no effect.
+        pad: see `SliceSampler`.
+        trajectory_key: another name of `traj_key`.
+        seed: see `Sampler`.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        drop_last: bool = False,
+        end_key: NestedKey | None = None,
+        traj_key: NestedKey | None = None,
+        ends: torch.Tensor | None = None,
+        trajectories: torch.Tensor | None = None,
+        truncated_key: NestedKey | None = ("next", "truncated"),
+        strict_length: bool = True,
+        shuffle: bool = True,
+        compile: bool | dict[str, Any] = False,
+        pad: bool = False,
+        trajectory_key: NestedKey | None = None,
+        seed: int | None = None,
+    ) -> None:
+        rule = slice_rule(num_slices, slice_len, strict_length, False, pad, truncated_key)
+        table = _table(end_key, _one_key(traj_key, trajectory_key), ends, trajectories, True)
+        super().__init__(Slices(rule, table), drop_last, shuffle, seed)
+
+
+class PrioritizedSliceSampler(Prioritized):
+    """Draws slices by the priority of their first step.
+
+    A stored step is a first step if a whole slice follows in its trajectory; without `strict_length` also the
+    first step of a trajectory shorter than a slice, which comes whole. First steps are drawn in proportion to
+    ``(priority + eps) ** alpha``; the other steps of a slice come along, whatever their priority. Each step
+    carries the importance weight of its slice.
+
+    A write costs O((steps written + slice_len) * log trajectories) for keeping the first steps. The first
+    draw with another slice length, and the first after records were replaced by index, looks at every
+    stored slot once.
+
+    Args:
+        max_capacity: see `PrioritizedSampler`.
+        alpha: see `PrioritizedSampler`.
+        beta: see `PrioritizedSampler`.
+        eps: see `PrioritizedSampler`.
+        dtype: see `PrioritizedSampler`.
+        reduction: see `PrioritizedSampler`.
+        num_slices: see `SliceSampler`.
+        slice_len: see `SliceSampler`.
+        end_key: see `SliceSampler`.
+        traj_key: see `SliceSampler`.
+        ends: see `SliceSampler`.
+        trajectories: see `SliceSampler`.
+        cache_values: has no effect of its own, see `SliceSampler`.
+        truncated_key: see `SliceSampler`.
+        strict_length: see `SliceSampler`.
+        compile: has no effect.
+        span: see `SliceSampler`; slices can't begin before their first step, so the left one is turned off.
+        max_priority_within_buffer: see `PrioritizedSampler`.
+        normalize: see `PrioritizedSampler`.
+        pad: see `SliceSampler`.
+        trajectory_key: another name of `traj_key`.
+        seed: see `Sampler`.
+    """
+
+    def __init__(
+        self,
+        max_capacity: int,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float32,
+        reduction: str = "max",
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        end_key: NestedKey | None = None,
+        traj_key: NestedKey | None = None,
+        ends: torch.Tensor | None = None,
+        trajectories: torch.Tensor | None = None,
+        cache_values: bool = False,
+        truncated_key: NestedKey | None = ("next", "truncated"),
+        strict_length: bool = True,
+        compile: bool | dict[str, Any] = False,
+        span: bool | int | tuple[bool | int, bool | int] = False,
+        max_priority_within_buffer: bool = False,
+        normalize: str = "buffer",
+        pad: bool = False,
+        trajectory_key: NestedKey | None = None,
+        seed: int | None = None,
+    ) -> None:
+        rule = slice_rule(num_slices, slice_len, strict_length, span, pad, truncated_key)
+        if rule.left:
+            warnings.warn(
+                f"span={span!r}: a slice begins with the step that was drawn; the left overhang is turned off",
+                stacklevel=2,
             )
-        if ends is not None and trajectories is not None:
-            raise UnsupportedError("ends and trajectories exclude each other; give one of them")
-        keys = BoundaryKeys(
-            None if end_key is None else key_argument("end_key", end_key),
-            None if traj_key is None else key_argument("traj_key", traj_key),
+        table = _table(end_key, _one_key(traj_key, trajectory_key), ends, trajectories, cache_values)
+        priorities = PriorityTable(
+            max_capacity, alpha, beta, eps, dtype, max_priority_within_buffer, normalize
         )
-        self._rule = slice_rule(num_slices, slice_len, strict_length, span, pad, truncated_key)
-        self._table = EpisodeTable(keys, ends, trajectories)
-
-    def _draw(self, storage: Storage, batch_size: int) -> Draw:
-        count, length = self._rule.sizes(batch_size)
-        table = self._table.of(storage)
-        first, lengths = _choose(table, self._rule, length, self._random.uniforms(2 * count))
-        tries = 0
-        while (masked := storage.masked(first)) is not None and masked.any():
-            if tries == MOST_TRIES:
-                check_any_step(storage)
-            again = _choose(table, self._rule, length, self._random.uniforms(2 * int(masked.sum())))
-            first[masked], lengths[masked] = again
-            tries += 1
-        return cut(table, self._rule, length, first, lengths)
-
-    def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
-        assert draw.asked is not None
-        return self._draw(storage, draw.asked)  # a slice is drawn as a whole
-
-    def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
-        """Return the flags of a batch, with the last step of each slice truncated, and so done.
-
-        ``terminated`` stays as it is stored (False where it isn't).
-        """
-        path, last = self._rule.truncated, draw.last
-        if path is None or last is None:
-            return draw.extras
-        done_path, terminated_path = (*path[:-1], "done"), (*path[:-1], "terminated")
-        truncated, done, terminated = (_flag(records, p) for p in (path, done_path, terminated_path))
-        if truncated is not None:
-            cut_off = truncated | _spread(last, truncated)
-        else:
-            like = terminated if done is None else done
-            cut_off = (
-                last[:, None].clone() if like is None else _spread(last, like).expand(like.shape).clone()
-            )
-        return {
-            **draw.extras,
-            path: cut_off,
-            done_path: cut_off if done is None else done | _spread(last, done),
-            terminated_path: torch.zeros_like(cut_off) if terminated is None else terminated,
-        }
-
-    def annotated_paths(self, storage: Storage) -> tuple[Path, ...]:
-        """Return the stored flags."""
-        path = self._rule.truncated
-        if path is None or not isinstance(storage, TensorStorage):
-            return ()
-        schema = storage.format.schema
-        return tuple(p for p in (path, (*path[:-1], "done"), (*path[:-1], "terminated")) if p in schema)
-
-    def follow(self, storage: Storage) -> None:
-        """Keep the table of trajectories up to date; whatever is missing is an error of the draw."""
-        self._table.meet(storage)
+        super().__init__(Slices(replace(rule, left=0), table), priorities, reduction, seed)
 
 
-def slice_rule(
-    num_slices: Any, slice_len: Any, strict: bool, span: Any, pad: bool, truncated_key: NestedKey | None
-) -> SliceRule:
-    """Check a user's options."""
-    if (num_slices is None) == (slice_len is None):
-        raise InvalidTypeError(
-            f"expected exactly one of num_slices and slice_len, got num_slices={num_slices!r}, "
-            f"slice_len={slice_len!r}"
+def _table(
+    end_key: NestedKey | None,
+    traj_key: NestedKey | None,
+    ends: torch.Tensor | None,
+    trajectories: torch.Tensor | None,
+    cached: bool,
+) -> EpisodeTable:
+    """Return the table of trajectories that end where a user says."""
+    static = ends is not None or trajectories is not None
+    if static and not (cached and end_key is None and traj_key is None):
+        raise UnsupportedError(
+            "ends, trajectories: they need cache_values=True, and neither end_key nor traj_key beside them"
         )
-    num_slices = None if num_slices is None else positive("num_slices", num_slices)
-    slice_len = None if slice_len is None else positive("slice_len", slice_len)
-    both = span if isinstance(span, (tuple, list)) else (span, span)
-    if len(both) != 2:
-        raise InvalidArgumentError(f"span: expected one value or (left, right), got {span!r}")
-    left, right = (_overhang(value, slice_len) for value in both)
-    truncated = None if truncated_key is None else key_argument("truncated_key", truncated_key)
-    return SliceRule(num_slices, slice_len, bool(strict), left, right, bool(pad), truncated)
-
-
-def _overhang(value: Any, slice_len: int | None) -> int:
-    if isinstance(value, bool):
-        return -1 if value else 0
-    if not isinstance(value, int) or value < 0 or (slice_len is not None and value >= slice_len):
-        raise InvalidArgumentError(
-            f"span: expected True, False or an integer of 0 or more below the length of a slice, got {value!r}"
-        )
-    return value
+    if ends is not None and trajectories is not None:
+        raise UnsupportedError("ends and trajectories exclude each other; give one of them")
+    keys = BoundaryKeys(
+        None if end_key is None else key_argument("end_key", end_key),
+        None if traj_key is None else key_argument("traj_key", traj_key),
+    )
+    return EpisodeTable(keys, ends, trajectories)
 
 
 def _one_key(traj_key: NestedKey | None, trajectory_key: NestedKey | None) -> NestedKey | None:
@@ -234,57 +236,3 @@ def _one_key(traj_key: NestedKey | None, trajectory_key: NestedKey | None) -> Ne
             f"traj_key and trajectory_key are one argument, got {traj_key!r} and {trajectory_key!r}"
         )
     return trajectory_key if traj_key is None else traj_key
-
-
-def _choose(
-    table: Episodes, rule: SliceRule, length: int, uniforms: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the first slots and the lengths of slices, ``(n,)`` int64 each, with two uniforms for each."""
-    count = uniforms.shape[0] // 2
-    first = torch.empty(count, dtype=torch.int64, device="cpu")
-    lengths = torch.empty(count, dtype=torch.int64, device="cpu")
-    left, right = rule.overhang(length)
-    first_at, lengths_at = first.data_ptr(), lengths.data_ptr()
-    try:
-        table.draw(length, count, uniforms.data_ptr(), first_at, lengths_at, rule.strict, left, right)
-    except RuntimeError as cause:
-        raise no_slices(length) from cause
-    return first, lengths
-
-
-def no_slices(length: int) -> EmptyBufferError:
-    """Return the error for a storage without a trajectory that is long enough."""
-    return EmptyBufferError(
-        f"can't sample: no trajectory of {length} steps is stored; use shorter slices, or strict_length=False"
-    )
-
-
-def cut(table: Episodes, rule: SliceRule, length: int, first: torch.Tensor, lengths: torch.Tensor) -> Draw:
-    """Return the rows of slices, given their first slots and lengths, ``(n,)`` int64 each."""
-    count = first.shape[0]
-    rows = count * length if rule.pad else int(lengths.sum())
-    slots = torch.empty(rows, dtype=torch.int64, device="cpu")
-    last = torch.empty(rows, dtype=torch.bool, device="cpu")
-    table.expand(
-        first.data_ptr(),
-        lengths.data_ptr(),
-        count,
-        slots.data_ptr(),
-        length if rule.pad else 0,
-        last.data_ptr(),
-    )
-    extras: dict[NestedKey, torch.Tensor] = {}
-    if rule.pad:
-        extras[MASK] = (torch.arange(length, device="cpu") < lengths[:, None]).view(-1)
-    return Draw(slots, extras, last=last, asked=count * length)
-
-
-def _flag(records: Any, path: Path) -> torch.Tensor | None:
-    flag = leaf_at(records, path)
-    return flag if flag is not None and flag.dtype == torch.bool else None
-
-
-def _spread(last: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return one mark for each row, ``(n,)``, in a shape that goes with ``(n, ...)`` flags."""
-    marks = last if like.is_cpu else last.to(like.device)
-    return marks.view(-1, *[1] * (like.ndim - 1))

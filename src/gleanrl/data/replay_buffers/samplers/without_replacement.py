@@ -1,18 +1,211 @@
-"""Epochs: every stored transition once, in random order or in order."""
+"""Epochs: every stored unit once, in random order or in order."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from gleanrl.data.replay_buffers.samplers.base import Sampler, check_any_step
+from gleanrl.data.replay_buffers.samplers.base import SamplerState
+from gleanrl.data.replay_buffers.samplers.random import UnitSampler
+from gleanrl.data.replay_buffers.samplers.units import Transitions, Unit
 from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.errors import InvalidArgumentError, SchemaError
+from gleanrl.errors import InvalidArgumentError
 from gleanrl.records import Draw
+from gleanrl.state import StateReader
 
 
-class SamplerWithoutReplacement(Sampler):
+class Epoch(NamedTuple):
+    """A running epoch: what it covers, and how much of it is over. Its tensors are never written again."""
+
+    content: int | None
+    """Which content it covers (see `Version`); None for that of the next draw: a state was loaded."""
+    rows: int
+    """Rows stored when it began."""
+    size: int
+    """Its items."""
+    position: int
+    """How many of them were drawn or left out."""
+    items: torch.Tensor | None
+    """The slot of each unit, ``(size,)`` int64, in the order of the epoch; None for 0 to ``size - 1``."""
+    generations: torch.Tensor | None
+    """Their generations when it began, of units that are gone with their record."""
+
+    def check_valid(self) -> None:
+        """Raise AssertionError unless the items are different slots; for tests."""
+        assert 0 <= self.position <= self.size
+        assert self.items is None or _are_items(self.items, self.size, self.rows)
+
+
+_NONE = Epoch(None, 0, 0, 0, None, None)
+
+
+class EpochSampler(UnitSampler):
+    """Draws each unit exactly once per epoch; see `SamplerWithoutReplacement`.
+
+    Args:
+        unit: what is drawn.
+        drop_last: whether a rest smaller than a batch is left out.
+        shuffle: whether the order is random.
+        seed: see `Sampler`.
+    """
+
+    def __init__(self, unit: Unit, drop_last: bool, shuffle: bool, seed: int | None) -> None:
+        super().__init__(unit, seed)
+        self.drop_last = bool(drop_last)
+        self.shuffle = bool(shuffle)
+        self.running = _NONE
+
+    def follow(self, storage: Storage) -> None:
+        """End the epoch of another content."""
+        self.unit.follow(storage)
+        if self.running.content not in (None, storage.version.content):
+            self.new_epoch()
+
+    def new_epoch(self) -> None:
+        """Drop what is left of the epoch; the next draw begins a new one."""
+        super().new_epoch()
+        self.running = _NONE
+
+    def _draw(self, storage: Storage, batch_size: int) -> Draw:
+        count, length = self.unit.sizes(batch_size)
+        self._meet(storage)
+        fewest = count if self.drop_last else 1
+        items, generations, position = self._next(storage, count, length)
+        if len(items) < fewest:
+            self._begin(storage, length)
+            items, generations, position = self._next(storage, count, length)
+            if len(items) < fewest:
+                raise InvalidArgumentError(
+                    f"batch_size={batch_size} with drop_last=True asks for {count} {self.unit.name(length)}, but only "
+                    f"{len(items)} {self.unit.name(length)} are stored: no batch is left"
+                )
+        self.running = self.running._replace(position=position)
+        self.ran_out = not self._has(storage, fewest, length)
+        return self._served(storage, items, generations, batch_size, length)
+
+    def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
+        """Serve those of its units that are still there, and, while its epoch runs, others instead of the rest.
+
+        Where none is left the next batch comes instead, of another epoch perhaps.
+        """
+        self._meet(storage)
+        batch_size = draw.slots.shape[0] if draw.asked is None else draw.asked
+        count, length = self.unit.sizes(batch_size)
+        items, generations = (draw.slots, None) if draw.origin is None else (draw.origin[0], draw.origin[1])
+        alive = self.unit.living(storage, items, generations, length)
+        if alive is not None:
+            items, generations = items[alive], None if generations is None else generations[alive]
+        if len(items) < count and draw.epoch == self.epoch and draw.asked is not None:
+            more, theirs, position = self._next(storage, count - len(items), length)
+            self.running = self.running._replace(position=position)
+            items = torch.cat([items, more])
+            generations = None if generations is None or theirs is None else torch.cat([generations, theirs])
+        if not len(items) or (self.drop_last and len(items) < count):
+            return self._draw(storage, batch_size)
+        self.ran_out = not self._has(storage, count if self.drop_last else 1, length)
+        return self._served(storage, items, generations, batch_size, length)._replace(epoch=draw.epoch)
+
+    def _served(
+        self,
+        storage: Storage,
+        items: torch.Tensor,
+        generations: torch.Tensor | None,
+        batch_size: int,
+        length: int,
+    ) -> Draw:
+        drawn = self.unit.serve(storage, items, batch_size, length, self.random)
+        origin = None if generations is None else torch.stack([items, generations])
+        return drawn._replace(origin=origin, epoch=self.epoch)
+
+    def _meet(self, storage: Storage) -> None:
+        """Keep a loaded epoch that fits; drop one of another content."""
+        self.follow(storage)
+        if self.running.content is None:
+            kept = self.running if self.running.rows <= len(storage) else _NONE
+            self.running = kept._replace(content=storage.version.content)
+
+    def _begin(self, storage: Storage, length: int) -> None:
+        items = self.unit.items(storage, length)
+        size = len(storage) if items is None else items.shape[0]
+        if not size:
+            raise self.unit.none_left(length)
+        if self.shuffle:
+            order = self.random.permutation(size)
+            items = order if items is None else items[order]
+        generations = None
+        if self.unit.by_generation:
+            generations = storage.generation(torch.arange(size, device="cpu") if items is None else items)
+        self.running = Epoch(storage.version.content, len(storage), size, 0, items, generations)
+        self.epoch += 1
+
+    def _next(
+        self, storage: Storage, count: int, length: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None, int]:
+        """Return the next items that are still there, at most `count`, their generations, and the place after them."""
+        epoch, position, missing = self.running, self.running.position, count
+        found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        if position == epoch.size:
+            return torch.empty(0, dtype=torch.int64, device="cpu"), None, position
+        while True:
+            stop = min(position + missing, epoch.size)
+            items = (
+                torch.arange(position, stop, device="cpu")
+                if epoch.items is None
+                else epoch.items[position:stop].clone()
+            )
+            generations = None if epoch.generations is None else epoch.generations[position:stop]
+            position = stop
+            alive = self.unit.living(storage, items, generations, length)
+            if alive is None:
+                return items, generations, position
+            found.append((items[alive], None if generations is None else generations[alive]))
+            missing -= found[-1][0].shape[0]
+            if not missing or position == epoch.size:
+                break
+        kept = [generations for _, generations in found if generations is not None]
+        return torch.cat([items for items, _ in found]), torch.cat(kept) if kept else None, position
+
+    def _has(self, storage: Storage, count: int, length: int) -> bool:
+        """Return whether so many items are left of the epoch."""
+        left = self.running.size - self.running.position
+        if left < count or not (self.unit.by_generation or storage.has_mask):
+            return left >= count
+        return len(self._next(storage, count, length)[0]) >= count
+
+    # State
+
+    def snapshot(self) -> SamplerState:
+        """Return the place in the sequence of draws, and in the epoch."""
+        state: SamplerState = super().snapshot()
+        return state._replace(running=self.running)
+
+    def parse(self, state: Any) -> SamplerState:
+        """Return the value that a saved state stands for (see `Sampler.parse`)."""
+        value: SamplerState = super().parse(state)
+        reader = StateReader(state, f"a {type(self).__name__}").part("running")
+        rows = reader.integer("rows")
+        size = reader.integer("size", 0, rows)
+        position = reader.integer("position", 0, size)
+        items = reader.optional("items", lambda name: reader.tensor(name, torch.int64, (size,)))
+        if items is not None and not _are_items(items, size, rows):
+            raise reader.wrong("items", f"different slots of [0, {rows})")
+        generations = reader.optional("generations", lambda name: reader.tensor(name, torch.int64, (size,)))
+        if size and (generations is not None) != self.unit.by_generation:
+            raise reader.wrong("generations", "those of the units that such a sampler draws")
+        return value._replace(running=Epoch(None, rows, size, position, items, generations))
+
+    def adopt(self, value: SamplerState) -> None:
+        """Go on from a place or a state; a loaded epoch is one of the storage of the next draw."""
+        super().adopt(value)
+        self.running = value.running
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the epoch as one of the storage of the copy's next draw."""
+        return {**super().__getstate__(), "running": self.running._replace(content=None)}
+
+
+class SamplerWithoutReplacement(EpochSampler):
     """Draws each slot exactly once per epoch.
 
     An epoch covers the slots that were filled when it began. Slots that are filled during an epoch join the
@@ -35,141 +228,11 @@ class SamplerWithoutReplacement(Sampler):
     """
 
     def __init__(self, drop_last: bool = False, shuffle: bool = True, seed: int | None = None) -> None:
-        super().__init__(seed)
-        self.drop_last = drop_last
-        self.shuffle = shuffle
-        self._rows = 0  # rows stored when it began
-        self._size = 0  # slots of the running epoch; 0 before it began
-        self._position = 0  # how many of them were drawn or left out
-        self._order: torch.Tensor | None = None  # (size,) int64, None if not shuffled
-        self._content: int | None = None  # what the epoch covers; None if a state was loaded since
-
-    def _draw(self, storage: Storage, batch_size: int) -> Draw:
-        self.follow(storage)
-        if self._content is None:
-            if self._rows > len(storage):
-                self.new_epoch()
-            self._content = storage.version.content
-        if storage.has_mask:
-            self._leave_out_masked(storage)
-        left = self._size - self._position
-        if left < (batch_size if self.drop_last else 1):
-            self._begin(storage, batch_size)
-            left = self._size
-        start = self._position
-        stop = start + min(batch_size, left)
-        index = (
-            torch.arange(start, stop, device="cpu")
-            if self._order is None
-            else self._order[start:stop].clone()
-        )
-        self._position = stop
-        self.ran_out = self._size - stop < (batch_size if self.drop_last else 1)
-        return Draw(index)
-
-    def follow(self, storage: Storage) -> None:
-        """End the epoch of another content."""
-        if self._content not in (None, storage.version.content):
-            self.new_epoch()
-
-    def _begin(self, storage: Storage, batch_size: int) -> None:
-        slots = _unmasked(storage)
-        size = len(storage) if slots is None else slots.shape[0]
-        if self.drop_last and size < batch_size:
-            raise InvalidArgumentError(
-                f"batch_size={batch_size} with drop_last=True, but only {size} transitions are stored: "
-                "no batch is left"
-            )
-        self._order = self._random.permutation(size) if self.shuffle else None
-        if slots is not None:
-            self._order = slots if self._order is None else slots[self._order]
-        self._rows, self._size = len(storage), size
-        self.epoch += 1
-        self._position = 0
-
-    def _leave_out_masked(self, storage: Storage) -> None:
-        """Take what is no step any more out of what is left of the epoch."""
-        due = torch.arange(self._size, device="cpu") if self._order is None else self._order
-        masked = storage.masked(due[self._position :])
-        if masked is not None and masked.any():
-            self._order = torch.cat([due[: self._position], due[self._position :][~masked]])
-            self._size = self._order.shape[0]
-
-    def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
-        # Each slot is due once in the epoch, whatever it holds by now, as long as that is a step.
-        masked = storage.masked(draw.slots)
-        if masked is None or not masked.any():
-            return Draw(draw.slots)
-        if masked.all():
-            return self._draw(storage, draw.slots.shape[0])
-        return Draw(draw.slots[~masked])
-
-    def mark(self) -> tuple[Any, ...]:
-        """Return the present place in the sequence of draws, for `rewind`."""
-        return super().mark(), self._rows, self._size, self._position, self._order, self._content
-
-    def rewind(self, mark: tuple[Any, ...]) -> None:
-        """Go back to a place that `mark` returned, as if nothing had been drawn since."""
-        base, self._rows, self._size, self._position, self._order, self._content = mark
-        super().rewind(base)
-
-    def new_epoch(self) -> None:
-        """Drop what is left of the epoch; the next draw begins a new one."""
-        super().new_epoch()
-        self._rows = self._size = self._position = 0
-        self._order = None
-        self._content = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the epoch's order and position, and the random generator."""
-        order = None if self._order is None else self._order.clone()
-        return {
-            **super().state_dict(),
-            "rows": self._rows,
-            "size": self._size,
-            "position": self._position,
-            "order": order,
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on in a saved epoch."""
-        try:
-            rows, size, position, order = (state_dict[key] for key in ("rows", "size", "position", "order"))
-            order = None if order is None else order.to("cpu", torch.int64, copy=True)
-            sound = 0 <= position <= size <= rows and (order is None or _is_order(order, size, rows))
-        except (KeyError, TypeError, AttributeError) as cause:
-            raise SchemaError(
-                "load_state_dict: expected what SamplerWithoutReplacement.state_dict() returned"
-            ) from cause
-        if not sound:
-            raise SchemaError(f"load_state_dict: position {position} and order don't fit an epoch of {size}")
-        super().load_state_dict(state_dict)
-        self._rows, self._size, self._position, self._order = rows, size, position, order
-        self._content = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle the epoch as one of the storage of the copy's next draw."""
-        return {**super().__getstate__(), "_content": None}
-
-    def check_valid(self) -> None:
-        """Raise AssertionError unless the order holds each slot once; for tests."""
-        assert 0 <= self._position <= self._size
-        assert self._order is None or _is_order(self._order, self._size, self._rows)
+        super().__init__(Transitions(), drop_last, shuffle, seed)
 
 
-def _unmasked(storage: Storage) -> torch.Tensor | None:
-    """Return the slots that hold steps, or None if all do."""
-    if not storage.has_mask:
-        return None
-    slots = torch.arange(len(storage), device="cpu")
-    masked = storage.masked(slots)
-    assert masked is not None
-    check_any_step(storage)
-    return slots[~masked] if masked.any() else None
-
-
-def _is_order(order: torch.Tensor, size: int, rows: int) -> bool:
-    """Return whether `order` holds `size` different slots of ``[0, rows)``."""
-    if order.shape != (size,) or not size:
-        return order.shape == (size,)
-    return bool(order.min() >= 0 and order.max() < rows) and order.unique().shape[0] == size
+def _are_items(items: torch.Tensor, size: int, rows: int) -> bool:
+    """Return whether `items` are `size` different slots of ``[0, rows)``."""
+    if items.shape != (size,) or not size:
+        return items.shape == (size,)
+    return bool(items.min() >= 0 and items.max() < rows) and items.unique().shape[0] == size

@@ -162,7 +162,7 @@ def test_priorities_of_other_steps_come_back_with_shorter_slices():
 def test_a_left_overhang_is_turned_off():
     with pytest.warns(UserWarning, match="left overhang is turned off"):
         buffer = buffer_of([5], span=(1, 1))
-    assert buffer.sampler._rule.left == 0 and buffer.sampler._rule.right == 1
+    assert buffer.sampler.unit.rule.left == 0 and buffer.sampler.unit.rule.right == 1
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_writes_look_at_their_neighbourhood_only():
     buffer = buffer_of([7] * 40)
     buffer.sample()
     looked: list[int] = []
-    starts, original = buffer.sampler._starts, buffer.sampler._starts._find
+    starts, original = buffer.sampler.unit._starts, buffer.sampler.unit._starts._find
     starts._find = lambda *args: (looked.append(args[-1]), original(*args))[1]
     for _ in range(5):
         buffer.extend(rows([4]))

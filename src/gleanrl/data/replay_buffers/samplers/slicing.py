@@ -1,0 +1,298 @@
+"""Slices: consecutive steps of one trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gleanrl.arguments import positive
+from gleanrl.data.boundaries import MASK
+from gleanrl.data.replay_buffers.samplers.base import MOST_TRIES, check_any_step
+from gleanrl.data.replay_buffers.samplers.episodes import EpisodeTable, locate, runs_of
+from gleanrl.data.replay_buffers.samplers.first_steps import FirstSteps
+from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
+from gleanrl.data.replay_buffers.samplers.units import Unit
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
+from gleanrl.data.replay_buffers.versions import same_generations
+from gleanrl.errors import BatchSizeError, EmptyBufferError, InvalidArgumentError, InvalidTypeError
+from gleanrl.native import Episodes
+from gleanrl.records import Draw
+from gleanrl.seeding import OwnedGenerator
+from gleanrl.tree import NestedKey, Path, key_argument, leaf_at
+
+
+@dataclass(frozen=True)
+class SliceRule:
+    """How a batch is cut into slices.
+
+    Exactly one of `num_slices` and `slice_len` is given.
+    """
+
+    num_slices: int | None
+    slice_len: int | None
+    strict: bool
+    """Whether trajectories shorter than a slice are left out; they come whole otherwise."""
+    left: int
+    """Steps by which a slice may begin before its trajectory; those are cut off. -1 for "all but one"."""
+    right: int
+    """Steps by which a slice may end behind its trajectory; those are cut off. -1 for "all but one"."""
+    pad: bool
+    """Whether slices that were cut, or are short, are filled up to their length."""
+    truncated: Path | None
+    """Where the last step of every slice is flagged."""
+
+    def sizes(self, batch_size: int) -> tuple[int, int]:
+        """Return the number of slices in a batch and their length.
+
+        Raises:
+            BatchSizeError: a batch size that isn't a multiple.
+            InvalidArgumentError: slices no longer than their overhang.
+        """
+        divisor = self.slice_len or self.num_slices or 1
+        quotient, rest = divmod(batch_size, divisor)
+        if rest:
+            name = "slice_len" if self.slice_len else "num_slices"
+            raise BatchSizeError(f"batch_size={batch_size} isn't a multiple of {name}={divisor}")
+        count, length = (quotient, divisor) if self.slice_len else (divisor, quotient)
+        if max(self.left, self.right) >= length:
+            raise InvalidArgumentError(
+                f"span=({self.left}, {self.right}): a slice of {length} steps may overhang by {length - 1} at most"
+            )
+        return count, length
+
+    def overhang(self, length: int) -> tuple[int, int]:
+        """Return how far slices of `length` steps may reach beyond both ends of a trajectory."""
+        return (length - 1 if self.left < 0 else self.left), (length - 1 if self.right < 0 else self.right)
+
+
+class Slices(Unit):
+    """Slices of trajectories, cut by a rule.
+
+    In an epoch a trajectory is known by its last slot when the epoch began, which is overwritten last, and by that
+    slot's generation.
+
+    Args:
+        rule: how a batch is cut.
+        table: the trajectories.
+    """
+
+    by_generation = True
+
+    def __init__(self, rule: SliceRule, table: EpisodeTable) -> None:
+        self.rule, self.table = rule, table
+        self._starts: FirstSteps | None = None  # of draws by priority
+
+    def follow(self, storage: Storage) -> None:
+        """Keep trajectories and first steps up to date; whatever is missing is an error of the draw."""
+        if self.table.meet(storage) and self._starts is not None:
+            self._starts.sync(storage)
+
+    def name(self, length: int) -> str:
+        """Return what a slice is cut from."""
+        return f"trajectories of {length} steps"
+
+    def sizes(self, batch_size: int) -> tuple[int, int]:
+        """Return the number of slices in a batch and their length."""
+        return self.rule.sizes(batch_size)
+
+    def uniform(self, storage: Storage, batch_size: int, random: OwnedGenerator) -> Draw:
+        """Draw a trajectory, then its first step, each uniformly."""
+        count, length = self.rule.sizes(batch_size)
+        table = self.table.of(storage)
+        first, lengths = _choose(table, self.rule, length, random.uniforms(2 * count))
+        tries = 0
+        while (masked := storage.masked(first)) is not None and masked.any():
+            if tries == MOST_TRIES:
+                check_any_step(storage)
+            again = _choose(table, self.rule, length, random.uniforms(2 * int(masked.sum())))
+            first[masked], lengths[masked] = again
+            tries += 1
+        return cut(table, self.rule, length, first, lengths)
+
+    def again(self, storage: Storage, draw: Draw, stale: torch.Tensor, random: OwnedGenerator) -> Draw:
+        """Draw all slices again: each is drawn as a whole."""
+        assert draw.asked is not None
+        return self.uniform(storage, draw.asked, random)
+
+    def weighted(
+        self, storage: Storage, batch_size: int, priorities: PriorityTable, random: OwnedGenerator
+    ) -> Draw:
+        """Draw slices by the priority of their first steps."""
+        count, length = self.rule.sizes(batch_size)
+        table, native = self.table.of(storage), priorities.of(storage)
+        if self._starts is None:
+            self._starts = FirstSteps(self.table, priorities)
+        self._starts.of_slices(storage, length, self.rule.strict, self.rule.overhang(length)[1])
+        if not native.total > 0.0 and not table.num_runs(length if self.rule.strict else 1):
+            raise self.none_left(length)
+        first, weight, _ = priorities.draw(storage, random.uniforms(count))
+        lengths = locate(table, first)[1].clamp_(max=length)
+        drawn = cut(table, self.rule, length, first, lengths)
+        weight = weight.repeat_interleave(length if self.rule.pad else lengths)
+        extras = {**drawn.extras, "_weight": weight, "priority_weight": weight}
+        return drawn._replace(extras=extras)
+
+    def items(self, storage: Storage, length: int) -> torch.Tensor:
+        """Return the last slots of all trajectories that are long enough."""
+        table = self.table.of(storage)
+        first, lengths = runs_of(table, length if self.rule.strict else 1)
+        tails = _later(table, first, lengths - 1)
+        masked = storage.masked(tails)
+        return tails if masked is None else tails[~masked]
+
+    def living(
+        self, storage: Storage, items: torch.Tensor, generations: torch.Tensor | None, length: int
+    ) -> torch.Tensor:
+        """Return which trajectories are still stored, and long enough."""
+        assert generations is not None
+        alive = same_generations(storage.generation(items), generations)
+        if self.rule.strict and items.shape[0]:
+            before, after = locate(self.table.of(storage), items)
+            alive &= before + after >= length
+        return alive
+
+    def serve(
+        self, storage: Storage, items: torch.Tensor, batch_size: int, length: int, random: OwnedGenerator
+    ) -> Draw:
+        """Return one slice of each trajectory, its first step drawn uniformly."""
+        table = self.table.of(storage)
+        before, after = locate(table, items)
+        lengths = before + after
+        spare = (lengths - length).clamp_(min=0)
+        offset = (random.uniforms(items.shape[0]) * (spare + 1)).long().minimum(spare)
+        first = _later(table, items, offset - before)
+        return cut(table, self.rule, length, first, lengths.clamp(max=length))._replace(asked=batch_size)
+
+    def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
+        """Return the flags of a batch, with the last step of each slice truncated, and so done.
+
+        ``terminated`` stays as it is stored (False where it isn't).
+        """
+        path, last = self.rule.truncated, draw.last
+        if path is None or last is None:
+            return draw.extras
+        done_path, terminated_path = (*path[:-1], "done"), (*path[:-1], "terminated")
+        truncated, done, terminated = (_flag(records, p) for p in (path, done_path, terminated_path))
+        if truncated is not None:
+            cut_off = truncated | _spread(last, truncated)
+        else:
+            like = terminated if done is None else done
+            cut_off = (
+                last[:, None].clone() if like is None else _spread(last, like).expand(like.shape).clone()
+            )
+        return {
+            **draw.extras,
+            path: cut_off,
+            done_path: cut_off if done is None else done | _spread(last, done),
+            terminated_path: torch.zeros_like(cut_off) if terminated is None else terminated,
+        }
+
+    def annotated_paths(self, storage: Storage) -> tuple[Path, ...]:
+        """Return the stored flags."""
+        path = self.rule.truncated
+        if path is None or not isinstance(storage, TensorStorage):
+            return ()
+        schema = storage.format.schema
+        return tuple(p for p in (path, (*path[:-1], "done"), (*path[:-1], "terminated")) if p in schema)
+
+    def none_left(self, length: int) -> EmptyBufferError:
+        """Return the error for a storage without a trajectory that is long enough."""
+        return no_slices(length)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the first steps, which the copy finds again."""
+        return {**self.__dict__, "_starts": None}
+
+
+def slice_rule(
+    num_slices: Any, slice_len: Any, strict: bool, span: Any, pad: bool, truncated_key: NestedKey | None
+) -> SliceRule:
+    """Check a user's options."""
+    if (num_slices is None) == (slice_len is None):
+        raise InvalidTypeError(
+            f"expected exactly one of num_slices and slice_len, got num_slices={num_slices!r}, "
+            f"slice_len={slice_len!r}"
+        )
+    num_slices = None if num_slices is None else positive("num_slices", num_slices)
+    slice_len = None if slice_len is None else positive("slice_len", slice_len)
+    both = span if isinstance(span, (tuple, list)) else (span, span)
+    if len(both) != 2:
+        raise InvalidArgumentError(f"span: expected one value or (left, right), got {span!r}")
+    left, right = (_overhang(value, slice_len) for value in both)
+    truncated = None if truncated_key is None else key_argument("truncated_key", truncated_key)
+    return SliceRule(num_slices, slice_len, bool(strict), left, right, bool(pad), truncated)
+
+
+def _overhang(value: Any, slice_len: int | None) -> int:
+    if isinstance(value, bool):
+        return -1 if value else 0
+    if not isinstance(value, int) or value < 0 or (slice_len is not None and value >= slice_len):
+        raise InvalidArgumentError(
+            f"span: expected True, False or an integer of 0 or more below the length of a slice, got {value!r}"
+        )
+    return value
+
+
+def _choose(
+    table: Episodes, rule: SliceRule, length: int, uniforms: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the first slots and the lengths of slices, ``(n,)`` int64 each, with two uniforms for each."""
+    count = uniforms.shape[0] // 2
+    first = torch.empty(count, dtype=torch.int64, device="cpu")
+    lengths = torch.empty(count, dtype=torch.int64, device="cpu")
+    left, right = rule.overhang(length)
+    first_at, lengths_at = first.data_ptr(), lengths.data_ptr()
+    try:
+        table.draw(length, count, uniforms.data_ptr(), first_at, lengths_at, rule.strict, left, right)
+    except RuntimeError as cause:
+        raise no_slices(length) from cause
+    return first, lengths
+
+
+def no_slices(length: int) -> EmptyBufferError:
+    """Return the error for a storage without a trajectory that is long enough."""
+    return EmptyBufferError(
+        f"can't sample: no trajectory of {length} steps is stored; use shorter slices, or strict_length=False"
+    )
+
+
+def cut(table: Episodes, rule: SliceRule, length: int, first: torch.Tensor, lengths: torch.Tensor) -> Draw:
+    """Return the rows of slices, given their first slots and lengths, ``(n,)`` int64 each."""
+    count = first.shape[0]
+    rows = count * length if rule.pad else int(lengths.sum())
+    slots = torch.empty(rows, dtype=torch.int64, device="cpu")
+    last = torch.empty(rows, dtype=torch.bool, device="cpu")
+    table.expand(
+        first.data_ptr(),
+        lengths.data_ptr(),
+        count,
+        slots.data_ptr(),
+        length if rule.pad else 0,
+        last.data_ptr(),
+    )
+    extras: dict[NestedKey, torch.Tensor] = {}
+    if rule.pad:
+        extras[MASK] = (torch.arange(length, device="cpu") < lengths[:, None]).view(-1)
+    return Draw(slots, extras, last=last, asked=count * length)
+
+
+def _flag(records: Any, path: Path) -> torch.Tensor | None:
+    flag = leaf_at(records, path)
+    return flag if flag is not None and flag.dtype == torch.bool else None
+
+
+def _spread(last: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return one mark for each row, ``(n,)``, in a shape that goes with ``(n, ...)`` flags."""
+    marks = last if like.is_cpu else last.to(like.device)
+    return marks.view(-1, *[1] * (like.ndim - 1))
+
+
+def _later(table: Episodes, slots: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    """Return the slots `steps` time steps later in the same streams, around the ring."""
+    streams = table.num_streams
+    place = (slots // streams + steps) % table.capacity
+    return place * streams + slots % streams

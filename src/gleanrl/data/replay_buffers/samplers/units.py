@@ -1,0 +1,138 @@
+"""What a batch is made of: single transitions, or slices of trajectories."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from gleanrl.data.replay_buffers.samplers.base import check_any_step, redrawn_masked
+from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.errors import EmptyBufferError
+from gleanrl.records import Draw
+from gleanrl.seeding import OwnedGenerator
+from gleanrl.tree import NestedKey, Path
+
+
+class Unit(ABC):
+    """What a sampler draws; how it chooses among them is the sampler's business. Not thread-safe: the buffer locks."""
+
+    by_generation: bool
+    """Whether an item of an epoch is gone once its slot was written again."""
+
+    @abstractmethod
+    def follow(self, storage: Storage) -> None:
+        """Come in step with a storage that changed; whatever is missing is an error of the draw."""
+
+    @abstractmethod
+    def name(self, length: int) -> str:
+        """Return what units of `length` steps are drawn from, in the plural."""
+
+    @abstractmethod
+    def sizes(self, batch_size: int) -> tuple[int, int]:
+        """Return how many units a batch has, and how many steps each."""
+
+    @abstractmethod
+    def uniform(self, storage: Storage, batch_size: int, random: OwnedGenerator) -> Draw:
+        """Draw units, each with the same probability, with replacement."""
+
+    @abstractmethod
+    def again(self, storage: Storage, draw: Draw, stale: torch.Tensor, random: OwnedGenerator) -> Draw:
+        """Return a uniform draw with other units where rows are `stale`, bool ``(n,)``."""
+
+    @abstractmethod
+    def weighted(
+        self, storage: Storage, batch_size: int, priorities: PriorityTable, random: OwnedGenerator
+    ) -> Draw:
+        """Draw units in proportion to the priorities of their first steps."""
+
+    @abstractmethod
+    def items(self, storage: Storage, length: int) -> torch.Tensor | None:
+        """Return what an epoch covers, a slot for each unit, ``(n,)`` int64; None for every slot stored."""
+
+    @abstractmethod
+    def living(
+        self, storage: Storage, items: torch.Tensor, generations: torch.Tensor | None, length: int
+    ) -> torch.Tensor | None:
+        """Return which items of an epoch can still be served, ``(n,)`` bool; None for all."""
+
+    @abstractmethod
+    def serve(
+        self, storage: Storage, items: torch.Tensor, batch_size: int, length: int, random: OwnedGenerator
+    ) -> Draw:
+        """Return the rows of living items of an epoch."""
+
+    def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
+        """Return what else is delivered with each row (see `Sampler.annotate`)."""
+        return draw.extras
+
+    def annotated_paths(self, storage: Storage) -> tuple[Path, ...]:
+        """Return the columns that `annotate` looks at."""
+        return ()
+
+    @abstractmethod
+    def none_left(self, length: int) -> EmptyBufferError:
+        """Return the error for a storage without such units."""
+
+
+class Transitions(Unit):
+    """Single rows. One that was overwritten during an epoch is served with what it holds, if that is a step."""
+
+    by_generation = False
+
+    def follow(self, storage: Storage) -> None:
+        """Nothing is derived from what is stored."""
+
+    def name(self, length: int) -> str:
+        """Return "transitions"."""
+        return "transitions"
+
+    def sizes(self, batch_size: int) -> tuple[int, int]:
+        """Return the batch size, and 1."""
+        return batch_size, 1
+
+    def uniform(self, storage: Storage, batch_size: int, random: OwnedGenerator) -> Draw:
+        """Draw rows that are steps."""
+        size = len(storage)
+        drawn = random.integers(size, batch_size)
+        return Draw(redrawn_masked(storage, drawn, lambda more: random.integers(size, more)))
+
+    def again(self, storage: Storage, draw: Draw, stale: torch.Tensor, random: OwnedGenerator) -> Draw:
+        """Draw the stale rows again."""
+        return Draw(draw.slots.masked_scatter(stale, self.uniform(storage, int(stale.sum()), random).slots))
+
+    def weighted(
+        self, storage: Storage, batch_size: int, priorities: PriorityTable, random: OwnedGenerator
+    ) -> Draw:
+        """Draw rows in proportion, with their importance weights."""
+        slots, weight, generation = priorities.draw(storage, random.uniforms(batch_size))
+        return Draw(slots, {"_weight": weight, "priority_weight": weight}, generation)
+
+    def items(self, storage: Storage, length: int) -> torch.Tensor | None:
+        """Return the rows that are steps, None for all."""
+        if not storage.has_mask:
+            return None
+        check_any_step(storage)
+        slots = torch.arange(len(storage), device="cpu")
+        masked = storage.masked(slots)
+        return slots if masked is None else slots[~masked]
+
+    def living(
+        self, storage: Storage, items: torch.Tensor, generations: torch.Tensor | None, length: int
+    ) -> torch.Tensor | None:
+        """Return which rows are steps."""
+        masked = storage.masked(items)
+        return None if masked is None else ~masked
+
+    def serve(
+        self, storage: Storage, items: torch.Tensor, batch_size: int, length: int, random: OwnedGenerator
+    ) -> Draw:
+        """Return the rows."""
+        return Draw(items)
+
+    def none_left(self, length: int) -> EmptyBufferError:
+        """Return the error for a storage without a step."""
+        return EmptyBufferError("can't sample: every stored row is masked out, none is a step")
