@@ -205,7 +205,7 @@ class Draws:
                     "prefetch, as the saved one"
                 )
             check_states(ahead, state_dict["_storage"])
-            places = [self._parts.sampler.parse_place(saved["place"]) for saved in ahead]
+            places = [self._parts.sampler.parse_place(saved.get("place")) for saved in ahead]
             self._parts.load_state_dict(state_dict)
             if self.prefetcher is not None:
                 self.prefetcher.clear()

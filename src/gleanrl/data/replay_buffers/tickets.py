@@ -109,7 +109,6 @@ def _is_sound(saved: Mapping[str, Any], rows: int) -> bool:
         and (saved["asked"] is None or type(saved["asked"]) is int)
         and type(saved["ran_out"]) is bool
         and type(saved["epoch"]) is int
-        and "place" in saved
     )
 
 

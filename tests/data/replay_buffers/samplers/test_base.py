@@ -5,9 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gleanrl.data.replay_buffers import LazyTensorStorage, RandomSampler, SamplerWithoutReplacement
-from gleanrl.errors import EmptyBufferError, InvalidArgumentError
+from gleanrl.data.replay_buffers import (
+    LazyTensorStorage,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    RandomSampler,
+    ReplayBuffer,
+    Sampler,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+    TensorDictReplayBuffer,
+)
+from gleanrl.errors import EmptyBufferError, InvalidArgumentError, InvalidTypeError, UnsupportedError
 from tests.data.replay_buffers.oracle import fingerprint, ted
+from tests.data.replay_buffers.samplers.acts import Kind, cut_by, trajectories
+from tests.interrupts import interruptions
 
 SAMPLERS = [RandomSampler, SamplerWithoutReplacement]
 
@@ -71,3 +84,117 @@ def test_a_seed_starts_the_sequence_anew(make):
     sampler = make()
     sampler.set_seed(3)
     assert torch.equal(sampler.draw(storage, 6).slots, first)
+
+
+KIND = Kind()
+FOLLOWERS = {
+    "epochs": lambda: SamplerWithoutReplacement(seed=0),
+    "prioritized": lambda: PrioritizedSampler(20, 1.0, 1.0, seed=0),
+    "within": lambda: PrioritizedSampler(20, 1.0, 1.0, max_priority_within_buffer=True, seed=0),
+    "slices": lambda: SliceSampler(slice_len=2, seed=0),
+    "slice epochs": lambda: SliceSamplerWithoutReplacement(slice_len=2, seed=0),
+    "prioritized slices": lambda: PrioritizedSliceSampler(20, 1.0, 1.0, slice_len=2, seed=0),
+}
+CHANGES = {
+    "write": lambda storage: storage.set(5, KIND.rows(2, 7)),
+    "clear": lambda storage: (storage.clear(), storage.set(0, KIND.rows(9, 8))),
+    "load": lambda storage: storage.load_state_dict(storage.state_dict()),
+}
+CALLS = {
+    "follow": lambda sampler, storage: sampler.follow(storage),
+    "draw": lambda sampler, storage: sampler.draw(storage, 4),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("make", FOLLOWERS.values(), ids=FOLLOWERS)
+def test_what_an_interrupt_left_undone_is_caught_up(make, change, call):
+    def subject() -> tuple[Sampler, LazyTensorStorage]:
+        sampler, storage = make(), KIND.storage()
+        storage.set(0, KIND.rows(storage.max_size, 3))
+        sampler.draw(storage, 4)
+        if sampler.takes_priorities:
+            sampler.update_priority(storage, torch.arange(len(storage)), 3.0, None)
+        change(storage)
+        return sampler, storage
+
+    calm, storage = subject()
+    call(calm, storage)
+    for (sampler, stored), place in interruptions(subject, lambda made: call(*made), most=40):
+        runs = trajectories(stored, KIND)
+        for _ in range(3):
+            drawn = sampler.draw(stored, 4)
+            if drawn.last is None:
+                assert int(drawn.slots.max()) < len(stored), place
+                continue
+            for piece in cut_by(drawn.slots.tolist(), drawn.last.tolist()):
+                assert any(set(piece) <= set(run) for run in runs), f"{place}: a slice of two trajectories"
+        if sampler.takes_priorities:
+            rows, expected = sampler.snapshot().priorities, calm.snapshot().priorities
+            assert torch.equal(rows.raw, expected.raw), place
+
+
+class Newest(Sampler):
+    """Draws the newest rows."""
+
+    def sample(self, storage, batch_size):
+        slots = (storage.end - 1 - torch.arange(batch_size)) % len(storage)
+        return slots, {"age": torch.arange(batch_size)}
+
+
+class Even(RandomSampler):
+    """Draws as its base does, and moves the odd ones."""
+
+    def sample(self, storage, batch_size):
+        index, info = super().sample(storage, batch_size)
+        return index - index % 2, info
+
+
+class Marked(PrioritizedSliceSampler):
+    """Draws as its base does, and says so."""
+
+    def sample(self, storage, batch_size):
+        index, info = super().sample(storage, batch_size)
+        return index, {**info, "mine": torch.ones(len(index))}
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_a_users_sample_is_called(prefetch):
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(20), sampler=Newest(), batch_size=3, prefetch=prefetch
+    )
+    buffer.extend(ted(20))
+    batch = buffer.sample()
+    assert batch["index"].tolist() == [19, 18, 17] and batch["age"].tolist() == [0, 1, 2]
+    even = ReplayBuffer(storage=LazyTensorStorage(20), sampler=Even(), batch_size=30, prefetch=prefetch)
+    even.extend(torch.arange(20))
+    assert not (even.sample() % 2).any()
+
+
+def test_what_a_users_sample_builds_on_stays():
+    sampler = Marked(20, 1.0, 1.0, slice_len=4, seed=0)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, batch_size=8)
+    buffer.extend(ted(20))
+    batch = buffer.sample().view(2, 4)
+    assert batch["next", "truncated"][:, -1].all() and batch["mine"].all() and "_weight" in batch.keys()
+
+
+def test_a_users_sample_that_returns_something_else():
+    class Odd(Sampler):
+        def sample(self, storage, batch_size):
+            return torch.arange(batch_size), {"age": 3}
+
+    with pytest.raises(InvalidTypeError, match="Odd.sample: expected a tensor"):
+        Odd().draw(filled(), 2)
+
+
+@pytest.mark.parametrize("name", ["extend", "add", "_empty", "state_dict", "load_state_dict", "dumps"])
+def test_methods_that_nothing_calls_are_refused(name):
+    with pytest.raises(UnsupportedError, match=f"class Mine: nothing calls {name}"):
+        type("Mine", (RandomSampler,), {name: lambda self: None})
+
+
+def test_a_sampler_has_to_draw():
+    with pytest.raises(UnsupportedError, match="class Idle: a sampler has to override sample"):
+        type("Idle", (Sampler,), {})()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 from typing import Any
 
 import pytest
@@ -258,3 +259,20 @@ def test_a_broken_state_changes_nothing(change):
     while not buffer.sampler.ran_out:
         rest += served(buffer.sample())
     assert sorted(first + rest) == list(range(8))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_batch_has_a_trajectory_twice_whatever_is_written_meanwhile(seed):
+    numbers, current = random.Random(seed), 0
+    sampler = SliceSamplerWithoutReplacement(slice_len=1, seed=seed)
+    storage = LazyTensorStorage(6)
+    buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler, prefetch=1, batch_size=2)
+    for number in range(100):
+        if not number or numbers.random() < 0.7:
+            ids = []
+            for _ in range(numbers.randint(1, 3) if number else 6):
+                current += numbers.random() < 0.5
+                ids.append(current)
+            buffer.extend(TensorDict({"episode": torch.tensor(ids)}, [len(ids)]))
+        served = buffer.sample()["episode"].tolist()
+        assert len(set(served)) == len(served)

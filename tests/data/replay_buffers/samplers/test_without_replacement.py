@@ -163,3 +163,23 @@ def test_a_redraw_leaves_out_what_is_no_step_any_more():
     assert sampler.redraw(storage, drawn, stale).slots.tolist() == [2]
     storage.set(2, TensorDict({"collector": {"mask": ~mask[:1]}}, [1, 1]))
     assert sampler.redraw(storage, drawn, stale).slots.tolist() == [3, 4, 5]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("taken", [1, 2, 4])
+def test_a_restored_epoch_loses_nothing_that_was_drawn_ahead_and_is_taken_back(shuffle, taken):
+    def make() -> ReplayBuffer:
+        sampler = SamplerWithoutReplacement(shuffle=shuffle, seed=0)
+        return ReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler, batch_size=2, prefetch=3)
+
+    buffer, other = make(), make()
+    buffer.extend(torch.arange(10))
+    served = [row for _ in range(taken) for row in buffer.sample().tolist()]
+    other.load_state_dict(buffer.state_dict())
+    for each in (buffer, other):
+        rows = [*served]
+        with pytest.warns(UserWarning, match="batch_size=3 differs"):
+            rows += each.sample(3).tolist()
+        while not each.sampler.ran_out:
+            rows += each.sample().tolist()
+        assert sorted(rows) == list(range(10))
