@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl.arguments import key_list, non_negative, positive
+from gleanrl.arguments import integer, key_list, non_negative, positive
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
 
@@ -26,6 +26,14 @@ def test_integers_of_zero_or_more():
     for value in (-1, False, 0.0, None):
         with pytest.raises(InvalidArgumentError, match="depth: expected an integer of 0 or more, got"):
             non_negative("depth", value)
+
+
+@pytest.mark.parametrize("value", [-5, np.int64(-5), np.int8(-5), torch.tensor(-5)])
+def test_integers_of_any_kind(value):
+    assert type(integer("n", value)) is int and integer("n", value) == -5
+    for wrong in (True, 5.0, "5", None):
+        with pytest.raises(InvalidArgumentError, match="n: expected an integer, got"):
+            integer("n", wrong)
 
 
 def test_one_key_or_several():

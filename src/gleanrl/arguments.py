@@ -20,6 +20,11 @@ def non_negative(name: str, value: Any) -> int:
     return _integer(name, value, 0)
 
 
+def integer(name: str, value: Any) -> int:
+    """Return `value` if it is an integer, a bool isn't one; `InvalidArgumentError`, naming the argument, if not."""
+    return _integer(name, value)
+
+
 def key_list(keys: Any) -> tuple[NestedKey, ...]:
     """Return the `keys` argument of `sample`, one key or several, as a tuple; they aren't looked at."""
     if isinstance(keys, str):
@@ -29,11 +34,12 @@ def key_list(keys: Any) -> tuple[NestedKey, ...]:
     return tuple(keys)
 
 
-def _integer(name: str, value: Any, least: int) -> int:
+def _integer(name: str, value: Any, least: int | None = None) -> int:
     try:
-        number = operator.index(value)
+        number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or number < least:
-        raise InvalidArgumentError(f"{name}: expected an integer of {least} or more, got {value!r}")
+        number = None
+    if number is None or (least is not None and number < least):
+        bound = "" if least is None else f" of {least} or more"
+        raise InvalidArgumentError(f"{name}: expected an integer{bound}, got {value!r}")
     return number

@@ -139,21 +139,22 @@ class OwnedGenerator(Stateful[GeneratorState]):
 class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
     """A generator that belongs to one part, for torch's own functions: ``torch.rand(3, generator=owned.get())``.
 
-    It begins as `OwnedGenerator` does. Its state before the first use is None. Numbers are drawn on the CPU. Not
-    thread-safe: its owner locks.
+    It begins as `OwnedGenerator` does. Its state before the first use is None. Not thread-safe: its owner locks.
 
     Args:
         seed: a seed; None for one drawn at first use.
+        device: where numbers are drawn.
     """
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, seed: int | None = None, device: torch.device | str = "cpu") -> None:
+        self._device = torch.device(device)
         self._torch: torch.Generator | None = None
         if seed is not None:
             self.seed(seed)
 
     def seed(self, seed: int) -> None:
         """Start the sequence of `seed`."""
-        self._torch = torch.Generator("cpu").manual_seed(seed)
+        self._torch = torch.Generator(self._device).manual_seed(seed)
 
     def get(self) -> torch.Generator:
         """Return the generator; the first call without a seed takes one from torch's global generator."""
@@ -166,7 +167,7 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
     def lent(self) -> Iterator[None]:
         """Let torch's global generator continue this sequence within a ``with`` block, for code that asks for no other.
 
-        The global generator is as before afterwards. Costs some microseconds.
+        For generators of the CPU. The global generator is as before afterwards. Costs some microseconds.
         """
         generator, before = self.get(), torch.get_rng_state()
         torch.set_rng_state(generator.get_state())
@@ -188,7 +189,7 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
             words: torch.Tensor = state.to("cpu", copy=True)
             if words.ndim != 1:
                 raise TypeError("expected one dimension")
-            torch.Generator("cpu").set_state(words)
+            torch.Generator(self._device).set_state(words)
         except (AttributeError, TypeError, RuntimeError) as cause:
             raise SchemaError(
                 f"generator state: expected that of a torch.Generator, got {state!r:.100}"
@@ -199,13 +200,14 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
         """Go on with the sequence of a state."""
         self._torch = None
         if value is not None:
-            self._torch = torch.Generator("cpu")
+            self._torch = torch.Generator(self._device)
             self._torch.set_state(value)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle as the generator's state."""
-        return {"generator": self.snapshot()}
+        return {"generator": self.snapshot(), "device": self._device}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle."""
+        self._device = state["device"]
         self.adopt(state["generator"])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Generic, TypeVar
 
@@ -107,6 +107,10 @@ class StateReader:
         """Return whether there is such a field."""
         return name in self._state
 
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the fields."""
+        return iter(self._state)
+
     def wrong(self, name: str, expected: str, got: Any = None) -> SchemaError:
         """Return the error for a field; `got` is shown, None for what the field holds."""
         found = self._state.get(name) if got is None else got
@@ -153,6 +157,13 @@ class StateReader:
         if type(value) is not str:
             raise self.wrong(name, "a string", value)
         return value
+
+    def numbers(self, name: str, kind: type[Value]) -> tuple[Value, ...]:
+        """Return a list of numbers of a type; floats may be NaN or infinite."""
+        values = self.get(name)
+        if not isinstance(values, (list, tuple)) or any(type(value) is not kind for value in values):
+            raise self.wrong(name, f"a list of {kind.__name__}", values)
+        return tuple(values)
 
     def tensor(self, name: str, dtype: torch.dtype, shape: Sequence[int | None]) -> torch.Tensor:
         """Return a copy of a tensor on the CPU; None in `shape` stands for any size."""

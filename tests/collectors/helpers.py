@@ -11,7 +11,10 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from gleanrl.collectors import SyncDataCollector
-from gleanrl.collectors.collection import IDS, Collection, CollectionOptions
+from gleanrl.collectors.budget import Grant
+from gleanrl.collectors.collection import Collection
+from gleanrl.collectors.columns import IDS
+from gleanrl.collectors.options import CollectionOptions
 from gleanrl.rollouts.plan import plan_rollout
 from gleanrl.rollouts.protocol import EpisodeRules
 from tests.fakes import Script
@@ -29,13 +32,10 @@ def collection(env: Any, policy: Any = None, **options: Any) -> Collection:
 
 
 def collect(made: Collection, num_steps: int = T, random: bool = False) -> TensorDict:
-    """Return the next batch and count it as handed out; the books must balance."""
-    try:
-        batch = made.collect(num_steps, random, None)
-        with made.handing_out():
-            return batch
-    finally:
-        made.ledger.check_valid()
+    """Return the next batch and count it as handed out."""
+    collected = made.collect(Grant(num_steps, random))
+    made.deliver(collected, collected.batch)
+    return collected.batch
 
 
 def steps_of(env: CountingEnv) -> int:

@@ -11,7 +11,8 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import interaction_type
 
-from gleanrl.collectors.collection import IDS, NONFINITE, CollectionOptions
+from gleanrl.collectors.columns import IDS, NONFINITE
+from gleanrl.collectors.options import CollectionOptions
 from gleanrl.errors import (
     EnvironmentFailure,
     InvalidArgumentError,
@@ -49,13 +50,13 @@ class TestBatches:
         assert all(b.names == [None] * len(batch_size) + ["time"] for b in batches)
         check_stream(batches, SCRIPT, limit=max_steps)
         frames = sum(b.numel() for b in batches)
-        assert (made.ledger.stepped, made.ledger.delivered) == (frames, frames)
+        assert (made.snapshot().ledger.stepped, made.snapshot().ledger.delivered) == (frames, frames)
         if max_steps is not None:
             for batch in batches:
                 assert torch.equal(batch["step_count"].squeeze(-1), batch["observation"][..., 2].long())
                 assert torch.equal(batch["next", "step_count"], batch["step_count"] + 1)
         ends = torch.cat([b["next", "done"].reshape(-1) for b in batches])
-        assert made.episodes.num_ended == int(ends.sum())
+        assert made.snapshot().trajectories.num_ended == int(ends.sum())
 
     def test_every_batch_has_memory_of_its_own(self) -> None:
         made = collection(CountingEnv(SCRIPT, (2,)), max_steps=3, nonfinite="mark")
@@ -72,16 +73,16 @@ class TestBatches:
         made = collection(CountingEnv(SCRIPT))
         for _ in range(4):
             collect(made)
-        lengths = [SCRIPT.length(0, k) for k in range(made.episodes.num_ended)]
-        assert list(made.episodes.recent_lengths) == lengths
+        lengths = [SCRIPT.length(0, k) for k in range(made.snapshot().trajectories.num_ended)]
+        assert list(made.snapshot().trajectories.recent_lengths) == lengths
         returns = [sum(SCRIPT.reward(0, k, s + 1) for s in range(n)) for k, n in enumerate(lengths)]
-        assert list(made.episodes.recent_returns) == pytest.approx(returns)
+        assert list(made.snapshot().trajectories.recent_returns) == pytest.approx(returns)
 
     def test_rewards_of_a_team_are_added_up(self) -> None:
         made = collection(TeamEnv(Script(lengths=(2,))))
         collect(made, 2)
         expected = sum(2 * Script().reward(0, 0, s) + 1 for s in (1, 2))
-        assert made.episodes.recent_returns[0] == pytest.approx(expected)
+        assert made.snapshot().trajectories.recent_returns[0] == pytest.approx(expected)
 
     def test_time_is_what_collection_takes_and_nothing_else(self) -> None:
         fake = clock.FakeClock()
@@ -90,7 +91,7 @@ class TestBatches:
             collect(made)
             fake.advance(1000)
             collect(made)
-        assert made.ledger.seconds == 2 * T * 0.25
+        assert made.snapshot().ledger.seconds == 2 * T * 0.25
 
     def test_the_exploration_type_holds_during_the_rollout_only(self) -> None:
         seen: set[Any] = set()
@@ -169,13 +170,13 @@ class TestNonFinite:
         expected = torch.zeros(2, T, dtype=torch.bool)
         expected[1, 2:4] = True  # next of the step, and root of the one after
         assert torch.equal(batches[0][NONFINITE], expected) and not batches[1][NONFINITE].any()
-        assert (made.ledger.flagged, made.ledger.delivered) == (2, 4 * T - 2)
+        assert (made.snapshot().ledger.flagged, made.snapshot().ledger.delivered) == (2, 4 * T - 2)
 
     def test_pass_neither_marks_nor_counts(self) -> None:
         made = collection(self.env(), nonfinite="pass")
         batch = collect(made)
         assert batch["next", "observation"].isnan().sum() == 1
-        assert NONFINITE not in batch.keys(True) and made.ledger.flagged == 0
+        assert NONFINITE not in batch.keys(True) and made.snapshot().ledger.flagged == 0
 
     def test_a_bad_value_of_a_reset_is_found_in_the_root(self) -> None:
         class Env(CountingEnv):
@@ -223,7 +224,11 @@ class TestCuts:
         check_stream(batches, SCRIPT, limit=3)
         counts = torch.cat([b["step_count"] - b["observation"][..., 2:].long() for b in batches], -2)
         assert not counts.any() and not any(b[NONFINITE].any() for b in batches)
-        assert made.ledger.delivered == made.ledger.stepped == sum(b.numel() for b in batches)
+        assert (
+            made.snapshot().ledger.delivered
+            == made.snapshot().ledger.stepped
+            == sum(b.numel() for b in batches)
+        )
 
     def test_a_bad_value_in_a_cut_batch_is_placed_rightly(self) -> None:
         calls = itertools.count(1)
@@ -296,7 +301,7 @@ class TestReset:
         env = CountingEnv(NEVER)
         made = collection(env)
         batches = [collect(made)]
-        made.reset_later()
+        made.adopt(made.snapshot())  # it resets first
         made.reset(options=7)
         resets = len(env.masks)
         batches.append(collect(made))

@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
+from gleanrl.collectors.budget import Grant
 from gleanrl.errors import EnvironmentContractError, EnvironmentFailure, NonFiniteError, PolicyError
 from tests.collectors.helpers import (
     IDS,
@@ -55,16 +56,16 @@ def check(
             batches.append(collect(made))
     whole_frames = steps_of(env) - failing
     lost = whole_frames - sum(b.numel() for b in batches)
-    assert made.ledger.stepped == whole_frames
-    assert dict(made.ledger.reasons) == ({reason: lost} if lost else {})
+    assert made.snapshot().ledger.stepped == whole_frames
+    assert dict(made.snapshot().ledger.discards) == ({reason: lost} if lost else {})
     assert not whole or lost == T * made.num_envs
     resets = len(env.masks)
     following = [collect(made), collect(made)]
     assert len(env.masks) > resets
     assert (following[0]["observation"][..., 0, 2] == 0).all(), "the next batch begins with a reset"
     check_names([*batches, *following])
-    assert made.ledger.delivered == sum(b.numel() for b in [*batches, *following])
-    assert made.ledger.stepped == steps_of(env) - failing
+    assert made.snapshot().ledger.delivered == sum(b.numel() for b in [*batches, *following])
+    assert made.snapshot().ledger.stepped == steps_of(env) - failing
     return caught
 
 
@@ -147,17 +148,25 @@ def test_nothing_is_counted_before_the_first_step() -> None:
     made = collection(env, policy)
     with pytest.raises(PolicyError, match="nowhere"):
         collect(made)
-    assert (steps_of(env), made.ledger.stepped, dict(made.ledger.reasons)) == (0, 0, {})
+    assert (steps_of(env), made.snapshot().ledger.stepped, dict(made.snapshot().ledger.discards)) == (
+        0,
+        0,
+        {},
+    )
 
 
-def test_what_fails_at_the_hand_over_is_lost() -> None:
+@pytest.mark.parametrize("asked", ["lose", "collect", "reset"])
+def test_a_batch_that_is_not_handed_out_is_lost(asked: str) -> None:
     made = collection(CountingEnv(SCRIPT, (2,)))
     batches = [collect(made)]
-    made.collect(T, False, None)
-    with pytest.raises(ZeroDivisionError), made.handing_out():
-        raise ZeroDivisionError
-    assert dict(made.ledger.reasons) == {"postproc": 2 * T}
+    made.collect(Grant(T))
+    if asked == "lose":
+        made.lose("postproc")
+    elif asked == "reset":
+        made.reset()
     batches += [collect(made), collect(made)]
+    reason = "postproc" if asked == "lose" else "interrupted"
+    assert made.snapshot().ledger.discards == {reason: 2 * T}
     assert (batches[1]["observation"][..., 0, 2] == 0).all()
     check_names(batches)
 
@@ -167,6 +176,6 @@ def test_a_failure_overtakes_the_episodes_of_the_lost_batch() -> None:
     first = collect(made)
     with pytest.raises(EnvironmentFailure):
         collect(made)
-    assert made.episodes.num_ended == 1, "episodes of a batch that nobody saw don't count"
+    assert made.snapshot().trajectories.num_ended == 1, "episodes of a batch that nobody saw don't count"
     assert collect(made)[IDS].tolist() == [2, 2, 2, 3, 3]
     assert first[IDS].tolist() == [0, 0, 0, 1, 1]

@@ -77,12 +77,12 @@ class TestElsewhere:
         held = PolicyWeights(module, CPU)
         for _ in range(2):
             change(module)
-            held.hand_over()
+            held.refresh()
             assert same(held.policy, weights(module)), "parameters and buffers, the integer one included"
         held.push()
         before = weights(module)
         change(module)
-        held.hand_over()
+        held.refresh()
         assert same(held.policy, before)
 
     def test_the_copy_changes_by_push_only_and_in_place(self) -> None:

@@ -17,7 +17,6 @@ from gleanrl.rollouts.actors import (
     PolicyActor,
     RandomActor,
     RowLayout,
-    make_actor,
     probe,
     spare,
 )
@@ -77,8 +76,8 @@ def check(
     policy: Any, fields: dict[Path, Field], size: tuple[int, ...], modules: bool, device: Any = None
 ) -> None:
     block = make_block(fields, size)
-    actor = make_actor(policy, fields, layout(fields, size, device))
-    assert isinstance(actor, PolicyActor) and actor.by_modules is modules
+    actor = PolicyActor(policy, fields, layout(fields, size, device))
+    assert actor.by_modules is modules
     before = [block.column(path).clone() for path in ROOT]
     expected = [policy(root) for root in rows(block)]
     drive(actor, block)
@@ -164,8 +163,7 @@ class TestRandomActor:
             ("value",): Field(torch.Size([2]), torch.float32),
         }
         block = make_block(fields, size)
-        actor = make_actor(policy, fields, layout(fields, size))
-        assert isinstance(actor, RandomActor)
+        actor = RandomActor(policy, fields)
         torch.manual_seed(4)
         assert actor.bind(block) is None
         torch.manual_seed(4)
@@ -191,7 +189,7 @@ class TestRandomActor:
 
 class TestRefused:
     def act(self, policy: Any, fields: dict[Path, Field] = ACTION, size: tuple[int, ...] = (3,)) -> None:
-        drive(make_actor(policy, fields, layout(fields, size)), make_block(fields, size))
+        drive(PolicyActor(policy, fields, layout(fields, size)), make_block(fields, size))
 
     def module(self, function: Any, ins: Any = "observation", outs: Any = "action") -> TensorDictModule:
         return TensorDictModule(function, in_keys=ins, out_keys=outs)
@@ -254,7 +252,7 @@ def test_a_primed_actor_writes_what_is_there_once() -> None:
 
     block = make_block(ACTION, (3,))
     first = {("action",): torch.full((3, 2), -7.0), ("other",): torch.zeros(3)}
-    actor = make_actor(policy, ACTION, layout(ACTION, (3,)), first)
+    actor = PolicyActor(policy, ACTION, layout(ACTION, (3,)), first)
     drive(actor, block)
     expected = block.column(("observation",))[..., :2].clone()
     expected[:, 0] = -7
@@ -279,13 +277,13 @@ class TestState:
             td.set("_noise", torch.full((3,), noise[-1]))
             return td.update({"hidden": hidden, "action": torch.zeros(3, 2)})
 
-        actor = make_actor(policy, fields, layout(fields, (3,)))
+        actor = PolicyActor(policy, fields, layout(fields, (3,)))
         for start in (0, T):  # from one block to the next as well
             block = make_block(fields, (3,))
             drive(actor, block)
             assert block.column(("hidden",))[0].squeeze(-1).tolist() == [float(start + t) for t in range(T)]
         assert noise == [2.0 * t for t in range(2 * T)]
-        actor.forget()
+        actor.carry.clear()
         block = make_block(fields, (3,))
         drive(actor, block)
         assert float(block.column(("hidden",))[0, 0]) == 0.0 and noise[2 * T] == 0.0
@@ -298,8 +296,8 @@ class TestState:
             ["action", "hidden"],
         )
         block = make_block(fields, (3,))
-        actor = make_actor(module, fields, layout(fields, (3,)))
-        assert isinstance(actor, PolicyActor) and not actor.by_modules
+        actor = PolicyActor(module, fields, layout(fields, (3,)))
+        assert not actor.by_modules
         drive(actor, block)
         hidden = block.column(("hidden",))
         assert torch.equal(hidden[:, -1], hidden[:, 0] + (T - 1))
@@ -320,12 +318,12 @@ class TestInPlace:
     )
     def test_refused(self, policy: Any) -> None:
         with pytest.raises(PolicyError, match=r"changed its input \['observation'\] in place at step 0"):
-            drive(make_actor(policy, ACTION, layout(ACTION, (3,))), make_block(ACTION, (3,)))
+            drive(PolicyActor(policy, ACTION, layout(ACTION, (3,))), make_block(ACTION, (3,)))
 
 
 def test_a_policy_that_is_changed_between_blocks_takes_effect() -> None:
     module = TensorDictModule(lambda x: x[..., :2].clone(), ["observation"], ["action"])
-    actor = make_actor(module, ACTION, layout(ACTION, (3,)))
+    actor = PolicyActor(module, ACTION, layout(ACTION, (3,)))
     block = make_block(ACTION, (3,))
     drive(actor, block)
     before = block.column(("action",)).clone()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any
+
+from gleanrl.collectors.tracking import Trajectories
+from gleanrl.state import StateReader
 
 
 @dataclass(frozen=True)
@@ -38,28 +42,22 @@ class CollectorStats:
     frames_per_s: float
 
 
-@dataclass
-class FrameLedger:
-    """Counts frames and the time they took; one thread at a time. Python integers: no count ever wraps."""
+@dataclass(frozen=True)
+class Ledger:
+    """The counts of a source, an immutable value. Python integers: no count ever wraps."""
 
-    stepped: int = 0
     delivered: int = 0
+    """Frames that were handed out and are good."""
     flagged: int = 0
-    discards: Counter[str] = field(default_factory=Counter)
+    """Frames that were handed out and are marked."""
+    discards: Mapping[str, int] = field(default_factory=dict)
+    """Frames that were stepped and never handed out, by reason."""
     seconds: float = 0.0
     """Time that collection took, the learner's not included."""
-
-    def deliver(self, frames: int, flagged: int = 0) -> None:
-        """Count `frames` that were stepped and handed out, `flagged` of them marked."""
-        self.stepped += frames
-        self.delivered += frames - flagged
-        self.flagged += flagged
-
-    def discard(self, frames: int, reason: str) -> None:
-        """Count `frames` that were stepped and will never be handed out."""
-        if frames:
-            self.stepped += frames
-            self.discards[reason] += frames
+    spent: int = 0
+    """Frames that count against the budget."""
+    batches: int = 0
+    """Batches that do."""
 
     @property
     def discarded(self) -> int:
@@ -67,28 +65,62 @@ class FrameLedger:
         return sum(self.discards.values())
 
     @property
-    def reasons(self) -> Mapping[str, int]:
-        """A read-only copy of the discards by reason."""
-        return MappingProxyType(dict(self.discards))
+    def stepped(self) -> int:
+        """Frames that environments were stepped for."""
+        return self.delivered + self.flagged + self.discarded
 
-    def check_valid(self) -> None:
-        """Raise AssertionError unless the accounts balance."""
-        assert self.stepped == self.delivered + self.flagged + self.discarded, self
+    def lasting(self, seconds: float) -> Ledger:
+        """Return the counts after collecting for so much longer."""
+        return replace(self, seconds=self.seconds + seconds)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counts and the time."""
-        return {
-            "stepped": self.stepped,
-            "delivered": self.delivered,
-            "flagged": self.flagged,
-            "discards": dict(self.discards),
-            "seconds": self.seconds,
-        }
+    def delivering(self, frames: int, flagged: int = 0, counted: bool = True) -> Ledger:
+        """Return the counts after another batch was handed out.
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over saved counts and time."""
-        self.stepped = int(state["stepped"])
-        self.delivered = int(state["delivered"])
-        self.flagged = int(state["flagged"])
-        self.discards = Counter(state["discards"])
-        self.seconds = float(state["seconds"])
+        Args:
+            frames: that it has.
+            flagged: how many of them are marked.
+            counted: whether it counts against the budget.
+        """
+        return replace(
+            self,
+            delivered=self.delivered + frames - flagged,
+            flagged=self.flagged + flagged,
+            spent=self.spent + frames * counted,
+            batches=self.batches + counted,
+        )
+
+    def discarding(self, frames: int, reason: str) -> Ledger:
+        """Return the counts after `frames` more were stepped that will never be handed out."""
+        if not frames:
+            return self
+        return replace(self, discards={**self.discards, reason: self.discards.get(reason, 0) + frames})
+
+    def stats(self, trajectories: Trajectories) -> CollectorStats:
+        """Return the counters that users see."""
+        returns, lengths = trajectories.recent_returns, trajectories.recent_lengths
+        return CollectorStats(
+            stepped=self.stepped,
+            delivered=self.delivered,
+            flagged=self.flagged,
+            discarded=self.discarded,
+            reasons=MappingProxyType(dict(self.discards)),
+            batches=self.batches,
+            episodes=trajectories.num_ended,
+            mean_return=fmean(returns) if returns else math.nan,
+            mean_length=fmean(lengths) if lengths else math.nan,
+            frames_per_s=self.stepped / self.seconds if self.seconds else 0.0,
+        )
+
+    @staticmethod
+    def read(state: Any) -> Ledger:
+        """Return the counts of a saved state; `SchemaError` for anything else."""
+        reader = StateReader(state, "a frame ledger")
+        discards = reader.part("discards")
+        return Ledger(
+            reader.integer("delivered"),
+            reader.integer("flagged"),
+            {reason: discards.integer(reason) for reason in discards},
+            reader.number("seconds", 0),
+            reader.integer("spent"),
+            reader.integer("batches"),
+        )

@@ -17,8 +17,10 @@ from tensordict import TensorDictBase
 
 from gleanrl.block import Block, Field, numpy_twin, numpy_view
 from gleanrl.errors import PolicyError
+from gleanrl.rollouts.carry import PolicyCarry
 from gleanrl.rollouts.modules import Stage, Values, inputs_of, stages
 from gleanrl.rollouts.policies import RandomPolicy
+from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import Layout, NestedKey, Path, as_key, as_path, flatten, is_private
 
 
@@ -29,13 +31,22 @@ class RandomActor:
         policy: what to draw from.
         fields: the actor's columns; those that the policy doesn't draw (another policy's extras) are zero.
         each_step: whether the policy's spec changes from step to step.
+        generator: what to draw with; None for torch's global generator.
     """
 
-    def __init__(self, policy: RandomPolicy, fields: Mapping[Path, Field], each_step: bool = False) -> None:
+    def __init__(
+        self,
+        policy: RandomPolicy,
+        fields: Mapping[Path, Field],
+        each_step: bool = False,
+        generator: OwnedTorchGenerator | None = None,
+    ) -> None:
         self._policy = policy
         self._fields = fields
         self._each_step = each_step
         self.primed = below_next(fields)
+        self._owned = generator
+        self.carry = PolicyCarry()  # nothing, for ever
 
     def bind(self, block: Block) -> Callable[[int], None] | None:
         """Write all T actions into `block`, or return what acts on a row."""
@@ -55,7 +66,7 @@ class RandomActor:
 
     def _drawn(self, size: torch.Size, shape: tuple[int, ...]) -> dict[Path, torch.Tensor]:
         """Return values for all columns, ``(*size, *leaf)``: those that aren't drawn are zero."""
-        drawn = self._policy.draw(shape)
+        drawn = self._policy.draw(shape, self._owned)
         if not drawn.keys() <= self._fields.keys():
             unknown = [as_key(path) for path in drawn if path not in self._fields]
             raise PolicyError(f"policy: {unknown} aren't action keys of the environment")
@@ -65,9 +76,6 @@ class RandomActor:
             else:
                 drawn[path] = torch.zeros((), dtype=field.dtype).expand(size + field.shape)
         return drawn
-
-    def forget(self) -> None:
-        """Do nothing: nothing is carried from one draw to the next."""
 
 
 def below_next(paths: Iterable[Path]) -> tuple[Path, ...]:
@@ -102,9 +110,12 @@ class PolicyActor:
         self._layout = layout
         self._first = first
         self.primed = below_next(fields)
-        self._on_tensordict = _TensorDictCall(policy, fields, layout)
+        self.carry = PolicyCarry(layout.batch_size, layout.policy_device)
+        self._on_tensordict = _TensorDictCall(policy, fields, layout, self.carry)
         if first is not None:
-            self._on_tensordict.carry(first)
+            self.carry.outputs = tuple(
+                (path, first[path]) for path in first if self._on_tensordict.is_state(path)
+            )
 
     @property
     def by_modules(self) -> bool:
@@ -126,10 +137,6 @@ class PolicyActor:
             write(t, call(t) if first is None else first)
 
         return act if self._first is None else act_first
-
-    def forget(self) -> None:
-        """Drop what the policy carried: the environments were reset."""
-        self._on_tensordict.forget()
 
     def _chain(self) -> list[Stage] | None:
         """Return the stages of the policy, or None if it must get a TensorDict."""
@@ -193,31 +200,24 @@ class _ModuleCall:
 class _TensorDictCall:
     """Calls a policy on a fresh TensorDict over a row, with what the policy wrote in the row before."""
 
-    def __init__(self, policy: Any, fields: Mapping[Path, Field], layout: RowLayout) -> None:
+    def __init__(
+        self, policy: Any, fields: Mapping[Path, Field], layout: RowLayout, carry: PolicyCarry
+    ) -> None:
         self._policy = policy
         self._fields = fields
+        self._carry = carry
         self._row = layout
         self._layout = Layout(layout.roots, layout.groups)
         self._keys = [(path, as_key(path)) for path in fields]
         self._known = {*fields, *layout.roots}
         self._num_keys = -1
-        self._carried_keys: list[NestedKey] = []
-        self._carried: list[tuple[NestedKey, torch.Tensor]] = []
+        self._carried: list[tuple[Path, NestedKey]] = []
 
     def bind(self, block: Block) -> _TensorDictCall:
         """Read from `block` from now on."""
         self._rows = [block.rows(path) for path in self._layout.paths]
         self._guard = _InputGuard(block, self._layout.paths)
         return self
-
-    def forget(self) -> None:
-        """Drop what is carried to the next row."""
-        self._carried = []
-
-    def carry(self, values: Values) -> None:
-        """Take over an output of the policy that `__call__` didn't make."""
-        self._carried_keys = [as_key(path) for path in values if self._is_state(path)]
-        self._carried = [(key, values[as_path(key)]) for key in self._carried_keys]
 
     def __call__(self, t: int) -> Values:
         versions = self._guard.versions(t)
@@ -226,21 +226,22 @@ class _TensorDictCall:
         )
         if self._row.policy_device is not None:
             root = root.to(self._row.policy_device)
-        for key, value in self._carried:
-            root.set(key, value)
+        for path, value in self._carry.outputs:
+            root.set(path, value)
         out = self._policy(root)
         try:
             if len(out.keys()) != self._num_keys:
                 self._check_keys(out)
             values: Values = {path: out.get(key) for path, key in self._keys}
-            if self._carried_keys:
-                self._carried = [(key, out.get(key)) for key in self._carried_keys]
+            if self._carried:
+                self._carry.outputs = tuple((path, out.get(key)) for path, key in self._carried)
         except (AttributeError, KeyError) as cause:
             raise _missing_output(out, self._fields) from cause
         self._guard.check(versions, t)
         return values
 
-    def _is_state(self, path: Path) -> bool:
+    def is_state(self, path: Path) -> bool:
+        """Return whether an output is found again in the next row."""
         ours = (path in self._fields or is_private(path)) and path[0] != "next"
         return ours and path not in self._row.roots and path not in self._row.actions
 
@@ -253,7 +254,7 @@ class _TensorDictCall:
                 f"policy: it put out {unknown}, which it didn't when it was first called; "
                 "the columns of a batch are fixed then"
             )
-        self._carried_keys = [as_key(path) for path in came if self._is_state(path)]
+        self._carried = [(path, as_key(path)) for path in came if self.is_state(path)]
         self._num_keys = len(out.keys())
 
 
@@ -384,15 +385,3 @@ def spare(policy: Any) -> Any:
         return copy.deepcopy(policy)
     except Exception:  # whatever a user's module raises when copied: then the original is tried
         return policy
-
-
-def make_actor(
-    policy: Any,
-    fields: Mapping[Path, Field],
-    layout: RowLayout,
-    first: Values | None = None,
-) -> RandomActor | PolicyActor:
-    """Return the actor of `policy`, which `wrap_policy` returned; see `PolicyActor` for the rest."""
-    if isinstance(policy, RandomPolicy):
-        return RandomActor(policy, fields)
-    return PolicyActor(policy, fields, layout, first)

@@ -23,13 +23,14 @@ from gleanrl.errors import (
     failure_from,
 )
 from gleanrl.pool import BufferPool
-from gleanrl.rollouts.actors import RandomActor, RowLayout, make_actor, probe, spare
+from gleanrl.rollouts.actors import PolicyActor, RandomActor, RowLayout, probe, spare
 from gleanrl.rollouts.extras import actions_vary, primed_keys
 from gleanrl.rollouts.loop import StepFault
 from gleanrl.rollouts.modules import Values
-from gleanrl.rollouts.policies import RandomPolicy, wrap_policy
+from gleanrl.rollouts.policies import RandomPolicy, only_draws, wrap_policy
 from gleanrl.rollouts.protocol import FREELY, Actor, EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import BATCH, TensorDictStepper, make_stepper
+from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import FLAGS, Layout, Path, as_key, as_path, flatten, group_sizes, outermost
 
 _MOST_SHOWN = 200
@@ -78,6 +79,7 @@ def plan_rollout(
     root: TensorDictBase | None = None,
     act_now: bool = False,
     rules: EpisodeRules = FREELY,
+    generator: OwnedTorchGenerator | None = None,
 ) -> RolloutPlan:
     """Find out what `env` and `policy` read and write, and choose how they are run.
 
@@ -92,6 +94,7 @@ def plan_rollout(
             is then called on the first root for real, and that call's output is its first; otherwise a copy
             of it is tried. With grad mode on, gradients flow through such a rollout if anything requires them.
         rules: what becomes of episodes.
+        generator: what random actions are drawn with; None for torch's global generator.
 
     Raises:
         PolicyError: if the policy's output doesn't fit the environment.
@@ -112,7 +115,7 @@ def plan_rollout(
     keys = list(env.observation_spec.keys(True, True))
     wrapped = wrap_policy(policy, env, keys)
     moved = policy_device if policy_device != columns_device(stepper.device) else None
-    if isinstance(wrapped, RandomPolicy):
+    if only_draws(wrapped):
         moved = None
     trial = _Trial(stepper, env, moved, act_now)
     trial.primed = frozenset(("next", *as_path(key)) for key in primed_keys(env))
@@ -132,10 +135,12 @@ def plan_rollout(
     sizes = _group_sizes(env, dims, fields)
     layout = RowLayout(roots, tuple(actions), stepper.batch_size, device, moved, sizes)
     vary = actions_vary(env)
-    actor: Actor = make_actor(wrapped, written, layout, trial.first)
-    if isinstance(wrapped, RandomPolicy):
-        actor = RandomActor(wrapped, written, vary)
-    random_actor = RandomActor(RandomPolicy(env.full_action_spec), written, vary)
+    actor: Actor
+    if only_draws(wrapped):
+        actor = RandomActor(wrapped, written, vary, generator)
+    else:
+        actor = PolicyActor(wrapped, written, layout, trial.first)
+    random_actor = RandomActor(RandomPolicy(env.full_action_spec), written, vary, generator)
     groups = outermost(p[:-1] for p in env_schema.paths if p[0] == "next" and p[-1] == "done")
     done_paths = tuple((*group, "done") for group in groups)
     return RolloutPlan(
@@ -256,7 +261,7 @@ def _outputs(
     wrapped: Any, given: Any, trial: _Trial, actions: dict[Path, Field]
 ) -> tuple[Any, dict[Path, Field]]:
     """Return the policy and the columns that it writes; it's called only if they can't be known otherwise."""
-    if isinstance(wrapped, RandomPolicy):
+    if only_draws(wrapped):
         return wrapped, actions
     if isinstance(wrapped, TensorDictModuleBase):
         promised = {as_path(key) for key in wrapped.out_keys}

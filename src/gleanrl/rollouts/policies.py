@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,13 +13,15 @@ from tensordict import TensorDictBase, is_tensorclass
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 
 from gleanrl.errors import InvalidTypeError, PolicyError
+from gleanrl.overrides import is_native
+from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import NestedKey, Path, as_path, flatten
 
 
 class RandomPolicy:
     """Draws actions from a spec; a collector draws those of a whole batch of steps in one call.
 
-    Actions come from torch's global generator.
+    Actions come from torch's global generator; a collector draws them with a generator of its own.
 
     Args:
         action_spec: the spec to draw from, batch dimensions included; a composite one sets each of its keys.
@@ -42,12 +45,38 @@ class RandomPolicy:
             return td.update(drawn)
         return td.set(self.action_key, drawn)
 
-    def draw(self, shape: Sequence[int]) -> dict[Path, torch.Tensor]:
-        """Return actions for each action path, with the dimensions `shape` before those of the spec."""
-        drawn = self.action_spec.rand(tuple(shape))
+    def draw(
+        self, shape: Sequence[int], generator: OwnedTorchGenerator | None = None
+    ) -> dict[Path, torch.Tensor]:
+        """Return actions for each action path, with the dimensions `shape` before those of the spec.
+
+        Args:
+            shape: leading dimensions.
+            generator: what to draw with; None for torch's global generator.
+        """
+        if generator is None:
+            drawn = self.action_spec.rand(tuple(shape))
+        elif _takes_generator(type(self.action_spec).rand):
+            drawn = self.action_spec.rand(tuple(shape), generator=generator.get())
+        else:  # a spec of another library
+            with generator.lent():
+                drawn = self.action_spec.rand(tuple(shape))
         if isinstance(drawn, TensorDictBase):
             return flatten(drawn)
         return {as_path(self.action_key): drawn}
+
+
+def drawing_device(spec: Any) -> torch.device:
+    """Return where a spec's `rand` makes its values."""
+    for leaf in spec.values(True, True):
+        if leaf.device is not None:
+            return torch.device(leaf.device)
+    return torch.get_default_device()
+
+
+def only_draws(policy: Any) -> bool:
+    """Return whether all that a policy does is what `RandomPolicy` does, so that a whole batch may be drawn at once."""
+    return is_native(policy, "__call__", "draw", of=RandomPolicy)
 
 
 def wrap_policy(policy: Any, env: Any, observation_keys: Sequence[NestedKey]) -> Any:
@@ -89,6 +118,11 @@ def wrap_policy(policy: Any, env: Any, observation_keys: Sequence[NestedKey]) ->
         )
         raise PolicyError(message) if len(parameters) == 1 else InvalidTypeError(message)
     return _wrap(policy, parameters, env, observation_keys)
+
+
+@lru_cache
+def _takes_generator(rand: Callable[..., Any]) -> bool:
+    return "generator" in inspect.signature(rand).parameters
 
 
 def _parameters(policy: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -13,6 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from gleanrl.block import Block, Schema
 from gleanrl.data.boundaries import MASK
 from gleanrl.pool import BufferPool
+from gleanrl.rollouts.carry import PolicyCarry
 from gleanrl.rollouts.usage import Lease
 from gleanrl.state import Stateful, StateReader
 from gleanrl.tree import Path, as_key
@@ -185,6 +186,9 @@ class Stepper(Stateful[Carry]):
 class Actor(Protocol):
     """A policy that reads the root columns of a row and writes its action columns."""
 
+    carry: PolicyCarry
+    """What the policy put out and finds again in the next row."""
+
     @property
     def primed(self) -> Collection[Path]:
         """What it writes below ``"next"``: its state, which it finds in the root of the following row."""
@@ -196,6 +200,3 @@ class Actor(Protocol):
             What acts on row t, that is, writes its action and the policy's other outputs; None if all T actions
             were written at once.
         """
-
-    def forget(self) -> None:
-        """Drop what the policy carried from step to step: the environments were reset."""

@@ -1,0 +1,187 @@
+"""Work on the whole columns of a batch: checks, ids, step counts, and which steps are frames."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from gleanrl.block import Block, Field, Schema, numpy_view
+from gleanrl.collectors.checks import check_actions, check_finite, nonfinite_rows
+from gleanrl.collectors.options import CollectionOptions
+from gleanrl.collectors.tracking import Numbering, Trajectories
+from gleanrl.data.boundaries import MASK
+from gleanrl.errors import InvalidArgumentError
+from gleanrl.rollouts.plan import RolloutPlan
+from gleanrl.tree import Path, as_path
+
+IDS: Path = ("collector", "traj_ids")
+NONFINITE: Path = ("collector", "nonfinite")
+_COUNT = ("step_count",)
+_NEXT_COUNT = ("next", "step_count")
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What the columns of a batch hold."""
+
+    frames: int
+    flagged: int
+    """Frames that are marked."""
+    excess: int
+    """Frames beyond the budget, masked."""
+    trajectories: Trajectories
+    """Where they stand after the batch."""
+
+
+class Columns:
+    """Completes blocks: everything that isn't needed at every step is filled in here, once a batch.
+
+    Args:
+        env: the environment.
+        plan: of the rollouts.
+        options: which columns are added, and what is checked.
+        numbering: of the ids.
+    """
+
+    def __init__(
+        self, env: Any, plan: RolloutPlan, options: CollectionOptions, numbering: Numbering | None = None
+    ) -> None:
+        self.num_envs = max(1, plan.batch_size.numel())
+        self._env_name, self._numbering = type(env).__name__, numbering
+        self._nonfinite, self._counted = options.nonfinite, options.max_steps is not None
+        self._done_paths = plan.done_paths
+        self.schema = Schema({**plan.schema.items(), **self._added(plan)}, plan.schema.groups)
+        rewards = {("next", *as_path(key)) for key in env.reward_keys}
+        self._reward_path = next((p for p in plan.schema.paths if p in rewards), None)
+        actions = {as_path(key) for key in env.action_keys}
+        self._first_action = next((p for p in plan.schema.paths if p in actions), None)
+        floats = [p for p in plan.schema.paths if plan.schema[p].dtype.is_floating_point]
+        self._action_paths = [p for p in floats if p in actions]
+        outcomes_first = sorted(floats, key=lambda path: path[0] != "next")  # a bad value shows there first
+        self._env_paths = [p for p in outcomes_first if p not in plan.policy_paths]
+
+    def _added(self, plan: RolloutPlan) -> dict[Path, Field]:
+        added = {IDS: Field(torch.Size(), torch.int64)}
+        if self._counted:
+            if any(path[-1] == "step_count" for path in plan.schema.paths):
+                raise InvalidArgumentError(
+                    "max_frames_per_traj: the environment has a 'step_count' already; "
+                    "leave its own limit in place, or remove it"
+                )
+            added[_COUNT] = added[_NEXT_COUNT] = Field(torch.Size((1,)), torch.int64)
+        if self._nonfinite == "mark":
+            added[NONFINITE] = Field(torch.Size(), torch.bool)
+        return added
+
+    def complete(
+        self, block: Block, count: int, trajectories: Trajectories, most: int | None = None
+    ) -> Completed:
+        """Check the first `count` steps of a block, and fill in ids and counts.
+
+        Args:
+            block: a block of `schema`.
+            count: steps that were written.
+            trajectories: where they stood before.
+            most: frames that may be delivered; those beyond it, in the last step of the last environments, are masked.
+
+        Raises:
+            PolicyError: an action is NaN.
+            NonFiniteError: another value isn't finite (with ``nonfinite="raise"``).
+        """
+        check_actions([(p, self._flat(block, p, count)) for p in self._action_paths], count)
+        mask, excess, flagged = self._mask(block, count), 0, 0
+        if mask is not None and most is not None:
+            excess = max(int(mask.sum()) - most, 0)
+            if excess:
+                last = mask[:, -1]
+                last[last.nonzero()[-excess:, 0]] = False
+        env_columns = [(p, self._flat(block, p, count)) for p in self._env_paths]
+        if self._nonfinite == "raise":
+            check_finite(env_columns, count, self._env_name)
+        elif self._nonfinite == "mark":
+            mark = self._flat(block, NONFINITE, count)
+            mark.copy_(nonfinite_rows(env_columns, mark))
+            if mask is not None:
+                mark &= mask
+            flagged = int(mark.sum())
+        after = self._number(block, count, trajectories, None if mask is None else mask.cpu().numpy())
+        return Completed(self.frames(block, count), flagged, excess, after)
+
+    def frames(self, block: Block, steps: int | Sequence[int]) -> int:
+        """Return how many of the first steps are frames, over all environments.
+
+        Args:
+            block: a block of `schema`.
+            steps: steps of every environment, or of each.
+        """
+        each = [steps] * self.num_envs if isinstance(steps, int) else steps
+        mask = self._mask(block, max(each))
+        if mask is None:
+            return sum(each)
+        return sum(int(row[:count].sum()) for row, count in zip(mask, each, strict=True))
+
+    def done(self, block: Block, count: int) -> np.ndarray[Any, Any]:
+        """Return ``(P, count)`` bool: whether the trajectory ended, by any of the flags that say so."""
+        flags = [self._flat(block, path, count) for path in self._done_paths]
+        ended = [
+            f.flatten(2).any(-1) if math.prod(f.shape[2:]) != 1 else f.reshape(f.shape[:2]) for f in flags
+        ]
+        found: np.ndarray[Any, Any]
+        found = (ended[0] if len(ended) == 1 else torch.stack(ended).any(0)).cpu().numpy()
+        return found
+
+    def where(self, block: Block, trajectories: Trajectories, env: int) -> tuple[int, int]:
+        """Return where environment `env` stands after a block's whole steps: ``(id, steps of the trajectory)``.
+
+        For environments whose every step is a frame.
+
+        Args:
+            block: a block of `schema`.
+            trajectories: where they stood before.
+            env: its index.
+        """
+        local, step = trajectories.where(self.done(block, block.num_whole), env)
+        return (local if self._numbering is None else self._numbering(local)), step
+
+    def action(self, block: Block, env: int, t: int) -> torch.Tensor | None:
+        """Return the first action of environment `env` at step `t`; None if there are no actions."""
+        path = self._first_action
+        return None if path is None else self._flat(block, path, block.num_steps)[env, t]
+
+    def _flat(self, block: Block, path: Path, count: int) -> torch.Tensor:
+        """Return the column at `path` with the environments flattened, ``(P, count, *leaf)``."""
+        column = block.column(path)
+        column = column.reshape(self.num_envs, block.num_steps, *column.shape[len(block.batch_size) :])
+        return column if count == block.num_steps else column[:, :count]
+
+    def _mask(self, block: Block, count: int) -> torch.Tensor | None:
+        """Return ``(P, count)`` bool, False on the steps that are no frames; None if all are."""
+        return self._flat(block, MASK, count) if MASK in self.schema else None
+
+    def _number(self, block: Block, count: int, trajectories: Trajectories, mask: Any) -> Trajectories:
+        reward = None
+        if self._reward_path is not None:
+            rewards = self._flat(block, self._reward_path, count)
+            reward = rewards.reshape(self.num_envs, count, -1).sum(-1).double().cpu().numpy()
+        ids = self._flat(block, IDS, count)
+        on_cpu = ids.device.type == "cpu"
+        ids_array = numpy_view(ids) if on_cpu else ids.cpu().numpy()
+        counts_array = None
+        if self._counted:
+            counts = self._flat(block, _COUNT, count).squeeze(-1)
+            counts_array = numpy_view(counts) if on_cpu else counts.cpu().numpy()
+        after = trajectories.record(
+            self.done(block, count), reward, ids_array, counts_array, mask, self._numbering
+        )
+        if not on_cpu:
+            ids.copy_(torch.from_numpy(ids_array))
+            if counts_array is not None:
+                counts.copy_(torch.from_numpy(counts_array))
+        if counts_array is not None:
+            self._flat(block, _NEXT_COUNT, count).copy_(self._flat(block, _COUNT, count)).add_(1)
+        return after

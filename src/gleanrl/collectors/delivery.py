@@ -1,0 +1,66 @@
+"""What happens to a batch between its source and the user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from tensordict import TensorDictBase
+
+from gleanrl.collectors.trajectories import split_trajectories
+from gleanrl.envs.rollout import mark_truncated
+from gleanrl.errors import InvalidTypeError
+from gleanrl.tree import NestedKey
+
+
+class Delivery:
+    """Marks, moves, splits and post-processes batches.
+
+    Args:
+        device: where batches are moved to; None for where they are.
+        truncated: the done keys of the environment if the last step of every batch is marked as truncated.
+        split: whether batches are split into padded trajectories.
+        postproc: called last; its result is delivered.
+        reuse: whether batches are moved into the same memory, each overwriting the last.
+
+    Raises:
+        InvalidTypeError: if `postproc` can't be called.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | None = None,
+        truncated: Sequence[NestedKey] = (),
+        split: bool = False,
+        postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
+        reuse: bool = False,
+    ) -> None:
+        if postproc is not None and not callable(postproc):
+            raise InvalidTypeError(f"postproc: expected a callable, got {type(postproc).__name__}")
+        self._device, self._truncated, self._split, self._postproc = device, list(truncated), split, postproc
+        self._reuse = reuse
+        self._same: TensorDictBase | None = None
+
+    def __call__(self, batch: TensorDictBase) -> TensorDictBase:
+        """Return what is handed out in place of a collected batch."""
+        if self._truncated:
+            mark_truncated(batch, self._truncated)
+        if self._device is not None:
+            batch = self._moved(batch.to(self._device))
+        if self._split:
+            batch = split_trajectories(batch, prefix="collector")
+        if self._postproc is not None:
+            batch = self._postproc(batch)
+            if batch is None:
+                raise InvalidTypeError(
+                    f"postproc: expected the batch that is delivered, got None from {self._postproc!r}"
+                )
+        return batch
+
+    def _moved(self, batch: TensorDictBase) -> TensorDictBase:
+        if not self._reuse:
+            return batch
+        if self._same is None or self._same.batch_size != batch.batch_size:
+            self._same = batch
+            return batch
+        return self._same.copy_(batch)

@@ -1,0 +1,95 @@
+"""What makes batches: the protocol between a collector and its source."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tensordict import TensorDict, TensorDictBase
+
+from gleanrl.collectors.budget import Budget, Grant
+from gleanrl.collectors.ledger import CollectorStats
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A batch on its way to the user."""
+
+    batch: TensorDict  # [*batch, T]
+    after: Any
+    """What its source lives by once the batch has arrived."""
+
+
+class Source(ABC):
+    """Makes one batch after the other: one process, workers on this machine or on others. One caller at a time.
+
+    A batch that `next` or `collect` returned is open until `deliver`. A source that is asked for anything else
+    meanwhile takes it for lost: whoever should have handed it out was interrupted. Lost frames are counted as
+    discarded, and what follows them belongs to new trajectories, so that none has a hole.
+    """
+
+    num_envs: int
+    """Environments that step at once: frames of a step."""
+
+    @abstractmethod
+    def next(self, budget: Budget) -> Collected:
+        """Return the next batch that `budget`, which isn't spent, grants, collected with the current weights.
+
+        A source that collects ahead takes several grants, and says how many frames of them are on their way.
+        """
+
+    @abstractmethod
+    def collect(self, grant: Grant) -> Collected:
+        """Return a batch as it was granted."""
+
+    @abstractmethod
+    def deliver(self, collected: Collected, batch: TensorDictBase) -> TensorDictBase:
+        """Count the open batch as handed out and return `batch`, what became of it.
+
+        The counting is one assignment, and the last thing: an interrupt comes before it, and the batch is lost, or
+        after the batch was returned.
+        """
+
+    @abstractmethod
+    def lose(self, reason: str) -> None:
+        """Count an open batch, if there is one, as discarded for a reason."""
+
+    @property
+    @abstractmethod
+    def spent(self) -> int:
+        """Frames that were delivered and count against the budget."""
+
+    @abstractmethod
+    def stats(self) -> CollectorStats:
+        """Return the counters at this moment."""
+
+    @abstractmethod
+    def reset(self, index: Any = None, **kwargs: Any) -> None:
+        """Reset the environments; their next frames belong to new trajectories.
+
+        Args:
+            index: which of them; None for all.
+            **kwargs: passed to the environments' `reset`.
+        """
+
+    @abstractmethod
+    def set_seed(self, seed: int, static_seed: bool) -> int:
+        """Seed environments and random actions, and reset; return the last seed that was used."""
+
+    @abstractmethod
+    def push_weights(self, weights: TensorDictBase | None) -> None:
+        """Give the policy that collects other weights; see `DataCollectorBase.update_policy_weights_`."""
+
+    @abstractmethod
+    def save(self) -> dict[str, Any]:
+        """Return the state, ``"frames"`` and ``"iter"`` among it."""
+
+    @abstractmethod
+    def load(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> None:
+        """Go on from a saved state; one that doesn't fit changes nothing."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what the source runs; a second call ends what an interrupted one left."""

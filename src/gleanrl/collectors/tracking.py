@@ -1,0 +1,190 @@
+"""Which trajectory a frame belongs to: ids, step counts and returns, from the done column, once a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, from_numpy
+
+from gleanrl.state import StateReader
+
+Array = np.ndarray[Any, Any]
+
+_RECENT = 100
+"""Ended trajectories whose returns and lengths are remembered."""
+
+
+class Numbering(NamedTuple):
+    """Ids that are unique over workers: worker w of W multiplies, ``local id * W + w``."""
+
+    worker: int
+    num_workers: int
+
+    def __call__(self, ids: Any) -> Any:
+        """Return what local ids are called outside."""
+        return ids * self.num_workers + self.worker
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """Where the trajectories of P environments stand between two batches, an immutable value.
+
+    Ids never name two trajectories. The environments begin with 0 … P-1; each trajectory that ends gives its
+    environment the next free id. Ends at the same step are taken in the environments' order. An id that has no frame
+    yet is used again after a reset.
+    """
+
+    ids: Tensor  # (P,) int64: of the trajectories under way
+    steps: Tensor  # (P,) int64: frames that these have
+    returns: Tensor  # (P,) float64: their rewards so far
+    next_id: int
+    num_ended: int = 0
+    recent_returns: tuple[float, ...] = ()
+    recent_lengths: tuple[int, ...] = ()
+
+    @staticmethod
+    def begin(num_envs: int, first_id: int = 0) -> Trajectories:
+        """Return those of environments that have no frame yet."""
+        ids = torch.arange(first_id, first_id + num_envs, device="cpu")
+        steps = torch.zeros(num_envs, dtype=torch.int64, device="cpu")
+        return Trajectories(ids, steps, steps.double(), first_id + num_envs)
+
+    def where(self, done: Array, env: int) -> tuple[int, int]:
+        """Return where environment `env` stands after some steps: ``(local id, steps within the trajectory)``.
+
+        For environments whose every step is a frame.
+
+        Args:
+            done: ``(P, t)`` bool, the steps since.
+            env: its index.
+        """
+        ends = np.argwhere(done.T)  # (k, 2): step, environment
+        mine = [k for k, (_, p) in enumerate(ends) if p == env]
+        if not mine:
+            return int(self.ids[env]), int(self.steps[env]) + done.shape[1]
+        return self.next_id + mine[-1], done.shape[1] - 1 - int(ends[mine[-1]][0])
+
+    def record(
+        self,
+        done: Array,
+        reward: Array | None,
+        ids: Array,
+        counts: Array | None = None,
+        mask: Array | None = None,
+        numbering: Numbering | None = None,
+    ) -> Trajectories:
+        """Fill in the columns of a batch and return where the trajectories stand after it.
+
+        Args:
+            done: ``(P, T)`` bool, whether the trajectory ended with this step.
+            reward: ``(P, T)``, or None if returns aren't followed.
+            ids: ``(P, T)`` int64, written: -1 on steps that are no frames.
+            counts: ``(P, T)`` int64, written: steps of the trajectory before this one; None if not wanted.
+            mask: ``(P, T)`` bool, False on steps that are no frames; None if all are.
+            numbering: of the ids that are written; None for the local ones.
+        """
+        num_envs, num_steps = done.shape
+        before = np.broadcast_to(
+            np.arange(num_steps + 1), (num_envs, num_steps + 1)
+        )  # frames before each step
+        if mask is not None:
+            before = np.pad(mask.cumsum(1), ((0, 0), (1, 0)))
+            done = done & mask
+            reward = None if reward is None else np.where(mask, reward, 0)
+        ended = np.argwhere(done.T)  # (k, 2): ends in the order of time, then of the environments
+        t, env = ended[:, 0], ended[:, 1]
+        # What each step's trajectory began with, filled forward: ids and frame numbers grow along every row.
+        first_id = self.ids.numpy()[:, None].repeat(num_steps + 1, axis=1)
+        first_frame = -self.steps.numpy()[:, None].repeat(num_steps + 1, axis=1)
+        first_id[env, t + 1] = self.next_id + np.arange(len(ended))
+        first_frame[env, t + 1] = before[env, t + 1]
+        np.maximum.accumulate(first_id, axis=1, out=first_id)
+        np.maximum.accumulate(first_frame, axis=1, out=first_frame)
+        steps = before - first_frame
+        ids[...] = first_id[:, :-1] if numbering is None else numbering(first_id[:, :-1])
+        if mask is not None:
+            ids[~mask] = -1
+        if counts is not None:
+            counts[...] = steps[:, :-1]
+        lengths = (before[env, t + 1] - first_frame[env, t]).tolist()
+        totals, returns = self.returns, list[float]()
+        if reward is not None and num_steps:
+            totals, returns = self._sum(reward, done, t, env)
+        return Trajectories(
+            from_numpy(first_id[:, -1].copy()),
+            from_numpy(steps[:, -1].copy()),
+            totals,
+            self.next_id + len(ended),
+            self.num_ended + len(ended),
+            (*self.recent_returns, *returns)[-_RECENT:],
+            (*self.recent_lengths, *lengths)[-_RECENT:],
+        )
+
+    def _sum(self, reward: Array, done: Array, t: Array, env: Array) -> tuple[Tensor, list[float]]:
+        """Return the rewards so far of those that go on, and the returns of those that end at steps `t` of `env`.
+
+        Sums are float64; infinities of both signs give NaN, for their trajectory alone.
+        """
+        num_envs, num_steps = done.shape
+        begins = np.zeros((num_envs, num_steps), dtype=np.bool_)
+        begins[:, 0] = True
+        begins[:, 1:] = done[:, :-1]
+        begin = np.flatnonzero(begins)
+        with np.errstate(invalid="ignore", over="ignore"):
+            sums = np.add.reduceat(reward.ravel(), begin, dtype=np.float64)
+            sums[np.searchsorted(begin, np.arange(num_envs) * num_steps)] += self.returns.numpy()
+        last = (
+            np.searchsorted(begin, np.arange(1, num_envs + 1) * num_steps) - 1
+        )  # each row's last trajectory
+        so_far = np.where(done[:, -1], 0.0, sums[last])
+        found: list[float] = sums[np.searchsorted(begin, env * num_steps + t, side="right") - 1].tolist()
+        return from_numpy(so_far), found
+
+    def abandon(self, mask: Array | None = None) -> Trajectories:
+        """Return where they stand after a reset: environments whose trajectory has frames get new ids.
+
+        Args:
+            mask: ``(P,)`` bool, which environments were reset; None for all.
+        """
+        stale = self.steps > 0
+        if mask is not None:
+            stale &= from_numpy(mask)
+        count = int(stale.sum())
+        fresh = self.next_id + stale.cumsum(0) - 1
+        return replace(
+            self,
+            ids=torch.where(stale, fresh, self.ids),
+            steps=self.steps.masked_fill(stale, 0),
+            returns=self.returns.masked_fill(stale, 0.0),
+            next_id=self.next_id + count,
+        )
+
+    @staticmethod
+    def read(state: Any, num_envs: int) -> Trajectories:
+        """Return the value of a saved state; `SchemaError` for anything else.
+
+        A state of another number of environments gives new trajectories, numbered after those of the state.
+        """
+        reader = StateReader(state, "trajectories")
+        next_id = reader.integer("next_id")
+        ids = reader.tensor("ids", torch.int64, (None,))
+        value = Trajectories(
+            ids,
+            reader.tensor("steps", torch.int64, ids.shape),
+            reader.tensor("returns", torch.float64, ids.shape),
+            next_id,
+            reader.integer("num_ended"),
+            reader.numbers("recent_returns", float),
+            reader.numbers("recent_lengths", int),
+        )
+        if bool((ids < 0).any()) or bool((ids >= next_id).any()) or len(ids.unique()) < len(ids):
+            raise reader.wrong("ids", f"different numbers below {next_id}")
+        if bool((value.steps < 0).any()):
+            raise reader.wrong("steps", "numbers of 0 or more")
+        if len(ids) == num_envs:
+            return value
+        begun = Trajectories.begin(num_envs, next_id)
+        return replace(value, ids=begun.ids, steps=begun.steps, returns=begun.returns, next_id=begun.next_id)

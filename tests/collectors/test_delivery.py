@@ -1,0 +1,58 @@
+"""What is made of a batch before it's handed out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from gleanrl.collectors.delivery import Delivery
+from gleanrl.errors import InvalidTypeError
+
+CPU0 = torch.device("cpu:0")
+
+
+def batch(num_steps: int = 4) -> TensorDict:
+    flags = {
+        name: torch.zeros(num_steps, 1, dtype=torch.bool) for name in ("done", "terminated", "truncated")
+    }
+    flags["done"][1] = flags["terminated"][1] = True
+    ids = torch.tensor([0, 0, 1, 1, 1, 1])[:num_steps]
+    return TensorDict(
+        {"x": torch.arange(num_steps), "next": flags, "collector": {"traj_ids": ids}}, [num_steps]
+    )
+
+
+def test_without_any_wish_it_is_the_batch_itself() -> None:
+    given = batch()
+    assert Delivery()(given) is given
+
+
+def test_it_is_marked_then_moved_then_split_then_processed() -> None:
+    seen: list[TensorDictBase] = []
+    delivery = Delivery(CPU0, ["done", "truncated", "terminated"], True, lambda td: [seen.append(td), td][1])
+    out = delivery(batch())
+    assert out is seen[0] and out.batch_size == (2, 2) and out.device == CPU0
+    assert out["next", "truncated"].squeeze(-1).tolist() == [[False, False], [False, True]]
+    assert out["next", "done"].squeeze(-1).tolist() == [[False, True], [False, True]]
+
+
+def test_moved_batches_share_their_memory_where_that_is_wanted() -> None:
+    delivery = Delivery(CPU0, reuse=True)
+    first = delivery(batch())
+    assert delivery(batch()) is first and delivery(batch(6)) is not first
+    fresh = Delivery(CPU0)
+    assert fresh(batch()) is not fresh(batch())
+
+
+@pytest.mark.parametrize("postproc", [3, "abc", [len]])
+def test_what_cannot_be_called(postproc: Any) -> None:
+    with pytest.raises(InvalidTypeError, match="postproc: expected a callable"):
+        Delivery(postproc=postproc)
+
+
+def test_none_is_no_batch() -> None:
+    with pytest.raises(InvalidTypeError, match="postproc: .* got None"):
+        Delivery(postproc=lambda td: None)(batch())  # type: ignore[arg-type, return-value]

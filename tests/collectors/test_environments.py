@@ -1,0 +1,51 @@
+"""The environment of a collector: environments, callables, classes, and what is neither."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gleanrl.collectors.environments import made_env, make_env
+from gleanrl.errors import InvalidTypeError, UnsupportedError
+from tests.fakes_base import CountingEnv
+
+
+class TestMakeEnv:
+    """`make_env`: environments, callables, classes, and what is neither."""
+
+    def test_an_environment_is_taken_as_it_is(self) -> None:
+        env = CountingEnv()
+        assert make_env(env, None) is make_env(env, {}) is env
+
+    def test_a_callable_or_a_class_is_called_with_the_keywords(self) -> None:
+        assert make_env(CountingEnv, {"batch_size": (2,)}).batch_size == (2,)
+        assert make_env(lambda **kwargs: CountingEnv(**kwargs), {"batch_size": (3,)}).batch_size == (3,)
+
+    def test_keywords_for_an_environment_that_exists_need_its_consent(self) -> None:
+        with pytest.raises(UnsupportedError, match="create_env_kwargs: the environment exists already"):
+            make_env(CountingEnv(), {"a": 1})
+
+        class Willing(CountingEnv):
+            def update_kwargs(self, kwargs: Any) -> None:
+                self.given = dict(kwargs)
+
+        assert make_env(Willing(), {"a": 1}).given == {"a": 1}
+
+    @pytest.mark.parametrize("value", [None, 3, "CartPole-v1", [CountingEnv]])
+    def test_what_is_neither_is_refused(self, value: Any) -> None:
+        with pytest.raises(InvalidTypeError, match=f"got {type(value).__name__}"):
+            make_env(value, None)
+
+    def test_a_callable_that_makes_no_environment_is_refused(self) -> None:
+        with pytest.raises(InvalidTypeError, match="create_env_fn: .* got NoneType"):
+            make_env(lambda: None, None)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_what_was_made_is_closed_if_the_block_raises(given: bool) -> None:
+    env = CountingEnv()
+    with pytest.raises(KeyError), made_env(env if given else lambda: env, None) as found:
+        assert found is env
+        raise KeyError
+    assert env.is_closed is not given

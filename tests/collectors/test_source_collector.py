@@ -1,0 +1,160 @@
+"""What all collectors do: hand over, account, go on after errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+
+from gleanrl.errors import ClosedError, EnvironmentFailure
+from tests.collectors.helpers import IDS, NEVER, SCRIPT, check_names, make, raising, steps_of, take
+from tests.fakes_base import CountingEnv
+
+
+class Ending(CountingEnv):
+    """Raises `error` at its seventh step."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__(NEVER)
+        self.error = error
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        out = super()._step(tensordict)
+        if len(self.actions) == 7:
+            raise self.error("on purpose")
+        return out
+
+
+class TestStopIteration:
+    """An environment's StopIteration is an error like any other, and no loop takes it for the end."""
+
+    def test_it_can_be_caught_as_such(self) -> None:
+        collector = make(Ending(StopIteration))
+        take(collector, 1)
+        with pytest.raises(StopIteration, match="step raised StopIteration: on purpose") as caught:
+            collector.next()
+        assert isinstance(caught.value, EnvironmentFailure) and isinstance(caught.value, RuntimeError)
+
+    @pytest.mark.parametrize("error", [StopIteration, StopAsyncIteration, GeneratorExit, KeyError])
+    def test_loops_raise(self, error: type[BaseException]) -> None:
+        collector = make(Ending(error), total_frames=24)
+        found = []
+        with pytest.raises((EnvironmentFailure, error), match="on purpose") as caught:
+            for batch in collector:
+                found.append(batch)
+        assert len(found) == 1
+        if error is StopIteration:
+            assert isinstance(caught.value.__cause__, StopIteration)
+        found += list(collector)
+        assert len(found) == 4
+        check_names(found)
+
+
+def test_an_iterator_goes_on_after_an_error() -> None:
+    batches: Iterator[Any] = iter(make(Ending(KeyError), total_frames=18))
+    found = [next(batches)]
+    with pytest.raises(KeyError):
+        next(batches)
+    found += list(batches)
+    assert len(found) == 3 and next(batches, None) is None
+    check_names(found)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_on_the_way_to_the_user_is_counted(error: type[BaseException]) -> None:
+    calls: list[int] = []
+
+    def postproc(batch: Any) -> Any:
+        calls.append(1)
+        return raising(error())() if len(calls) == 2 else batch
+
+    env = CountingEnv(NEVER)
+    collector = make(env, postproc=postproc)
+    found = take(collector, 1)
+    with pytest.raises(error):
+        collector.next()
+    stats = collector.stats()
+    assert stats.reasons == {"interrupted": 6} and stats.stepped == steps_of(env) == 12
+    found += take(collector, 2)
+    assert not set(found[0][IDS].tolist()) & set(found[1][IDS].tolist())
+    check_names(found)  # type: ignore[arg-type]
+
+
+def test_whoever_processes_a_batch_may_look_at_the_counters() -> None:
+    seen: list[int] = []
+    collector = make(CountingEnv(NEVER), postproc=lambda td: [seen.append(collector.stats().stepped), td][1])
+    take(collector, 3)
+    assert seen == [0, 6, 12]
+    assert collector.stats().delivered == 18 and not collector.stats().reasons
+
+
+def test_a_rollout_aside_counts_against_nothing() -> None:
+    collector = make(CountingEnv(SCRIPT), total_frames=12, init_random_frames=6)
+    assert collector.rollout().numel() == 6
+    assert collector.state_dict()["frames"] == 0 and collector.stats().delivered == 6
+    assert [batch.numel() for batch in collector] == [6, 6]
+    assert collector.stats().delivered == 18 and collector.stats().batches == 2
+
+
+class TestRandomActions:
+    """They are drawn with a generator of the collector's own."""
+
+    def frames(self, collector: Any, count: int = 3) -> torch.Tensor:
+        return torch.cat([batch["action"] for batch in take(collector, count)])
+
+    @pytest.mark.parametrize("kwargs", [{}, {"policy": True, "init_random_frames": 18}])
+    def test_the_global_seed_decides_and_later_draws_disturb_nobody(self, kwargs: dict[str, Any]) -> None:
+        def collector() -> Any:
+            policy = torch.nn.Linear(3, 2) if "policy" in kwargs else None
+            return make(CountingEnv(NEVER), **{**kwargs, "policy": policy})
+
+        found = []
+        for disturbed in (False, True):
+            made = collector()
+            torch.manual_seed(5)
+            first = self.frames(made, 1)
+            state = torch.get_rng_state()
+            if disturbed:
+                torch.rand(7)
+            found.append(torch.cat([first, self.frames(made, 2)]))
+            if not disturbed:
+                assert torch.equal(torch.get_rng_state(), state)
+        assert torch.equal(*found)
+        torch.manual_seed(6)
+        assert not torch.equal(self.frames(collector()), found[0])
+
+    def test_a_seed_of_the_collector_decides(self) -> None:
+        def frames(seed: int) -> torch.Tensor:
+            collector = make(CountingEnv(NEVER))
+            collector.set_seed(seed)
+            return self.frames(collector)
+
+        assert torch.equal(frames(3), frames(3)) and not torch.equal(frames(3), frames(4))
+
+    def test_they_go_on_in_another_collector(self) -> None:
+        collector, other = make(CountingEnv(NEVER)), make(CountingEnv(NEVER))
+        take(collector, 1)
+        other.load_state_dict(collector.state_dict())
+        assert torch.equal(self.frames(collector), self.frames(other))
+
+    def test_rollouts_of_environments_draw_from_the_global_generator(self) -> None:
+        found = []
+        for _ in range(2):
+            torch.manual_seed(3)
+            found.append(torch.cat([CountingEnv(NEVER).rollout(4)["action"] for _ in range(2)]))
+        assert torch.equal(*found)
+
+
+def test_a_state_is_saved_after_the_end_and_a_closed_collector_says_so() -> None:
+    collector = make(CountingEnv(SCRIPT), total_frames=12)
+    assert len(list(collector)) == 2
+    assert collector.state_dict()["frames"] == 12 and collector.next() is None
+    with pytest.raises(ClosedError):
+        collector.rollout()
+    early = make(CountingEnv(SCRIPT), total_frames=12)
+    early.shutdown()
+    with pytest.raises(ClosedError):
+        early.next()
