@@ -23,10 +23,12 @@ from gleanrl.errors import (
     SchemaError,
     UnsupportedError,
 )
+from gleanrl.overrides import overridden
 from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import TensorDictStepper
 from gleanrl.rollouts.stepping import advance
+from gleanrl.rollouts.traits import EnvTraits, has_mask
 from gleanrl.rollouts.usage import Usage
 from gleanrl.tree import NestedKey, Path, as_key, as_path
 
@@ -101,6 +103,16 @@ class EnvBase(SpecProperties, GymRegistration, nn.Module):
     def _seed_all(self, seed: int, static_seed: bool) -> None:
         """Seed the simulators; environments made of others override it."""
         self._set_seed(seed)
+
+    @property
+    def traits(self) -> EnvTraits:
+        """What this environment does otherwise than others; subclasses that differ override it."""
+        return EnvTraits(
+            actions_vary=has_mask(self),
+            own_actions=bool(overridden(self, "rand_action", of=EnvBase)),
+            allow_done_after_reset=self.allow_done_after_reset,
+            primed_keys=tuple(self.primed_keys),
+        )
 
     def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
         """Return what steps this environment into the rows of a block (a hook for fast environments).

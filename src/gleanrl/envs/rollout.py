@@ -12,10 +12,10 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from gleanrl.block import Block
 from gleanrl.envs.unstacked import lazy_steps
 from gleanrl.errors import InvalidArgumentError, MissingArgumentError, UnsupportedError
-from gleanrl.rollouts.extras import extra
 from gleanrl.rollouts.loop import StepFault, collect
 from gleanrl.rollouts.plan import RolloutPlan, explain, plan_rollout
 from gleanrl.rollouts.protocol import EpisodeRules
+from gleanrl.rollouts.traits import Env, EnvTraits
 from gleanrl.tree import NestedKey, as_key, as_path
 
 _CHUNK = 1024
@@ -35,7 +35,7 @@ class RolloutOptions:
 
 
 def run_rollout(
-    env: Any,
+    env: Env,
     max_steps: int,
     policy: Any,
     root: TensorDictBase | None,
@@ -51,7 +51,7 @@ def run_rollout(
     start = root
     if root is not None:
         start = env.reset(root) if options.auto_reset else _undone(env, root)
-    if not extra(env, "stackable", True):
+    if not EnvTraits.of(env).stackable:
         return _unstacked(env, max_steps, policy, env.reset() if start is None else start, options, out)
     rules = EpisodeRules(reset_when_done=not options.break_when_any_done)
     plan = plan_rollout(env, policy, policy_device, start, act_now=True, rules=rules)
@@ -70,14 +70,14 @@ def run_rollout(
     return batch
 
 
-def _undone(env: Any, root: TensorDictBase) -> TensorDictBase:
+def _undone(env: Env, root: TensorDictBase) -> TensorDictBase:
     """Return where a rollout starts from `root`: where that is done, its environments are reset first."""
     flags = [root.get(key, None) for key in env.done_keys if as_path(key)[-1] == "done"]
     return root if any(flag is None for flag in flags) else env.maybe_reset(root)
 
 
 def _unstacked(
-    env: Any, max_steps: int, policy: Any, root: TensorDictBase, options: RolloutOptions, out: Any
+    env: Env, max_steps: int, policy: Any, root: TensorDictBase, options: RolloutOptions, out: Any
 ) -> TensorDictBase:
     """Run `policy` in environments whose steps can only be stacked lazily."""
     for name, wanted in (("out", out is not None), ("set_truncated", options.set_truncated)):
@@ -86,7 +86,7 @@ def _unstacked(
     return lazy_steps(env, max_steps, policy, root, options.callback, options.break_when_any_done)
 
 
-def _run(env: Any, plan: RolloutPlan, max_steps: int, options: RolloutOptions) -> list[tuple[Block, int]]:
+def _run(env: Env, plan: RolloutPlan, max_steps: int, options: RolloutOptions) -> list[tuple[Block, int]]:
     """Fill blocks until `max_steps` or the first end; return each with its number of steps."""
     blocks: list[tuple[Block, int]] = []
     done = 0
@@ -101,7 +101,7 @@ def _run(env: Any, plan: RolloutPlan, max_steps: int, options: RolloutOptions) -
 
 
 def _stopper(
-    env: Any, plan: RolloutPlan, block: Block, options: RolloutOptions
+    env: Env, plan: RolloutPlan, block: Block, options: RolloutOptions
 ) -> Callable[[int], bool] | None:
     """Return what is called after every step: the user's callback and the test for an end; None if none."""
     callback = options.callback

@@ -12,11 +12,12 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from gleanrl.rollouts.policies import wrap_policy
 from gleanrl.rollouts.stepping import advance
+from gleanrl.rollouts.traits import Env
 from gleanrl.tree import as_path
 
 
 def lazy_steps(
-    env: Any,
+    env: Env,
     max_steps: int,
     policy: Any,
     root: TensorDictBase,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,12 +24,12 @@ from gleanrl.errors import (
 )
 from gleanrl.pool import BufferPool
 from gleanrl.rollouts.actors import PolicyActor, RandomActor, RowLayout, probe, spare
-from gleanrl.rollouts.extras import actions_vary, primed_keys
 from gleanrl.rollouts.loop import StepFault
 from gleanrl.rollouts.modules import Values
-from gleanrl.rollouts.policies import RandomPolicy, only_draws, wrap_policy
+from gleanrl.rollouts.policies import OwnActions, RandomPolicy, only_draws, wrap_policy
 from gleanrl.rollouts.protocol import FREELY, Actor, EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import BATCH, TensorDictStepper, make_stepper
+from gleanrl.rollouts.traits import Env, EnvTraits
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import FLAGS, Layout, Path, as_key, as_path, flatten, group_sizes, outermost
 
@@ -43,7 +43,7 @@ class RolloutPlan:
 
     stepper: Stepper
     actor: Actor
-    random_actor: RandomActor
+    random_actor: Actor
     """Draws from the action spec and writes the same columns as `actor`."""
     policy: Any
     """The policy as the actor calls it."""
@@ -73,7 +73,7 @@ class RolloutPlan:
 
 
 def plan_rollout(
-    env: Any,
+    env: Env,
     policy: Any,
     policy_device: torch.device | None = None,
     root: TensorDictBase | None = None,
@@ -115,10 +115,11 @@ def plan_rollout(
     keys = list(env.observation_spec.keys(True, True))
     wrapped = wrap_policy(policy, env, keys)
     moved = policy_device if policy_device != columns_device(stepper.device) else None
-    if only_draws(wrapped):
+    if only_draws(wrapped) or isinstance(wrapped, OwnActions):
         moved = None
+    traits = EnvTraits.of(env)
     trial = _Trial(stepper, env, moved, act_now)
-    trial.primed = frozenset(("next", *as_path(key)) for key in primed_keys(env))
+    trial.primed = frozenset(("next", *as_path(key)) for key in traits.primed_keys)
     with torch.set_grad_enabled(gradients):
         wrapped, written = _outputs(wrapped, policy, trial, actions)
     if gradients and not isinstance(stepper, TensorDictStepper):
@@ -134,13 +135,15 @@ def plan_rollout(
     roots = tuple(path for path in env_schema.paths if path[0] != "next" and path != MASK)
     sizes = _group_sizes(env, dims, fields)
     layout = RowLayout(roots, tuple(actions), stepper.batch_size, device, moved, sizes)
-    vary = actions_vary(env)
+    vary = traits.actions_vary
     actor: Actor
     if only_draws(wrapped):
         actor = RandomActor(wrapped, written, vary, generator)
     else:
         actor = PolicyActor(wrapped, written, layout, trial.first)
-    random_actor = RandomActor(RandomPolicy(env.full_action_spec), written, vary, generator)
+    random_actor: Actor = RandomActor(RandomPolicy(env.full_action_spec), written, vary, generator)
+    if traits.own_actions:
+        random_actor = PolicyActor(OwnActions(env, written), written, replace(layout, policy_device=None))
     groups = outermost(p[:-1] for p in env_schema.paths if p[0] == "next" and p[-1] == "done")
     done_paths = tuple((*group, "done") for group in groups)
     return RolloutPlan(
@@ -157,7 +160,7 @@ def plan_rollout(
     )
 
 
-def _requires_gradients(env: Any, policy: Any, root: TensorDictBase | None) -> bool:
+def _requires_gradients(env: Env, policy: Any, root: TensorDictBase | None) -> bool:
     """Return whether anything that is known before the first step requires gradients."""
     if root is not None and any(leaf.requires_grad for leaf in flatten(root).values()):
         return True
@@ -183,7 +186,7 @@ def _check_written(
             )
 
 
-def action_fields(env: Any, dims: int) -> dict[Path, Field]:
+def action_fields(env: Env, dims: int) -> dict[Path, Field]:
     """Return the action columns that `env` declares; `dims` batch dimensions are left out of each shape."""
     spec = env.full_action_spec
     return {
@@ -191,7 +194,7 @@ def action_fields(env: Any, dims: int) -> dict[Path, Field]:
     }
 
 
-def _group_sizes(env: Any, dims: int, fields: Mapping[Path, Field]) -> dict[Path, tuple[int, ...]]:
+def _group_sizes(env: Env, dims: int, fields: Mapping[Path, Field]) -> dict[Path, tuple[int, ...]]:
     """Return the dimensions that groups declare beyond the batch's, where all of their columns have them."""
     found: dict[Path, tuple[int, ...]] = {}
     for role in ("observation", "action", "reward", "done"):
@@ -207,7 +210,7 @@ def _group_sizes(env: Any, dims: int, fields: Mapping[Path, Field]) -> dict[Path
 class _Trial:
     """One call of the policy on the first root, to learn what it puts out."""
 
-    def __init__(self, stepper: Stepper, env: Any, device: torch.device | None, act_now: bool) -> None:
+    def __init__(self, stepper: Stepper, env: Env, device: torch.device | None, act_now: bool) -> None:
         self.stepper, self.env, self.device, self.act_now = stepper, env, device, act_now
         self.first: Values | None = None
         self.primed: frozenset[Path] = frozenset()
@@ -261,7 +264,7 @@ def _outputs(
     wrapped: Any, given: Any, trial: _Trial, actions: dict[Path, Field]
 ) -> tuple[Any, dict[Path, Field]]:
     """Return the policy and the columns that it writes; it's called only if they can't be known otherwise."""
-    if only_draws(wrapped):
+    if only_draws(wrapped) or isinstance(wrapped, OwnActions):
         return wrapped, actions
     if isinstance(wrapped, TensorDictModuleBase):
         promised = {as_path(key) for key in wrapped.out_keys}
@@ -283,7 +286,7 @@ def _outputs(
 
 def explain(
     fault: StepFault,
-    env: Any,
+    env: Env,
     episode: int | None = None,
     step: int | None = None,
     action: torch.Tensor | None = None,

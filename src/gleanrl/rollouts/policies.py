@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,10 +12,12 @@ import torch
 from tensordict import TensorDictBase, is_tensorclass
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 
+from gleanrl.block import Field
 from gleanrl.errors import InvalidTypeError, PolicyError
 from gleanrl.overrides import is_native
+from gleanrl.rollouts.traits import Env, EnvTraits
 from gleanrl.seeding import OwnedTorchGenerator
-from gleanrl.tree import NestedKey, Path, as_path, flatten
+from gleanrl.tree import NestedKey, Path, as_key, as_path, flatten
 
 
 class RandomPolicy:
@@ -79,7 +81,33 @@ def only_draws(policy: Any) -> bool:
     return is_native(policy, "__call__", "draw", of=RandomPolicy)
 
 
-def wrap_policy(policy: Any, env: Any, observation_keys: Sequence[NestedKey]) -> Any:
+class OwnActions:
+    """Random actions by an environment's own `rand_action`, which is more than a draw from the spec.
+
+    Args:
+        env: the environment.
+        fields: the columns to write, without batch dimensions; those that aren't drawn are zero. None for actions only.
+    """
+
+    def __init__(self, env: Env, fields: Mapping[Path, Field] | None = None) -> None:
+        self._env = env
+        self._rest = {p: f for p, f in (fields or {}).items() if as_key(p) not in env.action_keys}
+
+    def __call__(self, td: TensorDictBase) -> TensorDictBase:
+        """Write an action into `td` and return it."""
+        td.update(self._env.rand_action(td.copy()).select(*self._env.action_keys))
+        for path, field in self._rest.items():
+            td.set(as_key(path), torch.zeros((*td.batch_size, *field.shape), dtype=field.dtype))
+        return td
+
+
+def random_policy(env: Env) -> RandomPolicy | OwnActions:
+    """Return the policy that draws random actions for `env`."""
+    own = EnvTraits.of(env).own_actions
+    return OwnActions(env) if own else RandomPolicy(env.full_action_spec)
+
+
+def wrap_policy(policy: Any, env: Env, observation_keys: Sequence[NestedKey]) -> Any:
     """Return `policy` as a callable on TensorDicts, by the rules that the collectors document.
 
     None, `env.rand_step` and `env.rand_action` give a `RandomPolicy`; TensorDict modules and callables of
@@ -98,14 +126,14 @@ def wrap_policy(policy: Any, env: Any, observation_keys: Sequence[NestedKey]) ->
             RuntimeError).
     """
     if policy is None:
-        return RandomPolicy(env.full_action_spec)
+        return random_policy(env)
     if isinstance(policy, (RandomPolicy, TensorDictModuleBase)):
         return policy
     owner = getattr(policy, "__self__", None)
     if getattr(policy, "__name__", None) in ("rand_step", "rand_action") and hasattr(
         owner, "full_action_spec"
     ):
-        return RandomPolicy(env.full_action_spec)
+        return random_policy(env)
     if not callable(policy):
         raise InvalidTypeError(f"policy: expected a callable, got {type(policy).__name__}")
     parameters = _parameters(policy)
@@ -170,7 +198,7 @@ def _is_tensordict_type(annotation: Any) -> bool:
 def _wrap(
     policy: Callable[..., Any],
     parameters: list[inspect.Parameter],
-    env: Any,
+    env: Env,
     observation_keys: Sequence[NestedKey],
 ) -> TensorDictModule:
     offered = {key: key for key in observation_keys if isinstance(key, str)}

@@ -16,11 +16,11 @@ from tensordict import TensorDictBase
 
 from gleanrl.block import Block, Field, Schema
 from gleanrl.errors import EnvironmentContractError
-from gleanrl.rollouts.extras import extra
 from gleanrl.rollouts.limits import StepLimit
 from gleanrl.rollouts.loop import StepFault
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.stepping import advance
+from gleanrl.rollouts.traits import Env, extra
 from gleanrl.rollouts.usage import Lease
 from gleanrl.tree import Path, as_key, as_path, is_private, iter_leaves, outermost
 
@@ -28,7 +28,7 @@ BATCH = -1
 """The environment index in a `StepFault` that concerns a batch of environments as a whole."""
 
 
-def make_stepper(env: Any, rules: EpisodeRules = FREELY) -> Stepper:
+def make_stepper(env: Env, rules: EpisodeRules = FREELY) -> Stepper:
     """Return the stepper of `env`: its own if it has one, the TensorDict one otherwise."""
     factory = extra(env, "make_stepper")
     return factory(rules) if factory is not None else TensorDictStepper(env, rules)
@@ -47,7 +47,7 @@ class TensorDictStepper(Stepper):
 
     through_tensordicts = True
 
-    def __init__(self, env: Any, rules: EpisodeRules = FREELY) -> None:
+    def __init__(self, env: Env, rules: EpisodeRules = FREELY) -> None:
         super().__init__(torch.Size(env.batch_size), env.device, rules, Lease(extra(env, "usage")))
         self.env = env
         self._num_envs = max(1, self.batch_size.numel())
@@ -247,7 +247,7 @@ def _public(batch: TensorDictBase) -> list[tuple[Path, torch.Tensor]]:
     return [(p, leaf) for p, leaf in iter_leaves(batch) if not is_private(p) and p[0] != "next"]
 
 
-def _declared_fields(env: Any, batch_size: torch.Size) -> dict[Path, Field]:
+def _declared_fields(env: Env, batch_size: torch.Size) -> dict[Path, Field]:
     """Return what the specs say of a step's outcome: observations, rewards and flags."""
     dims = len(batch_size)
     found: dict[Path, Field] = {}
@@ -269,5 +269,5 @@ def _declared_fields(env: Any, batch_size: torch.Size) -> dict[Path, Field]:
     return found
 
 
-def _name(env: Any) -> str:
+def _name(env: Env) -> str:
     return type(env).__name__

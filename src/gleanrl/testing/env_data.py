@@ -6,7 +6,7 @@ import torch
 
 from gleanrl.data.specs import TensorSpec
 from gleanrl.errors import ConformanceError
-from gleanrl.rollouts.extras import extra
+from gleanrl.rollouts.traits import EnvTraits
 from gleanrl.testing.runs import Leaves, Runs, rows, same, shown
 from gleanrl.tree import FLAGS, Path, as_key, as_path
 
@@ -78,7 +78,7 @@ def flags(runs: Runs) -> None:
                 where = f"{as_key((*group, 'done'))!r} of {place}"
                 got = f"done {done.tolist()}, terminated or truncated {either.tolist()}"
                 raise ConformanceError("flags", where, "terminated or truncated", got)
-    may = extra(runs.env, "allow_done_after_reset", False)
+    may = EnvTraits.of(runs.env).allow_done_after_reset
     starts = [("reset", runs.first.first, torch.ones(runs.subject.batch_size, dtype=torch.bool))]
     starts += [
         (f"the reset after step {t}", step.following, step.fresh) for t, step in enumerate(runs.first.steps)

@@ -269,7 +269,7 @@ def test_several_of_them_in_one_serial_environment(mode: AutoresetMode) -> None:
         check_stream([batch[k] for batch in batches], SCRIPT)
     check_ledger(made)
     assert batches[0].shape == (2, 3, 10) and made.stats().delivered == 120
-    assert GymWrapper(vector(mode)).masks_frames is (mode is AutoresetMode.NEXT_STEP)
+    assert GymWrapper(vector(mode)).traits.masks_frames is (mode is AutoresetMode.NEXT_STEP)
 
 
 @pytest.mark.parametrize("mode", MODES)

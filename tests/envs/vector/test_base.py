@@ -48,7 +48,7 @@ def test_declares_without_starting(make):
 
 def test_says_what_rollouts_ask_without_starting(make):
     env = make(2, oracle)
-    assert env.masks_frames is False and env.actions_vary is False
+    assert env.traits.masks_frames is False and env.traits.actions_vary is False
     assert not env.is_started
 
 

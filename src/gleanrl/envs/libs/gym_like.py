@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from gleanrl.envs.libs.gym_vector_stepper import VectorGymStepper
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpaceError, UnsupportedError
 from gleanrl.overrides import is_native
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
+from gleanrl.rollouts.traits import EnvTraits
 from gleanrl.rollouts.usage import Lease
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path
 
@@ -129,14 +131,12 @@ class GymLikeEnv(EnvBase):
         return self._simulator.frame_skip
 
     @property
-    def masks_frames(self) -> bool:
-        """Whether rollouts hold steps that only reset, masked (a vector environment in the mode NEXT_STEP)."""
-        return getattr(self._simulator, "mode", None) is AutoresetMode.NEXT_STEP
-
-    @property
-    def resets_some(self) -> bool:
-        """Whether some environments of a vector environment can be reset while the others go on."""
-        return bool(getattr(self._simulator, "partial", True))
+    def traits(self) -> EnvTraits:
+        """See `EnvTraits`: vector environments differ by their autoreset mode."""
+        if not isinstance(self._simulator, VectorSimulator):
+            return super().traits
+        masks = self._simulator.mode is AutoresetMode.NEXT_STEP
+        return replace(super().traits, masks_frames=masks, resets_some=self._simulator.partial)
 
     def __getattr__(self, name: str) -> Any:
         """Return the wrapped environment's attribute of that name; outer wrappers come first."""

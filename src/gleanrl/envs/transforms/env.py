@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,13 +18,12 @@ from gleanrl.envs.transforms.compose import Compose, as_transform, flattened
 from gleanrl.envs.transforms.rows import reset_rows
 from gleanrl.envs.transforms.stepper import TransformedStepper
 from gleanrl.errors import EnvironmentContractError, MissingKeyError, SchemaError, UnsupportedError
-from gleanrl.overrides import is_native
-from gleanrl.rollouts.extras import extra, seed_env
+from gleanrl.overrides import is_native, overridden
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import TensorDictStepper
+from gleanrl.rollouts.traits import EnvTraits, extra, seed_env
 from gleanrl.rollouts.usage import Usage
 from gleanrl.seeding import fresh_seed
-from gleanrl.tree import NestedKey
 
 
 class TransformedEnv(EnvBase):
@@ -55,7 +55,7 @@ class TransformedEnv(EnvBase):
     def __init__(self, env: Any, transform: Any = None, cache_specs: bool = True, **kwargs: Any) -> None:
         if "device" in kwargs or "batch_size" in kwargs:
             raise UnsupportedError("TransformedEnv: device and batch_size follow from the environment's")
-        kwargs.setdefault("allow_done_after_reset", extra(env, "allow_done_after_reset", False))
+        kwargs.setdefault("allow_done_after_reset", EnvTraits.of(env).allow_done_after_reset)
         super().__init__(**kwargs)
         transform = Compose() if transform is None else as_transform(transform)
         if isinstance(env, TransformedEnv):
@@ -120,29 +120,25 @@ class TransformedEnv(EnvBase):
         self._closed = closed
 
     @property
-    def masks_frames(self) -> bool:
-        """Whether rollouts hold steps that are no frames."""
-        return bool(extra(self.base_env, "masks_frames", False))
-
-    @property
-    def stackable(self) -> bool:
-        """Whether the data of a batch of environments have the same keys, shapes and dtypes."""
-        return bool(extra(self.base_env, "stackable", True))
-
-    @property
     def is_started(self) -> bool:
         """Whether the members of a batch of environments live."""
         return bool(extra(self.base_env, "is_started", False))
 
     @property
-    def actions_vary(self) -> bool:
-        """Whether a step changes what the action spec allows, so that random actions are drawn step by step."""
-        return any(transform.actions_vary for transform in flattened(self.transform))
+    def traits(self) -> EnvTraits:
+        """See `EnvTraits`: those of the base environment, as the transforms change them."""
+        chain, inner = flattened(self.transform), EnvTraits.of(self.base_env)
+        return replace(
+            inner,
+            actions_vary=any(transform.actions_vary for transform in chain),
+            own_actions=bool(overridden(self, "rand_action", of=TransformedEnv)) or self._passes_actions(),
+            allow_done_after_reset=self.allow_done_after_reset,
+            primed_keys=tuple(key for transform in chain for key in transform.primed_keys()),
+        )
 
-    @property
-    def primed_keys(self) -> list[NestedKey]:  # type: ignore[override]
-        """What a policy may write below ``"next"``: the entries of `TensorDictPrimer` transforms."""
-        return [key for transform in flattened(self.transform) for key in transform.primed_keys()]
+    def _passes_actions(self) -> bool:
+        """Return whether the base environment has random actions of its own, and gets what the user chooses."""
+        return EnvTraits.of(self.base_env).own_actions and not self.transform.inverts()
 
     def empty_cache(self) -> None:
         """Derive specs and keys anew when they are needed next."""
@@ -252,6 +248,12 @@ class TransformedEnv(EnvBase):
         """Return whether a transform has what a reset of `rows` would return, because they reset themselves."""
         return any(transform.keeps_first(rows) for transform in flattened(self.transform))
 
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Write random actions, the base environment's own where it has such and no transform changes them."""
+        if tensordict is not None and self._passes_actions():
+            return tensordict.update(self.base_env.rand_action(tensordict.copy()).select(*self.action_keys))
+        return super().rand_action(tensordict)
+
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the base environment, and the transforms that draw random numbers; see `EnvBase.set_seed`."""
         random = torch.Generator("cpu").manual_seed(seed)
@@ -274,7 +276,8 @@ class TransformedEnv(EnvBase):
         step after an end though it could do so at once, or a subclass overrides what the other one replaces.
         """
         base = self.base_env
-        waits = self.masks_frames and extra(base, "resets_some", True)
+        traits = self.traits
+        waits = traits.masks_frames and traits.resets_some
         rows = self.transform.takes_rows() and not base.state_keys and not waits
         rows = rows and is_native(self, *REPLACED, "_base_reset", of=TransformedEnv)
         return TransformedStepper(self, rules) if rows else TensorDictStepper(self, rules)

@@ -67,7 +67,7 @@ class TransformedStepper(Stepper):
     """
 
     def __init__(self, env: Any, rules: EpisodeRules) -> None:
-        if rules.max_steps is not None and env.masks_frames:
+        if rules.max_steps is not None and env.traits.masks_frames:
             raise UnsupportedError(
                 f"max_frames_per_traj: {env.base_env} resets by itself, in the step after an end, and not "
                 "before: build it from single environments with AutoresetMode.DISABLED"

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from gleanrl.errors import (
 )
 from gleanrl.rollouts.loop import StepFault
 from gleanrl.rollouts.plan import explain
+from gleanrl.rollouts.traits import EnvTraits
 
 MEMBERWISE = ("_step_members", "_reset_members", "_together")
 """What a stepper of the members replaces beside the methods of every environment."""
@@ -60,8 +62,6 @@ class BatchedEnv(EnvBase):
         meta_data: what each environment declares.
         stackable: whether the environments' data have the same keys, shapes and dtypes.
     """
-
-    actions_vary = False  # what may be drawn is what the specs say at any time
 
     def __init__(
         self, num_envs: Any, create_env_fn: Any, create_env_kwargs: Any, options: BatchOptions
@@ -95,9 +95,10 @@ class BatchedEnv(EnvBase):
             self._specs.set(role, stacked_spec(role, each, self.device))
 
     @property
-    def masks_frames(self) -> bool:
-        """Whether rollouts hold steps that are no frames."""
-        return any(metadata.masks_frames for metadata in self.meta_data)
+    def traits(self) -> EnvTraits:
+        """See `EnvTraits`; what may be drawn as an action is what the specs say at any time."""
+        masks = any(metadata.masks_frames for metadata in self.meta_data)
+        return replace(super().traits, masks_frames=masks, stackable=self.stackable, actions_vary=False)
 
     # ---------------------------------------------------- for the two subclasses
     @property

@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 
 from gleanrl.errors import ClosedError, InvalidArgumentError, InvalidTypeError, LengthError, UnsupportedError
-from gleanrl.rollouts.extras import extra
+from gleanrl.rollouts.traits import extra
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from gleanrl.data.specs import TensorSpec, as_spec, check_no_exclusive_keys, sta
 from gleanrl.envs.env_specs import ROLES
 from gleanrl.envs.vector.factories import Factory
 from gleanrl.errors import InvalidArgumentError
-from gleanrl.rollouts.extras import extra
+from gleanrl.rollouts.traits import EnvTraits
 from gleanrl.tree import Path, as_path
 
 
@@ -40,8 +40,8 @@ class EnvMetaData:
     def of(cls, env: Any) -> EnvMetaData:
         """Read them off an environment."""
         specs = {role: as_spec(getattr(env, f"full_{role}_spec")).clone() for role in ROLES}
-        allow = bool(extra(env, "allow_done_after_reset", False))
-        masks = extra(env, "masks_frames", False)
+        traits = EnvTraits.of(env)
+        allow, masks = traits.allow_done_after_reset, traits.masks_frames
         return cls(specs, torch.Size(env.batch_size), env.device, allow, type(env).__name__, masks)
 
     def fields(self, role: str) -> dict[Path, tuple[torch.Size, Any]]:

@@ -8,8 +8,10 @@ import torch
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import Categorical, Composite, Unbounded
 from gleanrl.envs import GymEnv, SerialEnv, TransformedEnv
-from gleanrl.rollouts.extras import actions_vary, extra, primed_keys, seed_env
+from gleanrl.envs.transforms import ActionDiscretizer
 from gleanrl.rollouts.steppers import TensorDictStepper, make_stepper
+from gleanrl.rollouts.traits import EnvTraits, extra, seed_env
+from tests.fakes import Script
 from tests.fakes_base import CountingEnv
 
 
@@ -94,20 +96,59 @@ class Masked(CountingEnv):
 
 
 def test_actions_under_a_mask_are_drawn_step_by_step():
-    assert not actions_vary(CountingEnv())
+    assert not EnvTraits.of(CountingEnv()).actions_vary
     env = Masked()
     env.reset()
-    assert actions_vary(env)
-    assert not actions_vary(SerialEnv(1, Masked))
+    assert EnvTraits.of(env).actions_vary
+    assert not EnvTraits.of(SerialEnv(1, Masked)).actions_vary
     collector = SyncDataCollector(env, frames_per_batch=20, total_frames=20)
     batch = collector.next()
     assert torch.equal(batch["action"], batch["observation"][:, 2].long() % 4)
 
 
 def test_primed_keys_are_observations_that_are_read_too():
-    assert primed_keys(CountingEnv()) == []
+    assert EnvTraits.of(CountingEnv()).primed_keys == ()
     env = CountingEnv()
     env.observation_spec = Composite(observation=Unbounded((3,)), agent={"hidden": Unbounded((2,))})
     env.state_spec = Composite(agent={"hidden": Unbounded((2,))}, wind=Unbounded((1,)))
-    assert primed_keys(env) == []  # it says that it has none
-    assert primed_keys(Proxy(env)) == [("agent", "hidden")]
+    assert EnvTraits.of(env).primed_keys == ()  # it says that it has none
+    assert EnvTraits.of(Proxy(env)).primed_keys == (("agent", "hidden"),)
+
+
+class Choosy(CountingEnv):
+    """Random actions of its own: what they are says which step it is."""
+
+    def rand_action(self, tensordict=None):
+        action = torch.full((*self.batch_size, 2), float(self._clock.reshape(-1)[0]) / 100)
+        return (tensordict if tensordict is not None else self._blank()).set("action", action)
+
+
+@pytest.mark.parametrize("size", [(), (2,)])
+@pytest.mark.parametrize("around", [lambda env: env, TransformedEnv])
+@pytest.mark.parametrize("how", ["rollout", "policy", "collector", "first frames"])
+def test_random_actions_of_an_environments_own(how, around, size):
+    env = around(Choosy(Script(lengths=(50,)), size))
+    steps, frames = 6, 6 * env.numel()
+    if how == "rollout":
+        data = env.rollout(steps)
+    elif how == "policy":
+        data = env.rollout(steps, env.rand_step)
+    elif how == "collector":
+        data = SyncDataCollector(env, frames_per_batch=frames, total_frames=frames).next()
+    else:
+        data = SyncDataCollector(
+            env,
+            lambda td: td.set("action", torch.ones(*size, 2)).set("more", torch.ones(*size, 1)),
+            frames_per_batch=frames,
+            total_frames=frames,
+            init_random_frames=frames,
+        ).next()
+        assert not data["more"].any()
+    expected = torch.arange(steps).unsqueeze(-1).expand(*size, steps, 2) / 100
+    torch.testing.assert_close(data["action"], expected)
+
+
+def test_random_actions_that_a_transform_changes_are_drawn_from_its_spec():
+    env = TransformedEnv(Choosy(), ActionDiscretizer(3))
+    assert not env.traits.own_actions
+    assert env.rollout(3)["action"].shape[:1] == (3,)

@@ -1,0 +1,134 @@
+"""What a rollout needs of an environment, and where those of this library do more than the public protocol asks."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from tensordict import TensorDictBase
+
+from gleanrl.tree import NestedKey
+
+_ABSENT = object()
+
+
+class Env(Protocol):
+    """The part of `EnvBase` that rollouts use: any environment that has it can be stepped, torchrl's included.
+
+    Specs are those of either library; their keys and leaves' shapes and dtypes are looked at.
+    """
+
+    full_observation_spec: Any
+    full_action_spec: Any
+    full_reward_spec: Any
+    full_done_spec: Any
+    full_state_spec: Any
+    observation_spec: Any
+    action_keys: Any
+    reward_keys: Any
+    done_keys: Any
+    state_keys: Any
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """Batch dimensions, ``()`` for one environment."""
+
+    @property
+    def device(self) -> torch.device | None:
+        """Device of its TensorDicts; None if they have none."""
+
+    def step(self, tensordict: TensorDictBase, /) -> TensorDictBase:
+        """Take the action in `tensordict` and write the outcome below its ``"next"``."""
+
+    def reset(self, tensordict: TensorDictBase | None = None, /) -> TensorDictBase:
+        """Return the first observations; with a ``"_reset"`` mask, of some environments."""
+
+    def maybe_reset(self, tensordict: TensorDictBase, /) -> TensorDictBase:
+        """Reset what is done in a root."""
+
+    def rand_action(self, tensordict: TensorDictBase | None = None, /) -> TensorDictBase:
+        """Write a random action."""
+
+    def set_seed(self, seed: int, /, *, static_seed: bool = False) -> Any:
+        """Seed the environment."""
+
+
+def extra(env: Any, name: str, default: Any = None) -> Any:
+    """Return an attribute that `env` itself defines, or the default if neither it nor its class does.
+
+    `__getattr__` isn't asked: a wrapper would answer for what it wraps, whose shortcuts would bypass the wrapper; a
+    batch of environments would start its members, or pass the question on to them.
+
+    Args:
+        env: any environment.
+        name: of the attribute.
+        default: what an environment without it has.
+    """
+    if inspect.getattr_static(env, name, _ABSENT) is _ABSENT:
+        return default
+    return getattr(env, name)
+
+
+def seed_env(env: Env, seed: int, static_seed: bool) -> int:
+    """Seed any environment and return the last seed that it was given.
+
+    What other libraries' `set_seed` returns may be another number, the seed that follows say. Their batches seed their
+    members in their own way; they are taken to have used one seed for each environment.
+
+    Args:
+        env: any environment.
+        seed: of the first environment of a batch.
+        static_seed: whether all environments of a batch get `seed`.
+    """
+    last = env.set_seed(seed, static_seed=static_seed)
+    if extra(env, "usage") is not None:
+        return int(last)
+    return seed if static_seed else seed + max(1, torch.Size(env.batch_size).numel()) - 1
+
+
+@dataclass(frozen=True)
+class EnvTraits:
+    """What an environment does more, or otherwise, than the public protocol asks; gathered once, by `of`.
+
+    Attributes:
+        masks_frames: whether rollouts hold steps that are no frames but resets.
+        resets_some: whether some environments of a batch can be reset while the others go on.
+        stackable: whether the data of a batch of environments have the same keys, shapes and dtypes.
+        actions_vary: whether what may be drawn as an action follows from the row before.
+        own_actions: whether its `rand_action` is more than a draw from the action spec.
+        allow_done_after_reset: whether a reset may return done.
+        primed_keys: what a policy may write below ``"next"``: its state, which the environment hands back in the
+            following root.
+    """
+
+    masks_frames: bool = False
+    resets_some: bool = True
+    stackable: bool = True
+    actions_vary: bool = False
+    own_actions: bool = False
+    allow_done_after_reset: bool = False
+    primed_keys: tuple[NestedKey, ...] = ()
+
+    @classmethod
+    def of(cls, env: Env) -> EnvTraits:
+        """Return what `env` says of itself.
+
+        Of one that says nothing, another library's, a policy's state is what it declares both as an observation and as
+        a state that it reads, and actions vary if their spec has a mask.
+        """
+        told: EnvTraits | None = extra(env, "traits")
+        if told is not None:
+            return told
+        states = list(env.full_state_spec.keys(True, True))
+        return cls(
+            actions_vary=has_mask(env),
+            allow_done_after_reset=bool(extra(env, "allow_done_after_reset", False)),
+            primed_keys=tuple(k for k in env.full_observation_spec.keys(True, True) if k in states),
+        )
+
+
+def has_mask(env: Env) -> bool:
+    """Return whether a mask says which actions are allowed."""
+    return any(getattr(spec, "mask", None) is not None for spec in env.full_action_spec.values(True, True))
