@@ -1,0 +1,220 @@
+"""`check_sampler`: does a sampler do what replay buffers rely on?"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from gleanrl.data.replay_buffers import LazyTensorStorage, Sampler
+from gleanrl.errors import ConformanceError, InvalidArgumentError, InvalidTypeError, SchemaError
+from gleanrl.testing.report import PartReport
+
+_CAPACITY, _LENGTH = 24, 6  # rows, and steps of a trajectory
+_BATCH = 8
+
+
+def check_sampler(make: Callable[[], Sampler], *, seed: int = 0, skip: Iterable[str] = ()) -> PartReport:
+    """Check a sampler with a storage of 24 rows: trajectories of six steps, with flags and ids, in batches of eight.
+
+    | rule | what it asks for |
+    | --- | --- |
+    | stored | only slots of the stored part are drawn, with the generations that they have |
+    | aliasing | whoever changes a draw changes nothing of the sampler |
+    | seed | `set_seed` starts the same sequence each time |
+    | state | one that loads a saved state goes on with the same draws, and so does a copy |
+    | place | `adopt(place)` goes back: the same draws come again |
+    | redraw | what is drawn instead of overwritten rows is what is stored now |
+    | behind its back | it draws what is stored, although nobody told it of writes, clearings and loads |
+    | failed load | a state that lacks a field, or isn't one, is a SchemaError and changes nothing |
+
+    Args:
+        make: makes the sampler, a fresh one at each call, for a storage of 24 rows.
+        seed: of the sequences.
+        skip: names of rules to leave out.
+
+    Returns:
+        Which rules were checked, and which weren't.
+
+    Raises:
+        ConformanceError: at the first broken rule (also an AssertionError).
+        InvalidArgumentError: if `skip` names an unknown rule.
+
+    Examples:
+        >>> from gleanrl.data.replay_buffers import SliceSampler
+        >>> print(check_sampler(lambda: SliceSampler(slice_len=4), skip=["seed"]).passed[:2])
+        ('stored', 'aliasing')
+    """
+    left_out = set(skip)
+    if unknown := sorted(left_out - RULES.keys()):
+        raise InvalidArgumentError(f"skip: there is no {unknown}; there are {[*RULES]}")
+    first = make()
+    if not isinstance(first, Sampler):
+        raise InvalidTypeError(f"make: expected it to return a Sampler, got {first!r}")
+
+    def seeded() -> Sampler:
+        sampler = make()
+        sampler.set_seed(seed)
+        return sampler
+
+    for name, rule in RULES.items():
+        if name not in left_out:
+            rule(seeded)
+    passed = tuple(name for name in RULES if name not in left_out)
+    return PartReport(type(first).__name__, passed, dict.fromkeys(left_out, "left out by the caller"))
+
+
+def _rows(first: int, count: int) -> TensorDict:
+    t = torch.arange(first, first + count)
+    done = (t % _LENGTH == _LENGTH - 1)[:, None]
+    return TensorDict(
+        {"t": t, "episode": t // _LENGTH, "next": {"done": done, "terminated": done.clone()}}, [count]
+    )
+
+
+def _storage(count: int = _CAPACITY) -> LazyTensorStorage:
+    storage = LazyTensorStorage(_CAPACITY)
+    storage.set(0, _rows(0, count))
+    return storage
+
+
+def _check(rule: str, where: str, fine: bool, expected: str, got: Any) -> None:
+    if not fine:
+        raise ConformanceError(rule, where, expected, str(got))
+
+
+def _drawn(rule: str, where: str, sampler: Sampler, storage: LazyTensorStorage) -> torch.Tensor:
+    """Return the slots of a draw after looking at them."""
+    drawn = sampler.draw(storage, _BATCH, generations=True)
+    _look_at(rule, where, drawn.slots, drawn.generation, storage)
+    return drawn.slots
+
+
+def _look_at(
+    rule: str, where: str, slots: torch.Tensor, generation: torch.Tensor | None, storage: LazyTensorStorage
+) -> None:
+    size = len(storage)
+    _check(
+        rule,
+        where,
+        slots.dtype == torch.int64 and slots.ndim == 1 and bool(slots.numel()),
+        "slots, (n,) int64, n >= 1",
+        f"{tuple(slots.shape)} {slots.dtype}",
+    )
+    inside = (slots >= 0) & (slots < size)
+    _check(rule, where, bool(inside.all()), f"slots in [0, {size})", slots.tolist())
+    now = storage.generation(slots)
+    fine = generation is not None and torch.equal(generation, now)
+    _check(rule, where, fine, f"the generations {now.tolist()}", generation)
+
+
+def _sequence(sampler: Sampler, storage: LazyTensorStorage, count: int = 5) -> list[list[int]]:
+    return [sampler.draw(storage, _BATCH).slots.tolist() for _ in range(count)]
+
+
+def _stored(make: Callable[[], Sampler]) -> None:
+    for count in (_CAPACITY, 2 * _LENGTH):
+        sampler, storage = make(), _storage(count)
+        for _ in range(8):
+            _drawn("stored", f"a storage with {count} rows", sampler, storage)
+
+
+def _aliasing(make: Callable[[], Sampler]) -> None:
+    sampler, other, storage = make(), make(), _storage()
+    for number in range(6):
+        drawn, same = sampler.draw(storage, _BATCH), other.draw(storage, _BATCH).slots.tolist()
+        _check("aliasing", f"draw {number}", drawn.slots.tolist() == same, f"{same}", drawn.slots.tolist())
+        drawn.slots.zero_()
+        for value in drawn.extras.values():
+            value.zero_()
+
+
+def _seed(make: Callable[[], Sampler]) -> None:
+    one, other = _sequence(make(), _storage()), _sequence(make(), _storage())
+    _check("seed", "set_seed", one == other, f"the sequence {one}", other)
+
+
+def _state(make: Callable[[], Sampler]) -> None:
+    for drawn in (0, 1, 2):
+        sampler, storage = make(), _storage()
+        _sequence(sampler, storage, drawn)
+        sampler.follow(storage)
+        state = sampler.state_dict()
+        copied = copy.deepcopy(sampler)
+        expected = _sequence(sampler, storage)
+        for how in ("a copy", "loaded", "loaded again"):  # drawing leaves the state alone
+            if how != "a copy":
+                copied = make()
+                copied.load_state_dict(state)
+            got = _sequence(copied, storage)
+            _check("state", f"{how}, after {drawn} draws", got == expected, f"{expected}", got)
+
+
+def _place(make: Callable[[], Sampler]) -> None:
+    sampler, storage = make(), _storage()
+    for number in range(4):
+        place = sampler.place()
+        expected = _sequence(sampler, storage)
+        sampler.adopt(place)
+        got = _sequence(sampler, storage)
+        _check("place", f"after {5 * number} draws", got == expected, f"{expected}", got)
+
+
+def _redraw(make: Callable[[], Sampler]) -> None:
+    sampler, storage = make(), _storage()
+    for number in range(4):
+        drawn = sampler.draw(storage, _BATCH, generations=True)
+        storage.set(0, _rows(_CAPACITY * (number + 1), _CAPACITY))
+        stale = torch.arange(drawn.slots.shape[0]) % 2 == 0
+        again = sampler.redraw(storage, drawn, stale, generations=True)
+        _look_at("redraw", f"redraw {number}", again.slots, again.generation, storage)
+
+
+def _behind(make: Callable[[], Sampler]) -> None:
+    sampler, storage = make(), _storage()
+    saved = _storage(2 * _LENGTH).state_dict()
+    _sequence(sampler, storage, 2)
+    changes: dict[str, Callable[[], None]] = {
+        "a write": lambda: storage.set(_LENGTH, _rows(_CAPACITY, _LENGTH)),
+        "clearing": storage.clear,
+        "fewer rows than before": lambda: storage.set(0, _rows(0, 2 * _LENGTH)),
+        "more rows": lambda: storage.set(2 * _LENGTH, _rows(2 * _LENGTH, 2 * _LENGTH)),
+        "loading": lambda: storage.load_state_dict(saved),
+    }
+    for name, change in changes.items():
+        change()
+        for _ in range(3 if len(storage) else 0):
+            _drawn("behind its back", name, sampler, storage)
+
+
+def _failed_load(make: Callable[[], Sampler]) -> None:
+    sampler, other, storage = make(), make(), _storage()
+    _sequence(sampler, storage, 1)
+    _sequence(other, storage, 1)
+    state = sampler.state_dict()
+    fields = [name for name, value in state.items() if value is not None]
+    broken = {f"without {name!r}": {k: v for k, v in state.items() if k != name} for name in fields}
+    for how, bad in {**broken, "None": None, "a list": [1]}.items():
+        try:
+            sampler.load_state_dict(bad)  # type: ignore[arg-type]
+        except SchemaError:
+            continue
+        raise ConformanceError("failed load", how, "a SchemaError", "nothing")
+    one, same = _sequence(sampler, storage), _sequence(other, storage)
+    _check("failed load", "the draws that follow", one == same, f"{same}", one)
+
+
+RULES: dict[str, Callable[[Callable[[], Sampler]], None]] = {
+    "stored": _stored,
+    "aliasing": _aliasing,
+    "seed": _seed,
+    "state": _state,
+    "place": _place,
+    "redraw": _redraw,
+    "behind its back": _behind,
+    "failed load": _failed_load,
+}
+"""The rules by name, in the order in which they are checked."""

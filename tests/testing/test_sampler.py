@@ -1,0 +1,147 @@
+"""`check_sampler`: it passes what is right, and each rule catches what breaks it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gleanrl.data.replay_buffers import (
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    RandomSampler,
+    Sampler,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+)
+from gleanrl.errors import ConformanceError, InvalidArgumentError, InvalidTypeError
+from gleanrl.testing import check_sampler
+from gleanrl.testing.sampler import RULES
+
+OURS = {
+    "RandomSampler": RandomSampler,
+    "SamplerWithoutReplacement": SamplerWithoutReplacement,
+    "in order": lambda: SamplerWithoutReplacement(shuffle=False, drop_last=True),
+    "PrioritizedSampler": lambda: PrioritizedSampler(24, 0.7, 0.5),
+    "SliceSampler": lambda: SliceSampler(slice_len=4),
+    "SliceSamplerWithoutReplacement": lambda: SliceSamplerWithoutReplacement(slice_len=4),
+    "PrioritizedSliceSampler": lambda: PrioritizedSliceSampler(24, 0.7, 0.5, slice_len=4),
+}
+
+
+@pytest.mark.parametrize("make", OURS.values(), ids=OURS)
+def test_ours_keep_all_rules(make):
+    assert check_sampler(make).passed == tuple(RULES)
+
+
+class Untamed(Sampler):
+    """Draws slots that nobody checks."""
+
+    def _draw(self, storage, batch_size):
+        return RandomSampler._draw(RandomSampler(0), storage, batch_size)._replace(
+            slots=self.random.integers(storage.max_size, batch_size)
+        )
+
+
+class Sharing(Sampler):
+    """Hands out its own order."""
+
+    def __init__(self):
+        super().__init__()
+        self.order = None
+
+    def sample(self, storage, batch_size):
+        if self.order is None:
+            self.order = self.random.permutation(len(storage))
+        return self.order[:batch_size] % len(storage), {"order": self.order[:batch_size]}
+
+
+class Global(Sampler):
+    """Draws from the global generator."""
+
+    def sample(self, storage, batch_size):
+        return torch.randint(len(storage), (batch_size,)), {}
+
+
+class Counting(Sampler):
+    """Counts draws, and says nothing of it in its state."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def sample(self, storage, batch_size):
+        self.count += 1
+        return (torch.arange(batch_size) + self.count) % len(storage), {}
+
+
+class Forward(SamplerWithoutReplacement):
+    """Never goes back but with a state."""
+
+    def place(self):
+        return super().place()._replace(running=None)
+
+    def adopt(self, value):
+        if value.running is not None:
+            super().adopt(value)
+
+
+class Stubborn(RandomSampler):
+    """Keeps rows that were overwritten, with their old generations."""
+
+    def _redraw(self, storage, draw, stale):
+        return draw
+
+
+class Remembering(RandomSampler):
+    """Draws from as many rows as it was told of last, or saw first."""
+
+    size = None
+
+    def follow(self, storage):
+        self.size = len(storage)
+
+    def _draw(self, storage, batch_size):
+        self.size = self.size or len(storage)
+        return super()._draw(storage, batch_size)._replace(slots=self.random.integers(self.size, batch_size))
+
+
+class Trusting(RandomSampler):
+    """Takes any state."""
+
+    def parse(self, state):
+        try:
+            return super().parse(state)
+        except Exception:
+            return self.snapshot()
+
+
+BROKEN = [
+    (Untamed, "stored"),
+    (Sharing, "aliasing"),
+    (Global, "seed"),
+    (Counting, "state"),
+    (Forward, "place"),
+    (Stubborn, "redraw"),
+    (Remembering, "behind its back"),
+    (Trusting, "failed load"),
+]
+
+
+@pytest.mark.parametrize(("make", "rule"), BROKEN, ids=lambda part: getattr(part, "__name__", part))
+def test_each_rule_catches_what_breaks_it(make, rule):
+    earlier = list(RULES)[: list(RULES).index(rule)]
+    with pytest.raises(ConformanceError) as caught:
+        check_sampler(make, skip=earlier)
+    assert caught.value.rule == rule
+
+
+def test_every_rule_has_something_that_breaks_it():
+    assert [rule for _, rule in BROKEN] == list(RULES)
+
+
+def test_what_isnt_a_sampler_or_a_rule():
+    with pytest.raises(InvalidTypeError, match="expected it to return a Sampler"):
+        check_sampler(lambda: 3)
+    with pytest.raises(InvalidArgumentError, match="there is no"):
+        check_sampler(RandomSampler, skip=["nothing"])
