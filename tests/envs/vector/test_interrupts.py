@@ -1,0 +1,100 @@
+"""Interrupts of a ParallelEnv: afterwards it goes on with right data, or says that it's closed; nothing is left."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from gleanrl.envs import ParallelEnv, SerialEnv
+from gleanrl.errors import ClosedError
+from tests.envs.vector.makers import equal, oracle, streams
+from tests.interrupts import interruptions
+from tests.leaks import Holdings
+
+pytestmark = pytest.mark.slow  # each interrupts a call at dozens of places
+
+
+@contextmanager
+def told(place):
+    """What fails within it says where the interrupt was."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(str(place))
+        raise
+
+
+def batch(kind=ParallelEnv):
+    return kind(
+        3, oracle, create_env_kwargs=streams(3), **({"num_processes": 2} if kind is ParallelEnv else {})
+    )
+
+
+def rollout(env):
+    torch.manual_seed(0)
+    return env.rollout(12, break_when_any_done=False)
+
+
+def check_goes_on(env):
+    """Every row holds its own stream and begins where the one before it ended."""
+    found = rollout(env)
+    roots, nexts = found["observation"], found["next", "observation"]  # (3, 12, 3): stream, episode, step
+    assert found.shape == (3, 12)
+    assert bool((roots[..., 0] == torch.arange(3)[:, None]).all())
+    follows = (roots[:, 1:] == nexts[:, :-1]).all(-1)
+    assert bool((follows | found["next", "done"][:, :-1, 0]).all())
+    assert bool((nexts[..., 2] == roots[..., 2] + 1).all())
+
+
+CALLS = {
+    "reset": lambda env: env.reset(),
+    "step": lambda env: env.step(env.rand_action(env.reset())),
+    "rollout": rollout,
+    "set_seed": lambda env: env.set_seed(3),
+    "state_dict": lambda env: env.state_dict(),
+    "load_state_dict": lambda env: env.load_state_dict(env.state_dict()),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_it_goes_on(name):
+    batch().close()
+    env = batch()
+    rollout(env)
+    before = Holdings.now()
+    for _, place in interruptions(lambda: env, CALLS[name], 40):
+        with told(place):
+            check_goes_on(env)
+            before.check()
+    env.close()
+
+
+def test_a_start_that_is_interrupted():
+    expected = rollout(serial := batch(SerialEnv))
+    serial.close()
+    batch().close()
+    before = Holdings.now()
+    for env, place in interruptions(batch, lambda env: env.start(), 40, close=lambda env: env.close()):
+        with told(place):
+            assert equal(rollout(env), expected), "as if nothing had happened"
+            env.close()
+            before.check()
+
+
+def test_a_close_that_is_interrupted():
+    batch().close()
+    before = Holdings.now()
+
+    def started():
+        env = batch()
+        env.start()
+        return env
+
+    for env, place in interruptions(started, lambda env: env.close(), 30):
+        with told(place):
+            env.close()
+            with pytest.raises(ClosedError):
+                env.start()
+            before.check()
