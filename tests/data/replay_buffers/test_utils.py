@@ -14,6 +14,7 @@ from gleanrl.data.replay_buffers.utils import (
     states_in,
 )
 from gleanrl.errors import InvalidArgumentError, SchemaError
+from gleanrl.state import Stateful
 
 
 @tensorclass
@@ -83,20 +84,22 @@ def test_what_has_no_tensors_cant_be_stacked():
         stack_samples(["one", "two"], "ab")
 
 
-class Number:
+class Number(Stateful[int]):
     """A part with a state."""
 
     def __init__(self, value: int) -> None:
         self.value = value
 
-    def state_dict(self) -> int:
+    def snapshot(self) -> int:
         return self.value
 
-    def load_state_dict(self, state: int) -> None:
-        self.value = -1  # half done
+    def parse(self, state: int) -> int:
         if state < 0:
             raise SchemaError("negative")
-        self.value = state
+        return state
+
+    def adopt(self, value: int) -> None:
+        self.value = value
 
 
 def test_all_are_loaded_or_none():
@@ -105,7 +108,7 @@ def test_all_are_loaded_or_none():
     assert [part.value for part in parts] == [4, 5, 6]
     with pytest.raises(SchemaError):
         load_all(parts, [7, 8, -9])
-    assert [part.value for part in parts[:2]] == [4, 5]
+    assert [part.value for part in parts] == [4, 5, 6]
 
 
 def test_states_by_name():

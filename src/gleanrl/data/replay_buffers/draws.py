@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
 from gleanrl.data.replay_buffers.gate import Gate
-from gleanrl.data.replay_buffers.parts import Parts, check_state
+from gleanrl.data.replay_buffers.parts import Parts, PartsState
 from gleanrl.data.replay_buffers.prefetch import Prefetcher
-from gleanrl.data.replay_buffers.tickets import Fetched, Ticket, check_states
+from gleanrl.data.replay_buffers.tickets import Fetched, Ticket, TicketState
 from gleanrl.data.replay_buffers.versions import touched
 from gleanrl.errors import EmptyBufferError, SchemaError
 from gleanrl.records import BufferStats, Draw
-from gleanrl.state import plain
+from gleanrl.state import Stateful, StateReader
 from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import NestedKey
 
 Keys = tuple[NestedKey, ...]
 
 
-class Draws:
+class DrawsState(NamedTuple):
+    """What a buffer lives by."""
+
+    parts: PartsState
+    tickets: tuple[TicketState, ...] | None
+    """Batches drawn ahead, the oldest first; None where nothing is."""
+
+
+class Draws(Stateful[DrawsState]):
     """Draws batches, at once or ahead, and repairs what was written in between.
 
     A batch whose rows were all still the ones that were drawn when its fetch had ended is good. Of a batch
@@ -98,9 +106,17 @@ class Draws:
 
     def take_back(self) -> None:
         """Take back what was drawn ahead: what it was drawn from, or by, becomes another one; under the lock."""
-        mark = None if self.prefetcher is None else self.prefetcher.clear()
-        if mark is not None:
-            self._parts.sampler.adopt(mark)
+        prefetcher, sampler = self.prefetcher, self._parts.sampler
+        if prefetcher is None or not len(prefetcher):
+            return
+        place = prefetcher.place
+
+        def change() -> None:
+            if place is not None:
+                sampler.adopt(place)
+            prefetcher.clear()
+
+        to_the_end(change)
 
     def new_epoch(self) -> None:
         """Begin a new epoch with the next batch."""
@@ -145,12 +161,12 @@ class Draws:
         sampler = self._parts.sampler
         prefetcher.forget_gone()
         while prefetcher.wants_more:
-            mark, drawn = sampler.place(), len(prefetcher)
+            place, drawn = sampler.place(), len(prefetcher)
             try:
-                prefetcher.put(self._draw(size, True, ahead=True)._replace(mark=mark))
+                prefetcher.put(self._draw(size, True, ahead=True)._replace(place=place))
             except BaseException:
                 if len(prefetcher) == drawn:
-                    sampler.adopt(mark)
+                    sampler.adopt(place)
                 raise
 
     def _redraw(self, ticket: Ticket, stale: torch.Tensor, stamped: bool) -> Ticket:
@@ -183,35 +199,53 @@ class Draws:
                 sampler.priorities_dropped,
             )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the parts, and the batches drawn ahead as plain values, if there may be any."""
+    def snapshot(self) -> DrawsState:
+        """Return the parts' state and the batches drawn ahead; writers wait only for what they wrote meanwhile."""
+        ahead, prefetcher = self._parts.storage.copy_ahead(), self.prefetcher
         with self._gate.lock:
-            state = self._parts.state_dict()
-            if self.prefetcher is not None:
-                self.prefetcher.forget_gone()
-                places = plain([ticket.mark for ticket in self.prefetcher])  # they share what is large
-                drawn = [ticket.state() for ticket in self.prefetcher]
-                state["_prefetched"] = [{**d, "place": p} for d, p in zip(drawn, places, strict=True)]
-            return state
+            if prefetcher is None:
+                return DrawsState(self._parts.snapshot(ahead), None)
+            prefetcher.forget_gone()
+            return DrawsState(self._parts.snapshot(ahead), tuple(ticket.value() for ticket in prefetcher))
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a saved state; one that doesn't fit raises `SchemaError` and changes nothing."""
-        check_state(state_dict)
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain values and tensors of its own."""
+        value = self.snapshot()
+        state = self._parts.plain(value.parts)
+        if value.tickets is not None:
+            copies: dict[int, torch.Tensor] = {}  # the places of several draws share what is large
+            state["_prefetched"] = [ticket.plain(copies) for ticket in value.tickets]
+        return state
+
+    def parse(self, state: Any) -> DrawsState:
+        """Return the value of a saved state; `SchemaError` for one that isn't of such a buffer."""
+        reader = StateReader(state, "a ReplayBuffer")
+        parts = self._parts.parse(state)
+        if not ("_prefetched" in reader and reader.get("_prefetched")):
+            return DrawsState(parts, ())
+        ahead = reader.parts("_prefetched")
+        if self.prefetcher is None:
+            raise SchemaError(
+                f"load_state_dict: the state holds {len(ahead)} batches drawn ahead; build the buffer with "
+                "prefetch, as the saved one"
+            )
+        parse_place, rows = self._parts.sampler.parse_place, parts.storage.rows
+        return DrawsState(parts, tuple(TicketState.read(saved, rows, parse_place) for saved in ahead))
+
+    def adopt(self, value: DrawsState) -> None:
+        """Go on from a value."""
+        parts, prefetcher = self._parts, self.prefetcher
+
+        def change() -> None:
+            parts.adopt(value.parts)
+            if prefetcher is not None:
+                prefetcher.clear()
+                for ticket in value.tickets or ():
+                    prefetcher.put(ticket.ticket(parts.storage))
+
         with self._gate.lock:
-            ahead = state_dict.get("_prefetched") or []
-            if ahead and self.prefetcher is None:
-                raise SchemaError(
-                    f"load_state_dict: the state holds {len(ahead)} batches drawn ahead; build the buffer with "
-                    "prefetch, as the saved one"
-                )
-            check_states(ahead, state_dict["_storage"])
-            places = [self._parts.sampler.parse_place(saved.get("place")) for saved in ahead]
-            self._parts.load_state_dict(state_dict)
-            if self.prefetcher is not None:
-                self.prefetcher.clear()
-                for saved, place in zip(ahead, places, strict=True):
-                    ticket = Ticket.restored(saved, self._parts.storage)
-                    self.prefetcher.put(ticket._replace(mark=place))
+            to_the_end(change)
+            parts.sampler.follow(parts.storage)
 
     def rejoin(self) -> None:
         """Go on in a copy: what was drawn ahead is of the storage's copy."""

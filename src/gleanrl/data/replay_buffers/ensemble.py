@@ -323,16 +323,14 @@ class ReplayBufferEnsemble:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on exactly as the saved ensemble would have.
 
-        While a filled ensemble is loaded its old content is kept as a copy, for the case that a state doesn't
-        fit.
-
         Raises:
             SchemaError: a state that doesn't fit; nothing changed.
         """
         states = states_in(state_dict, "_members", len(self._members))
+        members = [member.server.draws for member in self._members]
         with self._gate.lock:
             load_all(
-                [self._mixture, self._transforms, *self._members],
+                [self._mixture, self._transforms, *members],
                 [state_dict.get("_mixture"), state_dict.get("_transforms", []), *states],
             )
 

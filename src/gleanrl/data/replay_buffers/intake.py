@@ -22,6 +22,7 @@ from gleanrl.errors import (
     UnsupportedError,
 )
 from gleanrl.records import Placement, Selection
+from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import NestedKey, as_key, as_path
 
 _WHOLE = slice(None)
@@ -69,12 +70,11 @@ class Intake:
             if not prepared.num_steps:
                 return _no_index(storage)
             placement = parts.writer.place(prepared)
+            transforms.settled = True
             if isinstance(placement, Selection):
                 storage.write_selected(prepared, placement)
             else:
                 storage.write(prepared, placement)
-            parts.writer.confirm()
-            transforms.settled = True
             parts.sampler.follow(storage)
             return _index_of(placement, storage, single)
 
@@ -115,7 +115,8 @@ class Intake:
         with self._gate.lock:
             storage = self._parts.storage
             slots = slots_of_update(index, storage.shape)
-            self._parts.sampler.mark_update(storage, slots[slots >= 0])
+            slots = slots[slots >= 0]
+            to_the_end(lambda: self._parts.sampler.mark_update(storage, slots))
 
     def generation(self, index: Any) -> torch.Tensor:
         """Return how often slots were written (see `ReplayBuffer.generation`)."""

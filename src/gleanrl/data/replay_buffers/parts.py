@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.pipeline import Pipeline
@@ -12,15 +12,26 @@ from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.samplers.random import RandomSampler
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
+from gleanrl.data.replay_buffers.storages.snapshots import Copying, StorageState
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.data.replay_buffers.writers.round_robin import RoundRobinWriter
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError
+from gleanrl.state import Stateful, StateReader, plain
 from gleanrl.system.interrupts import to_the_end
 
 _KINDS: Mapping[str, type[Any]] = {"storage": Storage, "sampler": Sampler, "writer": Writer}
 
 
-class Parts:
+class PartsState(NamedTuple):
+    """What the parts of a buffer live by, at one moment."""
+
+    storage: StorageState
+    sampler: Any
+    writer: Any
+    transforms: tuple[Any, ...]
+
+
+class Parts(Stateful[PartsState]):
     """The storage, sampler, writer and transforms of one buffer.
 
     Each part belongs to one buffer: a part of another buffer that is still in use is refused, one of a buffer
@@ -104,53 +115,52 @@ class Parts:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the owner; the copy goes on with the same sequence of samples."""
-        self.sampler_state()  # a generator that was never used takes its seed now, for both
+        self.sampler.follow(self.storage)
+        self.sampler.snapshot()  # a generator that was never used takes its seed now, for both
         return {**self.__dict__, "_owner": None}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of storage, sampler, writer and transforms: copies that later calls don't change."""
+    # State
+
+    def snapshot(self, ahead: Copying | None = None) -> PartsState:
+        """Return what all parts live by, of one moment.
+
+        Args:
+            ahead: what was copied of the storage before (see `Storage.copy_ahead`).
+        """
+        storage = self.storage
+        self.sampler.follow(storage)
+        return PartsState(
+            storage.snapshot(ahead),
+            self.sampler.snapshot(),
+            self.writer.snapshot(),
+            self.transforms.snapshot(),
+        )
+
+    def plain(self, value: PartsState) -> dict[str, Any]:
+        """Return a snapshot as plain values and its own tensors."""
         return {
-            "_storage": self.storage.state_dict(),
-            "_sampler": self.sampler_state(),
-            "_writer": self.writer.state_dict(),
-            "_transforms": self.transforms.state_dict(),
+            "_storage": self.storage.plain_state(value.storage),
+            "_sampler": plain(value.sampler),
+            "_writer": plain(value.writer),
+            "_transforms": list(value.transforms),
         }
 
-    def sampler_state(self) -> dict[str, Any]:
-        """Return the sampler's state, which goes with what is stored now."""
-        self.sampler.follow(self.storage)
-        return self.sampler.state_dict()
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a saved state of such parts.
-
-        Raises:
-            SchemaError: a state that doesn't fit; nothing changed.
-        """
-        check_state(state_dict)
-        # The cheap parts first: they are checked, or taken back, before the storage changes.
-        self.writer.check_state(state_dict["_writer"], *Storage.steps_in(state_dict["_storage"]))
-        before, transforms = self.sampler_state(), self.transforms.state_dict()
-        self.transforms.load_state_dict(state_dict.get("_transforms", transforms))
-        try:
-            self.sampler.load_state_dict(state_dict["_sampler"])
-            self.storage.load_state_dict(state_dict["_storage"])
-        except BaseException:
-            self.transforms.load_state_dict(transforms)
-            self.sampler.load_state_dict(before)
-            raise
-        self.writer.load_state_dict(state_dict["_writer"])
-        self.sampler.follow(self.storage)
-
-
-def check_state(state_dict: Any) -> None:
-    """Raise `SchemaError` unless `state_dict` has the parts of a buffer's state."""
-    if not isinstance(state_dict, Mapping):
-        raise SchemaError(
-            f"load_state_dict: expected the state of a ReplayBuffer, got {type(state_dict).__name__}"
+    def parse(self, state: Any) -> PartsState:
+        """Return the value of a saved state; `SchemaError` for one that isn't of such parts."""
+        reader = StateReader(state, "a ReplayBuffer")
+        storage = self.storage.parse(reader.get("_storage"))
+        return PartsState(
+            storage,
+            self.sampler.parse(reader.get("_sampler")),
+            self.writer.parse(reader.get("_writer"), storage),
+            self.transforms.parse(reader.get("_transforms"))
+            if "_transforms" in reader
+            else self.transforms.snapshot(),
         )
-    missing = [
-        key for key in ("_storage", "_sampler", "_writer") if not isinstance(state_dict.get(key), Mapping)
-    ]
-    if missing:
-        raise SchemaError(f"load_state_dict: expected the state of a ReplayBuffer, {missing} is missing")
+
+    def adopt(self, value: PartsState) -> None:
+        """Go on from a value."""
+        self.storage.adopt(value.storage)
+        self.sampler.adopt(value.sampler)
+        self.writer.adopt(value.writer)
+        self.transforms.adopt(value.transforms)

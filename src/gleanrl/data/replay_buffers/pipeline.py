@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import _pytree
 
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
+from gleanrl.state import Stateful
 from gleanrl.system.interrupts import to_the_end
 
 
@@ -66,7 +67,7 @@ class Stage:
             return None
 
 
-class Pipeline:
+class Pipeline(Stateful[tuple[Any, ...]]):
     """The transforms of one buffer, in the order in which batches pass; records pass the other way round.
 
     Not thread-safe: the buffer changes it, and writes through it, under its lock.
@@ -135,36 +136,36 @@ class Pipeline:
                     corner = result
         self._bind()
 
-    def state_dict(self) -> list[Any]:
+    def snapshot(self) -> tuple[Any, ...]:
         """Return a copy of the state of each transform that has one, None for the others."""
-        return [
+        return tuple(
             copy.deepcopy(stage.transform.state_dict()) if hasattr(stage.transform, "state_dict") else None
             for stage in self._stages
-        ]
+        )
 
-    def load_state_dict(self, states: Sequence[Any]) -> None:
-        """Give each transform its saved state.
+    def parse(self, state: Any) -> tuple[Any, ...]:
+        """Return the values of the transforms' saved states; those that aren't ours are tried on a copy.
 
         Raises:
-            SchemaError: other transforms than these; nothing changed. A transform's own errors pass, and the
-                transforms before it go back to what they were.
+            SchemaError: other transforms than these, or a state that doesn't fit one.
         """
-        count = len(states) if isinstance(states, (list, tuple)) else "no list of"
+        count = len(state) if isinstance(state, (list, tuple)) else "no list of"
         if count != len(self._stages):
             raise SchemaError(
                 f"load_state_dict: the state has {count} transforms, the buffer {len(self._stages)}"
             )
-        before = self.state_dict()
-        try:
-            self._load(states)
-        except BaseException:
-            self._load(before)
-            raise
+        return tuple(
+            _parsed(place, stage.transform, saved)
+            for place, (stage, saved) in enumerate(zip(self._stages, state, strict=True))
+        )
 
-    def _load(self, states: Sequence[Any]) -> None:
-        for stage, state in zip(self._stages, states, strict=True):
-            if state is not None:
-                stage.transform.load_state_dict(copy.deepcopy(state))
+    def adopt(self, value: tuple[Any, ...]) -> None:
+        """Go on from what `parse` returned."""
+        for stage, part in zip(self._stages, value, strict=True):
+            if isinstance(stage.transform, Stateful):
+                stage.transform.adopt(part)
+            elif part is not None:
+                stage.transform.load_state_dict(copy.deepcopy(part))
 
     def write(self, data: Any, slot_dims: int) -> Any:
         """Return `data` as it is to be stored, None if a transform holds it back; `data` stays as it is.
@@ -200,6 +201,25 @@ class Pipeline:
             if batch is None:
                 raise none_returned("transform", transform)
         return batch
+
+
+def _parsed(place: int, transform: Any, state: Any) -> Any:
+    """Return the value of one transform's saved state."""
+    where = f"load_state_dict: transform {place} ({type(transform).__name__})"
+    has_state = hasattr(transform, "load_state_dict")
+    if (state is None) is has_state:
+        raise SchemaError(f"{where}: expected {'a state' if has_state else 'none'}, got {state!r:.80}")
+    if not has_state:
+        return None
+    try:
+        if isinstance(transform, Stateful):
+            return transform.parse(state)
+        copy.deepcopy(transform).load_state_dict(copy.deepcopy(state))
+    except SchemaError:
+        raise
+    except Exception as cause:
+        raise SchemaError(f"{where}: {cause}") from cause
+    return copy.deepcopy(state)
 
 
 def none_returned(kind: str, function: Callable[[Any], Any]) -> InvalidTypeError:

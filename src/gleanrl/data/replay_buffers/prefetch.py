@@ -71,11 +71,14 @@ class Prefetcher:
     def _start(self, ticket: Ticket) -> Job[Fetched]:
         return self._workers.start(ticket.fetch)
 
-    def clear(self) -> Any:
-        """Forget every batch that wasn't taken; return the sampler's place before the first of them, if known."""
-        mark = self._queue[0][0].mark if self._queue else None
+    @property
+    def place(self) -> Any:
+        """The sampler's place before the first batch that wasn't taken, None if it isn't known; there is one."""
+        return self._queue[0][0].place
+
+    def clear(self) -> None:
+        """Forget every batch that wasn't taken."""
         self._queue.clear()
-        return mark
 
     def __iter__(self) -> Iterator[Ticket]:
         """Yield the draws that weren't taken, the oldest first."""

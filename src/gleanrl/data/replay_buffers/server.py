@@ -128,7 +128,7 @@ class BufferServer(Server):
             raise InvalidArgumentError(
                 "batch_size: prefetch and samplers with drop_last=True need it at construction"
             )
-        self._draws = draws
+        self.draws = draws
         self._gate = gate
         self._parts = parts
         self._pin_memory = bool(pin_memory)
@@ -149,7 +149,7 @@ class BufferServer(Server):
     def serve(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
         """Return a batch; one of the buffer's size and all columns may have been drawn ahead."""
         stamped = wants_info or self._carries
-        draws = self._draws
+        draws = self.draws
         if draws.prefetcher is not None and keys is None and size == self.batch_size:
             ticket, (records, flags) = draws.ahead(draws.prefetcher, size)
         else:
@@ -183,7 +183,7 @@ class BufferServer(Server):
 
     def new_epoch(self) -> None:
         """Begin a new epoch with the next batch."""
-        self._draws.new_epoch()
+        self.draws.new_epoch()
 
     def at(self, index: Any) -> Any:
         """Return stored records by position, as the user gets them (see `ReplayBuffer.__getitem__`)."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import prod
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.indexing import is_key
 from gleanrl.data.replay_buffers.versions import Version, same_generations
-from gleanrl.errors import SchemaError
 from gleanrl.records import Draw
+from gleanrl.state import StateReader, plain
 from gleanrl.tree import Path
 
 
@@ -35,8 +36,8 @@ class Ticket(NamedTuple):
     """Whether the draw ended an epoch."""
     epoch: int = 0
     """`Sampler.epoch` after the draw."""
-    mark: Any = None
-    """The sampler's place before the draw, if it may have to be taken back."""
+    place: Any = None
+    """The sampler's place before the draw (`Sampler.place`), if it may have to be taken back."""
 
     @property
     def is_gone(self) -> bool:
@@ -59,64 +60,92 @@ class Ticket(NamedTuple):
                 raise
             return Fetched(None, None)
 
-    def state(self) -> dict[str, Any]:
+    def value(self) -> TicketState:
         """Return the draw as plain values; rows that were overwritten since are marked, their draw is void."""
         drawn, storage = self.drawn, self.storage
-        now = storage.generation(drawn.slots)
+        now, origin = storage.generation(drawn.slots), drawn.origin
         assert drawn.generation is not None
-        return {
-            "slots": drawn.slots.clone(),
-            "extras": [(key, value.clone()) for key, value in drawn.extras.items()],
-            "last": None if drawn.last is None else drawn.last.clone(),
-            "asked": drawn.asked,
-            "epoch": drawn.epoch,
-            "origin": _living_origin(drawn.origin, storage),
-            "fresh": now == drawn.generation,
-            "ran_out": self.ran_out,
-        }
+        if origin is not None:  # those whose records are still there
+            origin = origin[0, same_generations(storage.generation(origin[0]), origin[1])]
+        fresh = now == drawn.generation
+        extras = tuple(drawn.extras.items())
+        return TicketState(
+            drawn.slots, extras, drawn.last, drawn.asked, drawn.epoch, origin, fresh, self.ran_out, self.place
+        )
+
+
+class TicketState(NamedTuple):
+    """A draw that wasn't handed out yet."""
+
+    slots: torch.Tensor
+    """``(n,)`` int64."""
+    extras: tuple[tuple[Any, torch.Tensor], ...]
+    """What else comes with each row, ``(n, ...)``, by key."""
+    last: torch.Tensor | None
+    """See `Draw.last`."""
+    asked: int | None
+    """See `Draw.asked`."""
+    epoch: int
+    """See `Draw.epoch`."""
+    origin: torch.Tensor | None
+    """Slots of `Draw.origin` whose records are still there, ``(m,)`` int64."""
+    fresh: torch.Tensor
+    """Which rows weren't overwritten since the draw, ``(n,)`` bool."""
+    ran_out: bool
+    """Whether the draw ended an epoch."""
+    place: Any
+    """The sampler's place before the draw; None if it isn't known."""
+
+    def plain(self, copies: dict[int, torch.Tensor]) -> dict[str, Any]:
+        """Return plain values and tensors of their own; see `gleanrl.state.plain`."""
+        state: dict[str, Any] = plain(self._replace(extras=()), copies)
+        return {**state, "extras": [(key, value.clone()) for key, value in self.extras]}
 
     @classmethod
-    def restored(cls, saved: Mapping[str, Any], storage: Storage) -> Ticket:
-        """Return the draw that `state` made plain, of a storage that holds what it was drawn from."""
-        slots, tails = saved["slots"].clone(), saved["origin"]
-        extras = {key: value.clone() for key, value in saved["extras"]}
-        last = None if saved["last"] is None else saved["last"].clone()
+    def read(cls, reader: StateReader, rows: int, parse_place: Callable[[Any], Any]) -> TicketState:
+        """Return what `plain` made plain, of a storage with so many rows; `SchemaError` for anything else."""
+        slots, origin = (
+            _slots(reader, "slots", rows),
+            reader.optional("origin", partial(_slots, reader, rows=rows)),
+        )
+        count = slots.shape[0]
+        flags = partial(reader.tensor, dtype=torch.bool, shape=(count,))
+        return cls(
+            slots,
+            _extras(reader, count),
+            reader.optional("last", flags),
+            reader.optional("asked", partial(reader.integer, least=1)),
+            reader.integer("epoch"),
+            origin,
+            flags("fresh"),
+            reader.flag("ran_out"),
+            reader.optional("place", lambda name: parse_place(reader.get(name))),
+        )
+
+    def ticket(self, storage: Storage) -> Ticket:
+        """Return the draw again, of a storage that holds what it was drawn from."""
+        slots, tails = self.slots, self.origin
         origin = None if tails is None else torch.stack([tails, storage.generation(tails)])
-        generation = torch.where(saved["fresh"], storage.generation(slots), -1)
-        drawn = Draw(slots, extras, generation, last, saved["asked"], origin, saved["epoch"])
+        generation = torch.where(self.fresh, storage.generation(slots), -1)
+        drawn = Draw(slots, dict(self.extras), generation, self.last, self.asked, origin, self.epoch)
         # Before every change: whether its rows are still there shows by generations.
-        return cls(drawn, storage, storage.version._replace(changes=-1), saved["ran_out"], drawn.epoch)
+        version = storage.version._replace(changes=-1)
+        return Ticket(drawn, storage, version, self.ran_out, self.epoch, self.place)
 
 
-def check_states(ahead: Any, storage_state: Mapping[str, Any]) -> None:
-    """Raise `SchemaError` unless `ahead` are draws as `Ticket.state` returns them, of such a storage."""
-    rows = Storage.steps_in(dict(storage_state))[0] * prod(storage_state["batch_shape"])
-    try:
-        sound = all(_is_sound(saved, rows) for saved in ahead)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as cause:
-        raise SchemaError("load_state_dict: expected draws under '_prefetched'") from cause
-    if not sound:
-        raise SchemaError("load_state_dict: a draw under '_prefetched' contradicts itself or the storage")
+def _slots(reader: StateReader, name: str, rows: int) -> torch.Tensor:
+    slots = reader.tensor(name, torch.int64, (None,))
+    if not bool(((slots >= 0) & (slots < rows)).all()):
+        raise reader.wrong(name, f"slots in [0, {rows})")
+    return slots
 
 
-def _is_sound(saved: Mapping[str, Any], rows: int) -> bool:
-    slots, fresh, last, origin = (saved[name] for name in ("slots", "fresh", "last", "origin"))
-    entries = [fresh, *(value for _, value in saved["extras"]), *([] if last is None else [last])]
-    return (
-        all(_are_slots(found, rows) for found in (slots, origin) if found is not None)
-        and all(value.shape[:1] == slots.shape for value in entries)
-        and all(flags.dtype == torch.bool for flags in (fresh, last) if flags is not None)
-        and (saved["asked"] is None or type(saved["asked"]) is int)
-        and type(saved["ran_out"]) is bool
-        and type(saved["epoch"]) is int
-    )
-
-
-def _are_slots(found: torch.Tensor, rows: int) -> bool:
-    inside = (found >= 0) & (found < rows)
-    return found.dtype == torch.int64 and found.ndim == 1 and bool(inside.all())
-
-
-def _living_origin(origin: torch.Tensor | None, storage: Storage) -> torch.Tensor | None:
-    """Return those slots of an origin whose records are still there."""
-    return None if origin is None else origin[0, same_generations(storage.generation(origin[0]), origin[1])]
+def _extras(reader: StateReader, count: int) -> tuple[tuple[Any, torch.Tensor], ...]:
+    found = []
+    pairs = reader.get("extras")
+    for pair in pairs if isinstance(pairs, (list, tuple)) else (None,):
+        sound = isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[1], torch.Tensor)
+        if not sound or pair[1].shape[:1] != (count,) or not is_key(pair[0]):
+            raise reader.wrong("extras", f"pairs of a key and a tensor ({count}, ...)")
+        found.append((pair[0], pair[1].clone()))
+    return tuple(found)

@@ -10,6 +10,8 @@ from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
 from torch.utils import _pytree
 
 from gleanrl.errors import InvalidArgumentError, SchemaError
+from gleanrl.state import Stateful
+from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import Path, as_key
 
 
@@ -160,14 +162,12 @@ def states_in(state_dict: Any, name: str, count: int) -> list[Any]:
     return states
 
 
-def load_all(parts: Sequence[Any], states: Sequence[Any]) -> None:
-    """Give each part its state; when one raises, those before it go back to what they were."""
-    before: list[Any] = []
-    try:
-        for part, state in zip(parts, states, strict=True):
-            before.append(part.state_dict())
-            part.load_state_dict(state)
-    except BaseException:
-        for part, state in zip(parts, before[:-1], strict=False):
-            part.load_state_dict(state)
-        raise
+def load_all(parts: Sequence[Stateful[Any]], states: Sequence[Any]) -> None:
+    """Give each part its state: all are parsed before any is adopted, so that a wrong one changes nothing."""
+    values = [part.parse(state) for part, state in zip(parts, states, strict=True)]
+
+    def adopt() -> None:
+        for part, value in zip(parts, values, strict=True):
+            part.adopt(value)
+
+    to_the_end(adopt)

@@ -220,7 +220,7 @@ def test_a_state_of_something_else_is_refused(state):
     rb = best()
     rb.extend(records([5, 1]))
     before = fingerprint(rb.state_dict())
-    with pytest.raises(SchemaError, match="expected 'ages', each of"):
+    with pytest.raises(SchemaError, match="'ages'"):
         rb.load_state_dict({**rb.state_dict(), "_writer": state})
     assert fingerprint(rb.state_dict()) == before
 

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from gleanrl.arguments import positive
-from gleanrl.errors import InvalidArgumentError, SchemaError, UnsupportedError
-from gleanrl.seeding import OwnedGenerator
+from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.seeding import GeneratorState, OwnedGenerator
+from gleanrl.state import Stateful
 
 
-class Mixture:
+class Mixture(Stateful[GeneratorState]):
     """Chooses a member for each part of a batch, by a random generator of its own.
 
     Not thread-safe: its owner locks.
@@ -96,15 +97,17 @@ class Mixture:
         """Start the random sequence of `seed`."""
         self._random.seed(seed)
 
-    def state_dict(self) -> dict[str, Any]:
+    def snapshot(self) -> GeneratorState:
         """Return the random generator's state."""
-        return self._random.state_dict()
+        return self._random.snapshot()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state; `SchemaError` for anything else, nothing changed."""
-        if not isinstance(state_dict, dict):
-            raise SchemaError("load_state_dict: expected what state_dict() of a mixture returned")
-        self._random.load_state_dict(state_dict)
+    def parse(self, state: Any) -> GeneratorState:
+        """Return the value of a saved state; `SchemaError` for anything else."""
+        return self._random.parse(state)
+
+    def adopt(self, value: GeneratorState) -> None:
+        """Go on from a value."""
+        self._random.adopt(value)
 
 
 def _checked_count(count: Any, members: int, sample_from_all: bool) -> int | None:

@@ -111,12 +111,15 @@ class Storage(Slots, Stateful[StorageState]):
         rows_written = self._rows_written + count
         new_end = placement.cursor if end is None else end
 
+        before = self.version
+
         def change() -> None:
+            if self.version == before:
+                self._log.note(start, count, size)
+            bump(self._generations_at, start, count, size)
             self._copy_span(prepared.rows, placement.skipped, placement.start, placement.num_steps)
             self._num_steps, self._end, self._rows_written = placement.length, new_end, rows_written
 
-        self._log.note(start, count, size)
-        bump(self._generations_at, start, count, size)
         to_the_end(change)
         if self._followers:
             self._announce(torch.arange(start, start + count, device="cpu") % size)
@@ -146,15 +149,17 @@ class Storage(Slots, Stateful[StorageState]):
         count = slots.shape[0]
         rows_written = self._rows_written + count
 
+        before, ranges = self.version, ranges_of(slots)
+
         def change() -> None:
             if count:
+                if self.version == before:
+                    self._log.note_ranges(ranges, self.max_size, amended)
+                bump_at(self._generations_at, slots.data_ptr(), count, self.max_size)
                 self._copy_slots(rows, slots)
             self._num_steps, self._end, self.ordered = num_steps, end, ordered
             self._rows_written = rows_written
 
-        if count:
-            self._log.note_ranges(ranges_of(slots), self.max_size, amended)
-            bump_at(self._generations_at, slots.data_ptr(), count, self.max_size)
         to_the_end(change)
         self._announce(slots)
 

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import Any
+from abc import abstractmethod
+from typing import Any, NamedTuple
 
 from gleanrl.data.replay_buffers.ownership import Part
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
+from gleanrl.data.replay_buffers.storages.snapshots import StorageState
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.overrides import refuse_overrides
 from gleanrl.records import Placement, Selection
+from gleanrl.state import Stateful, StateReader
+
+_PLACE = "override place(prepared), which decides where records go"
+_UNHEARD = {
+    **dict.fromkeys(("add", "extend"), _PLACE),
+    "_empty": "override check_clear(), or follow the storage",
+}
 
 
-class Writer(Part, ABC):
+class NoState(NamedTuple):
+    """The state of a writer that has none."""
+
+
+class Writer(Part, Stateful[Any]):
     """Turns prepared records into a placement in one storage.
 
-    `place` decides and changes nothing that shows; the storage takes the records and moves on; `confirm` says
-    that it did. The buffer calls them under its lock. A writer belongs to one buffer (see `Part`) and keeps no
+    `place` decides and changes nothing that shows; the storage takes the records and moves on. The buffer calls it
+    under its lock. A writer belongs to one buffer (see `Part`) and keeps no
     position of its own where the storage knows it: whatever was written, cleared or loaded without the writer
     counts.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse methods that nothing would call."""
+        super().__init_subclass__(**options)
+        refuse_overrides(cls, Writer, _UNHEARD)
 
     def __init__(self) -> None:
         self._storage: Storage | None = None
@@ -63,23 +81,30 @@ class Writer(Part, ABC):
             A `Placement` for a run of time steps, or a `Selection` for chosen records in slots of their own.
         """
 
-    def confirm(self) -> None:
-        """Learn that what was placed last is stored; for writers that keep books."""
-
     def check_clear(self) -> None:
         """Raise if the storage may not be emptied."""
 
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Return the writer's position."""
+    # State: a writer without one says nothing
 
-    @abstractmethod
-    def check_state(self, state_dict: dict[str, Any], num_steps: int, capacity_steps: int) -> None:
-        """Raise `SchemaError` unless the state fits a storage of that many time steps, stored and in all."""
+    def snapshot(self) -> Any:
+        """Return what the writer knows of the stored records beside what they say; nothing by default."""
+        return NoState()
 
-    @abstractmethod
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on at a saved position; a state that doesn't fit raises and changes nothing."""
+    def parse(self, state: Any, stored: Storage | StorageState | None = None) -> Any:
+        """Return the value of a saved state.
+
+        Args:
+            state: what `state_dict` returned.
+            stored: what it has to fit; None for what the writer's storage holds.
+
+        Raises:
+            SchemaError: a state that doesn't fit.
+        """
+        StateReader(state, f"a {type(self).__name__}")
+        return NoState()
+
+    def adopt(self, value: Any) -> None:
+        """Go on from a value, with the storage that holds what it was parsed for."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the storage: a buffer registers its own with the copy."""

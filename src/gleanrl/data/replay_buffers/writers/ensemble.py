@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from gleanrl.data.replay_buffers.storages.indexing import members_at
-from gleanrl.data.replay_buffers.utils import states_in
+from gleanrl.data.replay_buffers.utils import load_all, states_in
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
@@ -70,11 +70,7 @@ class WriterEnsemble:
         Raises:
             SchemaError: another number of writers, or a state that doesn't fit; nothing changed.
         """
-        states = states_in(state_dict, "writers", len(self._writers))
-        for writer, state in zip(self._writers, states, strict=True):
-            writer.check_state(state, writer.storage.num_steps, writer.storage.capacity_steps)
-        for writer, state in zip(self._writers, states, strict=True):
-            writer.load_state_dict(state)
+        load_all(self._writers, states_in(state_dict, "writers", len(self._writers)))
 
 
 def refuse(where: str) -> NoReturn:

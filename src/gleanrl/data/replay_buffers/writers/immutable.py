@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from gleanrl.data.replay_buffers.storages.base import Prepared
-from gleanrl.data.replay_buffers.writers.base import Writer
+from gleanrl.data.replay_buffers.writers.base import NoState, Writer
 from gleanrl.errors import UnsupportedError
 
 
@@ -41,12 +41,6 @@ class ImmutableDatasetWriter(Writer):
             "another writer (set_writer)"
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: there is no position."""
-        return {}
-
-    def check_state(self, state_dict: dict[str, Any], num_steps: int, capacity_steps: int) -> None:
+    def parse(self, state: Any, stored: Any = None) -> NoState:
         """Accept every state: whatever position it names isn't needed."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Do nothing: there is no position."""
+        return NoState()

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
+from gleanrl.data.replay_buffers.storages.snapshots import StorageState
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
-from gleanrl.data.replay_buffers.versions import Version
+from gleanrl.data.replay_buffers.versions import Change, Follower, Version, slots_in
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.data.replay_buffers.writers.ranking import Floats, Ranking
 from gleanrl.data.replay_buffers.writers.tensordict import check_collections
-from gleanrl.errors import InvalidArgumentError, MissingKeyError, NonFiniteError, SchemaError
+from gleanrl.errors import GleanError, InvalidArgumentError, MissingKeyError, NonFiniteError, SchemaError
 from gleanrl.records import Selection
+from gleanrl.state import StateReader
 from gleanrl.tree import NestedKey, as_key, as_path, key_argument
 
 _REDUCTIONS = {
@@ -26,7 +28,23 @@ _REDUCTIONS = {
 }
 
 
-class TensorDictMaxValueWriter(Writer):
+class Ages(NamedTuple):
+    """In which order the stored records came."""
+
+    ages: torch.Tensor
+    """The place of each slot's record in that order, ``(records,)`` int64."""
+
+
+class _Placed(NamedTuple):
+    slots: Any  # (n,) int64, in the order of the records
+    ranks: Floats  # theirs
+    version: Version  # of the storage once they are stored
+
+    def fills(self, changes: list[Change]) -> bool:
+        return np.array_equal(np.sort(self.slots), slots_in(changes).numpy())
+
+
+class TensorDictMaxValueWriter(Writer, Follower[Storage]):
     """Keeps the records of the highest rank: the storage's content is the top of everything ever offered.
 
     A record's rank is the value at `rank_key`, reduced to one number and compared as float64. A record whose
@@ -67,9 +85,8 @@ class TensorDictMaxValueWriter(Writer):
         self.rank_key = as_key(key_argument("rank_key", rank_key))
         self.reduction = reduction
         self._ranking: Ranking | None = None
-        self._ranked: Version | None = None  # what the ranks are of
-        self._placed: tuple[Any, Floats] | None = None  # slots and ranks that wait for their confirmation
-        self._ages: torch.Tensor | None = None  # of a pickle that has no storage yet
+        self._placed: _Placed | None = None  # what is about to be stored, or was stored last
+        self._ages: torch.Tensor | None = None  # of a state whose records weren't looked at yet
 
     # Taking a storage
 
@@ -82,20 +99,29 @@ class TensorDictMaxValueWriter(Writer):
             )
         self._read(storage)
 
-    def _rank(self, storage: Storage, ages: torch.Tensor | None) -> Ranking:
-        """Read the ranks of what is stored; without `ages` that fit, the slots' order stands for them."""
-        ranks = self._read(storage)
+    def sync(self, storage: Storage) -> None:
+        """Bring the ranks in step with what `storage` holds."""
+        super().sync(storage)
+        self._ages = None
+
+    def _look_at_all(self, storage: Storage) -> None:
+        """Read the ranks of what is stored; without ages that fit, the slots' order stands for them."""
+        ranks, ages = self._read(storage), self._ages
         known = np.arange(len(ranks)) if ages is None or len(ages) != len(ranks) else ages.numpy()
         self._ranking = Ranking(storage.max_size, ranks, known)
-        self._ranked = storage.version
-        self._ages = None
-        return self._ranking
+
+    def _look_at(self, storage: Storage, changes: list[Change]) -> None:
+        """Take in what the writer placed; whatever somebody else changed is read again with all the rest."""
+        placed, ranking = self._placed, self._ranking
+        mine = placed is not None and placed.version == storage.version
+        if ranking is None or placed is None or not mine or not placed.fills(changes):
+            self._look_at_all(storage)
+        else:
+            ranking.put(placed.slots, placed.ranks)
 
     def _current(self) -> Ranking:
-        """Return the ranks; they are read again if somebody else changed the storage."""
-        storage = self.storage
-        if self._ranking is None or self._ranked != storage.version:
-            return self._rank(storage, self._ages)
+        self.sync(self.storage)
+        assert self._ranking is not None
         return self._ranking
 
     # Ranks
@@ -156,7 +182,9 @@ class TensorDictMaxValueWriter(Writer):
         slots = np.concatenate([np.arange(stored, stored + free), evicted])
         returned = np.full(count, -1)
         returned[rows] = slots
-        self._placed = slots, ranks[rows]
+        version = storage.version
+        after = version._replace(changes=version.changes + len(slots))
+        self._placed = _Placed(slots, ranks[rows], after)
         return Selection(
             torch.from_numpy(rows), torch.from_numpy(slots), torch.from_numpy(returned), stored + free
         )
@@ -178,45 +206,42 @@ class TensorDictMaxValueWriter(Writer):
             return self._reduced(leaf.reshape(prepared.num_steps, -1), "writer")
         return self._ranks(rows, prepared.num_steps, "writer")
 
-    def confirm(self) -> None:
-        """Learn that what was placed last is stored."""
-        assert self._placed is not None and self._ranking is not None
-        self._ranking.put(*self._placed)
-        self._placed = None
-        self._ranked = self.storage.version
-
     # State
 
-    def state_dict(self) -> dict[str, Any]:
+    def snapshot(self) -> Ages:
         """Return in which order the stored records came; their ranks are read from the storage."""
         ranking = self._current()
         order = np.argsort(np.argsort(ranking.ages[: ranking.size]))
-        return {"ages": torch.from_numpy(order)}
+        return Ages(torch.from_numpy(order))
 
-    def check_state(self, state_dict: dict[str, Any], num_steps: int, capacity_steps: int) -> None:
-        """Raise `SchemaError` unless the state orders `num_steps` records."""
-        ages = state_dict.get("ages")
-        sound = isinstance(ages, torch.Tensor) and ages.dtype == torch.int64
-        if not sound or sorted(ages.tolist()) != list(range(num_steps)):  # type: ignore[union-attr]
-            raise SchemaError(
-                f"load_state_dict: expected 'ages', each of [0, {num_steps}) once, as the state_dict() of a "
-                f"{type(self).__name__} with {num_steps} records has it"
-            )
+    def parse(self, state: Any, stored: Storage | StorageState | None = None) -> Ages:
+        """Return a saved order of as many records as are stored, which have ranks; `SchemaError` for anything else."""
+        stored = self.storage if stored is None else stored
+        count = stored.num_steps
+        if count and isinstance(stored, StorageState):
+            content, size = stored.content, torch.Size([count])
+            try:
+                records = content
+                if not isinstance(content, list):
+                    records = content.form.build(content.columns, size, content.columns[0].device)
+                self._ranks(records, count, "load_state_dict")
+            except GleanError as cause:
+                raise SchemaError(str(cause)) from cause
+        reader = StateReader(state, f"a {type(self).__name__}")
+        ages = reader.tensor("ages", torch.int64, (count,))
+        if not torch.equal(ages.sort().values, torch.arange(count, device="cpu")):
+            raise reader.wrong("ages", f"each of [0, {count}) once")
+        return Ages(ages)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the records that the storage holds, in the order in which they had come.
-
-        Raises:
-            SchemaError: a state of another number of records; nothing changed.
-        """
-        storage = self.storage
-        self.check_state(state_dict, storage.num_steps, storage.capacity_steps)
-        self._rank(storage, state_dict["ages"])
+    def adopt(self, value: Ages) -> None:
+        """Go on with the records that the storage holds, in the order in which they had come."""
+        self._ages = value.ages
+        self.unfollow()
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the storage, with the order of its records."""
-        ages = self._ages if self._storage is None else self.state_dict()["ages"]
-        return {**super().__getstate__(), "_ages": ages, "_ranking": None, "_ranked": None, "_placed": None}
+        ages = self._ages if self._storage is None else self.snapshot().ages
+        return {**super().__getstate__(), "_ages": ages, "_ranking": None, "_followed": None, "_placed": None}
 
     def check_valid(self) -> None:
         """Raise AssertionError unless the ranks are those of the stored records; for tests."""

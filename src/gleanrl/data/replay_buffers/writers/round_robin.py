@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from gleanrl.data.replay_buffers.storages.base import Prepared
+from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
+from gleanrl.data.replay_buffers.storages.snapshots import StorageState
 from gleanrl.data.replay_buffers.writers.base import Writer
-from gleanrl.errors import SchemaError
 from gleanrl.records import Placement
+from gleanrl.state import StateReader
+
+
+class Cursor(NamedTuple):
+    """Where a ring goes on."""
+
+    cursor: int
 
 
 class RoundRobinWriter(Writer):
@@ -45,30 +52,26 @@ class RoundRobinWriter(Writer):
             start, count, skipped, min(max(stored + num_steps - capacity, 0), stored), length, capacity
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the cursor."""
-        return {"cursor": self.cursor}
+    def snapshot(self) -> Cursor:
+        """Return the cursor, which is the storage's."""
+        return Cursor(self.cursor)
 
-    def check_state(self, state_dict: dict[str, Any], num_steps: int, capacity_steps: int) -> None:
-        """Raise `SchemaError` unless the cursor stands where a ring with `num_steps` steps allows it."""
-        cursor = state_dict.get("cursor")
-        if not isinstance(cursor, int) or not 0 <= cursor < capacity_steps:
-            raise SchemaError(f"load_state_dict: expected a cursor in [0, {capacity_steps}), got {cursor!r}")
-        if num_steps < capacity_steps and cursor != num_steps:
-            raise SchemaError(
-                f"load_state_dict: expected the cursor {num_steps}, behind the {num_steps} of "
-                f"{capacity_steps} time steps stored, got {cursor}; load the storage's state too"
+    def parse(self, state: Any, stored: Storage | StorageState | None = None) -> Cursor:
+        """Return a saved cursor that leaves no gap behind what is stored; `SchemaError` for anything else."""
+        stored = self.storage if stored is None else stored
+        capacity, num_steps = stored.capacity_steps, stored.num_steps
+        reader = StateReader(state, f"a {type(self).__name__}")
+        cursor = reader.integer("cursor", 0, capacity - 1)
+        if num_steps < capacity and cursor != num_steps:
+            raise reader.wrong(
+                "cursor",
+                f"{num_steps}, behind the {num_steps} of {capacity} time steps stored; load the storage's state too",
             )
+        return Cursor(cursor)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on at a saved cursor.
-
-        Raises:
-            SchemaError: a cursor that leaves a gap behind what the storage holds; nothing changed.
-        """
-        storage = self.storage
-        self.check_state(state_dict, storage.num_steps, storage.capacity_steps)
-        storage.end = state_dict["cursor"]
+    def adopt(self, value: Cursor) -> None:
+        """Go on at a cursor."""
+        self.storage.end = value.cursor
 
     def check_valid(self) -> None:
         """Raise AssertionError unless the cursor stands where the stored part allows; for tests."""
