@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gleanrl.collectors import SyncDataCollector
-from gleanrl.envs import GymWrapper, SerialEnv
+from gleanrl.envs import GymWrapper, ParallelEnv, SerialEnv
 from gleanrl.envs.transforms import RewardSum, TransformedEnv
 from tests.fakes import FakeFailure, OracleEnv, Script
 from tests.fakes_base import CountingEnv
@@ -74,19 +74,31 @@ def made(env):
     return inner.made if isinstance(inner, FailingBase) else inner.unwrapped.made
 
 
+def own_count(env):
+    """The steps that all environments counted."""
+    return sum(env.made) if isinstance(env, ParallelEnv) else sum(map(made, env.members))
+
+
+def parallel(*args, **kwargs):
+    return ParallelEnv(*args, num_processes=2, **kwargs)
+
+
 @pytest.mark.parametrize("policy", [None, "policy"])
 @pytest.mark.parametrize("during", ["step", "reset"])
 @pytest.mark.parametrize("place", range(3))
-@pytest.mark.parametrize("member", [gym, base, wrapped])
-def test_after_an_error(member, place, during, policy):
+@pytest.mark.parametrize(
+    ("kind", "member"),
+    [(SerialEnv, gym), (SerialEnv, base), (SerialEnv, wrapped), (parallel, gym), (parallel, base)],
+)
+def test_after_an_error(kind, member, place, during, policy):
     def build(stream):
         return member(stream, 2 if during == "reset" else 5, during) if stream == place else member(stream)
 
-    env = SerialEnv(3, build, create_env_kwargs=[{"stream": stream} for stream in range(3)])
+    env = kind(3, build, create_env_kwargs=[{"stream": stream} for stream in range(3)])
     act = (lambda td: td.set("action", torch.zeros(3, 2))) if policy else None
     collector = SyncDataCollector(env, act, frames_per_batch=24, total_frames=48)
     with pytest.raises(FakeFailure):
         collector.rollout()
     stats = collector.stats()
-    assert stats.stepped == stats.discarded == sum(map(made, env.members))
+    assert stats.stepped == stats.discarded == own_count(env)
     collector.shutdown()

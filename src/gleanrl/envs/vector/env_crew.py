@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -160,7 +160,7 @@ class EnvCrew:
         answers = self._running.wait_all()
         for answer in sorted(answers, key=lambda answer: not answer.lost):
             if answer.error is not None:
-                fault = self._fault(answer, answer.error)
+                fault = self._fault(answer, answer.error, self._made(answers))
                 if answer.lost:
                     lost = f"worker {answer.worker} was lost: {type(answer.error).__name__}"
                     with suppress(Exception):  # what the others' ends raise matters less
@@ -168,11 +168,22 @@ class EnvCrew:
                 raise fault
         return {answer.worker: answer.value for answer in answers}
 
-    def _fault(self, answer: Answer, error: BaseException) -> StepFault:
+    def _made(self, answers: Iterable[Answer]) -> list[int]:
+        """Return the steps of the block that each environment has made: workers don't wait for the one that failed."""
+        faults = {answer.worker: answer.error for answer in answers}
+        made: list[int] = []
+        for worker, share in zip(self._running.workers, self.shares, strict=True):
+            fault, count = faults.get(worker.index), len(share) * self._width
+            made += (
+                fault.made(count) if isinstance(fault, StepFault) else [worker.step + (fault is None)] * count
+            )
+        return made
+
+    def _fault(self, answer: Answer, error: BaseException, made: list[int]) -> StepFault:
         """Return the fault of an environment of the flat batch."""
         first = self.shares[answer.worker].start
         if isinstance(error, StepFault):
-            return error.counted_from(first * self._width)
+            return error.counted_from(first * self._width, made if self._during == "step" else None)
         worker = self._running.workers[answer.worker]
         step = worker.step if answer.lost and self._during == "step" else 0
         return StepFault(step, (first + worker.place) * self._width, self._during, error)
