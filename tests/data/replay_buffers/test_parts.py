@@ -191,3 +191,12 @@ def test_what_is_no_state_of_a_part_changes_nothing(part, broken):
     with pytest.raises(SchemaError, match="load_state_dict"):
         rb.load_state_dict({**buffer().state_dict(), part: broken})
     assert fingerprint(rb) == before
+
+
+def test_a_storage_that_nobody_chose_is_as_large_as_the_sampler_has_room_for():
+    buffer = ReplayBuffer(sampler=PrioritizedSampler(50, 0.6, 0.4), batch_size=10)
+    assert buffer.storage.max_size == 50 and ReplayBuffer().storage.max_size == 1000
+    buffer.extend(list(range(60)))
+    assert set(buffer.sample().tolist()) <= set(range(10, 60))
+    with pytest.raises(InvalidArgumentError, match="max_capacity=50 is less than the 100 rows"):
+        ReplayBuffer(storage=ListStorage(100), sampler=PrioritizedSampler(50, 0.6, 0.4))

@@ -41,7 +41,7 @@ class Parts(Stateful[PartsState]):
     Not thread-safe: whoever calls it holds the buffer's gate.
 
     Args:
-        storage: where records are kept; None for ``ListStorage(1000)``.
+        storage: where records are kept; None for a `ListStorage` of as many as the sampler has room for, or 1000.
         sampler: which records make a batch; None for `RandomSampler`.
         writer: where new records go; None for `RoundRobinWriter`.
         transform: the first transform; None for none.
@@ -56,8 +56,9 @@ class Parts(Stateful[PartsState]):
         if collate_fn is not None and not callable(collate_fn):
             raise InvalidTypeError(f"collate_fn: expected a callable, got {collate_fn!r}")
         # An empty storage is falsy: compare with None.
-        self.storage: Storage = ListStorage(1000) if storage is None else storage
         self.sampler: Sampler = RandomSampler() if sampler is None else sampler
+        room = self.sampler.room if isinstance(self.sampler, Sampler) else None
+        self.storage: Storage = ListStorage(room or 1000) if storage is None else storage
         self.writer: Writer = RoundRobinWriter() if writer is None else writer
         self.transforms = Pipeline()
         if transform is not None:

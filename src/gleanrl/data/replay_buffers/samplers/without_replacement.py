@@ -116,7 +116,7 @@ class EpochSampler(UnitSampler):
     ) -> Draw:
         drawn = self.unit.serve(storage, items, batch_size, length, self.random)
         origin = None if generations is None else torch.stack([items, generations])
-        return drawn._replace(origin=origin, epoch=self.epoch)
+        return Draw(*drawn[:-2], origin, self.epoch)  # half of what _replace costs
 
     def _meet(self, storage: Storage) -> None:
         """Keep a loaded epoch that fits; drop one of another content."""
