@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tensordict import TensorDict
 
-from gleanrl.data.replay_buffers import LazyTensorStorage, ListStorage, RoundRobinWriter, Storage
+from gleanrl.data.replay_buffers import (
+    LazyTensorStorage,
+    ListStorage,
+    ReplayBuffer,
+    RoundRobinWriter,
+    Storage,
+)
 from gleanrl.data.replay_buffers.versions import Version, touched
-from gleanrl.errors import IndexRangeError, SchemaError
+from gleanrl.errors import IndexRangeError, SchemaError, UnsupportedError
 from gleanrl.records import Selection
 from tests.interrupts import interruptions
 
@@ -316,3 +322,30 @@ def test_an_interrupt_leaves_a_change_whole_or_not_begun(kind, change):
         if change in ("set", "slots", "selected", "clear", "load", "load into a fresh one"):
             assert held(storage) == held(whole), place
     assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize("base", [LazyTensorStorage, ListStorage])
+def test_a_class_whose_methods_nothing_would_call_is_refused(base):
+    with pytest.raises(
+        UnsupportedError, match=r"class Mine: buffers don't call get\(\) .* they call fetch\(\)"
+    ):
+        type("Mine", (base,), {"get": lambda self, index: 0})
+    with pytest.raises(UnsupportedError, match=r"don't call set\(\) .* they call prepare\(\)"):
+        type("Mine", (base,), {"set": lambda self, start, data: None})
+
+    class Mixin:
+        def __getitem__(self, index: object) -> int:
+            return 0
+
+    with pytest.raises(UnsupportedError, match="__getitem__"):
+        type("Mine", (Mixin, base), {})
+
+
+def test_a_fetch_of_a_users_own_is_called():
+    class Doubled(LazyTensorStorage):
+        def fetch(self, slots: torch.Tensor, paths: object = None) -> torch.Tensor:
+            return 2 * super().fetch(slots)
+
+    buffer = ReplayBuffer(storage=Doubled(5), batch_size=20)
+    buffer.extend(torch.arange(3))
+    assert buffer.sample().unique().tolist() == [0, 2, 4] and buffer[[1, 2]].tolist() == [2, 4]

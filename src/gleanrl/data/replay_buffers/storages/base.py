@@ -15,10 +15,14 @@ from gleanrl.data.replay_buffers.storages.snapshots import ContentCopy, Copying,
 from gleanrl.data.replay_buffers.versions import moved_past
 from gleanrl.errors import GleanError, IndexRangeError, SchemaError, UnsupportedError
 from gleanrl.native import bump, bump_at
+from gleanrl.overrides import overridden
 from gleanrl.records import Placement, Selection
 from gleanrl.state import Stateful, StateReader
 from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import NestedKey, Path
+
+# What users call by themselves, and what buffers call in its place.
+_CALLED = {"get": "fetch", "__getitem__": "fetch", "set": "prepare"}
 
 
 class Prepared(NamedTuple):
@@ -51,6 +55,21 @@ class Storage(Slots, Stateful[StorageState]):
         max_size: transitions that fit, at least 1.
         ndim: batch dimensions of a storage, at least 1; the first is time.
     """
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Refuse a class that replaces a method which buffers don't call, but not the one that they call.
+
+        Raises:
+            UnsupportedError: naming both.
+        """
+        super().__init_subclass__(**arguments)
+        parent = next(base for base in cls.__mro__[1:] if issubclass(base, Storage))
+        for name, called in _CALLED.items():
+            if overridden(cls, name, of=parent) and not overridden(cls, called, of=parent):
+                raise UnsupportedError(
+                    f"class {cls.__name__}: buffers don't call {name}() when they sample or extend, they call "
+                    f"{called}(): override that as well"
+                )
 
     collate: Callable[[Any], Any] | None = None
     """What makes a batch of fetched records; None where `fetch` returns one."""

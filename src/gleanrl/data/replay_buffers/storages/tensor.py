@@ -263,7 +263,7 @@ class TensorStorage(Storage):
         basic = basic_index(index, self.shape)
         if basic is None:
             slots, shape = slots_at(index, self.shape)
-            return self._initialized().fetch(slots, shape)
+            return self.fetch(slots) if len(shape) == 1 else self._initialized().fetch(slots, shape)
         return self._view(self._initialized(), basic, self._num_steps)
 
     def _view(self, table: Table, index: tuple[int | slice, ...], num_steps: int) -> Any:

@@ -1,0 +1,295 @@
+"""`check_storage`: does a storage do what replay buffers rely on?"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from tensordict import TensorDict, is_tensor_collection
+from torch.utils import _pytree
+
+from gleanrl.data.replay_buffers import ReplayBuffer, Storage
+from gleanrl.data.replay_buffers.storages.base import Prepared
+from gleanrl.data.replay_buffers.versions import touched
+from gleanrl.errors import ConformanceError, GleanError, InvalidArgumentError, InvalidTypeError
+from gleanrl.records import Selection
+from gleanrl.testing.report import PartReport
+
+Make = Callable[[], Storage]
+Records = Callable[[int, int], Any]
+
+
+def numbered(start: int, count: int) -> TensorDict:
+    """Return records that say their number: ``x`` ``(count,)`` int64, ``next.y`` ``(count, 2)`` float32."""
+    x = torch.arange(start, start + count, device="cpu")
+    return TensorDict({"x": x, "next": {"y": x[:, None].float().repeat(1, 2)}}, [count])
+
+
+class _Trial:
+    """A fresh storage in a buffer of its own, and what it should hold: numbers by slot."""
+
+    def __init__(self, rule: str, make: Make, records: Records) -> None:
+        self.rule, self.make, self.records = rule, make, records
+        self.storage = make()
+        self.buffer = ReplayBuffer(storage=self.storage, batch_size=4)
+        self.size = self.storage.max_size
+        self.held: list[int] = []
+        self.clock = 0
+
+    def extend(self, count: int) -> None:
+        """Write records with new numbers by a ring writer."""
+        cursor = self.storage.end
+        self.buffer.extend(self.records(self.clock, count))
+        for offset in range(count):
+            slot, number = (cursor + offset) % self.size, self.clock + offset
+            if slot < len(self.held):
+                self.held[slot] = number
+            else:
+                self.held += [-1] * (slot - len(self.held)) + [number]
+        self.clock += count
+
+    def prepared(self, count: int) -> Prepared:
+        """Return checked records with new numbers."""
+        self.clock += count
+        return self.storage.prepare_selection(
+            self.records(self.clock - count, count), torch.Size([count]), "check_storage"
+        )
+
+    def row(self, number: int) -> list[Any]:
+        """Return the parts of one record."""
+        data = self.records(number, 1)
+        return _parts(
+            self.storage.collate(data) if isinstance(data, list) and self.storage.collate else data, 0
+        )
+
+    def check(self, where: str, storage: Storage | None = None, held: list[int] | None = None) -> None:
+        """Compare what a storage holds with what it should."""
+        storage, held = storage or self.storage, self.held if held is None else held
+        self.expect(
+            len(storage) == storage.num_steps == len(held), where, f"{len(held)} records", f"{len(storage)}"
+        )
+        if not held:
+            return
+        slots = torch.tensor([*range(len(held))][::-1] + [0, 0], device="cpu")
+        self.compare(where, storage.fetch(slots), [held[slot] for slot in slots.tolist()], storage)
+
+    def compare(self, where: str, fetched: Any, numbers: list[int], storage: Storage) -> None:
+        """Compare fetched records with those of some numbers."""
+        batch = fetched if storage.collate is None else storage.collate(fetched)
+        for position, number in enumerate(numbers):
+            got, wanted = _parts(batch, position), self.row(number)
+            same = len(got) == len(wanted) and all(map(_same, got, wanted))
+            self.expect(same, f"{where}, row {position}", f"record {number}: {wanted}", f"{got}")
+
+    def expect(self, kept: bool, where: str, expected: str, got: str) -> None:
+        """Raise unless the rule was kept."""
+        if not kept:
+            raise ConformanceError(self.rule, where, expected, got)
+
+
+def _parts(batch: Any, position: int) -> list[Any]:
+    if is_tensor_collection(batch):
+        return [batch.get(key)[position] for key in sorted(batch.keys(True, True), key=str)]
+    return [leaf[position] for leaf in _pytree.tree_leaves(batch)]
+
+
+def _same(got: Any, wanted: Any) -> bool:
+    if isinstance(got, torch.Tensor) and isinstance(wanted, torch.Tensor):
+        return got.dtype == wanted.dtype and torch.equal(got.cpu(), wanted.cpu())
+    return bool(got == wanted)
+
+
+def _empty(trial: _Trial) -> None:
+    found = (len(trial.storage), trial.storage.num_steps, trial.storage.end)
+    trial.expect(found == (0, 0, 0), "a fresh storage", "length, steps and end 0", f"{found}")
+
+
+def _ring(trial: _Trial) -> None:
+    for count in (1, trial.size - 2, 3, trial.size, 2 * trial.size + 1):
+        trial.extend(count)
+        trial.check(f"extend({count} records)")
+
+
+def _memory(trial: _Trial) -> None:
+    trial.extend(2)
+    data = trial.records(trial.clock, 1)
+    trial.held.append(trial.clock)
+    trial.clock += 1
+    trial.buffer.extend(data)
+    for leaf in _tensors(data):
+        leaf.zero_()
+    trial.check("after the written tensors changed")
+    fetched = trial.storage.fetch(torch.tensor([0, 1], device="cpu"))
+    if trial.storage.collate is None:
+        for leaf in _tensors(fetched):
+            leaf.zero_()
+        trial.check("after a fetched batch changed")
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    leaves = batch.values(True, True) if is_tensor_collection(batch) else _pytree.tree_leaves(batch)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _slots(trial: _Trial) -> None:
+    trial.extend(trial.size)
+    first, end = trial.clock, trial.storage.end
+    trial.storage.write_slots(trial.prepared(3), torch.tensor([2, 0, 2], device="cpu"))
+    trial.held[0], trial.held[2] = first + 1, first + 2
+    trial.check("write_slots([2, 0, 2]): the last of equal slots wins")
+    trial.expect(trial.storage.end == end, "write_slots", f"end {end}", f"{trial.storage.end}")
+    first = trial.clock
+    chosen = torch.tensor([1, 3], device="cpu")
+    trial.storage.write_selected(trial.prepared(3), Selection(chosen - 1, chosen, chosen, trial.size))
+    trial.held[1], trial.held[3] = first, first + 2
+    trial.check("write_selected(rows [0, 2] to slots [1, 3])")
+
+
+def _versions(trial: _Trial) -> None:
+    trial.extend(trial.size - 1)
+    storage, every = trial.storage, torch.arange(trial.size, device="cpu")
+
+    def change(where: str, call: Callable[[], Any], slots: list[int]) -> None:
+        version, before = storage.version, storage.generation(every)
+        call()
+        changed = touched(every, storage.changed_since(version))[slots]
+        counted = (storage.generation(every) > before)[slots]
+        trial.expect(
+            bool(changed.all()), where, f"changed_since to name the slots {slots}", f"{changed.tolist()}"
+        )
+        trial.expect(bool(counted.all()), where, f"higher generations of {slots}", f"{counted.tolist()}")
+
+    change("extend", lambda: trial.extend(2), [trial.size - 1, 0])
+    change(
+        "write_slots", lambda: storage.write_slots(trial.prepared(1), torch.tensor([1], device="cpu")), [1]
+    )
+    change("clear", storage.clear, every.tolist())
+
+
+def _clear(trial: _Trial) -> None:
+    trial.extend(3)
+    trial.buffer.empty()
+    trial.held = []
+    trial.check("empty()")
+    trial.extend(2)
+    trial.check("extend after empty()")
+
+
+def _refusal(trial: _Trial) -> None:
+    trial.extend(3)
+    nothing: list[Any] = [[], None, {}]
+    for bad in nothing:
+        try:
+            trial.buffer.extend(bad)
+        except GleanError:
+            trial.check(f"extend({bad!r}), which raised")
+        except Exception as error:
+            trial.expect(False, f"extend({bad!r})", "a GleanError", repr(error))
+        else:
+            trial.expect(False, f"extend({bad!r})", "an error: there is no record", "none")
+
+
+def _state(trial: _Trial) -> None:
+    trial.extend(trial.size + 1)
+    state, held = trial.storage.state_dict(), list(trial.held)
+    trial.extend(2)
+    trial.check("after state_dict()")
+    for storage, where in ((trial.make(), "a fresh storage"), (trial.storage, "the storage itself")):
+        storage.load_state_dict(state)
+        trial.check(f"load_state_dict of {where}", storage, held)
+        end = (trial.size + 1) % trial.size
+        trial.expect(storage.end == end, where, f"end {end}", f"{storage.end}")
+    trial.held = held
+    for name in state:
+        try:
+            trial.storage.load_state_dict({key: value for key, value in state.items() if key != name})
+        except GleanError:
+            trial.check(f"load_state_dict without {name!r}, which raised")
+        else:
+            trial.expect(False, f"load_state_dict without {name!r}", "a SchemaError", "none")
+
+
+def _copies(trial: _Trial) -> None:
+    trial.extend(3)
+    held, other = list(trial.held), copy.deepcopy(trial.storage)
+    trial.extend(trial.size)
+    trial.check("the copy, after a write to the original", other, held)
+    trial.check("the original")
+
+
+def _served(trial: _Trial) -> None:
+    trial.extend(3)
+    batch, info = trial.buffer.sample(return_info=True)
+    for position, slot in enumerate(info["index"].tolist()):
+        got, wanted = _parts(batch, position), trial.row(trial.held[slot])
+        trial.expect(all(map(_same, got, wanted)), f"sample(), slot {slot}", f"{wanted}", f"{got}")
+    one, wanted = trial.storage.get(1), trial.row(trial.held[1])
+    keys = sorted(one.keys(True, True), key=str) if is_tensor_collection(one) else ()
+    parts = [one.get(key) for key in keys] or _pytree.tree_leaves(one)
+    trial.expect(all(map(_same, parts, wanted)), "get(1)", f"{wanted}", f"{parts}")
+
+
+RULES: dict[str, Callable[[_Trial], None]] = {
+    "empty": _empty,
+    "ring": _ring,
+    "memory": _memory,
+    "slots": _slots,
+    "versions": _versions,
+    "clear": _clear,
+    "refusal": _refusal,
+    "state": _state,
+    "copies": _copies,
+    "served": _served,
+}
+"""The rules by name, in the order in which they are checked."""
+
+
+def check_storage(make: Make, *, records: Records = numbered, skip: Iterable[str] = ()) -> PartReport:
+    """Check a storage with one batch dimension against the rules in the table below.
+
+    | rule | what it asks for |
+    | --- | --- |
+    | empty | a fresh storage holds nothing |
+    | ring | what was written is fetched, in any order, around the end, of long writes the newest |
+    | memory | neither written data nor fetched batches share memory with what is stored |
+    | slots | records go to chosen slots; of equal slots the last one wins; the end stays |
+    | versions | every change is in `changed_since`, and raises the generations of its slots |
+    | clear | nothing is left, and it can be written again |
+    | refusal | what is no record raises a `GleanError`, and changes nothing |
+    | state | a saved state is what was there, loads into a fresh storage, and is refused whole if a field is missing |
+    | copies | a deep copy lives by itself |
+    | served | a buffer samples what is stored, `get` returns it |
+
+    Args:
+        make: makes the storage, a fresh and empty one at each call, for 5 to some hundred records.
+        records: makes records: ``records(start, count)`` returns `count` of them as `extend` takes them, each another
+            for every number from `start` on; their tensors may be overwritten.
+        skip: names of rules to leave out.
+
+    Returns:
+        Which rules were checked, and which weren't.
+
+    Raises:
+        ConformanceError: at the first broken rule (also an AssertionError).
+        InvalidArgumentError: a storage that is too small or not empty, or an unknown rule in `skip`.
+
+    Examples:
+        >>> from gleanrl.data.replay_buffers import LazyTensorStorage
+        >>> print(check_storage(lambda: LazyTensorStorage(8), skip=["copies"]).passed[:3])
+        ('empty', 'ring', 'memory')
+    """
+    left_out = set(skip)
+    if unknown := sorted(left_out - RULES.keys()):
+        raise InvalidArgumentError(f"skip: there is no {unknown}; there are {[*RULES]}")
+    first = make()
+    if not isinstance(first, Storage):
+        raise InvalidTypeError(f"make: expected it to return a Storage, got {first!r}")
+    if first.ndim != 1 or first.max_size < 5:
+        raise InvalidArgumentError("make: expected a storage with ndim=1 for 5 records or more")
+    for name, rule in RULES.items():
+        if name not in left_out:
+            rule(_Trial(name, make, records))
+    passed = tuple(name for name in RULES if name not in left_out)
+    return PartReport(type(first).__name__, passed, dict.fromkeys(sorted(left_out), "left out by the caller"))

@@ -1,0 +1,152 @@
+"""Storages that keep every rule, and for each rule one that breaks it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from gleanrl.data.replay_buffers import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    Storage,
+)
+from gleanrl.errors import (
+    ConformanceError,
+    InvalidArgumentError,
+    InvalidTypeError,
+)
+from gleanrl.testing import check_storage
+from gleanrl.testing.storage import RULES, numbered
+
+
+def objects(start: int, count: int) -> list[int]:
+    return [*range(start, start + count)]
+
+
+def tree(start: int, count: int) -> dict[str, Any]:
+    n = torch.arange(start, start + count)
+    return {"n": n, "deep": (n[:, None].repeat(1, 2).bfloat16(),)}
+
+
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+@pytest.mark.parametrize("records", [numbered, tree, objects])
+def test_our_own_storages_keep_every_rule(kind, records):
+    if records is objects and kind is not ListStorage:
+        pytest.skip("only a list storage keeps objects")
+    report = check_storage(lambda: kind(9), records=records)
+    assert report.passed == tuple(RULES) and report.name == kind.__name__
+
+
+class Holding(ListStorage):
+    """A fresh one isn't empty."""
+
+    def __init__(self, max_size: int) -> None:
+        super().__init__(max_size)
+        self.set(0, [1])
+
+
+class Straight(ListStorage):
+    """Doesn't go around the end."""
+
+    def _copy_span(self, rows: list[Any], skipped: int, start: int, count: int) -> None:
+        super()._copy_span(rows, skipped, start, min(count, self.max_size - start))
+
+
+class Lending(LazyTensorStorage):
+    """Hands out its own memory."""
+
+    def fetch(self, slots: torch.Tensor, paths: Any = None) -> Any:
+        whole = self.get(slice(None))
+        return whole[: len(slots)] if slots.tolist() == [*range(len(slots))] else super().fetch(slots, paths)
+
+
+class FirstWins(ListStorage):
+    """The first of equal slots wins."""
+
+    def _copy_slots(self, rows: list[Any], slots: torch.Tensor) -> None:
+        super()._copy_slots(rows[::-1], slots.flip(0))
+
+
+class Silent(ListStorage):
+    """Doesn't say what changed."""
+
+    def changed_since(self, version: Any) -> Any:
+        return []
+
+
+class Lasting(ListStorage):
+    """Is never cleared."""
+
+    def clear(self) -> None:
+        """Do nothing."""
+
+
+class Tolerant(ListStorage):
+    """Takes anything."""
+
+    def prepare(self, data: Any, **options: Any) -> Any:
+        return super().prepare(data if data is not None and len(data) else [0], **options)
+
+
+class Trusting(ListStorage):
+    """Believes every state."""
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        if "items" in state_dict:
+            self.clear()
+            self.set(0, list(state_dict["items"]))
+
+
+class Shallow(LazyTensorStorage):
+    """Copies share their columns."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+
+class Shifted(ListStorage):
+    """Indexing is one off."""
+
+    def fetch(self, slots: torch.Tensor, paths: Any = None) -> list[Any]:
+        return super().fetch(slots)
+
+    def get(self, index: Any) -> Any:
+        return super().get(index - 1 if isinstance(index, int) else index)
+
+
+BROKEN: dict[str, type[Storage]] = {
+    "empty": Holding,
+    "ring": Straight,
+    "memory": Lending,
+    "slots": FirstWins,
+    "versions": Silent,
+    "clear": Lasting,
+    "refusal": Tolerant,
+    "state": Trusting,
+    "copies": Shallow,
+    "served": Shifted,
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_each_rule_catches_a_storage_that_breaks_it(rule):
+    broken = BROKEN[rule]
+    with pytest.raises(ConformanceError, match=f"rule '{rule}'"):
+        check_storage(lambda: broken(8), skip=set(RULES) - {rule})
+
+
+def test_arguments():
+    with pytest.raises(InvalidArgumentError, match="there is no .'x'."):
+        check_storage(lambda: ListStorage(8), skip=["x"])
+    with pytest.raises(InvalidArgumentError, match="ndim=1 for 5"):
+        check_storage(lambda: ListStorage(4))
+    with pytest.raises(InvalidTypeError, match="expected it to return a Storage"):
+        check_storage(lambda: None)
+    assert dict(check_storage(lambda: ListStorage(8), skip=["ring"]).skipped) == {
+        "ring": "left out by the caller"
+    }
