@@ -9,7 +9,7 @@ from torch import nn
 
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import members_at
-from gleanrl.data.replay_buffers.utils import load_all, states_in
+from gleanrl.data.replay_buffers.utils import states_in
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 
 
@@ -116,4 +116,7 @@ class StorageEnsemble:
         Raises:
             SchemaError: another number of storages, or a state that doesn't fit; nothing changed.
         """
-        load_all(self._storages, states_in(state_dict, "storages", len(self._storages)))
+        states = states_in(state_dict, "storages", len(self._storages))
+        values = [storage.parse(state) for storage, state in zip(self._storages, states, strict=True)]
+        for storage, value in zip(self._storages, values, strict=True):
+            storage.adopt(value)
