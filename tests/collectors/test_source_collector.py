@@ -9,7 +9,8 @@ import pytest
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.errors import ClosedError, EnvironmentFailure
+from gleanrl.envs import GymEnv
+from gleanrl.errors import ClosedError, EnvironmentFailure, PolicyError
 from tests.collectors.helpers import IDS, NEVER, SCRIPT, check_names, make, raising, steps_of, take
 from tests.fakes_base import CountingEnv
 
@@ -158,3 +159,17 @@ def test_a_state_is_saved_after_the_end_and_a_closed_collector_says_so() -> None
     early.shutdown()
     with pytest.raises(ClosedError):
         early.next()
+
+
+def test_the_plan_is_shown_without_addresses() -> None:
+    shown = repr(make(CountingEnv(NEVER), lambda observation: observation[..., :2]).plan)
+    assert (
+        "actor=PolicyActor, random_actor=RandomActor, policy=TensorDictModule" in shown
+        and " at 0x" not in shown
+    )
+
+
+def test_scores_of_choices_are_no_actions() -> None:
+    collector = make(GymEnv("CartPole-v1"), torch.nn.Linear(4, 2))
+    with pytest.raises(PolicyError, match="argmax .*categorical_action_encoding=True"):
+        collector.next()

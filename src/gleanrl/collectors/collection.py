@@ -164,10 +164,11 @@ class Collection(Source, Stateful[CollectionState]):
 
     def deliver(self, collected: Collected, batch: TensorDictBase) -> TensorDictBase:
         """Count the open batch as handed out and return `batch`, what became of it."""
-        try:
-            return batch
-        finally:
-            self._now = collected.after
+        # One line: an interrupt comes before the assignment, or after the batch was returned.
+        return (batch, self._become(collected.after))[0]
+
+    def _become(self, moment: _Moment) -> Any:
+        self._now = moment
 
     def lose(self, reason: str, seconds: float = 0.0) -> None:
         """Count an open batch, if there is one, as discarded; the next one begins with a reset.

@@ -28,7 +28,6 @@ class SourceCollector(DataCollectorBase):
     _budget: Budget
     _delivery: Delivery
     _progress: CollectorProgress | None = None
-    _at_work = False
     closed = False
     """Whether the collector was shut down."""
 
@@ -54,7 +53,6 @@ class SourceCollector(DataCollectorBase):
 
     def stats(self) -> CollectorStats:
         """Return the counters at this moment."""
-        self._settle()
         return self._source.stats()
 
     def iterator(self) -> Iterator[TensorDictBase]:
@@ -98,24 +96,24 @@ class SourceCollector(DataCollectorBase):
         """
         self._check_open()
         self._show_progress()
-        self._at_work = True
         try:
             collected = collect()
-            try:
-                batch = self._delivery(collected.batch)
-                if finish is not None:
-                    finish(batch)
-            except Exception:
-                self._source.lose("postproc")
-                raise
-        finally:
-            self._at_work = False
-        return self._source.deliver(collected, batch)
-
-    def _settle(self) -> None:
-        """Give up a batch that nobody will hand out any more, because an interrupt came between."""
-        if not self._at_work:
+            return self._source.deliver(collected, self._finished(collected.batch, finish))
+        except BaseException:
             self._source.lose("interrupted")
+            raise
+
+    def _finished(
+        self, batch: TensorDictBase, finish: Callable[[TensorDictBase], Any] | None
+    ) -> TensorDictBase:
+        try:
+            batch = self._delivery(batch)
+            if finish is not None:
+                finish(batch)
+            return batch
+        except Exception:
+            self._source.lose("postproc")
+            raise
 
     def reset(self, index: Any = None, **kwargs: Any) -> None:
         """Reset the environments; their next frames belong to new trajectories.
@@ -165,7 +163,6 @@ class SourceCollector(DataCollectorBase):
 
         Simulators aren't part of it: a restored collector begins new trajectories.
         """
-        self._settle()
         return self._source.save()
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True, **kwargs: Any) -> None:

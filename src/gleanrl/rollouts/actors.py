@@ -318,9 +318,15 @@ class _RowWriter:
 
 def _check(path: Path, value: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
     if value.shape != shape or value.dtype is not dtype:
+        advice = "make the policy's output match the action spec"
+        if value.is_floating_point() and not dtype.is_floating_point:
+            advice = (
+                "the action is a choice, and these may be scores or logits; put out their argmax (and make the "
+                "environment with categorical_action_encoding=True), or the one-hot vector of it"
+            )
         raise PolicyError(
             f"policy: {as_key(path)!r} expected shape {tuple(shape)} {dtype}, got {tuple(value.shape)} "
-            f"{value.dtype}; nothing is cast or broadcast: make the policy's output match the action spec"
+            f"{value.dtype}; nothing is cast or broadcast: {advice}"
         )
 
 

@@ -88,6 +88,8 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
             for t in range(block.num_steps):
                 act(t)
                 step(t)
+        block.num_whole = block.num_steps
+        return block.num_steps
     except StepFault as fault:
         # The step before a failed reset is whole.
         block.num_whole = max(t, fault.t) + (fault.during == "reset")
@@ -96,5 +98,3 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
         # What the owner must account for: the steps before the one that failed, and this one if `stop` failed.
         block.num_whole = max(t, block.num_whole)
         raise
-    block.num_whole = block.num_steps
-    return block.num_steps

@@ -37,7 +37,7 @@ _MOST_SHOWN = 200
 """Characters of an action in an error message."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RolloutPlan:
     """What a rollout is made of; `actor` and `stepper` name the choices that were made."""
 
@@ -58,6 +58,13 @@ class RolloutPlan:
     done_paths: tuple[Path, ...]
     """The done flags under ``next`` that end an episode: those of the environment, or, where it has none, those of
     every group of agents."""
+
+    def __repr__(self) -> str:
+        """Show the choices by name."""
+        parts = (self.stepper, self.actor, self.random_actor, self.policy)
+        names = ("stepper", "actor", "random_actor", "policy")
+        chosen = ", ".join(f"{name}={type(part).__name__}" for name, part in zip(names, parts, strict=True))
+        return f"RolloutPlan({chosen}, batch_size={tuple(self.batch_size)}, schema={self.schema!r})"
 
     def block(self, num_steps: int, schema: Schema | None = None, pool: BufferPool | None = None) -> Block:
         """Return columns for `num_steps` steps: fresh ones, or borrowed ones (see `Block.owned`).

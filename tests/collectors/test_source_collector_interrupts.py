@@ -1,0 +1,102 @@
+"""Interrupts at every line of a collector's methods: nothing is lost uncounted, and no trajectory has a hole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from gleanrl.collectors import SyncDataCollector
+from tests.collectors.helpers import NEVER, Net, check_names, make, steps_of, take
+from tests.fakes import Script
+from tests.fakes_base import CountingEnv
+from tests.interrupts import interruptions
+
+pytestmark = pytest.mark.slow
+
+SHORT = Script(lengths=(3, 4))
+
+
+class Subject:
+    """A collector, its environment, and what it has delivered."""
+
+    def __init__(self, batch_size: tuple[int, ...] = (), script: Script = SHORT) -> None:
+        self.env, self.net = CountingEnv(script, batch_size), Net()
+        self.collector: SyncDataCollector = make(self.env, self.net, max_frames_per_traj=5)
+        self.batches: list[TensorDictBase] = take(self.collector, 1)
+        self.state = self.collector.state_dict()
+
+    def keep(self, batch: TensorDictBase | None) -> None:
+        assert batch is not None
+        self.batches.append(batch)
+
+    def next(self) -> None:
+        self.keep(self.collector.next())
+
+    def iterate(self) -> None:
+        self.keep(next(iter(self.collector)))
+
+    def check(self, where: Any) -> None:
+        """The accounts agree with the environment's, but for a step that was under way; the collector goes on."""
+        frames = max(1, self.env.batch_size.numel())
+        stats = self.collector.stats()
+        assert stats.stepped == stats.delivered + stats.flagged + stats.discarded
+        assert steps_of(self.env) - stats.stepped in (0, frames), where
+        assert stats.delivered == sum(batch.numel() for batch in self.batches), where
+        for _ in range(2):
+            self.next()
+        after = self.collector.stats()
+        assert after.delivered == sum(batch.numel() for batch in self.batches), where
+        check_names(self.batches)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("batch_size", [(), (2,)])
+@pytest.mark.parametrize("call", [Subject.next, Subject.iterate, lambda s: s.collector.reset()])
+def test_calls_that_step_or_reset(batch_size: tuple[int, ...], call: Callable[[Subject], Any]) -> None:
+    for subject, where in interruptions(lambda: Subject(batch_size), call, most=250):
+        subject.check(where)
+
+
+def test_partial_resets() -> None:
+    for subject, where in interruptions(
+        lambda: Subject((2,), NEVER), lambda subject: subject.collector.reset([1]), most=150
+    ):
+        subject.check(where)
+
+
+def test_loads_happen_whole_or_not_at_all() -> None:
+    def make_subject() -> Subject:
+        subject = Subject()
+        with torch.no_grad():
+            subject.net.value.fill_(3.0)
+        return subject
+
+    def load(subject: Subject) -> None:
+        subject.collector.load_state_dict(subject.state)
+
+    for subject, where in interruptions(make_subject, load, most=200):
+        assert subject.net.value.unique().tolist() in ([3.0], [0.5]), where
+        subject.check(where)
+
+
+def test_pushed_weights_arrive_whole_or_not_at_all() -> None:
+    weights = TensorDict.from_module(Net(7.0)).data.clone()
+    weights["calls"] = torch.tensor(7)
+
+    def push(subject: Subject) -> None:
+        subject.collector.update_policy_weights_(weights)
+
+    for subject, where in interruptions(Subject, push):
+        both = subject.net.value.unique().tolist() == [7.0], int(subject.net.calls) == 7
+        assert both in ((True, True), (False, False)), where
+        subject.check(where)
+
+
+def test_a_shutdown_is_finished_by_the_next_one() -> None:
+    for subject, where in interruptions(Subject, lambda subject: subject.collector.shutdown()):
+        subject.collector.shutdown()
+        assert subject.env.is_closed, where
+        assert subject.collector.stats().delivered == 6
