@@ -5,5 +5,14 @@ from gleanrl.testing.report import EnvReport, PartReport
 from gleanrl.testing.sampler import check_sampler
 from gleanrl.testing.storage import check_storage
 from gleanrl.testing.transform import check_transform
+from gleanrl.testing.writer import check_writer
 
-__all__ = ["EnvReport", "PartReport", "check_env", "check_sampler", "check_storage", "check_transform"]
+__all__ = [
+    "EnvReport",
+    "PartReport",
+    "check_env",
+    "check_sampler",
+    "check_storage",
+    "check_transform",
+    "check_writer",
+]

@@ -1,0 +1,192 @@
+"""`check_writer`: does a writer do what replay buffers rely on?"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer, Writer
+from gleanrl.errors import ConformanceError, InvalidArgumentError, InvalidTypeError, SchemaError
+from gleanrl.records import Placement
+from gleanrl.testing.report import PartReport
+
+_CAPACITY = 10
+_SIZES = (3, 1, 4, 7, 12, 2)  # of writes: beyond the end, and more than fit
+
+Make = Callable[[], Writer]
+
+
+def check_writer(make: Make, *, skip: Iterable[str] = ()) -> PartReport:
+    """Check a writer with a buffer of ten rows, which get ``t`` (int64) and ``("next", "reward")``.
+
+    | rule | what it asks for |
+    | --- | --- |
+    | place | what it returns fits the storage: slots each once, no gap behind what is stored; asking changes nothing |
+    | index | the records stand where the index that a write returns says, -1 for those that aren't stored |
+    | behind its back | it goes on with what the storage holds, although nobody told it of writes, clearings and loads |
+    | state | one that loads a saved state goes on with the same places, and so does a copy |
+    | failed load | what isn't a state is a SchemaError and changes nothing |
+
+    Args:
+        make: makes the writer, a fresh one at each call.
+        skip: names of rules to leave out.
+
+    Returns:
+        Which rules were checked, and which weren't.
+
+    Raises:
+        ConformanceError: at the first broken rule (also an AssertionError).
+        InvalidArgumentError: if `skip` names an unknown rule.
+
+    Examples:
+        >>> from gleanrl.data.replay_buffers import RoundRobinWriter
+        >>> check_writer(RoundRobinWriter).passed[:2]
+        ('place', 'index')
+    """
+    left_out = set(skip)
+    if unknown := sorted(left_out - RULES.keys()):
+        raise InvalidArgumentError(f"skip: there is no {unknown}; there are {[*RULES]}")
+    first = make()
+    if not isinstance(first, Writer):
+        raise InvalidTypeError(f"make: expected it to return a Writer, got {first!r}")
+    for name, rule in RULES.items():
+        if name not in left_out:
+            rule(make)
+    passed = tuple(name for name in RULES if name not in left_out)
+    return PartReport(type(first).__name__, passed, dict.fromkeys(left_out, "left out by the caller"))
+
+
+def _rows(first: int, count: int) -> TensorDict:
+    t = torch.arange(first, first + count)
+    reward = (t * 7 % 5).float()[:, None]
+    return TensorDict({"t": t, "next": TensorDict({"reward": reward}, [count])}, [count])
+
+
+def _buffer(writer: Writer) -> ReplayBuffer:
+    return ReplayBuffer(storage=LazyTensorStorage(_CAPACITY), writer=writer, batch_size=2)
+
+
+def _check(rule: str, where: str, fine: bool, expected: str, got: Any) -> None:
+    if not fine:
+        raise ConformanceError(rule, where, expected, str(got))
+
+
+def _written(buffer: ReplayBuffer, first: int = 0) -> list[list[int]]:
+    """Return the indices of some writes."""
+    found = []
+    for size in _SIZES:
+        found.append(buffer.extend(_rows(first, size)).tolist())
+        first += size
+    return found
+
+
+def _place(make: Make) -> None:
+    writer, storage, first = make(), LazyTensorStorage(_CAPACITY), 0
+    writer.register_storage(storage)
+    for size in _SIZES:
+        where = f"{size} rows to {len(storage)} of {_CAPACITY}"
+        prepared = storage.prepare(_rows(first, size), single=False, dim_extend=0, where="check")
+        version = storage.version
+        placed = [writer.place(prepared), writer.place(prepared)]
+        _check("place", where, storage.version == version, "an unchanged storage", storage)
+        slots = [_slots(found) for found in placed]
+        _check("place", where, slots[0] == slots[1], f"the same place again, {slots[0]}", slots[1])
+        inside = len(set(slots[0])) == len(slots[0]) and all(0 <= slot < _CAPACITY for slot in slots[0])
+        _check("place", where, inside, f"different slots in [0, {_CAPACITY})", slots[0])
+        length, covered = placed[0].length, {*range(len(storage)), *slots[0]}
+        _check("place", where, covered == {*range(length)}, f"length {length} without gaps", sorted(covered))
+        if isinstance(placed[1], Placement):
+            storage.write(prepared, placed[1])
+        else:
+            storage.write_selected(prepared, placed[1])
+        first += size
+
+
+def _slots(placed: Any) -> list[int]:
+    if isinstance(placed, Placement):
+        return [slot for start, stop in placed.spans() for slot in range(start, stop)]
+    slots: list[int] = placed.slots.tolist()
+    return slots
+
+
+def _index(make: Make) -> None:
+    buffer, first = _buffer(make()), 0
+    for size in _SIZES:
+        rows = _rows(first, size)
+        _check_index("index", f"{size} rows", buffer, buffer.extend(rows), rows)
+        first += size
+    one = buffer.add(_rows(first, 1)[0])
+    _check_index("index", "one record", buffer, torch.tensor([one]), _rows(first, 1))
+
+
+def _check_index(rule: str, where: str, buffer: ReplayBuffer, index: torch.Tensor, rows: TensorDict) -> None:
+    kept, times = index >= 0, rows["t"][-len(index) :]
+    stored = buffer.storage.get(index[kept])["t"]
+    _check(
+        rule, where, torch.equal(stored, times[kept]), f"the records {times[kept].tolist()}", stored.tolist()
+    )
+
+
+def _behind(make: Make) -> None:
+    buffer = _buffer(make())
+    saved = _buffer(make())
+    _written(saved)
+    state, storage = saved.storage.state_dict(), buffer.storage
+    changes: dict[str, Callable[[], None]] = {
+        "a write": lambda: storage.set(0, _rows(50, 4)),
+        "clearing": storage.clear,
+        "another write": lambda: storage.set(0, _rows(60, 6)),
+        "loading": lambda: storage.load_state_dict(state),
+    }
+    first = 100
+    for name, change in changes.items():
+        change()
+        for size in (3, 5):
+            rows, before = _rows(first, size), len(storage)
+            index = buffer.extend(rows)
+            _check_index("behind its back", name, buffer, index, rows)
+            covered = {*range(before), *index[index >= 0].tolist()}
+            fine = covered == {*range(len(storage))}
+            _check("behind its back", name, fine, f"{len(storage)} rows without gaps", sorted(covered))
+            first += size
+
+
+def _state(make: Make) -> None:
+    for written in (0, 2, 12):
+        buffer, other = _buffer(make()), _buffer(make())
+        if written:
+            buffer.extend(_rows(0, written))
+        other.load_state_dict(buffer.state_dict())
+        copied = copy.deepcopy(buffer)
+        expected = _written(buffer, 200)
+        for how, one in (("loaded", other), ("a copy", copied)):
+            got = _written(one, 200)
+            _check("state", f"{how}, after {written} rows", got == expected, f"{expected}", got)
+
+
+def _failed_load(make: Make) -> None:
+    buffer, other = _buffer(make()), _buffer(make())
+    for one in (buffer, other):
+        one.extend(_rows(0, 12))
+    for bad in (None, [1], 3):
+        try:
+            buffer.writer.load_state_dict(bad)  # type: ignore[arg-type]
+        except SchemaError:
+            continue
+        raise ConformanceError("failed load", repr(bad), "a SchemaError", "nothing")
+    got, expected = _written(buffer, 300), _written(other, 300)
+    _check("failed load", "the writes that follow", got == expected, f"{expected}", got)
+
+
+RULES: dict[str, Callable[[Make], None]] = {
+    "place": _place,
+    "index": _index,
+    "behind its back": _behind,
+    "state": _state,
+    "failed load": _failed_load,
+}
+"""The rules by name, in the order in which they are checked."""

@@ -1,0 +1,107 @@
+"""`check_writer`: it passes what is right, and each rule catches what breaks it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gleanrl.data.replay_buffers import (
+    RoundRobinWriter,
+    TensorDictMaxValueWriter,
+    TensorDictRoundRobinWriter,
+    Writer,
+)
+from gleanrl.errors import ConformanceError, InvalidArgumentError, InvalidTypeError, UnsupportedError
+from gleanrl.records import Selection
+from gleanrl.testing import check_writer
+from gleanrl.testing.writer import RULES
+
+
+@pytest.mark.parametrize("make", [RoundRobinWriter, TensorDictRoundRobinWriter, TensorDictMaxValueWriter])
+def test_ours_keep_all_rules(make):
+    assert check_writer(make).passed == tuple(RULES)
+
+
+class Restless(RoundRobinWriter):
+    """Goes on whenever it is asked."""
+
+    asked = 0
+
+    def place(self, prepared):
+        self.asked += 1
+        return super().place(prepared)._replace(start=self.asked % 2)
+
+
+class Lying(TensorDictMaxValueWriter):
+    """Returns an index that isn't where the records are."""
+
+    def place(self, prepared):
+        placed = super().place(prepared)
+        return placed._replace(returned=placed.returned.flip(0))
+
+
+class Counting(Writer):
+    """Keeps a position of its own."""
+
+    position = 0
+
+    def place(self, prepared):
+        self.position = max(self.position, len(self.storage))
+        kept = min(10 - self.position, prepared.num_steps)
+        slots = torch.arange(self.position, self.position + kept)
+        returned = torch.full((prepared.num_steps,), -1)
+        returned[:kept] = slots
+        return Selection(torch.arange(kept), slots, returned, self.position + kept)
+
+
+class Forgetful(RoundRobinWriter):
+    """Chooses by what no state has."""
+
+    def __init__(self):
+        super().__init__()
+        self.began = None
+
+    def place(self, prepared):
+        self.began = len(self.storage) if self.began is None else self.began
+        if len(self.storage) < 10 or self.began:
+            return super().place(prepared)
+        kept = min(10, prepared.num_steps)
+        returned = torch.full((prepared.num_steps,), -1)
+        returned[:kept] = torch.arange(kept)
+        return Selection(torch.arange(kept), torch.arange(kept), returned, 10)
+
+
+class Careless(RoundRobinWriter):
+    """Takes anything as a state."""
+
+    def parse(self, state, stored=None):
+        return super().parse(state if isinstance(state, dict) else {"cursor": self.cursor}, stored)
+
+
+BROKEN = {
+    "place": Restless,
+    "index": Lying,
+    "behind its back": Counting,
+    "state": Forgetful,
+    "failed load": Careless,
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_each_rule_catches_what_breaks_it(rule):
+    with pytest.raises(ConformanceError) as error:
+        check_writer(BROKEN[rule], skip=[name for name in RULES if name != rule])
+    assert error.value.rule == rule
+
+
+def test_what_it_is_given():
+    with pytest.raises(InvalidTypeError, match="make"):
+        check_writer(lambda: 3)
+    with pytest.raises(InvalidArgumentError, match="there is no"):
+        check_writer(RoundRobinWriter, skip=["nothing"])
+
+
+@pytest.mark.parametrize("name", ["add", "extend", "_empty"])
+def test_a_writer_with_methods_that_nothing_calls_is_refused(name):
+    with pytest.raises(UnsupportedError, match=f"class Lost: nothing calls {name}"):
+        type("Lost", (RoundRobinWriter,), {name: lambda self, data: data})
