@@ -133,10 +133,14 @@ class Draws(Stateful[DrawsState]):
     def empty(self) -> None:
         """Forget every record."""
         parts = self._parts
+
+        def clear() -> None:
+            self.take_back()
+            parts.storage.clear()
+
         with self._gate.lock:
             parts.writer.check_clear()
-            self.take_back()
-            to_the_end(parts.storage.clear)
+            to_the_end(clear)
             parts.sampler.follow(parts.storage)
 
     def exchange(self, name: str, part: Any, collate_fn: Callable[[Any], Any] | None = None) -> Any:
