@@ -182,18 +182,18 @@ class _ModuleCall:
         self._stages = chain
         self._device = layout.policy_device
         self._rows = [(path, block.rows(path)) for path in inputs]
-        self._guard = _InputGuard(block, inputs)
 
     def __call__(self, t: int) -> Values:
         device = self._device
-        versions = self._guard.versions(t)
-        if device is None:
-            values: Values = {path: rows[t] for path, rows in self._rows}
-        else:
-            values = {path: rows[t].to(device) for path, rows in self._rows}
+        values: Values = {path: rows[t] for path, rows in self._rows}
+        given = [*values.values()]
+        versions = [row._version for row in given]
+        if device is not None:
+            values = {path: row.to(device) for path, row in values.items()}
         for stage in self._stages:
             stage(values)
-        self._guard.check(versions, t)
+        if [row._version for row in given] != versions:
+            raise _changed_input([path for path, _ in self._rows], given, versions, t)
         return values
 
 
@@ -216,14 +216,12 @@ class _TensorDictCall:
     def bind(self, block: Block) -> _TensorDictCall:
         """Read from `block` from now on."""
         self._rows = [block.rows(path) for path in self._layout.paths]
-        self._guard = _InputGuard(block, self._layout.paths)
         return self
 
     def __call__(self, t: int) -> Values:
-        versions = self._guard.versions(t)
-        root: TensorDictBase = self._layout.build(
-            [rows[t] for rows in self._rows], self._row.batch_size, self._row.device
-        )
+        given = [rows[t] for rows in self._rows]
+        versions = [row._version for row in given]
+        root: TensorDictBase = self._layout.build(given, self._row.batch_size, self._row.device)
         if self._row.policy_device is not None:
             root = root.to(self._row.policy_device)
         for path, value in self._carry.outputs:
@@ -237,7 +235,8 @@ class _TensorDictCall:
                 self._carry.outputs = tuple((path, out.get(key)) for path, key in self._carried)
         except (AttributeError, KeyError) as cause:
             raise _missing_output(out, self._fields) from cause
-        self._guard.check(versions, t)
+        if [row._version for row in given] != versions:
+            raise _changed_input(self._layout.paths, given, versions, t)
         return values
 
     def is_state(self, path: Path) -> bool:
@@ -258,29 +257,19 @@ class _TensorDictCall:
         self._num_keys = len(out.keys())
 
 
-class _InputGuard:
-    """Notices a policy that changes its input in place: the row is the record of what it saw.
+def _changed_input(
+    paths: Iterable[Path], given: list[torch.Tensor], versions: list[int], t: int
+) -> PolicyError:
+    """Return the error for a policy that changed its input in place: the row is the record of what it saw.
 
     Torch counts the changes of a tensor and of all its views together.
     """
-
-    def __init__(self, block: Block, paths: Iterable[Path]) -> None:
-        self._paths = list(paths)
-        self._rows = [block.rows(path) for path in self._paths]
-
-    def versions(self, t: int) -> list[int]:
-        """Return the counts of changes of row `t`."""
-        return [rows[t]._version for rows in self._rows]
-
-    def check(self, before: list[int], t: int) -> None:
-        """Raise if there were changes since `before` was taken."""
-        after = self.versions(t)
-        if after != before:
-            changed = [as_key(p) for p, a, b in zip(self._paths, after, before, strict=True) if a != b]
-            raise PolicyError(
-                f"policy: it changed its input {changed} in place at step {t} of the batch, which would falsify the "
-                "record; use operations that make new tensors (a first layer without inplace=True)"
-            )
+    rows = zip(paths, given, versions, strict=True)
+    changed = [as_key(path) for path, row, version in rows if row._version != version]
+    return PolicyError(
+        f"policy: it changed its input {changed} in place at step {t} of the batch, which would falsify the record; "
+        "use operations that make new tensors (a first layer without inplace=True)"
+    )
 
 
 class _RowWriter:
