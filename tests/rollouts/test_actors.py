@@ -13,13 +13,7 @@ from torch import nn
 from gleanrl.block import Block, Field, Schema
 from gleanrl.data import Bounded, Categorical, Composite
 from gleanrl.errors import PolicyError
-from gleanrl.rollouts.actors import (
-    PolicyActor,
-    RandomActor,
-    RowLayout,
-    probe,
-    spare,
-)
+from gleanrl.rollouts.actors import PolicyActor, RandomActor, RowLayout
 from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.tree import Path, as_key
 
@@ -334,65 +328,3 @@ def test_a_policy_that_is_changed_between_blocks_takes_effect() -> None:
     module.module = lambda x: x[..., :2] * 3
     drive(actor, block)
     assert torch.equal(block.column(("action",)), before * 3) and actor.by_modules
-
-
-class TestProbe:
-    root = TensorDict({"observation": torch.ones(4, 3), "mask": torch.ones(4), "hits": torch.ones(4)}, [4])
-
-    def test_it_finds_the_columns_and_leaves_the_root_alone(self) -> None:
-        def policy(td: TensorDictBase) -> TensorDictBase:
-            td["observation"].mul_(2)  # in place
-            td.set("mask", td["mask"].clone())  # another tensor, equal
-            td.update({"extra": torch.zeros(4, 2, dtype=torch.int32), "_private": torch.zeros(4)})
-            return td.set("action", torch.zeros(4, 2, requires_grad=torch.is_grad_enabled()))
-
-        before = self.root.clone()
-        fields, values = probe(policy, self.root, ACTION)
-        assert (self.root == before).all() and self.root.keys() == before.keys()
-        assert next(iter(fields)) == ("action",), "actions come first"
-        assert fields == {
-            **ACTION,
-            ("observation",): Field(torch.Size([3]), torch.float32),
-            ("mask",): Field(torch.Size([]), torch.float32),
-            ("extra",): Field(torch.Size([2]), torch.int32),
-        }
-        assert values["action",].requires_grad and (values["observation",] == 2).all()
-
-    def test_equal_copies_that_a_policy_does_not_name_are_not_its(self) -> None:
-        def policy(td: TensorDictBase) -> TensorDictBase:
-            out = td.clone().set("action", torch.zeros(4, 2))
-            return out.set("hits", out["hits"] + 1)
-
-        assert set(probe(policy, self.root, ACTION)[0]) == {
-            ("action",),
-            ("observation",),
-            ("mask",),
-            ("hits",),
-        }
-        policy.out_keys = ["action", "mask"]
-        assert set(probe(policy, self.root, ACTION)[0]) == {("action",), ("mask",), ("hits",)}
-
-    @pytest.mark.parametrize(
-        ("policy", "message"),
-        [
-            (lambda td: td.set("act", td["mask"]), r"no \['action'\] among its outputs \['act'\]"),
-            (lambda td: td.set(("next", "action"), td["mask"]), "contains 'next'"),
-            (lambda td: td["mask"], "got Tensor"),
-            (lambda td: None, "got NoneType"),
-        ],
-    )
-    def test_refused(self, policy: Any, message: str) -> None:
-        with pytest.raises(PolicyError, match=message):
-            probe(policy, self.root, ACTION)
-
-
-def test_spare() -> None:
-    class Stubborn(nn.Linear):
-        def __deepcopy__(self, memo: Any) -> Any:
-            raise RuntimeError("not me")
-
-    layer, stubborn, function = nn.Linear(1, 1), Stubborn(1, 1), lambda td: td
-    copied = spare(layer)
-    assert copied is not layer and torch.equal(copied.weight, layer.weight)
-    assert copied.weight.data_ptr() != layer.weight.data_ptr()
-    assert spare(stubborn) is stubborn and spare(function) is function

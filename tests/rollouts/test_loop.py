@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
 import torch
 
 from gleanrl.block import Block, Field, Schema
-from gleanrl.rollouts.loop import StepFault, collect
+from gleanrl.rollouts.faults import StepFault
+from gleanrl.rollouts.loop import collect
 from gleanrl.rollouts.protocol import Stepper
-from gleanrl.workers.reports import RemoteTraceback
 
 T = 4
 
@@ -116,15 +115,3 @@ def test_a_stop_that_raises_leaves_its_step_whole() -> None:
     with pytest.raises(ZeroDivisionError):
         collect(part, part, block, lambda t: bool(1 // (2 - t)) and False)
     assert block.num_whole == 3
-
-
-def test_a_fault_says_where() -> None:
-    cause = ValueError("no")
-    fault = StepFault(3, 1, "reset", cause)
-    assert fault.made(2) == [4, 4] and StepFault(3, 1, "step", cause).made(2) == [3, 3]
-    assert StepFault(3, 1, "step", cause, [4, 3]).made(2) == [4, 3]
-    assert (fault.t, fault.env, fault.during, fault.cause) == (3, 1, "reset", cause)
-    moved = pickle.loads(pickle.dumps(fault)).counted_from(4)
-    assert (moved.t, moved.env, moved.during, str(moved.cause)) == (3, 5, "reset", "no")
-    assert isinstance(moved.cause, ValueError) and isinstance(moved.cause.__cause__, RemoteTraceback)
-    assert StepFault(3, -1, "step", cause).counted_from(4).env == -1

@@ -11,12 +11,11 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
 from gleanrl.block import Field
-from gleanrl.errors import EnvironmentContractError, EnvironmentFailure, GleanError, PolicyError
+from gleanrl.errors import EnvironmentContractError, EnvironmentFailure, PolicyError
 from gleanrl.rollouts.actors import PolicyActor, RandomActor
-from gleanrl.rollouts.loop import StepFault, collect
-from gleanrl.rollouts.plan import action_fields, explain, plan_rollout
+from gleanrl.rollouts.loop import collect
+from gleanrl.rollouts.plan import action_fields, plan_rollout
 from gleanrl.rollouts.policies import RandomPolicy
-from gleanrl.rollouts.steppers import BATCH
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv, StillDoneEnv, TeamEnv, TwoActionEnv
 
@@ -258,27 +257,3 @@ class TestRefused:
         ) as caught:
             plan_rollout(Broken(), None)
         assert isinstance(caught.value, EnvironmentFailure) and type(caught.value.__cause__) is LookupError
-
-
-class TestExplain:
-    env = CountingEnv(LONG)
-
-    @pytest.mark.parametrize(
-        ("index", "where", "place"),
-        [
-            (0, {}, "environment 0 (CountingEnv)"),
-            (2, {"episode": 4, "step": 7}, "environment 2 (CountingEnv), episode 4, step 7"),
-            (BATCH, {"step": 0}, "CountingEnv, step 0"),
-        ],
-    )
-    def test_place_and_kind(self, index: int, where: dict[str, int], place: str) -> None:
-        error = explain(StepFault(3, index, "step", ValueError("bad")), self.env, **where)
-        assert str(error) == f"{place}: step raised ValueError: bad"
-        assert isinstance(error, EnvironmentFailure) and isinstance(error, ValueError)
-
-    @pytest.mark.parametrize("kind", [EnvironmentContractError, PolicyError, EnvironmentFailure])
-    def test_errors_of_our_own_keep_their_class(self, kind: type[GleanError]) -> None:
-        cause = kind("what came")
-        error = explain(StepFault(3, 1, "step", cause), self.env)
-        assert type(error) is kind and str(error) == "environment 1 (CountingEnv): what came"
-        assert error.__cause__ is cause

@@ -20,10 +20,10 @@ from gleanrl.envs.transforms.stepper import TransformedStepper
 from gleanrl.envs.vector.parallel_stepper import ParallelStepper
 from gleanrl.envs.vector.steppers import MemberSteppers
 from gleanrl.errors import SchemaError
-from gleanrl.rollouts.loop import StepFault
+from gleanrl.rollouts.faults import BATCH, StepFault
 from gleanrl.rollouts.plan import action_fields
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
-from gleanrl.rollouts.steppers import BATCH, TensorDictStepper
+from gleanrl.rollouts.steppers import TensorDictStepper
 from tests.fakes import FakeFailure, OracleEnv, RaisingEnv, Script
 
 SCRIPT = Script(lengths=(3, 1, 4, 2))

@@ -11,10 +11,11 @@ from tensordict import TensorDict, TensorDictBase
 from gleanrl.block import Block, Schema
 from gleanrl.data import Composite, Unbounded
 from gleanrl.errors import EnvironmentContractError
-from gleanrl.rollouts.loop import StepFault, collect
+from gleanrl.rollouts.faults import BATCH, StepFault
+from gleanrl.rollouts.loop import collect
 from gleanrl.rollouts.plan import action_fields
 from gleanrl.rollouts.protocol import EpisodeRules
-from gleanrl.rollouts.steppers import BATCH, TensorDictStepper, make_stepper
+from gleanrl.rollouts.steppers import TensorDictStepper, make_stepper
 from gleanrl.rollouts.stepping import step_mdp
 from gleanrl.tree import as_key, as_path, flatten
 from tests.fakes import Script

@@ -13,7 +13,7 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase
 from gleanrl.block import Field
 from gleanrl.data import Composite, NonTensor, Unbounded
 from gleanrl.errors import EnvironmentContractError
-from gleanrl.rollouts.loop import StepFault
+from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.steppers import TensorDictStepper
 from tests.fakes import Script
 from tests.fakes_base import (

@@ -32,9 +32,9 @@ from gleanrl.errors import (
 )
 from gleanrl.pool import BufferPool
 from gleanrl.rollouts.carry import CarriedOutputs
-from gleanrl.rollouts.loop import StepFault, collect
-from gleanrl.rollouts.plan import RolloutPlan, explain
-from gleanrl.rollouts.steppers import BATCH
+from gleanrl.rollouts.faults import BATCH, StepFault, explain
+from gleanrl.rollouts.loop import collect
+from gleanrl.rollouts.plan import RolloutPlan
 from gleanrl.rollouts.traits import seed_env
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.state import Stateful, StateReader

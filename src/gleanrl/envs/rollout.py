@@ -12,8 +12,9 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from gleanrl.block import Block
 from gleanrl.envs.unstacked import lazy_steps
 from gleanrl.errors import InvalidArgumentError, MissingArgumentError, UnsupportedError
-from gleanrl.rollouts.loop import StepFault, collect
-from gleanrl.rollouts.plan import RolloutPlan, explain, plan_rollout
+from gleanrl.rollouts.faults import StepFault, explain
+from gleanrl.rollouts.loop import collect
+from gleanrl.rollouts.plan import RolloutPlan, plan_rollout
 from gleanrl.rollouts.protocol import EpisodeRules
 from gleanrl.rollouts.traits import Env, EnvTraits
 from gleanrl.tree import NestedKey, as_key, as_path

@@ -6,7 +6,6 @@ policy puts out.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from gleanrl.rollouts.carry import PolicyCarry
 from gleanrl.rollouts.modules import Stage, Values, inputs_of, stages
 from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.seeding import OwnedTorchGenerator
-from gleanrl.tree import Layout, NestedKey, Path, as_key, as_path, flatten, is_private
+from gleanrl.tree import Layout, NestedKey, Path, as_key, flatten, is_private
 
 
 class RandomActor:
@@ -234,7 +233,7 @@ class _TensorDictCall:
             if self._carried:
                 self._carry.outputs = tuple((path, out.get(key)) for path, key in self._carried)
         except (AttributeError, KeyError) as cause:
-            raise _missing_output(out, self._fields) from cause
+            raise missing_output(out, self._fields) from cause
         if [row._version for row in given] != versions:
             raise _changed_input(self._layout.paths, given, versions, t)
         return values
@@ -319,64 +318,9 @@ def _check(path: Path, value: torch.Tensor, shape: torch.Size, dtype: torch.dtyp
         )
 
 
-def _missing_output(out: Any, fields: Mapping[Path, Field]) -> PolicyError:
+def missing_output(out: Any, fields: Mapping[Path, Field]) -> PolicyError:
+    """Return the error for a policy whose output `out` lacks some of `fields`, or is no TensorDict."""
     expected = [as_key(path) for path in fields]
     if not isinstance(out, TensorDictBase):
         return PolicyError(f"policy: expected a TensorDict with {expected}, got {type(out).__name__}")
     return PolicyError(f"policy: expected the keys {expected}, got {sorted(map(str, out.keys(True, True)))}")
-
-
-def probe(
-    policy: Callable[[TensorDictBase], TensorDictBase],
-    root: TensorDictBase,
-    actions: Mapping[Path, Field],
-    primed: frozenset[Path] = frozenset(),
-) -> tuple[dict[Path, Field], Values]:
-    """Call `policy` once on `root`; return the columns that it writes, actions first, and what it wrote.
-
-    Gradients flow if grad mode is on.
-
-    Raises:
-        PolicyError: if an action key is missing, or the output contains ``"next"``.
-    """
-    given = root.clone()
-    before = {path: (leaf, leaf.clone()) for path, leaf in flatten(given).items()}
-    out = policy(given)
-    if not isinstance(out, TensorDictBase):
-        raise _missing_output(out, actions)
-    if "next" in out.keys() and not primed.issuperset(flatten(out.select("next"))):
-        raise PolicyError(
-            "policy: its output contains 'next': a policy writes actions, it doesn't step the environment"
-        )
-    after = flatten(out)
-    missing = [as_key(path) for path in actions if path not in after]
-    if missing:
-        made = [as_key(path) for path in after if path not in before]
-        raise PolicyError(
-            f"policy: no {missing} among its outputs {made}; the environment needs them as actions"
-        )
-    dims = len(root.batch_size)
-    promised = {as_path(key) for key in getattr(policy, "out_keys", ())}
-    found: dict[Path, Field] = dict(actions)
-    for path, leaf in after.items():
-        unsaid = bool(promised) and path not in promised
-        if path not in actions and not is_private(path) and _changed(before.get(path), leaf, unsaid):
-            found[path] = Field(leaf.shape[dims:], leaf.dtype)
-    return found, after
-
-
-def _changed(before: tuple[torch.Tensor, torch.Tensor] | None, leaf: torch.Tensor, copied: bool) -> bool:
-    """Return whether the entry is another than before; an equal one counts as the same if it may be `copied`."""
-    if before is None:
-        return True
-    return not torch.equal(before[1], leaf) or (before[0] is not leaf and not copied)
-
-
-def spare(policy: Any) -> Any:
-    """Return a copy of `policy` to try out; itself if it can't be copied."""
-    if not isinstance(policy, torch.nn.Module):
-        return policy
-    try:
-        return copy.deepcopy(policy)
-    except Exception:  # whatever a user's module raises when copied: then the original is tried
-        return policy

@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictModuleBase
 
 from gleanrl.block import Block, Field, GraphBlock, Schema
 from gleanrl.data.boundaries import MASK
 from gleanrl.devices import columns_device
-from gleanrl.errors import (
-    EnvironmentContractError,
-    EnvironmentFailure,
-    GleanError,
-    PolicyError,
-    WorkerError,
-    failure_from,
-)
+from gleanrl.errors import PolicyError
 from gleanrl.pool import BufferPool
-from gleanrl.rollouts.actors import PolicyActor, RandomActor, RowLayout, probe, spare
-from gleanrl.rollouts.loop import StepFault
-from gleanrl.rollouts.modules import Values
+from gleanrl.rollouts.actors import PolicyActor, RandomActor, RowLayout
+from gleanrl.rollouts.faults import StepFault, explain
 from gleanrl.rollouts.policies import OwnActions, RandomPolicy, only_draws, wrap_policy
+from gleanrl.rollouts.probing import Trial, outputs_of, sizes_of_groups
 from gleanrl.rollouts.protocol import FREELY, Actor, EpisodeRules, Stepper
-from gleanrl.rollouts.steppers import BATCH, TensorDictStepper, make_stepper
+from gleanrl.rollouts.steppers import TensorDictStepper, make_stepper
 from gleanrl.rollouts.traits import Env, EnvTraits
 from gleanrl.seeding import OwnedTorchGenerator
-from gleanrl.tree import FLAGS, Layout, Path, as_key, as_path, flatten, group_sizes, outermost
-
-_MOST_SHOWN = 200
-"""Characters of an action in an error message."""
+from gleanrl.tree import FLAGS, Path, as_key, as_path, flatten, outermost
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,10 +113,10 @@ def plan_rollout(
     if only_draws(wrapped) or isinstance(wrapped, OwnActions):
         moved = None
     traits = EnvTraits.of(env)
-    trial = _Trial(stepper, env, moved, act_now)
-    trial.primed = frozenset(("next", *as_path(key)) for key in traits.primed_keys)
+    primed = frozenset(("next", *as_path(key)) for key in traits.primed_keys)
+    trial = Trial(stepper, env, moved, act_now, primed)
     with torch.set_grad_enabled(gradients):
-        wrapped, written = _outputs(wrapped, policy, trial, actions)
+        wrapped, written = outputs_of(wrapped, policy, trial, actions)
     if gradients and not isinstance(stepper, TensorDictStepper):
         gradients = any(value.requires_grad for value in (trial.first or {}).values())
         if gradients:  # a policy that isn't a module, and learns all the same
@@ -136,11 +124,11 @@ def plan_rollout(
             stepper = TensorDictStepper(env, rules)
             stepper.load(start)
             env_schema = stepper.schema()
-    _check_written(written, env_schema, trial.primed)
+    _check_written(written, env_schema, primed)
     fields = {**env_schema.items(), **written}
     device = env.device
     roots = tuple(path for path in env_schema.paths if path[0] != "next" and path != MASK)
-    sizes = _group_sizes(env, dims, fields)
+    sizes = sizes_of_groups(env, dims, fields)
     layout = RowLayout(roots, tuple(actions), stepper.batch_size, device, moved, sizes)
     vary = traits.actions_vary
     actor: Actor
@@ -175,9 +163,7 @@ def _requires_gradients(env: Env, policy: Any, root: TensorDictBase | None) -> b
     return any(weight.requires_grad for module in modules for weight in module.parameters())
 
 
-def _check_written(
-    written: Mapping[Path, Field], env_schema: Schema, primed: frozenset[Path] = frozenset()
-) -> None:
+def _check_written(written: Mapping[Path, Field], env_schema: Schema, primed: frozenset[Path]) -> None:
     """Raise if the policy writes what isn't its to write; `primed` is what it may write below ``next``."""
     for path, field in written.items():
         if (
@@ -199,130 +185,3 @@ def action_fields(env: Env, dims: int) -> dict[Path, Field]:
     return {
         as_path(key): Field(torch.Size(spec[key].shape[dims:]), spec[key].dtype) for key in env.action_keys
     }
-
-
-def _group_sizes(env: Env, dims: int, fields: Mapping[Path, Field]) -> dict[Path, tuple[int, ...]]:
-    """Return the dimensions that groups declare beyond the batch's, where all of their columns have them."""
-    found: dict[Path, tuple[int, ...]] = {}
-    for role in ("observation", "action", "reward", "done"):
-        sizes = group_sizes(getattr(env, f"full_{role}_spec"), dims)
-        found |= sizes | {("next", *group): size for group, size in sizes.items()}
-    return {
-        group: size
-        for group, size in found.items()
-        if all(f.shape[: len(size)] == size for path, f in fields.items() if path[: len(group)] == group)
-    }
-
-
-class _Trial:
-    """One call of the policy on the first root, to learn what it puts out."""
-
-    def __init__(self, stepper: Stepper, env: Env, device: torch.device | None, act_now: bool) -> None:
-        self.stepper, self.env, self.device, self.act_now = stepper, env, device, act_now
-        self.first: Values | None = None
-        self.primed: frozenset[Path] = frozenset()
-
-    def root(self) -> TensorDictBase:
-        """Return the first root."""
-        leaves = self.stepper.root()
-        dims = len(self.stepper.batch_size)
-        sizes = _group_sizes(self.env, dims, {p: Field(v.shape[dims:], v.dtype) for p, v in leaves.items()})
-        return Layout(leaves, sizes).build(list(leaves.values()), self.stepper.batch_size, self.env.device)
-
-    def given(self) -> TensorDictBase:
-        """Return the first root, where the policy wants it."""
-        return self.root() if self.device is None else self.root().to(self.device)
-
-    def run(self, policy: Any, actions: Mapping[Path, Field]) -> dict[Path, Field]:
-        """Return the columns that `policy` writes."""
-        if not self.act_now:
-            with torch.random.fork_rng(devices=[]):
-                return probe(spare(policy), self.given(), actions, self.primed)[0]
-        fields, self.first = probe(policy, self.given(), actions, self.primed)
-        return fields
-
-    def run_wrapped(
-        self, module: TensorDictModule, actions: Mapping[Path, Field]
-    ) -> tuple[TensorDictModule, dict[Path, Field]]:
-        """Call what `module` wraps, once.
-
-        Returns:
-            The module with out_keys ``output1``, ``output2``, … for the outputs beyond its actions, and its
-            columns.
-        """
-        names, root = module._kwargs, self.given().clone()  # in-place changes must not reach the carry
-        inputs = [root.get(key, None) for key in module.in_keys]
-        with nullcontext() if self.act_now else torch.random.fork_rng(devices=[]):
-            call = module.module if self.act_now else spare(module.module)
-            out = call(*inputs) if names is None else call(**dict(zip(names, inputs, strict=True)))
-        if out is None:
-            raise PolicyError(f"policy: expected {list(module.out_keys)}, it returned None")
-        extra = (len(out) if isinstance(out, tuple) else 1) - len(module.out_keys)
-        out_keys = [*module.out_keys, *(f"output{i + 1}" for i in range(extra))]
-        in_keys: Any = module.in_keys if names is None else dict(zip(names, module.in_keys, strict=True))
-        replay = TensorDictModule(lambda *args, **kwargs: out, in_keys=in_keys, out_keys=out_keys)
-        fields, first = probe(replay, root, actions, self.primed)
-        if self.act_now:
-            self.first = first
-        return TensorDictModule(module.module, in_keys=in_keys, out_keys=out_keys), fields
-
-
-def _outputs(
-    wrapped: Any, given: Any, trial: _Trial, actions: dict[Path, Field]
-) -> tuple[Any, dict[Path, Field]]:
-    """Return the policy and the columns that it writes; it's called only if they can't be known otherwise."""
-    if only_draws(wrapped) or isinstance(wrapped, OwnActions):
-        return wrapped, actions
-    if isinstance(wrapped, TensorDictModuleBase):
-        promised = {as_path(key) for key in wrapped.out_keys}
-        if any(path[0] == "next" and path not in trial.primed for path in promised):
-            raise PolicyError(
-                f"policy: out_keys {wrapped.out_keys} contain 'next': a policy writes actions only"
-            )
-        missing = [as_key(path) for path in actions if path not in promised]
-        if missing:
-            raise PolicyError(
-                f"policy: out_keys {list(wrapped.out_keys)} lack the environment's action keys {missing}"
-            )
-        if isinstance(wrapped, TensorDictModule) and wrapped is not given:
-            return trial.run_wrapped(wrapped, actions)
-        if promised == set(actions) and not torch.is_grad_enabled():
-            return wrapped, actions
-    return wrapped, trial.run(wrapped, actions)
-
-
-def explain(
-    fault: StepFault,
-    env: Env,
-    episode: int | None = None,
-    step: int | None = None,
-    action: torch.Tensor | None = None,
-) -> GleanError:
-    """Return the error that tells a user what `fault` was: which environment, episode and step, and why.
-
-    Args:
-        fault: what happened.
-        env: the environment, or the batch of them.
-        episode: the trajectory's id.
-        step: steps of the trajectory before this one.
-        action: the action that the environment had been given.
-    """
-    place = type(env).__name__
-    if fault.env != BATCH:
-        place = f"environment {fault.env} ({place})"
-    if episode is not None:
-        place += f", episode {episode}"
-    if step is not None:
-        place += f", step {step}"
-    given = "" if action is None else f" (action {_shown(action)})"
-    cause = fault.cause
-    if isinstance(cause, (EnvironmentContractError, PolicyError, EnvironmentFailure, WorkerError)):
-        error = type(cause)(f"{place}: {cause}{given}")
-        error.__cause__ = cause
-        return error
-    return failure_from(cause, f"{place}: {fault.during} raised {type(cause).__name__}: {cause}{given}")
-
-
-def _shown(action: torch.Tensor) -> str:
-    text = str(action.tolist())
-    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "…"

@@ -16,16 +16,13 @@ from tensordict import TensorDictBase
 
 from gleanrl.block import Block, Field, Schema
 from gleanrl.errors import EnvironmentContractError
+from gleanrl.rollouts.faults import BATCH, StepFault
 from gleanrl.rollouts.limits import StepLimit
-from gleanrl.rollouts.loop import StepFault
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.stepping import advance
 from gleanrl.rollouts.traits import Env, extra
 from gleanrl.rollouts.usage import Lease
 from gleanrl.tree import Path, as_key, as_path, is_private, iter_leaves, outermost
-
-BATCH = -1
-"""The environment index in a `StepFault` that concerns a batch of environments as a whole."""
 
 
 def make_stepper(env: Env, rules: EpisodeRules = FREELY) -> Stepper:

@@ -14,7 +14,7 @@ from gleanrl.block import Block
 from gleanrl.envs.libs.gym import GymWrapper
 from gleanrl.envs.libs.gym_stepper import GymStepper
 from gleanrl.errors import ClosedError, EnvironmentContractError
-from gleanrl.rollouts.loop import StepFault
+from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.steppers import TensorDictStepper
 from tests.envs.libs.stepping import full_schema, run, same, stepper_of
 from tests.fakes import DictEnv, DriftingEnv, MisdeclaredEnv, OracleEnv, RaisingEnv, Script

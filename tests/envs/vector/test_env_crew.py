@@ -6,7 +6,7 @@ import pytest
 
 from gleanrl.envs.vector.env_crew import EnvCrew, split
 from gleanrl.envs.vector.factories import factories
-from gleanrl.rollouts.loop import StepFault
+from gleanrl.rollouts.faults import StepFault
 from gleanrl.workers.handle import Timeouts
 from tests.envs.vector.awkward import awkward, kill
 from tests.envs.vector.makers import counting, oracle, streams

@@ -9,7 +9,7 @@ from gleanrl.block import Block, Field, Schema
 from gleanrl.envs import GymWrapper
 from gleanrl.envs.vector.steppers import MemberSteppers
 from gleanrl.errors import UnsupportedError
-from gleanrl.rollouts.loop import StepFault
+from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules
 from gleanrl.rollouts.steppers import make_stepper
 from gleanrl.rollouts.usage import Lease

@@ -13,7 +13,7 @@ from gleanrl.envs.vector.factories import factories
 from gleanrl.envs.vector.packing import pack, unpack
 from gleanrl.envs.vector.worker import BIND_CODE, RUN_CODE, STEP_CODE, BlockPlan, Share
 from gleanrl.errors import WorkerError
-from gleanrl.rollouts.loop import StepFault
+from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import EpisodeRules
 from gleanrl.workers.main import Station
 from gleanrl.workers.reports import RemoteTraceback

@@ -21,7 +21,7 @@ from gleanrl.envs.libs.gym_info import default_info_dict_reader
 from gleanrl.envs.libs.gym_simulator import Simulator, checked_step
 from gleanrl.envs.libs.gym_spaces import Tree, assemble, encode, leaves
 from gleanrl.errors import SchemaError
-from gleanrl.rollouts.loop import StepFault
+from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.usage import Lease
 from gleanrl.tree import FLAGS, Path, as_key

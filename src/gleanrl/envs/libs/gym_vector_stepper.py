@@ -21,10 +21,9 @@ from gleanrl.envs.libs.gym_spaces import assemble, leaves
 from gleanrl.envs.libs.gym_stepper import GymCodecs, loaded
 from gleanrl.envs.libs.gym_vector_simulator import VectorSimulator
 from gleanrl.errors import UnsupportedError
+from gleanrl.rollouts.faults import BATCH, StepFault
 from gleanrl.rollouts.limits import StepLimit
-from gleanrl.rollouts.loop import StepFault
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
-from gleanrl.rollouts.steppers import BATCH
 from gleanrl.rollouts.usage import Lease
 from gleanrl.tree import FLAGS, Path
 

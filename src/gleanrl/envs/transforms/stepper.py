@@ -41,10 +41,10 @@ from gleanrl.envs.transforms.columns import (
 from gleanrl.envs.transforms.compose import flattened
 from gleanrl.envs.transforms.rows import Row, trailing
 from gleanrl.errors import EnvironmentContractError, UnsupportedError
-from gleanrl.rollouts.loop import StepFault
+from gleanrl.rollouts.faults import BATCH, StepFault
 from gleanrl.rollouts.plan import action_fields
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
-from gleanrl.rollouts.steppers import BATCH, make_stepper
+from gleanrl.rollouts.steppers import make_stepper
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, is_private, outermost
 
 Values = dict[NestedKey, torch.Tensor]

@@ -37,8 +37,7 @@ from gleanrl.errors import (
     LengthError,
     UnsupportedError,
 )
-from gleanrl.rollouts.loop import StepFault
-from gleanrl.rollouts.plan import explain
+from gleanrl.rollouts.faults import StepFault, explain
 from gleanrl.rollouts.traits import EnvTraits
 
 MEMBERWISE = ("_step_members", "_reset_members", "_together")

@@ -8,7 +8,7 @@ from typing import Any
 
 from gleanrl.envs.vector.factories import Factory
 from gleanrl.envs.vector.worker import Share
-from gleanrl.rollouts.loop import StepFault
+from gleanrl.rollouts.faults import StepFault
 from gleanrl.workers.crew import Answer, Crew
 from gleanrl.workers.handle import Plan, Timeouts
 from gleanrl.workers.segment import Segment

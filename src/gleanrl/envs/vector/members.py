@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 
 from gleanrl.envs.vector.place import Place
 from gleanrl.errors import MissingKeyError
-from gleanrl.rollouts.loop import StepFault
+from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import make_stepper
 

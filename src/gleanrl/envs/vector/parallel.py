@@ -19,8 +19,7 @@ from gleanrl.envs.vector.parallel_stepper import ParallelStepper
 from gleanrl.envs.vector.serial import SerialEnv
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from gleanrl.overrides import is_native
-from gleanrl.rollouts.loop import StepFault
-from gleanrl.rollouts.plan import explain
+from gleanrl.rollouts.faults import StepFault, explain
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.usage import Lease
 from gleanrl.workers.handle import Timeouts

@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from gleanrl.block import Block, Schema
 from gleanrl.envs.vector.place import Place
 from gleanrl.errors import UnsupportedError
-from gleanrl.rollouts.loop import StepFault
+from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import Stepper
 from gleanrl.rollouts.usage import Lease
 from gleanrl.tree import Path
