@@ -176,14 +176,8 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         if native.capacity < storage.max_size:  # the first write rounded the storage's size up
             self.renewals += 1
             native = self._native = self._make(storage)
-        self._fill(
-            native,
-            [
-                (start, min(stop, stored))
-                for start, stop, amended in changes
-                if not amended and start < stored
-            ],
-        )
+        fresh = [(c.start, min(c.stop, stored)) for c in changes if not c.amended and c.start < stored]
+        self._fill(native, fresh)
         if storage.has_mask:
             for start, stop, _ in changes:
                 if start < (stop := min(stop, stored)):

@@ -32,7 +32,7 @@ class UnitSampler(Sampler):
 
     def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
         """Return what else is delivered with each row."""
-        return self.unit.annotate(draw, records)
+        return draw.extras if draw.last is None else self.unit.annotate(draw, records)
 
     def annotated_paths(self, storage: Storage) -> tuple[Path, ...]:
         """Return the columns that `annotate` looks at."""

@@ -12,7 +12,7 @@ import torch
 from gleanrl.data.replay_buffers.storages.indexing import ranges_of
 from gleanrl.data.replay_buffers.storages.slots import Slots
 from gleanrl.data.replay_buffers.storages.snapshots import ContentCopy, Copying, StorageState
-from gleanrl.data.replay_buffers.versions import moved_past
+from gleanrl.data.replay_buffers.versions import Version, moved_past
 from gleanrl.errors import GleanError, IndexRangeError, SchemaError, UnsupportedError
 from gleanrl.native import bump, bump_at
 from gleanrl.overrides import overridden
@@ -122,26 +122,32 @@ class Storage(Slots, Stateful[StorageState]):
             placement: where they go.
             end: the new end; None for the step after the last one written.
         """
-        per_step = self.rows_per_step
-        count = placement.num_steps * per_step
-        start, size = placement.start * per_step, placement.capacity * per_step
         if self._generations is None:
             self._counters()
-        rows_written = self._rows_written + count
+        written = self._rows_written + placement.num_steps * self.rows_per_step
         new_end = placement.cursor if end is None else end
-
         before = self.version
-
-        def change() -> None:
-            if self.version == before:
-                self._log.note(start, count, size)
-            bump(self._generations_at, start, count, size)
-            self._copy_span(prepared.rows, placement.skipped, placement.start, placement.num_steps)
-            self._num_steps, self._end, self._rows_written = placement.length, new_end, rows_written
-
-        to_the_end(change)
+        # `to_the_end` in place: this is every write's way, and a function of its own costs as much as the checks.
+        try:
+            self._write(prepared.rows, placement, new_end, written, before)
+        except BaseException:
+            self._write(prepared.rows, placement, new_end, written, before)
+            raise
         if self._followers:
-            self._announce(torch.arange(start, start + count, device="cpu") % size)
+            start, size = placement.start * self.rows_per_step, self.max_size
+            self._announce(
+                torch.arange(start, start + placement.num_steps * self.rows_per_step, device="cpu") % size
+            )
+
+    def _write(self, rows: Any, placement: Placement, end: int, written: int, before: Version) -> None:
+        """Note the change after version `before`, copy, publish; can't fail, and may be done twice."""
+        start, count, skipped, _, length, capacity = placement
+        per_step = self.rows_per_step
+        if self._log.version == before:
+            self._log.note(start * per_step, count * per_step, capacity * per_step)
+        bump(self._generations_at, start * per_step, count * per_step, capacity * per_step)
+        self._copy_span(rows, skipped, start, count)
+        self.num_steps, self._end, self._rows_written = length, end, written
 
     def write_selected(self, prepared: Prepared, selection: Selection) -> None:
         """Copy some of the prepared records to slots of their own and publish the new length."""
@@ -158,7 +164,7 @@ class Storage(Slots, Stateful[StorageState]):
             slots: where they go.
             amended: whether the records stay what they are, a column of theirs apart.
         """
-        self._put(prepared.rows, slots, amended, self._num_steps, self._end, self.ordered)
+        self._put(prepared.rows, slots, amended, self.num_steps, self._end, self.ordered)
 
     def _put(
         self, rows: Any, slots: torch.Tensor, amended: bool, num_steps: int, end: int, ordered: bool
@@ -176,7 +182,7 @@ class Storage(Slots, Stateful[StorageState]):
                     self._log.note_ranges(ranges, self.max_size, amended)
                 bump_at(self._generations_at, slots.data_ptr(), count, self.max_size)
                 self._copy_slots(rows, slots)
-            self._num_steps, self._end, self.ordered = num_steps, end, ordered
+            self.num_steps, self._end, self.ordered = num_steps, end, ordered
             self._rows_written = rows_written
 
         to_the_end(change)
@@ -193,12 +199,12 @@ class Storage(Slots, Stateful[StorageState]):
         """
         prepared = self.prepare(data, single=False, dim_extend=0, where="set")
         stop = start + prepared.num_steps
-        if not 0 <= start <= self._num_steps or stop > self.capacity_steps:
+        if not 0 <= start <= self.num_steps or stop > self.capacity_steps:
             raise IndexRangeError(
                 f"set: steps [{start}, {stop}) don't lie within [0, {self.capacity_steps}), or leave a gap "
-                f"after the {self._num_steps} steps stored"
+                f"after the {self.num_steps} steps stored"
             )
-        before = self._num_steps
+        before = self.num_steps
         placement = Placement(
             start,
             prepared.num_steps,
@@ -212,7 +218,7 @@ class Storage(Slots, Stateful[StorageState]):
     def _publish_all(self, num_steps: int) -> None:
         """Count every slot of `num_steps` time steps as written, by a constructor that adopts records."""
         self._counters().fill_(1)
-        self._num_steps = num_steps
+        self.num_steps = num_steps
         self._end = num_steps % self.capacity_steps
         self._rows_written = len(self)
 
@@ -221,11 +227,11 @@ class Storage(Slots, Stateful[StorageState]):
 
         def change() -> None:
             self._forget()
-            self._num_steps = self._end = 0
+            self.num_steps = self._end = 0
             self.ordered = True
 
         self._log.renew()
-        if self._num_steps:
+        if self.num_steps:
             bump(self._generations_at, 0, len(self), self.max_size)
         to_the_end(change)
 
@@ -281,7 +287,7 @@ class Storage(Slots, Stateful[StorageState]):
                 self._requested,
                 self.ndim,
                 tuple(self.batch_shape),
-                self._num_steps,
+                self.num_steps,
                 self._end,
                 self._rows_written,
                 self.ordered,
@@ -342,7 +348,7 @@ class Storage(Slots, Stateful[StorageState]):
     def adopt(self, value: StorageState) -> None:
         """Hold what a snapshot holds. Generations never go back: earlier draws are recognised."""
         if value.content is not None and self._batch_shape is None:
-            self._batch_shape = torch.Size(value.batch_shape)
+            self._fix_batch(torch.Size(value.batch_shape))
         counters, rows = self._counters(), value.generations.shape[0]
         after = counters.clone()
         after[: len(self)] += 1
@@ -352,7 +358,7 @@ class Storage(Slots, Stateful[StorageState]):
             self._log.renew(value.version)  # before the bytes move
             counters.copy_(after)
             self._take_content(value.content, rows)
-            self._num_steps, self._end, self._rows_written = value.num_steps, value.end, value.rows_written
+            self.num_steps, self._end, self._rows_written = value.num_steps, value.end, value.rows_written
             self.ordered = value.ordered
 
         to_the_end(change)

@@ -112,7 +112,7 @@ class ListStorage(Storage):
 
     def check_valid(self) -> None:
         """Raise AssertionError if the storage's books don't agree; for tests."""
-        assert len(self._items) == self._num_steps <= self.max_size
+        assert len(self._items) == self.num_steps <= self.max_size
         assert bool((self._counters()[: len(self)] > 0).all())
 
     def __repr__(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -28,8 +27,16 @@ class Slots(Access, Versioned):
     def __init__(self, max_size: int, ndim: int = 1) -> None:
         self.ndim = positive("ndim", ndim)
         self._requested = positive("max_size", max_size)
-        self._batch_shape: torch.Size | None = torch.Size(()) if self.ndim == 1 else None
-        self._num_steps = 0
+        self._batch_shape: torch.Size | None = None
+        # The sizes are plain attributes, read-only for others: every write and every draw asks for them.
+        self.rows_per_step = 0
+        """Transitions in one time step; with ``ndim > 1`` 0 before the first write."""
+        self.capacity_steps = self._requested
+        """Time steps that fit: ``ceil(max_size asked for / transitions per step)``."""
+        self.max_size = self._requested
+        """Transitions that fit: the size asked for, rounded up to whole time steps once those are known."""
+        self.num_steps = 0
+        """Time steps stored."""
         self._end = 0
         self._log = ChangeLog()
         self.ordered = True
@@ -37,35 +44,22 @@ class Slots(Access, Versioned):
         self._rows_written = 0
         self._generations: torch.Tensor | None = None
         self._generations_at = 0
+        if self.ndim == 1:
+            self._fix_batch(torch.Size(()))
 
     # Shape
+
+    def _fix_batch(self, shape: torch.Size) -> None:
+        """Fix the batch dimensions after time, and the sizes that follow from them; may be done twice."""
+        self.rows_per_step = shape.numel()
+        self.capacity_steps = -(-self._requested // self.rows_per_step)
+        self.max_size = self.capacity_steps * self.rows_per_step
+        self._batch_shape = shape
 
     @property
     def batch_shape(self) -> torch.Size:
         """Sizes of the batch dimensions after time; fixed by the first write if ``ndim > 1``, 0 before."""
         return torch.Size((0,) * (self.ndim - 1)) if self._batch_shape is None else self._batch_shape
-
-    @property
-    def rows_per_step(self) -> int:
-        """Transitions in one time step."""
-        return 1 if self.ndim == 1 else prod(self.batch_shape)
-
-    @property
-    def capacity_steps(self) -> int:
-        """Time steps that fit: ``ceil(max_size asked for / transitions per step)``."""
-        if self._batch_shape is None or self.ndim == 1:
-            return self._requested
-        return -(-self._requested // self.rows_per_step)
-
-    @property
-    def max_size(self) -> int:
-        """Transitions that fit: the size asked for, rounded up to whole time steps once those are known."""
-        return self._requested if self._batch_shape is None else self.capacity_steps * self.rows_per_step
-
-    @property
-    def num_steps(self) -> int:
-        """Time steps stored."""
-        return self._num_steps
 
     @property
     def end(self) -> int:
@@ -78,9 +72,9 @@ class Slots(Access, Versioned):
     @end.setter
     def end(self, step: int) -> None:
         capacity = self.capacity_steps
-        if not 0 <= step < capacity or (self._num_steps < capacity and step != self._num_steps):
+        if not 0 <= step < capacity or (self.num_steps < capacity and step != self.num_steps):
             raise IndexRangeError(
-                f"end: expected a step in [0, {capacity}) that leaves no gap behind the {self._num_steps} "
+                f"end: expected a step in [0, {capacity}) that leaves no gap behind the {self.num_steps} "
                 f"steps stored, got {step}"
             )
         if step != self._end:
@@ -92,11 +86,11 @@ class Slots(Access, Versioned):
     @property
     def shape(self) -> torch.Size:
         """The visible part, ``[time steps stored, *batch]``."""
-        return torch.Size((self._num_steps, *self.batch_shape))
+        return torch.Size((self.num_steps, *self.batch_shape))
 
     def __len__(self) -> int:
         """Return the number of transitions stored."""
-        return self._num_steps if self.ndim == 1 else self._num_steps * self.rows_per_step
+        return self.num_steps * self.rows_per_step
 
     # Generations and versions
 

@@ -201,7 +201,8 @@ class TensorStorage(Storage):
 
     def _begin(self, table: Table, batch: torch.Size) -> None:
         table.keep()
-        self.device, self._batch_shape, self._table = table.device, batch, table
+        self._fix_batch(batch)
+        self.device, self._table = table.device, table
 
     def _copy_span(self, rows: list[torch.Tensor], skipped: int, start: int, count: int) -> None:
         columns, per_step = self._initialized().columns, self.rows_per_step
@@ -264,7 +265,7 @@ class TensorStorage(Storage):
         if basic is None:
             slots, shape = slots_at(index, self.shape)
             return self.fetch(slots) if len(shape) == 1 else self._initialized().fetch(slots, shape)
-        return self._view(self._initialized(), basic, self._num_steps)
+        return self._view(self._initialized(), basic, self.num_steps)
 
     def _view(self, table: Table, index: tuple[int | slice, ...], num_steps: int) -> Any:
         """Return a view of the first `num_steps` time steps at a basic index."""
@@ -336,12 +337,12 @@ class TensorStorage(Storage):
         """Restore from a pickle."""
         saved = state.pop("_saved")
         super().__setstate__(state)
-        self._num_steps = 0  # there is nothing to clear: generations are those of the pickle
+        self.num_steps = 0  # there is nothing to clear: generations are those of the pickle
         self.adopt(self.parse(saved))
 
     def check_valid(self) -> None:
         """Raise AssertionError if the storage's books don't agree; for tests."""
-        assert 0 <= self._num_steps <= self.capacity_steps
+        assert 0 <= self.num_steps <= self.capacity_steps
         assert len(self) <= self.max_size
         if self._table is not None:
             for column, path in zip(self._table.columns.columns, self.format.schema.paths, strict=True):
