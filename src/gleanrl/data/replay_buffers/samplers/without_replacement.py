@@ -14,7 +14,6 @@ from gleanrl.errors import InvalidArgumentError
 from gleanrl.records import Draw
 from gleanrl.state import StateReader
 
-
 _new = tuple.__new__  # a quarter of what `_replace` costs, at every draw
 
 
