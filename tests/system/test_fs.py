@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from gleanrl.system import faults, fs
-from gleanrl.system.faults import At
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 4096, 3_000_001])
@@ -83,11 +82,7 @@ def test_directories(tmp_path):
     fs.make_dir(deep)
     with pytest.raises(FileExistsError):
         fs.make_dir(deep, exist_ok=False)
-    fs.create_file(deep / "f", 1)
-    fs.remove_tree(tmp_path / "a")
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(FileNotFoundError):
-        fs.remove_tree(tmp_path / "a")
+    assert deep.is_dir()
 
 
 def test_remove_file(tmp_path):
@@ -111,39 +106,6 @@ def test_free_bytes(tmp_path):
         fs.free_bytes(tmp_path / "none")
 
 
-@pytest.mark.parametrize("data", [b"", b"\0\xff", "text: é"])
-def test_write_atomic_replaces(tmp_path, data):
-    path = tmp_path / "manifest.json"
-    fs.write_atomic(path, "old")
-    fs.write_atomic(path, data)
-    assert path.read_bytes() == (data.encode() if isinstance(data, str) else data)
-    assert [p.name for p in tmp_path.iterdir()] == ["manifest.json"]
-
-
-def test_write_atomic_gives_the_usual_permissions(tmp_path):
-    (tmp_path / "usual").write_text("")
-    fs.write_atomic(tmp_path / "atomic", "")
-    assert (tmp_path / "atomic").stat().st_mode == (tmp_path / "usual").stat().st_mode
-
-
-def test_write_atomic_fails_at_every_act_without_a_trace(tmp_path):
-    path = tmp_path / "manifest.json"
-    fs.write_atomic(path, "old")
-    with faults.inject({}) as visits:
-        fs.write_atomic(path, "old")
-    assert visits.counts == {"fs.create": 1, "fs.write": 1, "fs.sync": 2, "fs.rename": 1}
-    for name, number in visits.counts.items():
-        for visit in range(1, number + 1):
-            broken = At(OSError(errno.EIO, "broken"), visit)
-            with faults.inject({name: broken}), pytest.raises(OSError, match="broken"):
-                fs.write_atomic(path, "new")
-            # Only the last sync comes after the rename: the new file is in place then, but not known to last.
-            expected = "new" if (name, visit) == ("fs.sync", 2) else "old"
-            assert path.read_text() == expected
-            assert [p.name for p in tmp_path.iterdir()] == ["manifest.json"]
-            fs.write_atomic(path, "old")
-
-
 @pytest.mark.parametrize(
     ("name", "act"),
     [
@@ -153,8 +115,6 @@ def test_write_atomic_fails_at_every_act_without_a_trace(tmp_path):
         ("fs.make_dir", lambda d: fs.make_dir(d / "new")),
         ("fs.make_dir", lambda d: fs.temporary_dir("x")),
         ("fs.remove", lambda d: fs.remove_file(d / "there")),
-        ("fs.remove", lambda d: fs.remove_tree(d / "there")),
-        ("fs.sync", lambda d: fs.sync_dir(d)),
     ],
 )
 def test_every_act_can_be_made_to_fail_and_changes_nothing(tmp_path, name, act):

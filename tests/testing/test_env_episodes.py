@@ -9,7 +9,8 @@ import torch
 
 from gleanrl.errors import ConformanceError
 from gleanrl.testing.env_episodes import last_observation, rollout, seed
-from gleanrl.testing.runs import Runs, Skip, Subject
+from gleanrl.testing.report import Skip
+from gleanrl.testing.runs import Runs, Subject
 from tests.testing.broken import OtherPath, SelfResetting, Walk
 
 

@@ -9,7 +9,8 @@ import torch
 
 from gleanrl.data import Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, Unbounded
 from gleanrl.testing.env_resets import odd_action, odd_actions, other_rows, partial_reset
-from gleanrl.testing.runs import Runs, Skip, Subject
+from gleanrl.testing.report import Skip
+from gleanrl.testing.runs import Runs, Subject
 from tests.fakes_marl import SurvivorEnv
 from tests.testing.broken import Walk
 

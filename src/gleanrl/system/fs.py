@@ -1,18 +1,16 @@
-"""The seam to the file system: every create, write, sync, rename and removal of the library is here.
+"""The seam to the file system: every create, write, map and removal of the library is here.
 
-Each act has a fault point of its name (`fs.create`, `fs.allocate`, `fs.map`, `fs.write`, `fs.sync`,
-`fs.rename`, `fs.remove`, `fs.make_dir`), so that a test can fail any one of them. Errors are the operating
-system's own (`OSError`).
+Each act has a fault point of its name (`fs.create`, `fs.allocate`, `fs.map`, `fs.remove`, `fs.make_dir`), so that a
+test can fail any one of them. Errors are the operating system's own (`OSError`).
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from gleanrl.system import faults
@@ -100,16 +98,6 @@ def remove_file(path: Path, *, missing_ok: bool = False) -> None:
     path.unlink(missing_ok=missing_ok)
 
 
-def remove_tree(path: Path) -> None:
-    """Remove a directory with everything in it.
-
-    Raises:
-        OSError: It isn't there, or the operating system refuses; a part may be gone then.
-    """
-    faults.point("fs.remove")
-    shutil.rmtree(path)
-
-
 def temporary_dir(prefix: str) -> tempfile.TemporaryDirectory[str]:
     """Make an empty directory in the system's place for temporary files.
 
@@ -123,52 +111,10 @@ def temporary_dir(prefix: str) -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
 
 
-def write_atomic(path: Path, data: bytes | str) -> None:
-    """Put a small file in place whole: whoever looks, even after a crash, finds the old one or the new one.
-
-    The data is on the disk before the name shows it, and the name before the call returns.
-
-    Args:
-        path: Where; a file that is there is replaced.
-        data: The content; text is encoded as UTF-8.
-
-    Raises:
-        OSError: A failure of the operating system; the old file is as it was then, and no temporary one is
-            left.
-    """
-    content = data.encode() if isinstance(data, str) else data
-    fresh = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-    faults.point("fs.create")
-    try:
-        with _opened(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
-            faults.point("fs.write")
-            _write_all(file, content)
-            faults.point("fs.sync")
-            os.fsync(file)
-        faults.point("fs.rename")
-        os.replace(fresh, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(fresh)
-        raise
-    sync_dir(path.parent)
-
-
 def _write_all(file: int, content: bytes) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(file, rest) :]
-
-
-def sync_dir(path: Path) -> None:
-    """Wait until the names in a directory are on the disk.
-
-    Raises:
-        OSError: A failure of the operating system.
-    """
-    faults.point("fs.sync")
-    with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as directory:
-        os.fsync(directory)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -10,8 +11,8 @@ import gymnasium
 from gleanrl.envs.libs.gym import GymWrapper
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 from gleanrl.testing import env_data, env_episodes, env_resets
-from gleanrl.testing.report import EnvReport
-from gleanrl.testing.runs import Runs, Skip, Subject, is_env
+from gleanrl.testing.report import EnvReport, check_rules, left_out
+from gleanrl.testing.runs import Runs, Subject, is_env
 
 RULES: dict[str, Callable[[Runs], None]] = {
     "contract": env_data.contract,
@@ -79,28 +80,14 @@ def check_env(env: Any, *, num_steps: int = 100, seed: int = 0, skip: Iterable[s
     """
     if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 2:
         raise InvalidArgumentError(f"num_steps: expected an integer from 2, got {num_steps!r}")
-    left_out = set(skip)
-    unknown = sorted(
-        left_out - set(RULES) | left_out & {"contract"}
-    )  # without a run there is nothing to check
-    if unknown:
-        raise InvalidArgumentError(f"skip: can't leave out {unknown}; there are {list(RULES)[1:]}")
+    without = left_out(skip, [*RULES][1:])  # "contract" stays: without a run there is nothing to check
     subject = Subject(_environment(env), num_steps)
     runs = Runs(subject, seed)
-    passed, skipped = [], {}
     try:
-        for name, rule in RULES.items():
-            if name in left_out:
-                skipped[name] = "left out by the caller"
-                continue
-            try:
-                rule(runs)
-                passed.append(name)
-            except Skip as reason:
-                skipped[name] = str(reason)
+        found = check_rules({name: partial(rule, runs) for name, rule in RULES.items()}, without)
     finally:
         subject.close()
-    return EnvReport(subject.name, num_steps, runs.first.num_episodes, tuple(passed), skipped)
+    return EnvReport(subject.name, num_steps, runs.first.num_episodes, *found)
 
 
 def _environment(env: Any) -> Any:

@@ -9,7 +9,8 @@ import torch
 from gleanrl.envs.base import EnvBase
 from gleanrl.envs.rollout import RolloutOptions, run_rollout
 from gleanrl.errors import ConformanceError
-from gleanrl.testing.runs import OTHER_SEED, Leaves, Runs, Skip, Trace, rows, same, shown
+from gleanrl.testing.report import Skip
+from gleanrl.testing.runs import OTHER_SEED, Leaves, Runs, Trace, rows, same, shown
 from gleanrl.tree import Path, as_key, as_path, flatten
 
 _ENOUGH = 3

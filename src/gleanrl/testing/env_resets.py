@@ -9,10 +9,10 @@ import torch
 from gleanrl.data.specs import Bounded
 from gleanrl.errors import ConformanceError
 from gleanrl.testing.env_data import as_declared
+from gleanrl.testing.report import Skip
 from gleanrl.testing.runs import (
     Leaves,
     Runs,
-    Skip,
     Step,
     leaf_specs,
     rows,

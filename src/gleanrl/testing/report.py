@@ -1,9 +1,56 @@
-"""What a conformance suite found."""
+"""What conformance suites share: rules are checked one after the other, and a report says which."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from gleanrl.errors import ConformanceError, InvalidArgumentError, InvalidTypeError
+
+
+class Skip(Exception):
+    """A rule can't be checked here; the message says why."""
+
+
+def left_out(skip: Iterable[str], rules: Collection[str]) -> set[str]:
+    """Return the names of rules to leave out; `InvalidArgumentError` for one that isn't among `rules`."""
+    names = set(skip)
+    if unknown := sorted(names - set(rules)):
+        raise InvalidArgumentError(f"skip: there is no {unknown} to leave out; there are {[*rules]}")
+    return names
+
+
+def made(make: Callable[[], Any], kind: type) -> Any:
+    """Return what `make` makes; `InvalidTypeError` unless it is a `kind`."""
+    first = make()
+    if not isinstance(first, kind):
+        raise InvalidTypeError(f"make: expected it to return a {kind.__name__}, got {first!r}")
+    return first
+
+
+def check_rules(
+    rules: Mapping[str, Callable[[], None]], without: Collection[str]
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Check rules in order, but for those `without`; return which were checked, and why the others weren't."""
+    passed: list[str] = []
+    skipped: dict[str, str] = {}
+    for name, rule in rules.items():
+        if name in without:
+            skipped[name] = "left out by the caller"
+            continue
+        try:
+            rule()
+            passed.append(name)
+        except Skip as reason:
+            skipped[name] = str(reason)
+    return tuple(passed), skipped
+
+
+def expect(rule: str, where: str, kept: bool, expected: str, got: Any) -> None:
+    """Raise `ConformanceError` unless the rule was kept."""
+    if not kept:
+        raise ConformanceError(rule, where, expected, str(got))
 
 
 @dataclass(frozen=True)

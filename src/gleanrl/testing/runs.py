@@ -179,10 +179,6 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-class Skip(Exception):
-    """A rule that can't be checked on this environment, and why."""
-
-
 class Runs:
     """The runs that rules compare, made when a rule first asks for them.
 

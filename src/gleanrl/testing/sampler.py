@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Any
+from functools import partial
 
 import torch
 from tensordict import TensorDict
 
 from gleanrl.data.replay_buffers import LazyTensorStorage, Sampler
-from gleanrl.errors import ConformanceError, InvalidArgumentError, InvalidTypeError, SchemaError
-from gleanrl.testing.report import PartReport
+from gleanrl.errors import ConformanceError, SchemaError
+from gleanrl.testing.report import PartReport, check_rules, expect, left_out, made
 
 _CAPACITY, _LENGTH = 24, 6  # rows, and steps of a trajectory
 _BATCH = 8
@@ -48,23 +48,16 @@ def check_sampler(make: Callable[[], Sampler], *, seed: int = 0, skip: Iterable[
         >>> print(check_sampler(lambda: SliceSampler(slice_len=4), skip=["seed"]).passed[:2])
         ('stored', 'aliasing')
     """
-    left_out = set(skip)
-    if unknown := sorted(left_out - RULES.keys()):
-        raise InvalidArgumentError(f"skip: there is no {unknown}; there are {[*RULES]}")
-    first = make()
-    if not isinstance(first, Sampler):
-        raise InvalidTypeError(f"make: expected it to return a Sampler, got {first!r}")
+    without, name = left_out(skip, RULES), type(made(make, Sampler)).__name__
 
     def seeded() -> Sampler:
         sampler = make()
         sampler.set_seed(seed)
         return sampler
 
-    for name, rule in RULES.items():
-        if name not in left_out:
-            rule(seeded)
-    passed = tuple(name for name in RULES if name not in left_out)
-    return PartReport(type(first).__name__, passed, dict.fromkeys(left_out, "left out by the caller"))
+    return PartReport(
+        name, *check_rules({name: partial(rule, seeded) for name, rule in RULES.items()}, without)
+    )
 
 
 def _rows(first: int, count: int) -> TensorDict:
@@ -81,11 +74,6 @@ def _storage(count: int = _CAPACITY) -> LazyTensorStorage:
     return storage
 
 
-def _check(rule: str, where: str, fine: bool, expected: str, got: Any) -> None:
-    if not fine:
-        raise ConformanceError(rule, where, expected, str(got))
-
-
 def _drawn(rule: str, where: str, sampler: Sampler, storage: LazyTensorStorage) -> torch.Tensor:
     """Return the slots of a draw after looking at them."""
     drawn = sampler.draw(storage, _BATCH, generations=True)
@@ -97,7 +85,7 @@ def _look_at(
     rule: str, where: str, slots: torch.Tensor, generation: torch.Tensor | None, storage: LazyTensorStorage
 ) -> None:
     size = len(storage)
-    _check(
+    expect(
         rule,
         where,
         slots.dtype == torch.int64 and slots.ndim == 1 and bool(slots.numel()),
@@ -105,10 +93,10 @@ def _look_at(
         f"{tuple(slots.shape)} {slots.dtype}",
     )
     inside = (slots >= 0) & (slots < size)
-    _check(rule, where, bool(inside.all()), f"slots in [0, {size})", slots.tolist())
+    expect(rule, where, bool(inside.all()), f"slots in [0, {size})", slots.tolist())
     now = storage.generation(slots)
     fine = generation is not None and torch.equal(generation, now)
-    _check(rule, where, fine, f"the generations {now.tolist()}", generation)
+    expect(rule, where, fine, f"the generations {now.tolist()}", generation)
 
 
 def _sequence(sampler: Sampler, storage: LazyTensorStorage, count: int = 5) -> list[list[int]]:
@@ -126,7 +114,7 @@ def _aliasing(make: Callable[[], Sampler]) -> None:
     sampler, other, storage = make(), make(), _storage()
     for number in range(6):
         drawn, same = sampler.draw(storage, _BATCH), other.draw(storage, _BATCH).slots.tolist()
-        _check("aliasing", f"draw {number}", drawn.slots.tolist() == same, f"{same}", drawn.slots.tolist())
+        expect("aliasing", f"draw {number}", drawn.slots.tolist() == same, f"{same}", drawn.slots.tolist())
         drawn.slots.zero_()
         for value in drawn.extras.values():
             value.zero_()
@@ -134,7 +122,7 @@ def _aliasing(make: Callable[[], Sampler]) -> None:
 
 def _seed(make: Callable[[], Sampler]) -> None:
     one, other = _sequence(make(), _storage()), _sequence(make(), _storage())
-    _check("seed", "set_seed", one == other, f"the sequence {one}", other)
+    expect("seed", "set_seed", one == other, f"the sequence {one}", other)
 
 
 def _state(make: Callable[[], Sampler]) -> None:
@@ -150,7 +138,7 @@ def _state(make: Callable[[], Sampler]) -> None:
                 copied = make()
                 copied.load_state_dict(state)
             got = _sequence(copied, storage)
-            _check("state", f"{how}, after {drawn} draws", got == expected, f"{expected}", got)
+            expect("state", f"{how}, after {drawn} draws", got == expected, f"{expected}", got)
 
 
 def _place(make: Callable[[], Sampler]) -> None:
@@ -160,7 +148,7 @@ def _place(make: Callable[[], Sampler]) -> None:
         expected = _sequence(sampler, storage)
         sampler.adopt(place)
         got = _sequence(sampler, storage)
-        _check("place", f"after {5 * number} draws", got == expected, f"{expected}", got)
+        expect("place", f"after {5 * number} draws", got == expected, f"{expected}", got)
 
 
 def _redraw(make: Callable[[], Sampler]) -> None:
@@ -204,7 +192,7 @@ def _failed_load(make: Callable[[], Sampler]) -> None:
             continue
         raise ConformanceError("failed load", how, "a SchemaError", "nothing")
     one, same = _sequence(sampler, storage), _sequence(other, storage)
-    _check("failed load", "the draws that follow", one == same, f"{same}", one)
+    expect("failed load", "the draws that follow", one == same, f"{same}", one)
 
 
 RULES: dict[str, Callable[[Callable[[], Sampler]], None]] = {

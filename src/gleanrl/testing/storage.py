@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,9 +14,9 @@ from torch.utils import _pytree
 from gleanrl.data.replay_buffers import ReplayBuffer, Storage
 from gleanrl.data.replay_buffers.storages.base import Prepared
 from gleanrl.data.replay_buffers.versions import touched
-from gleanrl.errors import ConformanceError, GleanError, InvalidArgumentError, InvalidTypeError
+from gleanrl.errors import GleanError, InvalidArgumentError
 from gleanrl.records import Selection
-from gleanrl.testing.report import PartReport
+from gleanrl.testing.report import PartReport, check_rules, expect, left_out, made
 
 Make = Callable[[], Storage]
 Records = Callable[[int, int], Any]
@@ -85,8 +86,7 @@ class _Trial:
 
     def expect(self, kept: bool, where: str, expected: str, got: str) -> None:
         """Raise unless the rule was kept."""
-        if not kept:
-            raise ConformanceError(self.rule, where, expected, got)
+        expect(self.rule, where, kept, expected, got)
 
 
 def _parts(batch: Any, position: int) -> list[Any]:
@@ -280,16 +280,12 @@ def check_storage(make: Make, *, records: Records = numbered, skip: Iterable[str
         >>> print(check_storage(lambda: LazyTensorStorage(8), skip=["copies"]).passed[:3])
         ('empty', 'ring', 'memory')
     """
-    left_out = set(skip)
-    if unknown := sorted(left_out - RULES.keys()):
-        raise InvalidArgumentError(f"skip: there is no {unknown}; there are {[*RULES]}")
-    first = make()
-    if not isinstance(first, Storage):
-        raise InvalidTypeError(f"make: expected it to return a Storage, got {first!r}")
+    without, first = left_out(skip, RULES), made(make, Storage)
     if first.ndim != 1 or first.max_size < 5:
         raise InvalidArgumentError("make: expected a storage with ndim=1 for 5 records or more")
-    for name, rule in RULES.items():
-        if name not in left_out:
-            rule(_Trial(name, make, records))
-    passed = tuple(name for name in RULES if name not in left_out)
-    return PartReport(type(first).__name__, passed, dict.fromkeys(sorted(left_out), "left out by the caller"))
+
+    def check(name: str) -> None:
+        RULES[name](_Trial(name, make, records))
+
+    rules = {name: partial(check, name) for name in RULES}
+    return PartReport(type(first).__name__, *check_rules(rules, without))

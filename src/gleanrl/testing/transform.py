@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from tensordict import TensorDictBase
 
 from gleanrl.envs.transforms import Compose, Transform, TransformedEnv
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError
+from gleanrl.errors import InvalidArgumentError
 from gleanrl.testing import transform_buffer, transform_env
 from gleanrl.testing.env import RULES as ENV_RULES
 from gleanrl.testing.env import check_env
-from gleanrl.testing.report import PartReport
-from gleanrl.testing.runs import Skip
+from gleanrl.testing.report import EnvReport, PartReport, check_rules, left_out, made
 
 IN_ENVIRONMENTS: dict[str, Callable[[transform_env.Trial], None]] = {
     "in place": transform_env.in_place,
@@ -73,38 +73,23 @@ def check_transform(
         >>> "state" in report.passed
         True
     """
-    left_out = set(skip)
-    unknown = sorted(left_out - {*ENV_RULES, *IN_ENVIRONMENTS, *IN_BUFFERS})
-    if unknown:
-        raise InvalidArgumentError(
-            f"skip: there is no {unknown}; there are {[*ENV_RULES, *IN_ENVIRONMENTS, *IN_BUFFERS]}"
-        )
+    without = left_out(skip, [*ENV_RULES, *IN_ENVIRONMENTS, *IN_BUFFERS])
     if env is None and batch is None:
         raise InvalidArgumentError("check_transform: give env, batch, or both")
-    first = make()
-    if not isinstance(first, Transform):
-        raise InvalidTypeError(f"make: expected it to return a Transform, got {first!r}")
-    passed: list[str] = []
-    skipped: dict[str, str] = {}
-    checks: list[tuple[str, Callable[[], None]]] = []
+    name = type(made(make, Transform)).__name__
+    of_env: EnvReport | None = None
+    rules: dict[str, Callable[[], None]] = {}
     if env is not None:
-        of_env = left_out & ENV_RULES.keys()
-        report = check_env(_transformed(env, make), num_steps=num_steps, seed=seed, skip=of_env)
-        passed, skipped = list(report.passed), dict(report.skipped)
+        skipped = without & ENV_RULES.keys()
+        of_env = check_env(_transformed(env, make), num_steps=num_steps, seed=seed, skip=skipped)
         trial = transform_env.Trial(env, make, num_steps, seed)
-        checks += [(name, lambda rule=rule: rule(trial)) for name, rule in IN_ENVIRONMENTS.items()]  # type: ignore[misc]
+        rules |= {rule: partial(check, trial) for rule, check in IN_ENVIRONMENTS.items()}
     if batch is not None:
-        checks += [(name, lambda rule=rule: rule(make, batch)) for name, rule in IN_BUFFERS.items()]  # type: ignore[misc]
-    for name, check in checks:
-        if name in left_out:
-            skipped[name] = "left out by the caller"
-            continue
-        try:
-            check()
-            passed.append(name)
-        except Skip as reason:
-            skipped[name] = str(reason)
-    return PartReport(type(first).__name__, tuple(passed), skipped)
+        rules |= {rule: partial(check, make, batch) for rule, check in IN_BUFFERS.items()}
+    passed, left = check_rules(rules, without)
+    if of_env is None:
+        return PartReport(name, passed, left)
+    return PartReport(name, (*of_env.passed, *passed), {**of_env.skipped, **left})
 
 
 def _transformed(env: Callable[[], Any], make: Callable[[], Transform]) -> Callable[[], TransformedEnv]:

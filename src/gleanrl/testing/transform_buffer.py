@@ -8,7 +8,8 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from gleanrl.errors import ConformanceError
-from gleanrl.testing.runs import Skip, same, snapshot
+from gleanrl.testing.report import Skip
+from gleanrl.testing.runs import same, snapshot
 from gleanrl.tree import as_key, as_path, iter_leaves
 
 

@@ -11,7 +11,8 @@ from tensordict import TensorDictBase
 
 from gleanrl.envs.transforms import Compose, Transform, TransformedEnv
 from gleanrl.errors import ConformanceError, GleanError
-from gleanrl.testing.runs import Leaves, Skip, Subject, Trace, same, snapshot, with_action
+from gleanrl.testing.report import Skip
+from gleanrl.testing.runs import Leaves, Subject, Trace, same, snapshot, with_action
 from gleanrl.tree import Path, as_key, iter_leaves
 
 

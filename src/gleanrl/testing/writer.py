@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer, Writer
-from gleanrl.errors import ConformanceError, InvalidArgumentError, InvalidTypeError, SchemaError
+from gleanrl.errors import ConformanceError, SchemaError
 from gleanrl.records import Placement
-from gleanrl.testing.report import PartReport
+from gleanrl.testing.report import PartReport, check_rules, expect, left_out, made
 
 _CAPACITY = 10
 _SIZES = (3, 1, 4, 7, 12, 2)  # of writes: beyond the end, and more than fit
@@ -47,17 +48,10 @@ def check_writer(make: Make, *, skip: Iterable[str] = ()) -> PartReport:
         >>> check_writer(RoundRobinWriter).passed[:2]
         ('place', 'index')
     """
-    left_out = set(skip)
-    if unknown := sorted(left_out - RULES.keys()):
-        raise InvalidArgumentError(f"skip: there is no {unknown}; there are {[*RULES]}")
-    first = make()
-    if not isinstance(first, Writer):
-        raise InvalidTypeError(f"make: expected it to return a Writer, got {first!r}")
-    for name, rule in RULES.items():
-        if name not in left_out:
-            rule(make)
-    passed = tuple(name for name in RULES if name not in left_out)
-    return PartReport(type(first).__name__, passed, dict.fromkeys(left_out, "left out by the caller"))
+    without, name = left_out(skip, RULES), type(made(make, Writer)).__name__
+    return PartReport(
+        name, *check_rules({name: partial(rule, make) for name, rule in RULES.items()}, without)
+    )
 
 
 def _rows(first: int, count: int) -> TensorDict:
@@ -68,11 +62,6 @@ def _rows(first: int, count: int) -> TensorDict:
 
 def _buffer(writer: Writer) -> ReplayBuffer:
     return ReplayBuffer(storage=LazyTensorStorage(_CAPACITY), writer=writer, batch_size=2)
-
-
-def _check(rule: str, where: str, fine: bool, expected: str, got: Any) -> None:
-    if not fine:
-        raise ConformanceError(rule, where, expected, str(got))
 
 
 def _written(buffer: ReplayBuffer, first: int = 0) -> list[list[int]]:
@@ -92,13 +81,13 @@ def _place(make: Make) -> None:
         prepared = storage.prepare(_rows(first, size), single=False, dim_extend=0, where="check")
         version = storage.version
         placed = [writer.place(prepared), writer.place(prepared)]
-        _check("place", where, storage.version == version, "an unchanged storage", storage)
+        expect("place", where, storage.version == version, "an unchanged storage", storage)
         slots = [_slots(found) for found in placed]
-        _check("place", where, slots[0] == slots[1], f"the same place again, {slots[0]}", slots[1])
+        expect("place", where, slots[0] == slots[1], f"the same place again, {slots[0]}", slots[1])
         inside = len(set(slots[0])) == len(slots[0]) and all(0 <= slot < _CAPACITY for slot in slots[0])
-        _check("place", where, inside, f"different slots in [0, {_CAPACITY})", slots[0])
+        expect("place", where, inside, f"different slots in [0, {_CAPACITY})", slots[0])
         length, covered = placed[0].length, {*range(len(storage)), *slots[0]}
-        _check("place", where, covered == {*range(length)}, f"length {length} without gaps", sorted(covered))
+        expect("place", where, covered == {*range(length)}, f"length {length} without gaps", sorted(covered))
         if isinstance(placed[1], Placement):
             storage.write(prepared, placed[1])
         else:
@@ -126,7 +115,7 @@ def _index(make: Make) -> None:
 def _check_index(rule: str, where: str, buffer: ReplayBuffer, index: torch.Tensor, rows: TensorDict) -> None:
     kept, times = index >= 0, rows["t"][-len(index) :]
     stored = buffer.storage.get(index[kept])["t"]
-    _check(
+    expect(
         rule, where, torch.equal(stored, times[kept]), f"the records {times[kept].tolist()}", stored.tolist()
     )
 
@@ -151,7 +140,7 @@ def _behind(make: Make) -> None:
             _check_index("behind its back", name, buffer, index, rows)
             covered = {*range(before), *index[index >= 0].tolist()}
             fine = covered == {*range(len(storage))}
-            _check("behind its back", name, fine, f"{len(storage)} rows without gaps", sorted(covered))
+            expect("behind its back", name, fine, f"{len(storage)} rows without gaps", sorted(covered))
             first += size
 
 
@@ -165,7 +154,7 @@ def _state(make: Make) -> None:
         expected = _written(buffer, 200)
         for how, one in (("loaded", other), ("a copy", copied)):
             got = _written(one, 200)
-            _check("state", f"{how}, after {written} rows", got == expected, f"{expected}", got)
+            expect("state", f"{how}, after {written} rows", got == expected, f"{expected}", got)
 
 
 def _failed_load(make: Make) -> None:
@@ -179,7 +168,7 @@ def _failed_load(make: Make) -> None:
             continue
         raise ConformanceError("failed load", repr(bad), "a SchemaError", "nothing")
     got, expected = _written(buffer, 300), _written(other, 300)
-    _check("failed load", "the writes that follow", got == expected, f"{expected}", got)
+    expect("failed load", "the writes that follow", got == expected, f"{expected}", got)
 
 
 RULES: dict[str, Callable[[Make], None]] = {
