@@ -6,6 +6,8 @@ from tensordict import TensorDict
 
 from gleanrl.envs.transforms import (
     ActionMask,
+    Compose,
+    DTypeCastTransform,
     InitTracker,
     RewardSum,
     StepCounter,
@@ -46,7 +48,27 @@ def test_what_is_carried_is_renewed_where_a_reset_says_so():
     assert first.tolist() == [0.0, 0.0, 0.0]
     assert follower.last(TensorDict({}, [3]), "n").tolist() == [0.0, 1.0, 1.0]
     assert follower.last(TensorDict({"n": torch.ones(3)}, [3]), "n").tolist() == [1.0, 1.0, 1.0]
+    assert follower.last(TensorDict({"n": torch.ones(3, dtype=torch.int32)}, [3]), "n").dtype == torch.float32
     with pytest.raises(MissingKeyError, match="step from what reset returned"):
         follower.last(TensorDict({}, [3]), "m")
     request = TensorDict({"_reset": torch.tensor([[True], [False], [False]])}, [3])
     assert follower.asked(request).tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    "make, casts",
+    [
+        (StepCounter, (torch.int64, torch.int32)),
+        (RewardSum, (torch.float32, torch.float64)),
+        (lambda: TargetReturn(9.0), (torch.float32, torch.float64)),
+    ],
+)
+def test_what_a_later_transform_casts_is_carried_as_it_was(make, casts):
+    env, fresh = (TransformedEnv(batched(), Compose(make(), DTypeCastTransform(*casts))) for _ in range(2))
+    rows = env.rollout(2)
+    state = env.state_dict()
+    fresh.load_state_dict(state)
+    for key, value in env.transform[0].carried.items():
+        assert rows["next", key].dtype == casts[1]
+        assert value.dtype == casts[0]
+        assert torch.equal(fresh.transform[0].carried[key], value)

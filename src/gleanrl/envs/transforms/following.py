@@ -64,17 +64,19 @@ class Following(Transform):
     def last(self, root: Record, key: NestedKey) -> Tensor:
         """Return what stands at `key` in the root, or, where a later transform renames or drops it, what is carried.
 
+        Where a later transform casts it, it is cast back: what is carried keeps its dtype.
+
         Raises:
             MissingKeyError: before the first reset.
         """
-        value = root.get(key, None)
+        value, carried = root.get(key, None), self.carried.get(key)
         if value is None:
-            value = self.carried.get(key)
+            value = carried
         if value is None:
             raise MissingKeyError(
                 f"{type(self).__name__}: the root has no {key!r}; step from what reset returned"
             )
-        return value
+        return value if carried is None or value.dtype == carried.dtype else value.to(carried.dtype)
 
     def renewed(
         self, key: NestedKey, fresh: Tensor, mask: Tensor | None, before: Tensor | None = None

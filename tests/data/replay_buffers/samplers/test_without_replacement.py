@@ -76,6 +76,27 @@ def test_drop_last_needs_a_full_batch():
         sampler.draw(filled(10), 11)
 
 
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_a_batch_that_drop_last_refuses_leaves_the_epoch_as_it_was(prefetch):
+    def begun():
+        sampler = SamplerWithoutReplacement(drop_last=True)
+        buffer = ReplayBuffer(
+            storage=LazyTensorStorage(6), sampler=sampler, batch_size=3, prefetch=prefetch, seed=0
+        )
+        buffer.extend(torch.arange(6))
+        return buffer, buffer.sample()
+
+    (buffer, _), (other, first) = begun(), begun()
+    with (
+        pytest.raises(InvalidArgumentError, match="no batch is left"),
+        pytest.warns(match="batch_size=8 differs"),
+    ):
+        other.sample(8)
+    second = other.sample()
+    assert torch.cat([first, second]).sort().values.tolist() == list(range(6))
+    assert torch.equal(second, buffer.sample()) and torch.equal(other.sample(), buffer.sample())
+
+
 def test_clearing_ends_the_epoch():
     storage, sampler = filled(10), SamplerWithoutReplacement(seed=0)
     sampler.draw(storage, 10)

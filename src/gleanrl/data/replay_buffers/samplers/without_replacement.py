@@ -90,9 +90,11 @@ class EpochSampler(UnitSampler):
         fewest = count if self.drop_last else 1
         items, generations, position = self._next(storage, count, length)
         if len(items) < fewest:
+            before = self.snapshot()
             self._begin(storage, length)
             items, generations, position = self._next(storage, count, length)
             if len(items) < fewest:
+                self.adopt(before)  # the epoch goes on, with batches that it has enough for
                 raise InvalidArgumentError(
                     f"batch_size={batch_size} with drop_last=True asks for {count} {self.unit.name(length)}, but only "
                     f"{len(items)} {self.unit.name(length)} are stored: no batch is left"
