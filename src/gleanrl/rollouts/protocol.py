@@ -14,6 +14,7 @@ from gleanrl.block import Block, Schema
 from gleanrl.data.boundaries import MASK
 from gleanrl.pool import BufferPool
 from gleanrl.rollouts.carry import PolicyCarry
+from gleanrl.rollouts.faults import BATCH
 from gleanrl.rollouts.usage import Lease
 from gleanrl.state import Stateful, StateReader
 from gleanrl.tree import Path, as_key
@@ -76,6 +77,10 @@ class Stepper(Stateful[Carry]):
     def disturbed(self) -> bool:
         """Whether somebody else stepped or reset the environment since: the carry isn't its state any more."""
         return not self.lease.held
+
+    def _index(self) -> int:
+        """Return the environment to name in a `StepFault` that may be any one's: the only one, or the batch."""
+        return 0 if self.batch_size.numel() == 1 else BATCH
 
     # ----------------------------------------------------------------- carry
     @abstractmethod

@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 
 from gleanrl.block import Block, Field, Schema
 from gleanrl.errors import EnvironmentContractError
-from gleanrl.rollouts.faults import BATCH, StepFault
+from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.limits import StepLimit
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.stepping import advance
@@ -47,7 +47,6 @@ class TensorDictStepper(Stepper):
     def __init__(self, env: Env, rules: EpisodeRules = FREELY) -> None:
         super().__init__(torch.Size(env.batch_size), env.device, rules, Lease(extra(env, "usage")))
         self.env = env
-        self._num_envs = max(1, self.batch_size.numel())
         self._carry: TensorDictBase | None = None
         self._schema: Schema | None = None
         self._limit = StepLimit(self.batch_size, rules.max_steps)
@@ -235,9 +234,6 @@ class TensorDictStepper(Stepper):
         self, batch: TensorDictBase, names: Iterable[str] = ("done",)
     ) -> list[tuple[Path, torch.Tensor]]:
         return [(path, leaf) for path, leaf in iter_leaves(batch) if path[-1] in names and "next" not in path]
-
-    def _index(self) -> int:
-        return 0 if self._num_envs == 1 else BATCH
 
 
 def _public(batch: TensorDictBase) -> list[tuple[Path, torch.Tensor]]:

@@ -7,6 +7,7 @@ TensorDict is built.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -54,11 +55,74 @@ class GymCodecs:
         return arrays
 
 
-class GymStepper(Stepper):
-    """Steps one gymnasium environment; see `Stepper` for the contract.
+class GymRows(Stepper):
+    """What the steppers of one gymnasium environment and of a vector of them share: columns and actions.
 
     The carry is what the environment returned last, by reference: it is valid until the next call of the
     environment, and by then it stands in a block.
+
+    Args:
+        codecs: the environment's conversions.
+        batch_size: see `Stepper`.
+        rules: see `Stepper`.
+        lease: see `Stepper`.
+    """
+
+    def __init__(self, codecs: GymCodecs, batch_size: torch.Size, rules: EpisodeRules, lease: Lease) -> None:
+        super().__init__(batch_size, None, rules, lease)
+        self._codecs = codecs
+        self._root_leaves = codecs.root_leaves()
+        self._action_leaves = leaves(codecs.action)
+        first = self._root_leaves[0]
+        alone = len(self._root_leaves) == 1 and not codecs.readers and codecs.observation is first
+        # The one leaf that there is, if it is written as it came.
+        self._plain = first if alone and isinstance(first, ArrayCodec) and first.start is None else None
+
+    @abstractmethod
+    def _carry_arrays(self) -> list[Array]:
+        """Return the carry, an array for each root leaf; resets if there was no reset yet."""
+
+    def schema(self) -> Schema:
+        """Return the columns: observations, info entries, flags; under next the same and the reward."""
+        self._carry_arrays()
+        root = {codec.key: self._field(codec) for codec in self._root_leaves}
+        root |= {(name,): Field(torch.Size((1,)), torch.bool) for name in FLAGS}
+        outcome = {**root, ("reward",): self._field(self._codecs.reward)}
+        return Schema({**root, **{("next", *path): field for path, field in outcome.items()}})
+
+    def _field(self, codec: Codec) -> Field:
+        assert codec.spec.dtype is not None
+        return Field(torch.Size(codec.shape[len(self.batch_size) :]), codec.spec.dtype)
+
+    def _carried_leaves(self) -> dict[Path, torch.Tensor]:
+        """Return copies of the carry's leaves, flags not included."""
+        carry = zip(self._root_leaves, self._carry_arrays(), strict=True)
+        return {codec.key: torch.from_numpy(np.array(array, codec.dtype)) for codec, array in carry}
+
+    def _bind_actions(self, block: Block, actions_ready: bool) -> None:
+        columns: list[Array] = []
+        for codec in self._action_leaves:
+            column = block.column(codec.key).movedim(block.time_dim, 0)  # (T, *batch, *leaf)
+            codec.check_action(column.shape[1:], column.dtype)
+            columns.append(numpy_view(column))
+        self._action_columns = list(zip(self._action_leaves, columns, strict=True))
+        self._actions: Sequence[Any] | None = None
+        if actions_ready:
+            decoded = [codec.decode_all(column) for codec, column in self._action_columns]
+            tree = self._codecs.action
+            single = isinstance(tree, Codec)
+            self._actions = (
+                decoded[0] if single else [assemble(tree, list(v)) for v in zip(*decoded, strict=True)]
+            )
+
+    def _action(self, t: int) -> Any:
+        """Return the action of row `t`."""
+        values = [codec.decode(column[t]) for codec, column in self._action_columns]
+        return assemble(self._codecs.action, values)
+
+
+class GymStepper(GymRows):
+    """Steps one gymnasium environment; see `Stepper` for the contract.
 
     Args:
         simulator: the environment.
@@ -68,22 +132,16 @@ class GymStepper(Stepper):
     """
 
     def __init__(self, simulator: Simulator, codecs: GymCodecs, rules: EpisodeRules, lease: Lease) -> None:
-        super().__init__(torch.Size(), None, rules, lease)
+        super().__init__(codecs, torch.Size(), rules, lease)
         self._simulator = simulator
-        self._codecs = codecs
         self._env_step = simulator.stepping()
-        self._root_leaves = codecs.root_leaves()
-        self._action_leaves = leaves(codecs.action)
-        first = self._root_leaves[0]
-        alone = len(self._root_leaves) == 1 and not codecs.readers and codecs.observation is first
-        self._plain = first if alone and isinstance(first, ArrayCodec) and first.start is None else None
         # Of the first row of a block: what precedes it.
         self._carry: Any = None  # one array where there is one plain leaf, else a list
         self._carry_flags = (False, False, False)
         self._t = -1  # the last row that was written
         self._start = 0  # the row at which the episode began; negative if in an earlier block
         self._limit_at = _NEVER
-        self._shape: tuple[int, ...] = first.shape
+        self._shape: tuple[int, ...] = self._root_leaves[0].shape
         self._dtype: np.dtype[Any] | None = None
 
     # ----------------------------------------------------------------- carry
@@ -111,41 +169,26 @@ class GymStepper(Stepper):
 
     def root(self) -> dict[Path, torch.Tensor]:
         """Return the carry's leaves."""
-        if self._carry is None:
-            self.reset()
-        out = {
-            codec.key: torch.from_numpy(np.array(array, codec.dtype))
-            for codec, array in zip(self._root_leaves, self._carry_arrays(), strict=True)
-        }
-        out |= {
-            (name,): torch.tensor([flag], device="cpu")
-            for name, flag in zip(FLAGS, self._carry_flags, strict=True)
-        }
-        return out
-
-    def schema(self) -> Schema:
-        """Return the columns: observations, info entries, flags; under next the same and the reward."""
-        if self._carry is None:
-            self.reset()
-        root = {codec.key: _field(codec) for codec in self._root_leaves}
-        root |= {(name,): Field(torch.Size((1,)), torch.bool) for name in FLAGS}
-        outcome = {**root, ("reward",): _field(self._codecs.reward)}
-        return Schema({**root, **{("next", *path): field for path, field in outcome.items()}})
+        out = self._carried_leaves()
+        flags = zip(FLAGS, self._carry_flags, strict=True)
+        return out | {(name,): torch.tensor([flag], device="cpu") for name, flag in flags}
 
     # ----------------------------------------------------------------- block
     def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
         """Write into `block` from now on, the carry into its row 0."""
         self._simulator.require_open()
-        if self._carry is None:
-            self.reset()
+        carry = self._carry_arrays()
         self._begin(self._start - self._t - 1)
         self._t = -1
         self._last = block.num_steps - 1
         self._bind_actions(block, actions_ready)
+        self._action_column = self._action_columns[0][1]
+        tree = self._codecs.action
+        self._decode = tree.decode if isinstance(tree, Codec) else None
         self._roots = [block.array(codec.key) for codec in self._root_leaves]
         self._nexts = [block.array(("next", *codec.key)) for codec in self._root_leaves]
         self._root_array, self._next_array = self._roots[0], self._nexts[0]
-        for column, array in zip(self._roots, self._carry_arrays(), strict=True):
+        for column, array in zip(self._roots, carry, strict=True):
             column[0] = array
         self._root_flags = [block.array((name,)) for name in FLAGS]
         self._next_flags = [block.array(("next", name)) for name in FLAGS]
@@ -159,30 +202,11 @@ class GymStepper(Stepper):
         # A cell of a memoryview is written in half the time that an array's element takes.
         self._reward_cells: Any = memoryview(cast(Any, self._rewards.reshape(-1))) if single else None
 
-    def _bind_actions(self, block: Block, actions_ready: bool) -> None:
-        columns: list[Array] = []
-        for codec in self._action_leaves:
-            column = block.column(codec.key)
-            codec.check_action(column.shape[1:], column.dtype)
-            columns.append(numpy_view(column))
-        self._action_columns = list(zip(self._action_leaves, columns, strict=True))
-        self._action_column = columns[0]
-        tree = self._codecs.action
-        self._decode = tree.decode if isinstance(tree, Codec) else None
-        self._actions: Sequence[Any] | None = None
-        if actions_ready:
-            decoded = [codec.decode_all(column) for codec, column in self._action_columns]
-            single = isinstance(tree, Codec)
-            self._actions = (
-                decoded[0] if single else [assemble(tree, list(v)) for v in zip(*decoded, strict=True)]
-            )
-
     def _action(self, t: int) -> Any:
         """Return the action of row `t`."""
         if self._decode is not None:
             return self._decode(self._action_column[t])
-        values = [codec.decode(column[t]) for codec, column in self._action_columns]
-        return assemble(self._codecs.action, values)
+        return super()._action(t)
 
     # ------------------------------------------------------------------ loop
     def step(self, t: int) -> None:
@@ -278,6 +302,8 @@ class GymStepper(Stepper):
             self._limit_at = max(start + self.rules.max_steps - 1, 0)
 
     def _carry_arrays(self) -> list[Array]:
+        if self._carry is None:
+            self.reset()
         return self._carry if self._plain is None else [self._carry]
 
 
@@ -288,8 +314,3 @@ def loaded(root: TensorDictBase, key: Path, shape: tuple[int, ...], dtype: torch
         got = f"{tuple(leaf.shape)} {leaf.dtype}" if isinstance(leaf, torch.Tensor) else "none"
         raise SchemaError(f"root: key {as_key(key)!r} expected {shape} {dtype}, got {got}")
     return np.array(leaf.detach().cpu().numpy())
-
-
-def _field(codec: Codec) -> Field:
-    assert codec.spec.dtype is not None
-    return Field(torch.Size(codec.shape), codec.spec.dtype)

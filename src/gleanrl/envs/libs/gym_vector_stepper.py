@@ -6,38 +6,33 @@ is built. What the autoreset modes differ in is settled in `gleanrl.envs.libs.gy
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection
 
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDictBase
 
-from gleanrl.block import Block, Field, Schema, numpy_view
+from gleanrl.block import Block, Field, Schema
 from gleanrl.data.boundaries import MASK
-from gleanrl.envs.libs.gym_codecs import Array, ArrayCodec, Codec
-from gleanrl.envs.libs.gym_spaces import assemble, leaves
-from gleanrl.envs.libs.gym_stepper import GymCodecs, loaded
+from gleanrl.envs.libs.gym_codecs import Array
+from gleanrl.envs.libs.gym_stepper import GymCodecs, GymRows, loaded
 from gleanrl.envs.libs.gym_vector_simulator import VectorSimulator
 from gleanrl.errors import UnsupportedError
-from gleanrl.rollouts.faults import BATCH, StepFault
+from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.limits import StepLimit
-from gleanrl.rollouts.protocol import EpisodeRules, Stepper
+from gleanrl.rollouts.protocol import EpisodeRules
 from gleanrl.rollouts.usage import Lease
 from gleanrl.tree import FLAGS, Path
 
 _Array = np.ndarray
 
 
-class VectorGymStepper(Stepper):
+class VectorGymStepper(GymRows):
     """Steps a gymnasium vector environment; see `Stepper` for the contract.
 
     With an environment that resets in the step after an end (NEXT_STEP) the rows of those resets are no frames:
     the column ``("collector", "mask")`` is False there.
-
-    The carry is what the environment returned last, by reference: it is valid until the next call of the
-    environment, and by then it stands in a block.
 
     Args:
         simulator: the environment.
@@ -59,15 +54,9 @@ class VectorGymStepper(Stepper):
                 f"max_episode_steps={rules.max_steps}"
             )
         self._num_envs = simulator.num_envs
-        super().__init__(torch.Size((self._num_envs,)), None, rules, lease)
+        super().__init__(codecs, torch.Size((self._num_envs,)), rules, lease)
         self._simulator = simulator
-        self._codecs = codecs
-        self._root_leaves = codecs.root_leaves()
-        self._action_leaves = leaves(codecs.action)
         self._masked = simulator.mode is AutoresetMode.NEXT_STEP
-        first = self._root_leaves[0]
-        alone = len(self._root_leaves) == 1 and not codecs.readers and codecs.observation is first
-        self._plain = first if alone and isinstance(first, ArrayCodec) and first.start is None else None
         # Of the first row of a block: what precedes it.
         self._carry: list[Array] | None = None
         self._carry_flags = np.zeros((len(FLAGS), self._num_envs), np.bool_)
@@ -102,28 +91,20 @@ class VectorGymStepper(Stepper):
 
     def root(self) -> dict[Path, torch.Tensor]:
         """Return the carry's leaves, ``(P, *leaf)``."""
-        carry = self._require_carry()
-        out = {
-            codec.key: torch.from_numpy(np.array(array, codec.dtype))
-            for codec, array in zip(self._root_leaves, carry, strict=True)
-        }
+        out = self._carried_leaves()
         flags = torch.from_numpy(self._carry_flags.copy()).unsqueeze(-1)
         return out | {(name,): flags[k] for k, name in enumerate(FLAGS)}
 
     def schema(self) -> Schema:
-        """Return the columns: observations, info entries, flags; under next the same and the reward."""
-        self._require_carry()
-        root = {codec.key: self._field(codec) for codec in self._root_leaves}
-        root |= {(name,): Field(torch.Size((1,)), torch.bool) for name in FLAGS}
-        outcome = {**root, ("reward",): self._field(self._codecs.reward)}
+        """Return the columns of `GymRows`, and which rows are frames, if not all are."""
         mask = {MASK: Field(torch.Size(), torch.bool)} if self._masked else {}
-        return Schema({**root, **{("next", *path): field for path, field in outcome.items()}, **mask})
+        return Schema({**super().schema().items(), **mask})
 
     # ----------------------------------------------------------------- block
     def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
         """Write into `block` from now on, the carry into its row 0."""
         self._simulator.require_open()
-        carry = self._require_carry()
+        carry = self._carry_arrays()
         self._last = block.num_steps - 1
         self._roots = [_by_time(block, codec.key) for codec in self._root_leaves]
         self._nexts = [_by_time(block, ("next", *codec.key)) for codec in self._root_leaves]
@@ -146,28 +127,6 @@ class VectorGymStepper(Stepper):
             block.column(MASK).fill_(True)
             self._frames = _by_time(block, MASK)
         self._bind_actions(block, actions_ready)
-
-    def _bind_actions(self, block: Block, actions_ready: bool) -> None:
-        columns: list[Array] = []
-        for codec in self._action_leaves:
-            column = block.column(codec.key).movedim(1, 0)  # (T, P, *leaf)
-            codec.check_action(column.shape[1:], column.dtype)
-            columns.append(numpy_view(column))
-        self._action_columns = list(zip(self._action_leaves, columns, strict=True))
-        self._actions: Sequence[Any] | None = None
-        if actions_ready:
-            decoded = [codec.decode_all(column) for codec, column in self._action_columns]
-            tree = self._codecs.action
-            self._actions = (
-                decoded[0]
-                if isinstance(tree, Codec)
-                else [assemble(tree, list(values)) for values in zip(*decoded, strict=True)]
-            )
-
-    def _action(self, t: int) -> Any:
-        """Return the actions of row `t`."""
-        values = [codec.decode(column[t]) for codec, column in self._action_columns]
-        return assemble(self._codecs.action, values)
 
     # ------------------------------------------------------------------ loop
     def step(self, t: int) -> None:
@@ -243,18 +202,11 @@ class VectorGymStepper(Stepper):
             array[mask] = fresh[mask]
         return old
 
-    def _require_carry(self) -> list[Array]:
+    def _carry_arrays(self) -> list[Array]:
         if self._carry is None:
             self.reset()
         assert self._carry is not None
         return self._carry
-
-    def _index(self) -> int:
-        return 0 if self._num_envs == 1 else BATCH
-
-    def _field(self, codec: Codec) -> Field:
-        assert codec.spec.dtype is not None
-        return Field(torch.Size(codec.shape[1:]), codec.spec.dtype)
 
 
 def _by_time(block: Block, path: Path) -> Array:

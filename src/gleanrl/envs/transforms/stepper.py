@@ -41,7 +41,7 @@ from gleanrl.envs.transforms.columns import (
 from gleanrl.envs.transforms.compose import flattened
 from gleanrl.envs.transforms.rows import Row, trailing
 from gleanrl.errors import EnvironmentContractError, UnsupportedError
-from gleanrl.rollouts.faults import BATCH, StepFault
+from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.plan import action_fields
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import make_stepper
@@ -390,6 +390,3 @@ class TransformedStepper(Stepper):
                 "transform_observation_spec"
             )
         return self._outputs.setdefault(key, Output(self._block, path))
-
-    def _index(self) -> int:
-        return 0 if not self.batch_size or self.batch_size.numel() == 1 else BATCH
