@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.collectors import SyncDataCollector
+from gleanrl.collectors.budget import Grant
 from gleanrl.envs import GymWrapper
 from gleanrl.envs.transforms import Compose, Transform, TransformedEnv
 from gleanrl.envs.transforms.stepper import TransformedStepper
@@ -52,9 +53,11 @@ def batches(
     collector = SyncDataCollector(
         env, policy, frames_per_batch=sizes[0] * numel, total_frames=-1, nonfinite="pass", **kwargs
     )
-    plan = collector.plan
-    out = [collector._collection.collect(size, policy is None, None) for size in sizes]
-    return plan.stepper, out
+    source, out = collector._source, []
+    for size in sizes:
+        collected = source.collect(Grant(size, random=policy is None))
+        out.append(source.deliver(collected, collected.batch))
+    return collector.plan.stepper, out
 
 
 def collect_both_ways(

@@ -246,24 +246,32 @@ class Transform(StatefulModule):
     # ----------------------------------------------------------------- specs
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Return the observation spec on the user's side; by default new `out_keys` get a copy of their `in_keys`'."""
-        fresh = [(i, o) for i, o in self.pairs() if o not in observation_spec.keys(True, True)]
-        return map_leaves(observation_spec, fresh, lambda leaf: leaf.clone()) if fresh else observation_spec
+        return self._spec("observation", observation_spec)
 
     def transform_reward_spec(self, reward_spec: Any) -> Any:
         """Return the full reward spec on the user's side."""
-        return reward_spec
+        return self._spec("reward", reward_spec)
 
     def transform_done_spec(self, done_spec: Any) -> Any:
         """Return the full done spec on the user's side."""
-        return done_spec
+        return self._spec("done", done_spec)
 
     def transform_action_spec(self, action_spec: Any) -> Any:
         """Return the full action spec on the user's side."""
-        return action_spec
+        return self._spec("action", action_spec)
 
     def transform_state_spec(self, state_spec: Any) -> Any:
         """Return the full state spec on the user's side."""
-        return state_spec
+        return self._spec("state", state_spec)
+
+    def _spec(self, role: str, spec: Any) -> Any:
+        """Return what becomes of the spec of a role that has no method of its own."""
+        fresh = (
+            [(i, o) for i, o in self.pairs() if o not in spec.keys(True, True)]
+            if role == "observation"
+            else []
+        )
+        return map_leaves(spec, fresh, lambda leaf: leaf.clone()) if fresh else spec
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         """Return the spec of all that comes out: ``full_{observation,reward,done}_spec``."""

@@ -70,15 +70,7 @@ class BatchSizeTransform(Transform):
         assert self.reshape_fn is not None
         return self.reshape_fn(TensorDict({}, batch_size)).batch_size
 
-    def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """Give the specs the new batch size."""
-        return self._resized(output_spec)
-
-    def transform_input_spec(self, input_spec: Composite) -> Composite:
-        """Give the specs the new batch size."""
-        return self._resized(input_spec)
-
-    def _resized(self, specs: Composite) -> Composite:
+    def _transformed(self, specs: Composite, *roles: str) -> Composite:
         before, after = specs.shape, self.transform_env_batch_size(specs.shape)
         out = Composite({}, shape=after, device=specs.device)
         for name in specs.keys():

@@ -100,13 +100,9 @@ class DTypeCastTransform(EntryTransform):
 
 
 class DoubleToFloat(DTypeCastTransform):
-    """Casts float64 to float32 on the way out, and float32 to float64 on the way in; see `DTypeCastTransform`.
+    """Casts float64 to float32 on the way out, and float32 to float64 on the way in.
 
-    Args:
-        in_keys: what to cast of what comes out; None for all observations and rewards in float64.
-        out_keys: where the results stand; None for in place.
-        in_keys_inv: what to cast of what goes in; None for all actions and states in float64.
-        out_keys_inv: what the user writes; None for the same keys.
+    The arguments are those of `DTypeCastTransform`.
     """
 
     def __init__(
@@ -153,13 +149,8 @@ class DeviceCastTransform(Transform):
         # An environment without a device of its own takes what lies on the CPU.
         return tensordict.to(device or "cpu") if device or self.device != torch.device("cpu") else tensordict
 
-    def transform_input_spec(self, input_spec: Composite) -> Composite:
-        """Move the spec."""
-        return input_spec.to(self.device) if self.device is not None else input_spec
-
-    def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """Move the spec."""
-        return output_spec.to(self.device) if self.device is not None else output_spec
+    def _transformed(self, specs: Composite, *roles: str) -> Composite:
+        return specs.to(self.device) if self.device is not None else specs
 
     def transform_env_device(self, device: torch.device | None) -> torch.device | None:
         """Return the device on the user's side."""

@@ -136,25 +136,8 @@ class Compose(Transform):
         """Return the spec of all that goes into the last one."""
         return self._through("transform_input_spec", input_spec)
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Return the observation spec after the last one."""
-        return self._through("transform_observation_spec", observation_spec)
-
-    def transform_reward_spec(self, reward_spec: Any) -> Any:
-        """Return the reward spec after the last one."""
-        return self._through("transform_reward_spec", reward_spec)
-
-    def transform_done_spec(self, done_spec: Any) -> Any:
-        """Return the done spec after the last one."""
-        return self._through("transform_done_spec", done_spec)
-
-    def transform_action_spec(self, action_spec: Any) -> Any:
-        """Return the action spec before the last one."""
-        return self._through("transform_action_spec", action_spec)
-
-    def transform_state_spec(self, state_spec: Any) -> Any:
-        """Return the state spec before the last one."""
-        return self._through("transform_state_spec", state_spec)
+    def _spec(self, role: str, spec: Any) -> Any:
+        return self._through(f"transform_{role}_spec", spec)
 
     def transform_env_device(self, device: torch.device | None) -> torch.device | None:
         """Return the device after the last one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from gleanrl.data.specs import Composite, TensorSpec
+from gleanrl.data.specs import TensorSpec
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.spec_tools import map_leaves, mapped
 
@@ -22,18 +22,8 @@ class EntryTransform(Transform):
         """Return the spec of what `_apply_transform` makes of values of `spec`; by default it maps bounds to bounds."""
         return mapped(spec, self._apply_transform, monotone=True)
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Map the specs of those `in_keys` that are observations."""
-        return map_leaves(observation_spec, self.pairs(), self._leaf)
-
-    def transform_reward_spec(self, reward_spec: Any) -> Any:
-        """Map the specs of those `in_keys` that are rewards."""
-        return map_leaves(reward_spec, self.pairs(), self._leaf)
-
-    def transform_action_spec(self, action_spec: Any) -> Any:
-        """Map the specs of those `in_keys_inv` that are actions."""
-        return map_leaves(action_spec, self.pairs_inv(), self._leaf) if self.maps_inputs else action_spec
-
-    def transform_state_spec(self, state_spec: Any) -> Any:
-        """Map the specs of those `in_keys_inv` that are states."""
-        return map_leaves(state_spec, self.pairs_inv(), self._leaf) if self.maps_inputs else state_spec
+    def _spec(self, role: str, spec: Any) -> Any:
+        if role in ("observation", "reward"):
+            return map_leaves(spec, self.pairs(), self._leaf)
+        inputs = role in ("action", "state") and self.maps_inputs
+        return map_leaves(spec, self.pairs_inv(), self._leaf) if inputs else spec

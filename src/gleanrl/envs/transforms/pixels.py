@@ -202,17 +202,7 @@ class Crop(_OfImages):
 
 
 class CenterCrop(Crop):
-    """Cuts the middle out of ``(..., C, H, W)`` images.
-
-    Args:
-        w: width.
-        h: height; None for a square.
-        in_keys: images; None for ``["pixels"]``.
-        out_keys: where the results stand; None for in place.
-
-    Raises:
-        SchemaError: if the image is smaller.
-    """
+    """Cuts the middle out of ``(..., C, H, W)`` images; the arguments are those of `Crop`."""
 
     def __init__(
         self, w: int, h: int | None = None, in_keys: Keys | None = None, out_keys: Keys | None = None

@@ -61,18 +61,7 @@ def apply_to_composite(method: Callable[[Any, TensorSpec], TensorSpec]) -> Calla
     It is called for each of the transform's `in_keys` that the composite has, and the result is written under the
     matching one of `out_keys`.
     """
-
-    @functools.wraps(method)
-    def wrapper(self: Any, spec: Any) -> Any:
-        if not isinstance(spec, Composite):
-            return method(self, spec)
-        return map_leaves(
-            spec,
-            zip(self.in_keys, self.out_keys, strict=True),
-            lambda leaf: method(self, leaf),
-        )
-
-    return wrapper
+    return _of_composites(method, "in_keys", "out_keys")
 
 
 def apply_to_composite_inv(method: Callable[[Any, TensorSpec], TensorSpec]) -> Callable[[Any, Any], Any]:
@@ -81,18 +70,23 @@ def apply_to_composite_inv(method: Callable[[Any, TensorSpec], TensorSpec]) -> C
     It is called for each of the transform's `in_keys_inv` that the action or state spec has, and the result is
     written under the matching one of `out_keys_inv`.
     """
+    return _of_composites(method, "in_keys_inv", "out_keys_inv", ("full_action_spec", "full_state_spec"))
 
+
+def _of_composites(
+    method: Callable[[Any, TensorSpec], TensorSpec], ins: str, outs: str, parts: tuple[str, ...] = ()
+) -> Callable[[Any, Any], Any]:
     @functools.wraps(method)
     def wrapper(self: Any, spec: Any) -> Any:
         if not isinstance(spec, Composite):
             return method(self, spec)
-        pairs = list(zip(self.in_keys_inv, self.out_keys_inv, strict=True))
-        if not any(name in spec.keys() for name in ("full_action_spec", "full_state_spec")):
+        pairs = list(zip(getattr(self, ins), getattr(self, outs), strict=True))
+        there = [name for name in parts if name in spec.keys()]
+        if not there:
             return map_leaves(spec, pairs, lambda leaf: method(self, leaf))
         out = spec.clone()
-        for name in ("full_action_spec", "full_state_spec"):
-            if name in spec.keys():
-                out[name] = map_leaves(spec[name], pairs, lambda leaf: method(self, leaf))
+        for name in there:
+            out[name] = map_leaves(spec[name], pairs, lambda leaf: method(self, leaf))
         return out
 
     return wrapper

@@ -67,21 +67,10 @@ class RenameTransform(Transform):
         value = record.get(key, None)
         return None if value is None else value.clone()
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Rename observations."""
-        return self._renamed(observation_spec, self.pairs())
-
-    def transform_reward_spec(self, reward_spec: Any) -> Any:
-        """Rename rewards."""
-        return self._renamed(reward_spec, self.pairs())
-
-    def transform_action_spec(self, action_spec: Any) -> Any:
-        """Rename actions."""
-        return self._renamed(action_spec, self.pairs_inv())
-
-    def transform_state_spec(self, state_spec: Any) -> Any:
-        """Rename states."""
-        return self._renamed(state_spec, self.pairs_inv())
+    def _spec(self, role: str, spec: Any) -> Any:
+        if role == "done":
+            return spec
+        return self._renamed(spec, self.pairs() if role in ("observation", "reward") else self.pairs_inv())
 
     def _renamed(self, spec: Composite, pairs: list[tuple[NestedKey, NestedKey]]) -> Composite:
         known = keys_of(spec)
@@ -117,24 +106,12 @@ class _Keeping(Transform):
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         return self._call(tensordict_reset)
 
-    def _kept(self, spec: Composite) -> Composite:
+    def _spec(self, role: str, spec: Any) -> Any:
         out = spec.clone()
-        for key in keys_of(spec):
+        for key in keys_of(spec) if role in ("observation", "reward", "done") else ():
             if not self._keeps(key):
                 del out[key]
         return out
-
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Drop observations."""
-        return self._kept(observation_spec)
-
-    def transform_reward_spec(self, reward_spec: Any) -> Any:
-        """Drop rewards."""
-        return self._kept(reward_spec)
-
-    def transform_done_spec(self, done_spec: Any) -> Any:
-        """Drop flags; done and terminated are always there."""
-        return self._kept(done_spec)
 
 
 class SelectTransform(_Keeping):
@@ -227,13 +204,8 @@ class RemoveEmptySpecs(Transform):
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         return self._call(tensordict_reset)
 
-    def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """Drop empty groups."""
-        return _without_empty(output_spec)
-
-    def transform_input_spec(self, input_spec: Composite) -> Composite:
-        """Drop empty groups."""
-        return _without_empty(input_spec)
+    def _transformed(self, specs: Composite, *roles: str) -> Composite:
+        return _without_empty(specs)
 
 
 def _groups(batch: TensorDictBase) -> list[tuple[str, ...]]:
