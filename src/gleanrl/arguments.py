@@ -12,17 +12,12 @@ from gleanrl.tree import NestedKey
 
 def positive(name: str, value: Any) -> int:
     """Return `value` if it is an integer of 1 or more; `InvalidArgumentError`, naming the argument, if not."""
-    return _integer(name, value, 1)
+    return integer(name, value, 1)
 
 
 def non_negative(name: str, value: Any) -> int:
     """Return `value` if it is an integer of 0 or more; `InvalidArgumentError`, naming the argument, if not."""
-    return _integer(name, value, 0)
-
-
-def integer(name: str, value: Any) -> int:
-    """Return `value` if it is an integer, a bool isn't one; `InvalidArgumentError`, naming the argument, if not."""
-    return _integer(name, value)
+    return integer(name, value, 0)
 
 
 def key_list(keys: Any) -> tuple[NestedKey, ...]:
@@ -34,7 +29,8 @@ def key_list(keys: Any) -> tuple[NestedKey, ...]:
     return tuple(keys)
 
 
-def _integer(name: str, value: Any, least: int | None = None) -> int:
+def integer(name: str, value: Any, least: int | None = None) -> int:
+    """Return `value` if it is an integer, no bool, and not below `least`; `InvalidArgumentError` if not."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gleanrl.collectors.devices import DevicePlan
+from gleanrl.collectors.devices import Devices
 from gleanrl.errors import InvalidArgumentError
 
 CPU, CPU0, META = torch.device("cpu"), torch.device("cpu:0"), torch.device("meta")
@@ -33,10 +33,10 @@ CPU, CPU0, META = torch.device("cpu"), torch.device("cpu:0"), torch.device("meta
 def test_unset_devices_are_filled(
     device: Any, env: Any, policy: Any, storing: Any, own: Any, expected: tuple[Any, ...]
 ) -> None:
-    found = DevicePlan.of(device, env, policy, storing, own)
+    found = Devices.of(device, env, policy, storing, own)
     assert (found.env, found.policy, found.storing) == expected
 
 
 def test_an_unknown_device_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="'toaster'"):
-        DevicePlan.of(None, None, "toaster", None, None)
+        Devices.of(None, None, "toaster", None, None)

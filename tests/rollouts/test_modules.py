@@ -1,4 +1,4 @@
-"""A policy's stages do what the policy does; what can't be taken apart isn't."""
+"""A policy's calls do what the policy does; what can't be taken apart isn't."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tensordict.nn import (
 from torch import distributions, nn
 
 from gleanrl.errors import PolicyError
-from gleanrl.rollouts.modules import ProbabilisticStage, stages
+from gleanrl.rollouts.modules import ProbabilisticCall, calls_of
 from gleanrl.tree import Path, flatten
 
 SIZES = [torch.Size([]), torch.Size([4])]
@@ -71,18 +71,18 @@ def root(batch_size: torch.Size) -> TensorDict:
 
 
 def run(policy: Any, batch_size: torch.Size) -> dict[Path, Any]:
-    """Return what the stages of `policy` make of `root`."""
-    chain = stages(policy, batch_size)
+    """Return what the calls of `policy` make of `root`."""
+    chain = calls_of(policy, batch_size)
     assert chain is not None, "this policy can be taken apart"
     values: dict[Path, Any] = flatten(root(batch_size))
     with torch.no_grad():
-        for stage in chain:
-            stage(values)
+        for call in chain:
+            call(values)
     return values
 
 
 def check(policy: Any, batch_size: torch.Size) -> None:
-    """The stages leave the very values that the policy leaves, drawn from the same random numbers."""
+    """The calls leave the very values that the policy leaves, drawn from the same random numbers."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
         with torch.no_grad():
@@ -183,14 +183,14 @@ def test_composite_distributions(outs: list[Any]) -> None:
 
 def test_the_interaction_type_is_read_at_every_call() -> None:
     policy = gaussian()
-    chain = stages(policy, SIZES[0])
-    assert chain is not None and isinstance(chain[-1], ProbabilisticStage)
+    chain = calls_of(policy, SIZES[0])
+    assert chain is not None and isinstance(chain[-1], ProbabilisticCall)
     seen = []
     for kind in (InteractionType.MODE, InteractionType.RANDOM, InteractionType.RANDOM):
         values: Any = flatten(root(SIZES[0]))
         with set_interaction_type(kind):
-            for stage in chain:
-                stage(values)
+            for call in chain:
+                call(values)
         seen.append(values["action",].tolist())
     assert seen[0] == root(SIZES[0])["observation"][:2].tolist() and seen[1] != seen[0] and seen[1] != seen[2]
 
@@ -277,7 +277,7 @@ WHOLE: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_left_whole(name: str) -> None:
-    assert stages(WHOLE[name](), SIZES[1]) is None
+    assert calls_of(WHOLE[name](), SIZES[1]) is None
 
 
 def test_a_hook_on_the_wrapped_network_still_runs() -> None:
@@ -295,7 +295,7 @@ def test_outputs_and_keys_in_unequal_number(out: Any) -> None:
 
 def test_a_network_sees_its_own_changes() -> None:
     layer = nn.Linear(3, 2)
-    chain = stages(module(layer), SIZES[0])
+    chain = calls_of(module(layer), SIZES[0])
     assert chain is not None
     with torch.no_grad():
         layer.weight.zero_(), layer.bias.fill_(4)

@@ -205,13 +205,13 @@ class OtherPath(Walk):
 
     def make_stepper(self, *rules: Any) -> Any:
         stepper = super().make_stepper(*rules)
-        record = stepper._record
+        record = stepper._write_row
 
         def wrong(t: int, outcome: TensorDictBase) -> None:
             outcome["reward"] = outcome["reward"] + 1
             record(t, outcome)
 
-        stepper._record = wrong
+        stepper._write_row = wrong
         return stepper
 
 

@@ -51,11 +51,6 @@ _REASONS: tuple[tuple[type[BaseException], str], ...] = (
 """Under which reason the ledger counts frames that were lost to an exception; the first that fits."""
 
 
-def reason_of(error: BaseException) -> str:
-    """Return under which reason frames are discarded that were lost to `error`."""
-    return next(reason for kind, reason in _REASONS if isinstance(error, kind))
-
-
 @dataclass(frozen=True)
 class CollectionState:
     """What a collection lives by, beside its environment and its policy."""
@@ -153,7 +148,8 @@ class Collection(Source, Stateful[CollectionState]):
                 explained = self._explained(error, block)
                 made = self.columns.frames(block, error.made(self.num_envs))
                 self._now = self._now._replace(open=made)
-            self.lose(reason_of(error), clock.monotonic() - begin)
+            reason = next(reason for kind, reason in _REASONS if isinstance(error, kind))
+            self.lose(reason, clock.monotonic() - begin)
             if explained is None:
                 raise
             raise explained from explained.__cause__

@@ -11,7 +11,7 @@ from gleanrl.devices import as_device, require_device
 
 
 @dataclass(frozen=True)
-class DevicePlan:
+class Devices:
     """Devices of a collector's parts; None means: wherever they are."""
 
     env: torch.device | None
@@ -19,7 +19,7 @@ class DevicePlan:
     storing: torch.device | None
 
     @classmethod
-    def of(cls, device: Any, env: Any, policy: Any, storing: Any, env_own: torch.device | None) -> DevicePlan:
+    def of(cls, device: Any, env: Any, policy: Any, storing: Any, env_own: torch.device | None) -> Devices:
         """Fill the unset devices.
 
         Args:

@@ -14,7 +14,7 @@ from gleanrl.arguments import integer
 from gleanrl.collectors.budget import Budget
 from gleanrl.collectors.collection import Collection
 from gleanrl.collectors.delivery import Delivery
-from gleanrl.collectors.devices import DevicePlan
+from gleanrl.collectors.devices import Devices
 from gleanrl.collectors.environments import has_truncated, made_env
 from gleanrl.collectors.options import CollectionOptions, stop_of
 from gleanrl.collectors.progress import CollectorProgress
@@ -135,7 +135,7 @@ class SyncDataCollector(SourceCollector):
         with made_env(create_env_fn, create_env_kwargs) as self.env:
             num_envs = max(1, torch.Size(self.env.batch_size).numel())
             self._budget = Budget(num_envs, frames_per_batch, total_frames, init_random_frames)
-            self.devices = DevicePlan.of(device, env_device, policy_device, storing_device, self.env.device)
+            self.devices = Devices.of(device, env_device, policy_device, storing_device, self.env.device)
             if self.devices.env is not None and self.env.device != self.devices.env:
                 self.env = self.env.to(self.devices.env)
             if set_truncated and not has_truncated(self.env):

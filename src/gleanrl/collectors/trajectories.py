@@ -34,7 +34,7 @@ def split_trajectories(
     order of the batch: environment by environment (row-major over ``*B``), then in time.
 
     A trajectory ends where a flag is set, where the id changes, at a masked step, and at the end of each
-    environment's row (see `gleanrl.data.boundaries.trajectory_ends`). So pieces of one trajectory that stand
+    environment's row (see `gleanrl.data.boundaries.trajectory_ends`). So fragments of one trajectory that stand
     apart give several rows with one id, and steps of different environments never come together. Steps that
     the batch's own mask leaves out are left out.
 
@@ -84,25 +84,27 @@ def split_trajectories(
     """
     ids_path, mask_path = _id_and_mask(rollout, prefix, trajectory_key)
     ends = trajectory_ends(rollout, done_key=done_key, id_keys=[ids_path], mask_keys=[mask_path])
-    pieces = _cut(ends, step_mask(rollout, [mask_path]))
+    fragments = _fragments_between(ends, step_mask(rollout, [mask_path]))
     depth = ends.ndim
     if as_nested:
-        jagged = _jagged(pieces, depth)
-        out = _rebuild(rollout, jagged, depth, torch.Size([pieces.count]), skip=mask_path)
+        jagged = _jagged(fragments, depth)
+        out = _rebuild(rollout, jagged, depth, torch.Size([fragments.count]), skip=mask_path)
     else:
-        padded, mask = _padded(pieces, depth)
+        padded, mask = _padded(fragments, depth)
         out = _rebuild(rollout, padded, depth, mask.shape, skip=mask_path)
         out.set(mask_path, mask)
         out.names = [None, "time"]
     if rollout.get(ids_path, None) is None:
-        numbers = torch.repeat_interleave(torch.arange(pieces.count, device=ends.device), pieces.lengths)
-        rebuilt = numbers.new_zeros(ends.numel()).index_copy_(0, pieces.rows, numbers).reshape(ends.shape)
+        numbers = torch.repeat_interleave(
+            torch.arange(fragments.count, device=ends.device), fragments.lengths
+        )
+        rebuilt = numbers.new_zeros(ends.numel()).index_copy_(0, fragments.rows, numbers).reshape(ends.shape)
         out.set(ids_path, jagged(rebuilt) if as_nested else padded(rebuilt))
     return out
 
 
 @dataclass(frozen=True)
-class _Pieces:
+class _Fragments:
     """The trajectories of a flattened batch of N steps, M of them real."""
 
     rows: Tensor  # (M,) int64: positions of the real steps in the flattened batch, increasing
@@ -137,8 +139,8 @@ def _id_and_mask(
     return ids, mask
 
 
-def _cut(ends: Tensor, mask: Tensor | None) -> _Pieces:
-    """Return the pieces between `ends`. Masked steps and those before them are ends."""
+def _fragments_between(ends: Tensor, mask: Tensor | None) -> _Fragments:
+    """Return the fragments between `ends`. Masked steps and those before them are ends."""
     total = ends.numel()
     flat = ends.flatten()
     if mask is None:
@@ -148,15 +150,15 @@ def _cut(ends: Tensor, mask: Tensor | None) -> _Pieces:
         flat = flat.index_select(0, rows)
     lasts = flat.nonzero().squeeze(1)
     lengths = lasts.diff(prepend=lasts.new_full((1,), -1))
-    return _Pieces(rows, lasts + 1 - lengths, lengths, total)
+    return _Fragments(rows, lasts + 1 - lengths, lengths, total)
 
 
-def _padded(pieces: _Pieces, depth: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+def _padded(fragments: _Fragments, depth: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
     """Return the map from a leaf ``[*B, T, *feature]`` to ``[n_traj, T_max, *feature]``, and the mask."""
-    step = torch.arange(pieces.longest, device=pieces.rows.device)
-    mask = step < pieces.lengths[:, None]
-    real = pieces.rows[(pieces.starts[:, None] + step).clamp(max=pieces.rows.shape[0] - 1)]
-    index = torch.where(mask, real, pieces.total).flatten()
+    step = torch.arange(fragments.longest, device=fragments.rows.device)
+    mask = step < fragments.lengths[:, None]
+    real = fragments.rows[(fragments.starts[:, None] + step).clamp(max=fragments.rows.shape[0] - 1)]
+    index = torch.where(mask, real, fragments.total).flatten()
     full = bool(mask.all())
 
     def gather(leaf: Tensor) -> Tensor:
@@ -165,13 +167,13 @@ def _padded(pieces: _Pieces, depth: int) -> tuple[Callable[[Tensor], Tensor], Te
     return gather, mask
 
 
-def _jagged(pieces: _Pieces, depth: int) -> Callable[[Tensor], Tensor]:
+def _jagged(fragments: _Fragments, depth: int) -> Callable[[Tensor], Tensor]:
     """Return the map from a leaf ``[*B, T, *feature]`` to a jagged ``[n_traj, (steps), *feature]``."""
     # One offsets tensor for all leaves: torch then knows that their ragged dimensions are the same.
-    offsets = torch.cat([pieces.lengths.new_zeros(1), pieces.lengths.cumsum(0)])
+    offsets = torch.cat([fragments.lengths.new_zeros(1), fragments.lengths.cumsum(0)])
 
     def gather(leaf: Tensor) -> Tensor:
-        rows = take_rows(leaf, depth, pieces.rows)
+        rows = take_rows(leaf, depth, fragments.rows)
         return torch.nested.nested_tensor_from_jagged(rows, offsets.to(leaf.device))
 
     return gather

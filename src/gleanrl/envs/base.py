@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
+from gleanrl.arguments import integer
 from gleanrl.devices import as_device
 from gleanrl.envs.env_specs import EnvSpecs, complete_flags
 from gleanrl.envs.registration import GymRegistration
@@ -18,7 +19,6 @@ from gleanrl.envs.spec_properties import SpecProperties
 from gleanrl.errors import (
     ClosedError,
     EnvironmentContractError,
-    InvalidArgumentError,
     MissingKeyError,
     SchemaError,
     UnsupportedError,
@@ -334,8 +334,7 @@ class EnvBase(SpecProperties, GymRegistration, nn.Module):
             static_seed: whether all get `seed` itself.
         """
         self._check_open()
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise InvalidArgumentError(f"seed: expected an integer, got {seed!r}")
+        seed = integer("seed", seed)
         self._seed_all(seed, static_seed)
         return seed if static_seed else seed + self.numel() - 1
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
+from gleanrl.arguments import positive
 from gleanrl.block import Block
 from gleanrl.envs.unstacked import lazy_steps
-from gleanrl.errors import InvalidArgumentError, MissingArgumentError, UnsupportedError
+from gleanrl.errors import MissingArgumentError, UnsupportedError
 from gleanrl.rollouts.faults import StepFault, explain
 from gleanrl.rollouts.loop import collect
 from gleanrl.rollouts.plan import RolloutPlan, plan_rollout
@@ -44,8 +45,7 @@ def run_rollout(
     out: TensorDictBase | None,
 ) -> TensorDictBase:
     """Run `policy` in `env`; see `EnvBase.rollout`."""
-    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
-        raise InvalidArgumentError(f"max_steps: expected a positive integer, got {max_steps!r}")
+    max_steps = positive("max_steps", max_steps)
     if not options.auto_reset and root is None:
         raise MissingArgumentError("rollout: auto_reset=False needs the tensordict to start from")
     policy_device = _policy_device(policy) if options.auto_cast_to_device else None

@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 from gleanrl.block import Block, Field, numpy_twin, numpy_view
 from gleanrl.errors import PolicyError
 from gleanrl.rollouts.carry import PolicyCarry
-from gleanrl.rollouts.modules import Stage, Values, inputs_of, stages
+from gleanrl.rollouts.modules import ModuleCall, Values, calls_of, inputs_of
 from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import Layout, NestedKey, Path, as_key, flatten, is_private
@@ -125,7 +125,7 @@ class PolicyActor:
         """Read from and write into `block` from now on; return what acts on a row."""
         chain = self._chain()
         call: Callable[[int], Values]
-        call = self._on_tensordict.bind(block) if chain is None else _ModuleCall(chain, self._layout, block)
+        call = self._on_tensordict.bind(block) if chain is None else _CallsActor(chain, self._layout, block)
         write = _RowWriter(block, self._fields).write
 
         def act(t: int) -> None:
@@ -137,12 +137,12 @@ class PolicyActor:
 
         return act if self._first is None else act_first
 
-    def _chain(self) -> list[Stage] | None:
-        """Return the stages of the policy, or None if it must get a TensorDict."""
-        chain = stages(self._policy, self._layout.batch_size)
+    def _chain(self) -> list[ModuleCall] | None:
+        """Return the calls of the policy, or None if it must get a TensorDict."""
+        chain = calls_of(self._policy, self._layout.batch_size)
         if chain is None:
             return None
-        inputs, made = inputs_of(chain), {path for stage in chain for path in stage.outputs}
+        inputs, made = inputs_of(chain), {path for call in chain for path in call.outputs}
         unknown = [path for path in inputs if path not in self._layout.roots]
         if any(path not in made for path in unknown):
             raise PolicyError(
@@ -173,12 +173,12 @@ class RowLayout:
     groups: Mapping[Path, tuple[int, ...]] | None = None
 
 
-class _ModuleCall:
-    """Runs stages on tensor views of a row."""
+class _CallsActor:
+    """Makes the calls of a policy on tensor views of a row."""
 
-    def __init__(self, chain: list[Stage], layout: RowLayout, block: Block) -> None:
+    def __init__(self, chain: list[ModuleCall], layout: RowLayout, block: Block) -> None:
         inputs = inputs_of(chain)
-        self._stages = chain
+        self._calls = chain
         self._device = layout.policy_device
         self._rows = [(path, block.rows(path)) for path in inputs]
 
@@ -189,8 +189,8 @@ class _ModuleCall:
         versions = [row._version for row in given]
         if device is not None:
             values = {path: row.to(device) for path, row in values.items()}
-        for stage in self._stages:
-            stage(values)
+        for call in self._calls:
+            call(values)
         if [row._version for row in given] != versions:
             raise _changed_input([path for path, _ in self._rows], given, versions, t)
         return values

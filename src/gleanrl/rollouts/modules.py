@@ -24,10 +24,10 @@ from gleanrl.errors import PolicyError
 from gleanrl.tree import Path, as_key, as_path, dict_batch
 
 Values = dict[Path, torch.Tensor]
-"""The tensors that a chain of stages passes along, by path."""
+"""The tensors that a chain of calls passes along, by path."""
 
 
-class CallStage:
+class PlainCall:
     """Calls what a plain TensorDictModule wraps.
 
     Args:
@@ -65,7 +65,7 @@ class CallStage:
             values[path] = torch.as_tensor(value) if isinstance(value, (np.ndarray, np.generic)) else value
 
 
-class ProbabilisticStage:
+class ProbabilisticCall:
     """Runs a ProbabilisticTensorDictModule on a small TensorDict of its own inputs.
 
     Args:
@@ -98,17 +98,17 @@ class ProbabilisticStage:
             values[path] = batch.get(as_key(path))
 
 
-Stage = CallStage | ProbabilisticStage
+ModuleCall = PlainCall | ProbabilisticCall
 
 
-def stages(policy: Any, batch_size: torch.Size) -> list[Stage] | None:
-    """Return the stages that do what `policy` does, or None if it can't be taken apart."""
+def calls_of(policy: Any, batch_size: torch.Size) -> list[ModuleCall] | None:
+    """Return the calls that do what `policy` does, or None if it can't be taken apart."""
     if type(policy) is TensorDictModule:
-        return [CallStage(policy)] if _is_plain(policy) else None
+        return [PlainCall(policy)] if _is_plain(policy) else None
     if type(policy) is ProbabilisticTensorDictModule:
         flat = all(isinstance(key, str) for key in policy.in_keys)
         plain = flat and policy._generator_key is None and policy.num_samples is None and not _hooked(policy)
-        return [ProbabilisticStage(policy, batch_size)] if plain else None
+        return [ProbabilisticCall(policy, batch_size)] if plain else None
     if type(policy) in (TensorDictSequential, ProbabilisticTensorDictSequential):
         plain = (
             policy.inplace in (None, True)  # both write into the input
@@ -120,9 +120,9 @@ def stages(policy: Any, batch_size: torch.Size) -> list[Stage] | None:
         )
         if not plain:
             return None
-        found: list[Stage] = []
+        found: list[ModuleCall] = []
         for module in policy._module_iter():
-            part = stages(module, batch_size)
+            part = calls_of(module, batch_size)
             if part is None:
                 return None
             found.extend(part)
@@ -130,13 +130,13 @@ def stages(policy: Any, batch_size: torch.Size) -> list[Stage] | None:
     return None
 
 
-def inputs_of(chain: list[Stage]) -> list[Path]:
-    """Return the paths that `chain` reads before any of its stages wrote them."""
+def inputs_of(chain: list[ModuleCall]) -> list[Path]:
+    """Return the paths that `chain` reads before any of its calls wrote them."""
     made: set[Path] = set()
     found: list[Path] = []
-    for stage in chain:
-        found += [path for path in stage.inputs if path not in made and path not in found]
-        made.update(stage.outputs)
+    for call in chain:
+        found += [path for path in call.inputs if path not in made and path not in found]
+        made.update(call.outputs)
     return found
 
 

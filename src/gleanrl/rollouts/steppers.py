@@ -166,7 +166,7 @@ class TensorDictStepper(Stepper):
             stepped = self.env.step(carry)
             outcome = stepped.get("next")
             self._truncate(outcome)
-            self._record(t, outcome)
+            self._write_row(t, outcome)
             during = "reset"
             root = advance(stepped, self.env)
             if self.rules.reset_when_done:
@@ -178,7 +178,7 @@ class TensorDictStepper(Stepper):
         self._carry = root
         self.lease.take()
 
-    def _record(self, t: int, outcome: TensorDictBase) -> None:
+    def _write_row(self, t: int, outcome: TensorDictBase) -> None:
         found = {path: leaf for path, leaf in iter_leaves(outcome) if not is_private(path)}
         for path, full, rows, field in self._next:
             value = found.pop(path, None)

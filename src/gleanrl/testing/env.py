@@ -8,8 +8,9 @@ from typing import Any
 
 import gymnasium
 
+from gleanrl.arguments import integer
 from gleanrl.envs.libs.gym import GymWrapper
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError
+from gleanrl.errors import InvalidTypeError
 from gleanrl.testing import env_data, env_episodes, env_resets
 from gleanrl.testing.report import EnvReport, check_rules, left_out
 from gleanrl.testing.runs import Runs, Subject, is_env
@@ -78,8 +79,7 @@ def check_env(env: Any, *, num_steps: int = 100, seed: int = 0, skip: Iterable[s
         >>> "last observation" in report.passed
         True
     """
-    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 2:
-        raise InvalidArgumentError(f"num_steps: expected an integer from 2, got {num_steps!r}")
+    num_steps = integer("num_steps", num_steps, 2)
     without = left_out(skip, [*RULES][1:])  # "contract" stays: without a run there is nothing to check
     subject = Subject(_environment(env), num_steps)
     runs = Runs(subject, seed)

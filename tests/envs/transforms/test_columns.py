@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gleanrl.block import Block, Field, Schema
-from gleanrl.envs.transforms.columns import DoneFlags, LateOutput, OneRow, OpenedColumns, Output, Spare
+from gleanrl.envs.transforms.columns import DoneFlags, LateOutput, OneRow, OpenedColumns, Output, SpareRow
 from gleanrl.errors import EnvironmentContractError
 
 SIZE = torch.Size((2,))
@@ -31,7 +31,7 @@ def test_columns_are_opened_by_key(batch):
 
 
 def test_one_row_is_seen_as_many():
-    spare = Spare()
+    spare = SpareRow()
     column = spare.column(("a",), Field(SIZE, torch.float32), (4,), 3, None)
     assert column.shape == (4, 3, 2)
     column[:, 0] = 7.0

@@ -7,13 +7,14 @@ from typing import Any
 import gymnasium
 import torch
 
+from gleanrl.arguments import non_negative
 from gleanrl.envs.base import EnvBase
 from gleanrl.envs.libs.gym_backend import gym_backend, set_gym_backend
 from gleanrl.envs.libs.gym_info import default_info_dict_reader
 from gleanrl.envs.libs.gym_like import GymLikeEnv
 from gleanrl.envs.libs.gym_pixels import PIXELS, rendering, with_pixels
 from gleanrl.envs.libs.gym_vector import make_vector
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from gleanrl.errors import InvalidTypeError, UnsupportedError
 
 __all__ = [
     "GymEnv",
@@ -145,8 +146,7 @@ class GymEnv(GymWrapper):
         allow_done_after_reset: bool = False,
         **gym_kwargs: Any,
     ) -> None:
-        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 0:
-            raise InvalidArgumentError(f"num_envs: expected an integer from 0, got {num_envs!r}")
+        num_envs = non_negative("num_envs", num_envs)
         if from_pixels:
             gym_kwargs = rendering(gym_kwargs)
         gym_kwargs = {**gym_kwargs, "disable_env_checker": disable_env_checker}

@@ -11,6 +11,7 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import TensorDict, TensorDictBase
 
+from gleanrl.arguments import positive
 from gleanrl.data.specs import Categorical, Composite, TensorSpec
 from gleanrl.envs.base import REPLACED, EnvBase
 from gleanrl.envs.libs.gym_codecs import Array, Codec, RewardCodec, as_flag, as_flags
@@ -84,8 +85,7 @@ class GymLikeEnv(EnvBase):
         batch_size: Any = None,
         allow_done_after_reset: bool = False,
     ) -> None:
-        if isinstance(frame_skip, bool) or not isinstance(frame_skip, int) or frame_skip < 1:
-            raise InvalidArgumentError(f"frame_skip: expected a positive integer, got {frame_skip!r}")
+        frame_skip = positive("frame_skip", frame_skip)
         for name in ("step", "reset", "observation_space", "action_space"):
             if not hasattr(env, name):
                 raise InvalidTypeError(

@@ -178,7 +178,7 @@ class LateOutput(Output):
         self._values, self._roots = [], []
 
 
-class Spare:
+class SpareRow:
     """Memory of one row that stands in for a whole column whose rows nobody looks back at."""
 
     def __init__(self) -> None:

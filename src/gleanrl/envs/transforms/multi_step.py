@@ -101,10 +101,10 @@ class MultiStepTransform(BufferTransform):
         ends = trajectory_ends(total, mask_keys=masks)
         for key in self.done_keys:
             ends = ends | trajectory_ends(total, done_key=key, mask_keys=masks)
-        pieces = torch.zeros_like(ends, dtype=torch.int64)
-        pieces[..., 1:] = ends[..., :-1].cumsum(-1)
+        fragments = torch.zeros_like(ends, dtype=torch.int64)
+        fragments[..., 1:] = ends[..., :-1].cumsum(-1)
         marked = total.copy()
-        marked.set(_IDS, pieces)
+        marked.set(_IDS, fragments)
         out = process(marked)
         ids = total.get(_IDS, None)
         return out.exclude(_IDS) if ids is None else out.set(_IDS, ids)

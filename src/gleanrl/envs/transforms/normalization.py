@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gleanrl.arguments import integer
 from gleanrl.data.specs import TensorSpec
 from gleanrl.envs.transforms.base import Keys
 from gleanrl.envs.transforms.mapping import EntryTransform
@@ -107,8 +108,7 @@ class ObservationNorm(EntryTransform):
             raise UnsupportedError(f"init_stats: loc and scale are known already: {self.loc}, {self.scale}")
         if self.parent is None:
             raise UnsupportedError("init_stats: put the transform into a TransformedEnv first")
-        if isinstance(num_iter, bool) or not isinstance(num_iter, int) or num_iter < 2:
-            raise InvalidArgumentError(f"num_iter: expected an integer of at least 2, got {num_iter!r}")
+        num_iter = integer("num_iter", num_iter, 2)
         if key is None:
             if len(self.in_keys) != 1:
                 raise MissingArgumentError(f"init_stats: key: expected one of {self.in_keys}, got None")

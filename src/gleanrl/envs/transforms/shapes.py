@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gleanrl.arguments import integer
 from gleanrl.data.specs import Bounded, Composite, TensorSpec, Unbounded
 from gleanrl.envs.transforms.base import Keys, Transform
 from gleanrl.envs.transforms.mapping import EntryTransform
@@ -240,9 +241,7 @@ class CatTensors(Transform):
 
 
 def _require_dim(name: str, dim: int, allow_positive: bool) -> None:
-    if isinstance(dim, bool) or not isinstance(dim, int):
-        raise InvalidArgumentError(f"{name}: expected an integer, got {dim!r}")
-    if dim >= 0 and not allow_positive:
+    if integer(name, dim) >= 0 and not allow_positive:
         raise InvalidArgumentError(
             f"{name}: expected a negative dimension, got {dim}: batch dimensions may come before; pass "
             "allow_positive_dim=True (dim_positive=True) if it's meant"

@@ -33,7 +33,7 @@ from gleanrl.envs.transforms.columns import (
     OneRow,
     OpenedColumns,
     Output,
-    Spare,
+    SpareRow,
     copy_action,
     declared,
     require_declared,
@@ -93,7 +93,7 @@ class TransformedStepper(Stepper):
         self._root_keys = [
             as_key(p) for p in self._observed if p in self._changed or own.get(p) != self._observed[p]
         ]
-        self._spare = Spare()
+        self._spare = SpareRow()
         self._carry: Values | None = None
         self._schema: Schema | None = None
         self._masked = False  # whether some rows are resets of the base environment's own, and no frames
