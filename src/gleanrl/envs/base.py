@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +12,12 @@ from torch import nn
 from gleanrl.arguments import integer
 from gleanrl.devices import as_device
 from gleanrl.envs.env_specs import EnvSpecs, complete_flags
+from gleanrl.envs.module_state import adopt_entries, parse_entries
 from gleanrl.envs.registration import GymRegistration
 from gleanrl.envs.resets import due_resets, is_partial, merge_reset, own_request, reset_masks, reset_rows
 from gleanrl.envs.rollout import RolloutOptions, run_rollout
 from gleanrl.envs.spec_properties import SpecProperties
+from gleanrl.envs.state import load_state
 from gleanrl.errors import (
     ClosedError,
     EnvironmentContractError,
@@ -341,6 +343,34 @@ class EnvBase(SpecProperties, GymRegistration, nn.Module):
     def close(self, **kwargs: Any) -> None:
         """Release the simulator; calling it again does nothing."""
         self.is_closed = True
+
+    # ----------------------------------------------------------------- state
+    def parse_state(self, state: Any, strict: bool = True) -> Any:
+        """Return the value of a saved state for `adopt_state`; nothing changes.
+
+        Raises:
+            SchemaError: if it doesn't fit, naming the entry.
+        """
+        return parse_entries(self, state, strict)
+
+    def adopt_state(self, value: Any) -> None:
+        """Go on from a value that `parse_state` returned; can't fail."""
+        adopt_entries(self, value)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Go on from a saved state, which is copied; what a simulator holds isn't part of it.
+
+        Args:
+            state_dict: what `state_dict` returned.
+            strict: whether entries that are missing or unexpected are errors.
+            assign: no effect.
+
+        Raises:
+            SchemaError: a state that doesn't fit; nothing changed.
+        """
+        load_state(self, state_dict, strict)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Step: an environment is a module that maps a root to its outcome."""

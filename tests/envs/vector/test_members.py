@@ -59,7 +59,9 @@ def test_states():
 
     members = MemberGroup([Counted(1), Counted(2)])
     states = copy.deepcopy(members.state_dicts())
-    members.load_state_dicts(member_states({"worker0": states[1], "worker1": states[0]}, 2), True)
+    members.adopt_states(
+        members.parse_states(member_states({"worker0": states[1], "worker1": states[0]}, 2), True)
+    )
     assert [int(env.total) for env in members.envs] == [2, 1]
     assert member_states({"total": 1}, 2) == [{"total": 1}] * 2
     with pytest.raises(MissingKeyError, match="worker1"):

@@ -130,4 +130,5 @@ def test_requests(stations):
     assert unpack(servant.step(roots)[0])["observation"].tolist() == [0, 0, 1]
     assert servant.attribute("stream") == [(False, 0), (False, 1)] and servant.attribute("hello")[0][0]
     assert servant.call("hello", ("you",), {})[1] == "hello you from 1"
-    servant.load_state_dicts(servant.state_dicts(), True)
+    servant.parse_states(servant.state_dicts(), True)
+    servant.adopt_states()

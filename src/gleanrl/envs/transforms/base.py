@@ -10,9 +10,9 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.data.specs import Composite, TensorSpec
+from gleanrl.envs.module_state import StatefulModule
 from gleanrl.envs.transforms.rows import Record
 from gleanrl.envs.transforms.spec_tools import map_leaves
-from gleanrl.envs.transforms.state import StatefulModule
 from gleanrl.errors import (
     ContainerError,
     InvalidArgumentError,

@@ -13,6 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from gleanrl.data.specs import as_spec, contains_lazy_spec
 from gleanrl.envs.base import BEHIND_TRANSFORM, REPLACED, EnvBase
 from gleanrl.envs.env_specs import EnvSpecs
+from gleanrl.envs.state import adopt_state, load_state, parse_state
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.compose import Compose, as_transform, flattened
 from gleanrl.envs.transforms.rows import reset_rows
@@ -293,33 +294,42 @@ class TransformedEnv(EnvBase):
                 out[f"{prefix}{name}.{key}"] = value
         return out
 
-    def load_state_dict(  # type: ignore[override]
-        self, state_dict: Mapping[str, Any], strict: bool = True
-    ) -> None:
-        """Take over a state; what the simulators hold isn't part of it.
+    def parse_state(self, state: Any, strict: bool = True) -> tuple[Any, ...]:
+        """Return the values of a saved state, of the transforms and of the base environment if it has one.
 
         Raises:
-            MissingKeyError, SchemaError, RuntimeError: if entries are missing or unexpected and `strict`; no transform
-                changed.
+            MissingKeyError, SchemaError: if entries are missing, unexpected or wrong.
         """
-        if not isinstance(state_dict, Mapping):
+        if not isinstance(state, Mapping):
             raise SchemaError(
-                f"load_state_dict: expected the state of an environment, got {type(state_dict).__name__}"
+                f"load_state_dict: expected the state of an environment, got {type(state).__name__}"
             )
         parts: dict[str, dict[str, Any]] = {"transform": {}, "base_env": {}}
-        for key, value in state_dict.items():
-            name, _, rest = key.partition(".")
-            if name not in parts:
-                if strict:
-                    raise SchemaError(f"load_state_dict: unexpected entry {key!r}")
-                continue
-            parts[name][rest] = value
-        transforms = self.transform.parse(parts["transform"], strict)
-        if parts["base_env"]:
-            self.base_env.load_state_dict(parts["base_env"], strict=strict)
-        elif strict and len(self.base_env.state_dict()):
+        for key, entry in state.items():
+            name, _, rest = str(key).partition(".")
+            if name in parts:
+                parts[name][rest] = entry
+            elif strict:
+                raise SchemaError(f"load_state_dict: unexpected entry {key!r}")
+        transforms, base = self.transform.parse(parts["transform"], strict), parts["base_env"]
+        if base:
+            return transforms, parse_state(self.base_env, base, strict)
+        if strict and len(self.base_env.state_dict()):
             raise MissingKeyError("load_state_dict: no entries of the base environment ('base_env.…')")
+        return (transforms,)
+
+    def adopt_state(self, value: tuple[Any, ...]) -> None:
+        """Go on from values that `parse_state` returned."""
+        transforms, *base = value
         self.transform.adopt(transforms)
+        for part in base:
+            adopt_state(self.base_env, part)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Go on from a saved state; see `EnvBase.load_state_dict` and `parse_state`."""
+        load_state(self, state_dict, strict)
 
     def __getattr__(self, name: str) -> Any:
         """Return the base environment's attribute of that name."""

@@ -20,6 +20,7 @@ from gleanrl.devices import as_device, columns_device
 from gleanrl.envs.base import EnvBase
 from gleanrl.envs.env_specs import ROLES
 from gleanrl.envs.resets import reset_masks, reset_rows
+from gleanrl.envs.state import load_state
 from gleanrl.envs.vector.factories import factories
 from gleanrl.envs.vector.members import ResetRequest, member_states
 from gleanrl.envs.vector.metadata import (
@@ -138,8 +139,12 @@ class BatchedEnv(EnvBase):
         return self._member_states()
 
     @abstractmethod
-    def _load_member_states(self, states: Sequence[Mapping[str, Any]], strict: bool) -> None:
-        """Load a state into every member."""
+    def _parse_members(self, states: Sequence[Any], strict: bool) -> Any:
+        """Return the value for `adopt_state` of a state for every member; nothing changes."""
+
+    @abstractmethod
+    def adopt_state(self, value: Any) -> None:
+        """Let every member go on from its value."""
 
     # ------------------------------------------------------------------- life
     def start(self) -> None:
@@ -330,17 +335,27 @@ class BatchedEnv(EnvBase):
         states = self._last_states if self.is_closed else self._member_states()
         return OrderedDict((f"worker{i}", state) for i, state in enumerate(states))
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **kwargs: Any) -> None:  # type: ignore[override]
-        """Load what `state_dict` returned, or one member's state into every member.
+    def parse_state(self, state: Any, strict: bool = True) -> Any:
+        """Return the values, one for each member, of what `state_dict` returned or of one member's state for all.
 
         Raises:
             InvalidTypeError: if it isn't a mapping.
             MissingKeyError: if the state of some members is missing.
+            SchemaError: if a member's state doesn't fit.
         """
-        if not isinstance(state_dict, Mapping):
-            raise InvalidTypeError(f"load_state_dict: expected a mapping, got {type(state_dict).__name__}")
+        if not isinstance(state, Mapping):
+            raise InvalidTypeError(f"load_state_dict: expected a mapping, got {type(state).__name__}")
         self.start()
-        self._load_member_states(member_states(state_dict, self.num_workers), strict)
+        return self._parse_members(member_states(state, self.num_workers), strict)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load what `state_dict` returned, or one member's state into every member; see `parse_state`.
+
+        If it fails, no member changed.
+        """
+        load_state(self, state_dict, strict)
 
     def __repr__(self) -> str:
         """Show the class, what it is made of, batch size and device."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
+from gleanrl.envs.state import adopt_state, parse_state
 from gleanrl.envs.vector.place import Place
 from gleanrl.errors import MissingKeyError
 from gleanrl.rollouts.faults import StepFault
@@ -105,10 +106,14 @@ class MemberGroup:
         """Return the state of each environment."""
         return [dict(env.state_dict()) for env in self.each()]
 
-    def load_state_dicts(self, states: Sequence[Mapping[str, Any]], strict: bool) -> None:
-        """Load a state into each environment."""
-        for env, state in zip(self.each(), states, strict=True):
-            env.load_state_dict(state, strict=strict)
+    def parse_states(self, states: Sequence[Any], strict: bool) -> list[Any]:
+        """Return the values of a state for each environment; nothing changes."""
+        return [parse_state(env, state, strict) for env, state in zip(self.each(), states, strict=True)]
+
+    def adopt_states(self, values: Sequence[Any]) -> None:
+        """Let each environment go on from its value."""
+        for env, value in zip(self.each(), values, strict=True):
+            adopt_state(env, value)
 
     # ------------------------------------------------------------------ ends
     def steppers(self, rules: EpisodeRules) -> list[Stepper]:

@@ -237,8 +237,13 @@ class ParallelEnv(BatchedEnv):
         # Workers that are still at work, or hang, aren't waited for.
         return self._member_states() if self._running.is_idle else self._last_states
 
-    def _load_member_states(self, states: Sequence[Mapping[str, Any]], strict: bool) -> None:
-        self._ask_each("load_state_dict", "load_state_dicts", states, strict)
+    def _parse_members(self, states: Sequence[Any], strict: bool) -> None:
+        self._ask_each("load_state_dict", "parse_states", states, strict)
+
+    def adopt_state(self, value: Any) -> None:
+        """Let every member go on from its value, which the workers keep: from those that were parsed last."""
+        if not self._running.is_closed:  # whoever ends a change that broke off does it again
+            self._ask_all("load_state_dict", "adopt_states")
 
 
 def _check_start_method(method: str | None) -> None:

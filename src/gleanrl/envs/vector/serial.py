@@ -154,8 +154,12 @@ class SerialEnv(BatchedEnv):
     def _member_states(self) -> list[dict[str, Any]]:
         return self._running.state_dicts()
 
-    def _load_member_states(self, states: Sequence[Mapping[str, Any]], strict: bool) -> None:
-        self._running.load_state_dicts(states, strict)
+    def _parse_members(self, states: Sequence[Any], strict: bool) -> list[Any]:
+        return self._running.parse_states(states, strict)
+
+    def adopt_state(self, value: Any) -> None:
+        """Let every member go on from its value."""
+        self._running.adopt_states(value)
 
     @property
     def members(self) -> tuple[Any, ...]:

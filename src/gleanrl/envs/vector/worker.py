@@ -81,6 +81,7 @@ class EnvServant:
     def __init__(self, group: MemberGroup, station: Station, first: int) -> None:
         self._group, self._station, self._first = group, station, first
         self._steppers: MemberSteppers | None = None
+        self._parsed: list[Any] = []
         self._bound: tuple[Block, bool, tuple[Path, ...]] | None = None
         self._t = 0
         self._step: Callable[[int], None] = self._unbound
@@ -144,9 +145,13 @@ class EnvServant:
         """Return the state of every environment."""
         return self._group.state_dicts()
 
-    def load_state_dicts(self, states: Sequence[Mapping[str, Any]], strict: bool) -> None:
-        """Load a state into every environment."""
-        self._group.load_state_dicts(states, strict)
+    def parse_states(self, states: Sequence[Any], strict: bool) -> None:
+        """Parse a state for every environment, and keep the values for `adopt_states`."""
+        self._parsed = self._group.parse_states(states, strict)
+
+    def adopt_states(self) -> None:
+        """Let every environment go on from the value that was parsed last."""
+        self._group.adopt_states(self._parsed)
 
     # ----------------------------------------------------------------- blocks
     def new_steppers(self, rules: EpisodeRules) -> None:

@@ -1,8 +1,8 @@
-"""The state of transforms: their tensors, what they carry from step to step, and parts with states of their own.
+"""The state of modules, which environments and transforms are, as a value.
 
-A transform and those within it have one state, flat, by the names that `torch.nn.Module` gives: ``"transforms.0.loc"``
-is a buffer, ``"transforms.1.carried"`` what the second transform of a chain carries. Each entry is a `Stateful`, so
-that a load checks all of them before it changes the first.
+A module and those within it have one state, flat, by the names that `torch.nn.Module` gives: of a chain of transforms
+``"transforms.0.loc"`` is a buffer, ``"transforms.1.carried"`` what the second transform carries from step to step. Each
+entry is a `Stateful`, so that a load checks all of them before it changes the first.
 """
 
 from __future__ import annotations
@@ -73,29 +73,11 @@ class StatefulModule(Stateful[State], nn.Module):
         Raises:
             SchemaError: if it doesn't fit, naming the entry.
         """
-        if not isinstance(state, Mapping):
-            raise SchemaError(
-                f"load_state_dict: expected the state of a {type(self).__name__}, got {type(state).__name__}"
-            )
-        entries = _entries(self)
-        missing, unexpected = (
-            sorted(entries.keys() - state.keys()),
-            sorted(state.keys() - entries.keys(), key=str),
-        )
-        if strict and (missing or unexpected):
-            raise SchemaError(
-                f"load_state_dict: the state of this {type(self).__name__} has {sorted(entries)}; missing {missing}, "
-                f"unexpected {unexpected}"
-            )
-        return MappingProxyType(
-            {name: _parsed(name, entry, state[name]) for name, entry in entries.items() if name in state}
-        )
+        return parse_entries(self, state, strict)
 
     def adopt(self, value: State) -> None:
         """Go on from a value."""
-        entries = _entries(self)
-        for name, part in value.items():
-            entries[name].adopt(part)
+        adopt_entries(self, value)
 
     # ------------------------------------------------------- torch's own ways
     def state_dict(  # type: ignore[override]
@@ -145,10 +127,35 @@ class StatefulModule(Stateful[State], nn.Module):
                 errors.append(str(error))
 
 
+def parse_entries(module: nn.Module, state: Any, strict: bool = True) -> State:
+    """Return the value of a module's saved state, copied; see `StatefulModule.parse`."""
+    kind = type(module).__name__
+    if not isinstance(state, Mapping):
+        raise SchemaError(f"load_state_dict: expected the state of a {kind}, got {type(state).__name__}")
+    entries = _entries(module)
+    missing = sorted(entries.keys() - state.keys())
+    unexpected = sorted(state.keys() - entries.keys(), key=str)
+    if strict and (missing or unexpected):
+        raise SchemaError(
+            f"load_state_dict: the state of this {kind} has {sorted(entries)}; missing {missing}, "
+            f"unexpected {unexpected}"
+        )
+    return MappingProxyType(
+        {name: _parsed(name, entry, state[name]) for name, entry in entries.items() if name in state}
+    )
+
+
+def adopt_entries(module: nn.Module, value: State) -> None:
+    """Let a module go on from a value that `parse_entries` returned."""
+    entries = _entries(module)
+    for name, part in value.items():
+        entries[name].adopt(part)
+
+
 def _entries(module: nn.Module) -> dict[str, Stateful[Any]]:
     return {
         f"{path}.{name}" if path else name: entry
-        for path, inner in module.named_modules()
+        for path, inner in module.named_modules(remove_duplicate=False)  # as torch names them
         for name, entry in _own_entries(inner).items()
     }
 
