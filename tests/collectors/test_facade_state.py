@@ -55,6 +55,19 @@ class TestState:
         check_names(after) if after else None  # type: ignore[arg-type]
         assert restored.stats().delivered == restored.stats().stepped == 24
 
+    @pytest.mark.parametrize("cut", [0, 1, 3])
+    @pytest.mark.parametrize("batch_size", [(), (2,)])
+    def test_a_collector_that_goes_back_uses_no_id_again(self, cut: int, batch_size: tuple[int, ...]) -> None:
+        collector = make(CountingEnv(SCRIPT, batch_size))
+        take(collector, cut)
+        saved = collector.state_dict()
+        seen = {int(n) for batch in take(collector, 2) for n in batch[IDS].reshape(-1)}
+        for _ in range(2):
+            collector.load_state_dict(saved)
+            again = {int(n) for batch in take(collector, 2) for n in batch[IDS].reshape(-1)}
+            assert not seen & again
+            seen |= again
+
     def test_loading_into_a_running_collector_begins_new_trajectories(self) -> None:
         collector = make(CountingEnv(NEVER))
         batches = take(collector, 1)

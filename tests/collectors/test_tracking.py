@@ -177,6 +177,18 @@ def test_an_unused_id_survives_a_reset() -> None:
     assert record(tracker, np.zeros((2, 1), BOOL))[0].tolist() == [[2], [3]]
 
 
+def test_a_past_gets_ids_that_no_frame_has_had_since() -> None:
+    tracker = Tracker(2)
+    past = tracker.now
+    done = np.zeros((2, 3), BOOL)
+    done[0, 2] = True
+    record(tracker, done)  # 0 and 1 have frames, 2 has none yet
+    assert past.apart_from(past).ids.tolist() == [0, 1]
+    assert past.apart_from(tracker.now).ids.tolist() == [3, 4]
+    assert tracker.now.apart_from(tracker.now).abandon().ids.tolist() == [2, 3]
+    assert tracker.now.apart_from(past).abandon().ids.tolist() == [2, 3], "one without frames takes all over"
+
+
 def test_abandoned_episodes_count_neither_as_ended_nor_in_the_next_return() -> None:
     tracker = Tracker(1)
     record(tracker, np.zeros((1, 4), BOOL), np.ones((1, 4)))

@@ -335,7 +335,11 @@ class Collection(Source, Stateful[CollectionState]):
         reader = StateReader(state, type(self).__name__)
         spent = reader.integer("frames") if "frames" in reader else value.ledger.spent
         batches = reader.integer("iter") if "iter" in reader else value.ledger.batches
-        value = replace(value, ledger=replace(value.ledger, spent=spent, batches=batches))
+        value = replace(
+            value,
+            ledger=replace(value.ledger, spent=spent, batches=batches),
+            trajectories=value.trajectories.apart_from(self._now.trajectories),
+        )
         if state.get("env_state_dict"):  # the one part that checks and changes in one call: it comes first
             self.env.load_state_dict(state["env_state_dict"], strict=strict)
 

@@ -162,6 +162,21 @@ class Trajectories:
             next_id=self.next_id + count,
         )
 
+    def apart_from(self, used: Trajectories) -> Trajectories:
+        """Return them, after a reset of all environments, with no id that frames of `used` have.
+
+        Args:
+            used: where the trajectories stand whose frames were handed out; these here are of another past of theirs.
+        """
+        next_id = max(self.next_id, used.next_id)
+        unused = torch.isin(self.ids, used.ids[used.steps == 0]) | (self.ids >= used.next_id)
+        taken = (self.steps == 0) & ~unused  # the others get new ids by that reset
+        return replace(
+            self,
+            ids=torch.where(taken, next_id + taken.cumsum(0) - 1, self.ids),
+            next_id=next_id + int(taken.sum()),
+        )
+
     @staticmethod
     def read(state: Any, num_envs: int) -> Trajectories:
         """Return the value of a saved state; `SchemaError` for anything else.
