@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from gleanrl.errors import MissingKeyError, SchemaError, UnsupportedError
+from gleanrl.envs.transforms import RewardSum, TransformedEnv
+from gleanrl.errors import InvalidTypeError, MissingKeyError, SchemaError, UnsupportedError
 from tests.collectors.helpers import IDS, NEVER, SCRIPT, Net, check_names, make, take
 from tests.contract.helpers import on_td
 from tests.fakes import Script
@@ -88,6 +89,15 @@ class TestState:
         assert other.stats().delivered == 0 and float(other.state_dict()["frames"]) == 0
         other.load_state_dict(state, strict=False)
         assert other.stats().delivered == 6
+
+    def test_an_argument_that_the_policy_doesnt_take_is_an_error_before_anything_changes(self) -> None:
+        collector = make(TransformedEnv(CountingEnv(NEVER), RewardSum()), Net())
+        take(collector, 1)
+        other = make(TransformedEnv(CountingEnv(NEVER), RewardSum()), Net(3.0))
+        with pytest.raises(InvalidTypeError, match="unexpected keyword argument 'rubbish'"):
+            other.load_state_dict(collector.state_dict(), rubbish=1)
+        assert collector.env.transform.carried["episode_reward"] != 0
+        assert other.env.transform.carried["episode_reward"] == 0 and other.stats().delivered == 0
 
     def test_an_unexpected_entry_is_an_error_unless_not_strict(self) -> None:
         state = make(policy=Net()).state_dict()

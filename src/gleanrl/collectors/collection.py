@@ -330,7 +330,7 @@ class Collection(Source, Stateful[CollectionState]):
             raise SchemaError(f"load_state_dict: unexpected {unexpected}; expected {sorted(needed)}")
         weights = state.get("policy_state_dict") if has_policy else None
         if weights is not None:
-            check_loads(self.plan.policy, weights, strict)
+            check_loads(self.plan.policy, weights, strict, kwargs)
         value = self.parse(state["source"]) if "source" in state else self.snapshot()
         reader = StateReader(state, type(self).__name__)
         spent = reader.integer("frames") if "frames" in reader else value.ledger.spent

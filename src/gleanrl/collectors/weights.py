@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
@@ -108,11 +109,18 @@ def _is_on(module: torch.nn.Module, device: torch.device) -> bool:
     return all(same_device(tensor.device, device) for tensor in chain(module.parameters(), module.buffers()))
 
 
-def check_loads(module: torch.nn.Module, state: Any, strict: bool) -> None:
+def check_loads(
+    module: torch.nn.Module, state: Any, strict: bool, arguments: Mapping[str, Any] | None = None
+) -> None:
     """Raise `SchemaError` unless `module.load_state_dict(state, strict)` would find all it needs, in the right shapes.
 
-    Torch copies whatever fits before it complains about the rest.
+    Torch copies whatever fits before it complains about the rest. `arguments` that it doesn't take are an
+    `InvalidTypeError`.
     """
+    try:
+        inspect.signature(module.load_state_dict).bind(state, strict=strict, **(arguments or {}))
+    except TypeError as error:
+        raise InvalidTypeError(f"load_state_dict of {type(module).__name__}: {error}") from error
     own = module.state_dict()
     if not isinstance(state, Mapping):
         raise SchemaError(
