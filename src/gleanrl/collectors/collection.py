@@ -167,12 +167,7 @@ class Collection(Source, Stateful[CollectionState]):
         self._now = moment
 
     def lose(self, reason: str, seconds: float = 0.0) -> None:
-        """Count an open batch, if there is one, as discarded; the next one begins with a reset.
-
-        Args:
-            reason: why.
-            seconds: what it took.
-        """
+        """Count an open batch, which took so many seconds, as discarded; the next one begins with a reset."""
         now = self._now
         if now.open is None:
             return

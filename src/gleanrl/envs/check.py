@@ -8,7 +8,7 @@ import torch
 
 from gleanrl.data.boundaries import MASK
 from gleanrl.errors import EnvironmentContractError, GleanError, SpecError
-from gleanrl.tree import as_key, flatten
+from gleanrl.tree import as_key, as_path, flatten
 
 
 def check_env_specs(
@@ -64,8 +64,8 @@ def _check_domains(env: Any, real: Any) -> None:
     for prefix, specs in roles:
         for spec in specs:
             for key in spec.keys(True, True):
-                full = (*prefix, *((key,) if isinstance(key, str) else key))
-                for step in real.get(full if len(full) > 1 else full[0]).unbind(len(env.batch_size)):
+                full = (*prefix, *as_path(key))
+                for step in real.get(as_key(full)).unbind(len(env.batch_size)):
                     try:
                         spec[key].assert_is_in(step)
                     except GleanError as cause:

@@ -124,7 +124,8 @@ class GymAdapter(gymnasium.Env[Any, Any]):
         reward = after.get(self.env.reward_keys[0])
         terminated, truncated = after.get("terminated"), after.get("truncated", None)
         cut = False if truncated is None else bool(truncated.any())
-        return self._shown(after)[0], float(reward.sum()), bool(terminated.any()), cut, self._shown(after)[1]
+        observation, info = self._shown(after)
+        return observation, float(reward.sum()), bool(terminated.any()), cut, info
 
     def close(self) -> None:
         """Close the environment."""

@@ -29,6 +29,26 @@ Keys = NestedKey | Sequence[NestedKey]
 _HOOKS = ("_call", "_step", "_reset", "_inv_call")
 
 
+class _KeyList:
+    """A list of a transform's keys: what it was set to, or, as long as that is None, the transform's default."""
+
+    def __init__(self, doc: str) -> None:
+        self.__doc__ = doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, transform: Any, owner: type | None = None) -> list[NestedKey]:
+        if transform is None:
+            return self  # type: ignore[return-value]
+        given: list[NestedKey] | None = getattr(transform, f"_{self._name}")
+        return getattr(transform, f"_default_{self._name}")() if given is None else given
+
+    def __set__(self, transform: Any, keys: Keys | None) -> None:
+        setattr(transform, f"_{self._name}", as_keys(self._name, keys))
+        transform.empty_cache()
+
+
 class Transform(StatefulModule):
     """Changes what comes out of an environment and what goes into it, or batches read from and written to a buffer.
 
@@ -68,6 +88,7 @@ class Transform(StatefulModule):
     actions_vary: ClassVar[bool] = False  # whether a step changes what the action spec allows
     generator: OwnedTorchGenerator | None = None  # what random numbers are drawn from
     learns: ClassVar[bool] = False  # whether an environment leaves it in training mode
+    shows: ClassVar[tuple[str, ...]] = ()  # the attributes that its repr shows
 
     def __init__(
         self,
@@ -88,45 +109,10 @@ class Transform(StatefulModule):
         self.out_keys_inv = out_keys_inv
 
     # ------------------------------------------------------------------ keys
-    @property
-    def in_keys(self) -> list[NestedKey]:
-        """What is read of what comes out."""
-        return self._default_in_keys() if self._in_keys is None else self._in_keys
-
-    @in_keys.setter
-    def in_keys(self, keys: Keys | None) -> None:
-        self._in_keys = as_keys("in_keys", keys)
-        self.empty_cache()
-
-    @property
-    def out_keys(self) -> list[NestedKey]:
-        """Where the results are written."""
-        return self._default_out_keys() if self._out_keys is None else self._out_keys
-
-    @out_keys.setter
-    def out_keys(self, keys: Keys | None) -> None:
-        self._out_keys = as_keys("out_keys", keys)
-        self.empty_cache()
-
-    @property
-    def in_keys_inv(self) -> list[NestedKey]:
-        """What the environment reads of what goes in."""
-        return self._default_in_keys_inv() if self._in_keys_inv is None else self._in_keys_inv
-
-    @in_keys_inv.setter
-    def in_keys_inv(self, keys: Keys | None) -> None:
-        self._in_keys_inv = as_keys("in_keys_inv", keys)
-        self.empty_cache()
-
-    @property
-    def out_keys_inv(self) -> list[NestedKey]:
-        """What the user writes of what goes in."""
-        return list(self.in_keys_inv) if self._out_keys_inv is None else self._out_keys_inv
-
-    @out_keys_inv.setter
-    def out_keys_inv(self, keys: Keys | None) -> None:
-        self._out_keys_inv = as_keys("out_keys_inv", keys)
-        self.empty_cache()
+    in_keys = _KeyList("What is read of what comes out.")
+    out_keys = _KeyList("Where the results are written.")
+    in_keys_inv = _KeyList("What the environment reads of what goes in.")
+    out_keys_inv = _KeyList("What the user writes of what goes in.")
 
     def _default_in_keys(self) -> list[NestedKey]:
         return []
@@ -136,6 +122,9 @@ class Transform(StatefulModule):
 
     def _default_in_keys_inv(self) -> list[NestedKey]:
         return []
+
+    def _default_out_keys_inv(self) -> list[NestedKey]:
+        return list(self.in_keys_inv)
 
     def pairs(self) -> list[tuple[NestedKey, NestedKey]]:
         """Return `in_keys` with `out_keys`, pair by pair."""
@@ -344,6 +333,10 @@ class Transform(StatefulModule):
     def parts(self) -> Mapping[str, Stateful[Any]]:
         """Return the parts that have states of their own: the generator, if there is one."""
         return {} if self.generator is None else {"generator": self.generator}
+
+    def extra_repr(self) -> str:
+        """Return the attributes that `shows` names, for the repr."""
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.shows)
 
     def clone(self) -> Any:
         """Return an independent copy that is in no container."""

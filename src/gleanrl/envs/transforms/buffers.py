@@ -194,6 +194,7 @@ class RandomCropTensorDict(BufferTransform):
         SchemaError: if a sequence is too short (also a RuntimeError).
     """
 
+    shows = ("sub_seq_len", "sample_dim")
     generator: OwnedTorchGenerator
 
     def __init__(
@@ -239,7 +240,3 @@ class RandomCropTensorDict(BufferTransform):
             [self.sub_seq_len if d == dim else 1 for d in range(tensordict.ndim)]
         )
         return tensordict.gather(dim, index if tensordict.device is None else index.to(tensordict.device))
-
-    def extra_repr(self) -> str:
-        """Show the numbers."""
-        return f"sub_seq_len={self.sub_seq_len}, sample_dim={self.sample_dim}"

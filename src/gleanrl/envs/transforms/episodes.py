@@ -39,6 +39,7 @@ class StepCounter(Following):
     """
 
     on_rows = True
+    shows = ("max_steps", "step_count_key")
 
     def __init__(
         self,
@@ -132,10 +133,6 @@ class StepCounter(Following):
             if self.max_steps is not None and truncated_key not in done_spec.keys(True, True):
                 out[truncated_key] = done_spec[done_key].clone()
         return out
-
-    def extra_repr(self) -> str:
-        """Show the limit and the key."""
-        return f"max_steps={self.max_steps}, step_count_key={self.step_count_key!r}"
 
 
 class InitTracker(Following):

@@ -48,6 +48,7 @@ class CatFrames(EntryTransform, Following):
 
     on_rows = True
     by_keys = True
+    shows = ("N", "dim", "in_keys")
     ACCEPTED_PADDING = ("same", "constant")
 
     def __init__(
@@ -174,10 +175,6 @@ class CatFrames(EntryTransform, Following):
                 frame = frame.masked_fill(young.reshape(shaped.shape), self.padding_value)
             frames.append(frame)
         return frames
-
-    def extra_repr(self) -> str:
-        """Show the numbers."""
-        return f"N={self.N}, dim={self.dim}, in_keys={self.in_keys}"
 
 
 def _age(ends: Tensor) -> Tensor:

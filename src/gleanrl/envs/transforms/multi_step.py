@@ -42,6 +42,8 @@ class MultiStepTransform(BufferTransform):
         InvalidArgumentError: for a bad number, or if it's used in an environment (also a ValueError).
     """
 
+    shows = ("n_steps", "gamma")
+
     def __init__(
         self,
         n_steps: int,
@@ -112,10 +114,6 @@ class MultiStepTransform(BufferTransform):
     def parts(self) -> dict[str, Stateful[Any]]:
         """Return the steps that are held back."""
         return {"held": _Held(self)}
-
-    def extra_repr(self) -> str:
-        """Show the numbers."""
-        return f"n_steps={self.n_steps}, gamma={self.gamma}"
 
     def _misplaced(self) -> InvalidArgumentError:
         return InvalidArgumentError(

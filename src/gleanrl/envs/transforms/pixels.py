@@ -116,6 +116,8 @@ class Resize(_OfImages):
         out_keys: where the results stand; None for in place.
     """
 
+    shows = ("w", "h", "interpolation")
+
     def __init__(
         self,
         w: int,
@@ -147,10 +149,6 @@ class Resize(_OfImages):
             out = out.round_().clamp_(limits.min, limits.max).to(value.dtype)
         return out.reshape(*value.shape[:-2], self.h, self.w)
 
-    def extra_repr(self) -> str:
-        """Show the size."""
-        return f"w={self.w}, h={self.h}, interpolation={self.interpolation!r}"
-
 
 class Crop(_OfImages):
     """Cuts a rectangle out of ``(..., C, H, W)`` images.
@@ -166,6 +164,8 @@ class Crop(_OfImages):
     Raises:
         SchemaError: if it doesn't lie inside the image.
     """
+
+    shows = ("w", "h")
 
     def __init__(
         self,
@@ -195,10 +195,6 @@ class Crop(_OfImages):
 
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
         return mapped(spec, self._apply_transform, monotone=True)
-
-    def extra_repr(self) -> str:
-        """Show the size."""
-        return f"w={self.w}, h={self.h}"
 
 
 class CenterCrop(Crop):
