@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
+import numpy as np
 import pytest
 import torch
 
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.envs import GymWrapper, ParallelEnv, SerialEnv
 from gleanrl.envs.transforms import RewardSum, TransformedEnv
+from gleanrl.errors import WorkerCrashedError
 from tests.fakes import FakeFailure, OracleEnv, Script
 from tests.fakes_base import CountingEnv
 
@@ -102,3 +107,68 @@ def test_after_an_error(kind, member, place, during, policy):
     stats = collector.stats()
     assert stats.stepped == stats.discarded == own_count(env)
     collector.shutdown()
+
+
+class Killed(OracleEnv):
+    """Counts its steps in a file; the process is killed in the midst of its `at`-th step."""
+
+    def __init__(self, counts, at=None, **kwargs):
+        super().__init__(**kwargs)
+        self.counts, self.at = np.memmap(counts, np.int64, "r+"), at
+
+    def step(self, action):
+        if self.counts[self.stream] + 1 == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = super().step(action)
+        self.counts[self.stream] += 1
+        return result
+
+
+def counted(tmp_path, at=None, place=None):
+    """Four environments in two processes that count into a file, and the file."""
+    counts = str(tmp_path / "counts")
+    np.zeros(4, np.int64).tofile(counts)
+
+    def build(stream):
+        return GymWrapper(Killed(counts, at if stream == place else None, stream=stream, script=SCRIPT))
+
+    kwargs = [{"stream": stream} for stream in range(4)]
+    return ParallelEnv(4, build, create_env_kwargs=kwargs, num_processes=2), counts
+
+
+def check_loss(collector, counts):
+    """The second batch loses a worker, and the environments' own counts are the ledger's."""
+    with pytest.raises(WorkerCrashedError):
+        collector.rollout()
+    stats = collector.stats()
+    assert stats.stepped == np.fromfile(counts, np.int64).sum() and stats.delivered == 24
+    assert stats.discarded == stats.stepped - 24
+    collector.shutdown()
+
+
+@pytest.mark.parametrize("policy", [None, "policy"])
+@pytest.mark.parametrize("place", range(4))
+def test_after_a_worker_is_killed_in_a_step(tmp_path, place, policy):
+    env, counts = counted(tmp_path, 9, place)
+    act = (lambda td: td.set("action", torch.zeros(4, 2))) if policy else None
+    collector = SyncDataCollector(env, act, frames_per_batch=24, total_frames=72)
+    collector.rollout()
+    check_loss(collector, counts)
+
+
+@pytest.mark.parametrize("worker", range(2))
+def test_after_a_worker_is_killed_between_steps(tmp_path, worker):
+    env, counts = counted(tmp_path)
+    calls = []
+
+    def act(td):
+        calls.append(td)
+        if len(calls) == 9:
+            os.kill(env.processes[worker], signal.SIGKILL)
+        return td.set("action", torch.zeros(4, 2))
+
+    collector = SyncDataCollector(env, act, frames_per_batch=24, total_frames=72)
+    calls.clear()
+    collector.rollout()
+    calls[:] = [None] * 6
+    check_loss(collector, counts)

@@ -38,6 +38,7 @@ class RolloutPlan:
     schema: Schema
     """The columns of a batch, the collector's own not included."""
     batch_size: torch.Size
+    env_device: torch.device | None
     policy_paths: tuple[Path, ...]
     """The columns that the actor writes, actions first."""
     gradients: bool
@@ -125,9 +126,10 @@ def plan_rollout(
             env_schema = stepper.schema()
     _check_written(written, env_schema, primed)
     fields = {**env_schema.items(), **written}
+    device = env.device
     roots = tuple(path for path in env_schema.paths if path[0] != "next" and path != MASK)
     sizes = sizes_of_groups(env, dims, fields)
-    layout = RowLayout(roots, tuple(actions), stepper.batch_size, env.device, moved, sizes)
+    layout = RowLayout(roots, tuple(actions), stepper.batch_size, device, moved, sizes)
     vary = traits.actions_vary
     actor: Actor
     if only_draws(wrapped):
@@ -146,6 +148,7 @@ def plan_rollout(
         wrapped,
         Schema(fields, sizes),
         stepper.batch_size,
+        device,
         tuple(written),
         gradients,
         done_paths,

@@ -24,8 +24,9 @@ from gleanrl.system.proc import available_memory
 
 _ALIGNMENT = 64
 PLACE, STEP, WORK, MEMORY, HALT = range(5)
-"""Words of a worker's progress: which item is at work, at which step, how many requests were begun, and the most memory
-that the process had; and the owner's word that what is long should be broken off, because the crew is being closed."""
+"""Words of a worker's progress: which item is at work, at which step (the items before it have made that one, all have
+made those before), how many requests were begun, and the most memory that the process had; and the owner's word that
+what is long should be broken off, because the crew is being closed."""
 _WORDS = 8
 
 

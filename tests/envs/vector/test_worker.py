@@ -50,7 +50,7 @@ def test_rows_stand_where_the_owner_looks(stations):
     block = bound(servant, owner, 4, 3)
     for t in range(3):
         servant.signal(STEP_CODE)
-        assert station.progress[STEP] == t and station.progress[PLACE] == 1
+        assert station.progress[STEP] == t + 1 and station.progress[PLACE] == 0
     assert block.column(("next", "observation"))[1:3, 0].tolist() == [[0, 0, 1], [1, 0, 1]]
     carried = {path: leaf.copy() for path, leaf in servant.root().items()}
     servant.signal(BIND_CODE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -158,35 +158,39 @@ class EnvCrew:
             StepFault: for a worker that ended or hung, which ends the crew; or for the first that raised.
         """
         answers = self._running.wait_all()
-        for answer in sorted(answers, key=lambda answer: not answer.lost):
-            if answer.error is not None:
-                fault = self._fault(answer, answer.error, self._made(answers))
-                if answer.lost:
-                    lost = f"worker {answer.worker} was lost: {type(answer.error).__name__}"
-                    with suppress(Exception):  # what the others' ends raise matters less
-                        self._running.close(because=lost)
-                raise fault
-        return {answer.worker: answer.value for answer in answers}
+        failed = max((a for a in answers if a.error), key=lambda answer: answer.lost, default=None)
+        if failed is None:
+            return {answer.worker: answer.value for answer in answers}
+        if failed.lost:
+            lost = f"worker {failed.worker} was lost: {type(failed.error).__name__}"
+            with suppress(Exception):  # what the others' ends raise matters less
+                self._running.close(because=lost)
+        raise self._fault(failed, answers)
 
-    def _made(self, answers: Iterable[Answer]) -> list[int]:
+    def _fault(self, answer: Answer, answers: Sequence[Answer]) -> StepFault:
+        """Return the fault of an environment of the flat batch, with what all of them have made of the block."""
+        error, worker = answer.error, self._running.workers[answer.worker]
+        assert error is not None
+        first, in_step = self.shares[answer.worker].start, self._during == "step"
+        made = self._made(answers) if in_step else None
+        if isinstance(error, StepFault):
+            return error.counted_from(first * self._width, made)
+        step = worker.step if answer.lost and in_step else 0
+        return StepFault(step, (first + worker.place) * self._width, self._during, error, made)
+
+    def _made(self, answers: Sequence[Answer]) -> list[int]:
         """Return the steps of the block that each environment has made: workers don't wait for the one that failed."""
         faults = {answer.worker: answer.error for answer in answers}
         made: list[int] = []
         for worker, share in zip(self._running.workers, self.shares, strict=True):
-            fault, count = faults.get(worker.index), len(share) * self._width
-            made += (
-                fault.made(count) if isinstance(fault, StepFault) else [worker.step + (fault is None)] * count
-            )
+            fault = faults.get(worker.index)
+            if isinstance(fault, StepFault):
+                made += fault.made(len(share) * self._width)
+            else:  # whoever was lost says by its place which of its environments had made the step
+                made += [
+                    worker.step + (i < worker.place) for i in range(len(share)) for _ in range(self._width)
+                ]
         return made
-
-    def _fault(self, answer: Answer, error: BaseException, made: list[int]) -> StepFault:
-        """Return the fault of an environment of the flat batch."""
-        first = self.shares[answer.worker].start
-        if isinstance(error, StepFault):
-            return error.counted_from(first * self._width, made if self._during == "step" else None)
-        worker = self._running.workers[answer.worker]
-        step = worker.step if answer.lost and self._during == "step" else 0
-        return StepFault(step, (first + worker.place) * self._width, self._during, error)
 
     def _where(self, worker: int, place: int, step: int) -> str:
         env = self.shares[worker].start + place

@@ -80,6 +80,7 @@ class EnvServant:
 
     def __init__(self, group: MemberGroup, station: Station, first: int) -> None:
         self._group, self._station, self._first = group, station, first
+        self._progress = station.progress
         self._steppers: MemberSteppers | None = None
         self._parsed: list[Any] = []
         self._bound: tuple[Block, bool, tuple[Path, ...]] | None = None
@@ -93,10 +94,7 @@ class EnvServant:
             StepFault: if an environment raised.
         """
         if code == STEP_CODE:
-            t = self._t
-            self._station.progress[STEP] = t
-            self._t = t + 1
-            self._step(t)
+            self._take(self._t)
         elif code == RUN_CODE:
             self._run()
         elif code == BIND_CODE:
@@ -105,14 +103,15 @@ class EnvServant:
             raise WorkerError(f"there's no signal {code!r}")
 
     def _run(self) -> None:
-        progress, step = self._station.progress, self._step
         end = 0 if self._bound is None else self._bound[0].num_steps
-        for t in range(self._t, end):
-            if progress[HALT]:  # nobody will look at the rows
-                break
-            progress[STEP] = t
-            step(t)
-        self._t = end
+        while self._t < end and not self._progress[HALT]:  # if it's set, nobody will look at the rows
+            self._take(self._t)
+
+    def _take(self, t: int) -> None:
+        """Step every environment; the worker's words say, whenever it is killed, which of them have made the step."""
+        self._t = t + 1
+        self._step(t)
+        self._progress[PLACE], self._progress[STEP] = 0, t + 1
 
     def _unbound(self, t: int) -> None:
         raise WorkerError("a step was asked for before a block was bound")
@@ -201,6 +200,7 @@ class EnvServant:
         assert self._bound is not None
         self._current.bind(*self._bound)
         self._t, self._step = 0, self._current.step
+        self._progress[PLACE], self._progress[STEP] = 0, 0
 
     def stop(self, num_steps: int) -> None:
         """End the block at that row."""
