@@ -105,7 +105,8 @@ def served(subject: Any, tape: Tape, sampler: str) -> None:
         assert (episode[:, 0] == episode[:, 1]).all(), f"a slice crosses an end: {t.tolist()}"
     index = info["index"]
     index = index if isinstance(index, torch.Tensor) else torch.stack(index, -1)
-    stored = tape.locate(subject.storage.get(tuple(index.T) if index.ndim > 1 else index))
+    records = subject.storage.get(tuple(index.T) if index.ndim > 1 else index)
+    stored = tape.locate(torch.stack(records) if isinstance(records, list) else records)
     assert torch.equal(stored[1].reshape(-1), t.reshape(-1)), "a batch isn't what is stored"
 
 
