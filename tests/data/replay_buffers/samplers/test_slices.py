@@ -49,3 +49,13 @@ def test_given_ends_exclude_each_other():
         SliceSamplerWithoutReplacement(slice_len=2, ends=ends, trajectories=torch.zeros(4, dtype=torch.int64))
     with pytest.raises(UnsupportedError, match="cache_values=True"):
         SliceSampler(slice_len=2, ends=ends)
+
+
+def test_samplers_are_what_their_names_say():
+    once, weighted = (
+        SliceSamplerWithoutReplacement(slice_len=2),
+        PrioritizedSliceSampler(10, 1.0, 1.0, slice_len=2),
+    )
+    assert isinstance(once, SliceSampler) and isinstance(once, SamplerWithoutReplacement)
+    assert isinstance(weighted, SliceSampler) and isinstance(weighted, PrioritizedSampler)
+    assert not isinstance(SliceSampler(slice_len=2), (SamplerWithoutReplacement, PrioritizedSampler))

@@ -10,10 +10,10 @@ import torch
 
 from gleanrl.data.replay_buffers.samplers.episodes import BoundaryKeys, EpisodeTable
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
-from gleanrl.data.replay_buffers.samplers.prioritized import Prioritized
+from gleanrl.data.replay_buffers.samplers.prioritized import Prioritized, PrioritizedSampler
 from gleanrl.data.replay_buffers.samplers.random import UnitSampler
 from gleanrl.data.replay_buffers.samplers.slicing import Slices, slice_rule
-from gleanrl.data.replay_buffers.samplers.without_replacement import EpochSampler
+from gleanrl.data.replay_buffers.samplers.without_replacement import EpochSampler, SamplerWithoutReplacement
 from gleanrl.errors import InvalidTypeError, UnsupportedError
 from gleanrl.tree import NestedKey, key_argument
 
@@ -236,3 +236,10 @@ def _one_key(traj_key: NestedKey | None, trajectory_key: NestedKey | None) -> Ne
             f"traj_key and trajectory_key are one argument, got {traj_key!r} and {trajectory_key!r}"
         )
     return trajectory_key if traj_key is None else traj_key
+
+
+# Each is composed of a way to draw and a unit; to `isinstance` they are what their names say, as other code expects.
+SliceSampler.register(SliceSamplerWithoutReplacement)
+SliceSampler.register(PrioritizedSliceSampler)
+SamplerWithoutReplacement.register(SliceSamplerWithoutReplacement)
+PrioritizedSampler.register(PrioritizedSliceSampler)
