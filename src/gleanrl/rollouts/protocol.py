@@ -176,10 +176,13 @@ class Stepper(Stateful[Carry]):
 
         `Block.num_whole` says how many steps are whole, whatever ends the run.
         """
-        step = self.step
-        for t in range(block.num_steps):
+        step, t = self.step, 0
+        try:
+            for t in range(block.num_steps):
+                step(t)
+        except BaseException:
             block.num_whole = t
-            step(t)
+            raise
 
     def stop(self, num_steps: int) -> None:
         """End a block before it is full: row `num_steps` becomes the carry.

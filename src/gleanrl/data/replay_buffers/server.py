@@ -165,7 +165,9 @@ class BufferServer(Server):
             info = {"index": index, "generation": drawn.generation, **extras}
         if parts.transforms.reads or self._pin_memory:
             batch = self._delivered(batch)
-        served = Served(batch, info, ticket.ran_out, ticket.epoch)
+        served = tuple.__new__(
+            Served, (batch, info, ticket.ran_out, ticket.epoch)
+        )  # half of a call of the class
         if self._last is not None:
             self._last.served = served
         return served

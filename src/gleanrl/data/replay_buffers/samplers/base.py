@@ -259,8 +259,6 @@ def redrawn_masked(
     storage: Storage, slots: torch.Tensor, draw: Callable[[int], torch.Tensor]
 ) -> torch.Tensor:
     """Return `slots` with those that hold no steps replaced by what `draw` gives, so many at a time."""
-    if not storage.has_mask:
-        return slots
     tries = 0
     while (masked := storage.masked(slots)) is not None and masked.any():
         if tries == MOST_TRIES:

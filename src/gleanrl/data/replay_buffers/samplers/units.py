@@ -98,7 +98,9 @@ class Transitions(Unit):
         """Draw rows that are steps."""
         size = len(storage)
         drawn = random.integers(size, batch_size)
-        return Draw(redrawn_masked(storage, drawn, lambda more: random.integers(size, more)))
+        if storage.has_mask:
+            drawn = redrawn_masked(storage, drawn, lambda more: random.integers(size, more))
+        return Draw(drawn)
 
     def again(self, storage: Storage, draw: Draw, stale: torch.Tensor, random: OwnedGenerator) -> Draw:
         """Draw the stale rows again."""

@@ -242,7 +242,7 @@ class TensorStorage(Storage):
 
     def fetch(self, slots: torch.Tensor, paths: tuple[Path, ...] | None = None) -> Any:
         """Return the records in `slots`, whole or with some columns only, on the storage's device."""
-        return self._initialized().fetch(slots, slots.shape, paths)
+        return (self._table or self._initialized()).fetch(slots, slots.shape, paths)
 
     def columns_of(self, keys: Iterable[NestedKey]) -> tuple[Path, ...]:
         """Return the columns that `keys` name (see `Storage.columns_of`)."""
