@@ -207,3 +207,9 @@ def test_a_loaded_epoch_goes_on_only_where_it_fits():
     assert sampler.draw(small, 9).slots.tolist() == [0, 1, 2]
     sampler.load_state_dict(state)
     assert sampler.draw(storage, 9).slots.tolist() == [2, 3, 4, 5, 6, 7, 8]
+
+
+def test_parts_show_their_class_without_an_address():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(3), sampler=RandomSampler(), writer=RoundRobinWriter())
+    assert repr(buffer.sampler) == "RandomSampler()" and repr(buffer.writer) == "RoundRobinWriter()"
+    assert " at 0x" not in repr(buffer)

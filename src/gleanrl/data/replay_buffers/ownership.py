@@ -56,3 +56,7 @@ class Part:
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the owner."""
         return {name: value for name, value in self.__dict__.items() if name not in ("_owner", "_gate")}
+
+    def __repr__(self) -> str:
+        """Show the class; addresses tell nobody anything."""
+        return f"{type(self).__name__}()"
