@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from gleanrl.collectors.collectors import SyncDataCollector as SyncDataCollectorOfOldPath
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
 from gleanrl.collectors import BaseCollector, Collector, DataCollectorBase, SyncDataCollector
-from gleanrl.collectors.collectors import SyncDataCollector as SyncDataCollectorOfOldPath
 from gleanrl.envs import GymEnv, GymWrapper
 from gleanrl.envs.utils import ExplorationType, exploration_type, set_exploration_type
 from gleanrl.errors import GleanError

@@ -3,5 +3,8 @@
 from __future__ import annotations
 
 from gleanrl.collectors.trajectories import split_trajectories
+from gleanrl.compat import bind
 
 __all__ = ["split_trajectories"]
+
+bind(__name__, globals())

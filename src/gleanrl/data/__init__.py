@@ -1,5 +1,6 @@
 """Data: specs, replay buffers and post-processing."""
 
+from gleanrl.compat import bind
 from gleanrl.data import replay_buffers as _replay_buffers
 from gleanrl.data import specs as _specs
 from gleanrl.data.postprocs import MultiStep
@@ -9,3 +10,5 @@ from gleanrl.data.specs import *  # noqa: F403 - every spec, under its own list 
 __all__ = ["MultiStep"]
 __all__ += _replay_buffers.__all__
 __all__ += _specs.__all__
+
+bind(__name__, globals())

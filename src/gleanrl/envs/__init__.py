@@ -1,16 +1,8 @@
 """Environments: the base class, gymnasium's environments, and helpers."""
 
+from gleanrl.compat import bind
 from gleanrl.envs import transforms as _transforms
 from gleanrl.envs.base import EnvBase
-from gleanrl.envs.batched_envs import (
-    EnvCreator,
-    EnvMetaData,
-    ParallelEnv,
-    SerialEnv,
-    Timeouts,
-    env_creator,
-    get_env_metadata,
-)
 from gleanrl.envs.libs.gym import GymEnv, GymWrapper, gym_backend, set_gym_backend
 from gleanrl.envs.transforms import *  # noqa: F403 - every transform, under its own list of names
 from gleanrl.envs.utils import (
@@ -25,6 +17,11 @@ from gleanrl.envs.utils import (
     set_exploration_type,
     step_mdp,
 )
+from gleanrl.envs.vector.creator import EnvCreator, env_creator, get_env_metadata
+from gleanrl.envs.vector.metadata import EnvMetaData
+from gleanrl.envs.vector.parallel import ParallelEnv
+from gleanrl.envs.vector.serial import SerialEnv
+from gleanrl.workers.handle import Timeouts
 
 __all__ = [
     "EnvBase",
@@ -51,3 +48,5 @@ __all__ = [
     "step_mdp",
 ]
 __all__ += _transforms.__all__
+
+bind(__name__, globals())

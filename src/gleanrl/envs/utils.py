@@ -1,5 +1,6 @@
 """Helpers around environments: stepping, exploration types, checks, the random policy."""
 
+from gleanrl.compat import bind
 from gleanrl.envs.check import check_env_specs
 from gleanrl.envs.data_specs import make_composite_from_td
 from gleanrl.envs.exploration import (
@@ -28,3 +29,5 @@ __all__ = [
     "step_mdp",
     "terminated_or_truncated",
 ]
+
+bind(__name__, globals())

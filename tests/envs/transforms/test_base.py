@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gleanrl.envs.transforms.transforms import _apply_to_composite
 from tensordict import TensorDict
 
 from gleanrl.data import Bounded, Unbounded
@@ -17,7 +18,6 @@ from gleanrl.envs.transforms import (
     TransformedEnv,
 )
 from gleanrl.envs.transforms.stepper import TransformedStepper
-from gleanrl.envs.transforms.transforms import _apply_to_composite
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 from gleanrl.rollouts.steppers import TensorDictStepper
 from tests.envs.transforms.ways import (

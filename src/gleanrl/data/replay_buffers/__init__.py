@@ -1,5 +1,6 @@
 """Replay buffers and their parts."""
 
+from gleanrl.compat import bind
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.ensemble import ReplayBufferEnsemble
 from gleanrl.data.replay_buffers.presets import (
@@ -63,3 +64,5 @@ __all__ = [
     "Writer",
     "WriterEnsemble",
 ]
+
+bind(__name__, globals())

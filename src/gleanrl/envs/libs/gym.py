@@ -8,6 +8,7 @@ import gymnasium
 import torch
 
 from gleanrl.arguments import non_negative
+from gleanrl.compat import bind
 from gleanrl.envs.base import EnvBase
 from gleanrl.envs.libs.gym_backend import gym_backend, set_gym_backend
 from gleanrl.envs.libs.gym_info import default_info_dict_reader
@@ -167,3 +168,6 @@ class GymEnv(GymWrapper):
             key = PIXELS if only else "observation"
             GymLikeEnv.__init__(self, vector, observation_key=key, frame_skip=frame_skip, **options)
         self.env_name = env_name
+
+
+bind(__name__, globals())

@@ -1,5 +1,6 @@
 """Transforms: what stands between an environment, or a replay buffer, and its user."""
 
+from gleanrl.compat import bind
 from gleanrl.envs.transforms.actions import ActionDiscretizer, ActionMask, DiscreteActionProjection
 from gleanrl.envs.transforms.auto_reset import AutoResetEnv, AutoResetTransform, VecGymEnvTransform
 from gleanrl.envs.transforms.base import Transform
@@ -100,3 +101,5 @@ __all__ = [
     "VecGymEnvTransform",
     "VecNorm",
 ]
+
+bind(__name__, globals())

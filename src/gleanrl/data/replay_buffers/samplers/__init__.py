@@ -1,5 +1,6 @@
 """Samplers: which records make a batch."""
 
+from gleanrl.compat import bind
 from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.samplers.ensemble import SamplerEnsemble
 from gleanrl.data.replay_buffers.samplers.prioritized import PrioritizedSampler
@@ -21,3 +22,5 @@ __all__ = [
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
 ]
+
+bind(__name__, globals())

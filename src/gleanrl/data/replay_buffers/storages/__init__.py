@@ -1,5 +1,6 @@
 """Storages: where records are kept."""
 
+from gleanrl.compat import bind
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.ensemble import StorageEnsemble
 from gleanrl.data.replay_buffers.storages.lazy import LazyTensorStorage
@@ -15,3 +16,5 @@ __all__ = [
     "StorageEnsemble",
     "TensorStorage",
 ]
+
+bind(__name__, globals())

@@ -1,5 +1,6 @@
 """Writers: where new records go."""
 
+from gleanrl.compat import bind
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.data.replay_buffers.writers.ensemble import WriterEnsemble
 from gleanrl.data.replay_buffers.writers.immutable import ImmutableDatasetWriter
@@ -15,3 +16,5 @@ __all__ = [
     "Writer",
     "WriterEnsemble",
 ]
+
+bind(__name__, globals())

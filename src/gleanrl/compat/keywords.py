@@ -1,0 +1,58 @@
+"""Keywords of public constructors: older spellings are translated, unknown ones raise with the nearest known."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from gleanrl.compat.names import KEYWORDS
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError
+
+
+def check_keywords(subject: Any) -> None:
+    """Let a class of ours look at the keywords that it is made with; anything else stays as it is.
+
+    Costs about a microsecond a construction. A class without a constructor of its own has that of its base.
+    """
+    if not isinstance(subject, type) or not subject.__module__.startswith("gleanrl."):
+        return
+    init = subject.__dict__.get("__init__")
+    if not inspect.isfunction(init) or hasattr(init, "__wrapped__"):
+        return
+    kinds = inspect.signature(init).parameters.values()
+    known = frozenset(kind.name for kind in kinds if kind.kind not in (kind.VAR_KEYWORD, kind.VAR_POSITIONAL))
+    takes_any = any(kind.kind == kind.VAR_KEYWORD for kind in kinds)
+    older = KEYWORDS.get(subject.__name__, {})
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **keywords: Any) -> None:
+        if not keywords.keys() <= known:
+            if older:
+                keywords = _translated(subject.__name__, keywords, older)
+            if not takes_any:
+                _refuse_unknown(subject.__name__, keywords, known)
+        init(self, *args, **keywords)
+
+    subject.__init__ = checked  # type: ignore[misc]
+
+
+def _translated(name: str, keywords: dict[str, Any], older: Mapping[str, str]) -> dict[str, Any]:
+    for before, now in older.items():
+        if before in keywords and now in keywords:
+            raise InvalidArgumentError(f"{name}: {before} is another word for {now}; give one of them")
+    return {older.get(key, key): value for key, value in keywords.items()}
+
+
+def _refuse_unknown(name: str, keywords: dict[str, Any], known: frozenset[str]) -> None:
+    for key in keywords:
+        if key not in known:
+            near = difflib.get_close_matches(key, sorted(known - {"self"}), n=1)
+            hint = (
+                f"; did you mean {near[0]!r}?"
+                if near
+                else f"; it takes {', '.join(sorted(known - {'self'}))}"
+            )
+            raise InvalidTypeError(f"{name}.__init__() got an unexpected keyword argument {key!r}{hint}")

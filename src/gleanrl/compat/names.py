@@ -1,0 +1,91 @@
+"""What other releases of this API call things: the one table of second names, other paths and names not served.
+
+Nothing else in the library defines a second name. `docs/names.md` is made from this table.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Alias(NamedTuple):
+    """A second name of something in a public module."""
+
+    module: str
+    """The public module; its own names are those of the reference documents."""
+    name: str
+    """The second name."""
+    target: str
+    """A name in the same module, or ``"module:name"`` elsewhere."""
+    releases: str
+    """The releases that have the name, both ends included."""
+
+
+class Unserved(NamedTuple):
+    """A name that programs import and that isn't served: it can be imported, and using it raises `why`."""
+
+    module: str
+    name: str
+    why: str
+    """What the name is, since or until which release, and what to use instead."""
+
+
+ALIASES = (
+    Alias("gleanrl.collectors", "BaseCollector", "DataCollectorBase", "0.11 to 0.14"),
+    Alias("gleanrl.collectors", "Collector", "SyncDataCollector", "0.11 to 0.14"),
+    Alias("gleanrl.data.specs", "BinaryDiscreteTensorSpec", "Binary", "0.1 to 0.7"),
+    Alias("gleanrl.data.specs", "BoundedTensorSpec", "Bounded", "0.1 to 0.7"),
+    Alias("gleanrl.data.specs", "CompositeSpec", "Composite", "0.1 to 0.7"),
+    Alias("gleanrl.data.specs", "DiscreteTensorSpec", "Categorical", "0.1 to 0.7"),
+    Alias("gleanrl.data.specs", "LazyStackedCompositeSpec", "StackedComposite", "0.1 to 0.7"),
+    Alias("gleanrl.data.specs", "LazyStackedTensorSpec", "Stacked", "0.1 to 0.7"),
+    Alias("gleanrl.data.specs", "MultiDiscreteTensorSpec", "MultiCategorical", "0.1 to 0.7"),
+    Alias("gleanrl.data.specs", "MultiOneHotDiscreteTensorSpec", "MultiOneHot", "0.1 to 0.7"),
+    Alias("gleanrl.data.specs", "NonTensorSpec", "NonTensor", "0.5 to 0.7"),
+    Alias("gleanrl.data.specs", "OneHotDiscreteTensorSpec", "OneHot", "0.1 to 0.7"),
+    Alias("gleanrl.data.specs", "UnboundedContinuousTensorSpec", "UnboundedContinuous", "0.1 to 0.7"),
+    Alias("gleanrl.data.specs", "UnboundedDiscreteTensorSpec", "UnboundedDiscrete", "0.1 to 0.7"),
+    Alias(
+        "gleanrl.envs.transforms.transforms",
+        "_apply_to_composite",
+        "gleanrl.envs.transforms.spec_tools:apply_to_composite",
+        "0.1 to 0.14",
+    ),
+    Alias(
+        "gleanrl.envs.transforms.transforms",
+        "_apply_to_composite_inv",
+        "gleanrl.envs.transforms.spec_tools:apply_to_composite_inv",
+        "0.1 to 0.14",
+    ),
+)
+
+UNSERVED: tuple[Unserved, ...] = ()
+
+# Module paths that hold nothing of their own: what each gives again, as "module" (all of its public names, those of
+# the rows above included) or "module:name".
+MODULES: dict[str, tuple[str, ...]] = {
+    "gleanrl.collectors.collectors": ("gleanrl.collectors",),
+    "gleanrl.data.replay_buffers.replay_buffers": (
+        "gleanrl.data.replay_buffers",
+        "gleanrl.data.replay_buffers.utils:InPlaceSampler",
+        "gleanrl.data.replay_buffers.utils:stack_tensors",
+    ),
+    "gleanrl.data.tensor_specs": ("gleanrl.data.specs",),
+    "gleanrl.envs.batched_envs": tuple(
+        f"gleanrl.envs:{name}"
+        for name in (
+            "EnvCreator",
+            "EnvMetaData",
+            "ParallelEnv",
+            "SerialEnv",
+            "Timeouts",
+            "env_creator",
+            "get_env_metadata",
+        )
+    ),
+    "gleanrl.envs.common": ("gleanrl.envs:EnvBase", "gleanrl.envs:EnvMetaData"),
+    "gleanrl.envs.transforms.transforms": ("gleanrl.envs.transforms",),
+}
+
+# Older spellings of keywords of public constructors: {"class": {"older": "ours"}}.
+KEYWORDS: dict[str, dict[str, str]] = {}

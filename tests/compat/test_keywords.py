@@ -1,0 +1,60 @@
+"""Keywords of public constructors."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+from gleanrl.compat import keywords
+from gleanrl.data import ReplayBuffer
+from gleanrl.errors import InvalidArgumentError
+
+
+class Oven:
+    def __init__(self, temperature=0, *, minutes=1):
+        self.setting = temperature, minutes
+
+
+class OpenOven:
+    def __init__(self, temperature=0, **more):
+        self.setting = temperature, more
+
+
+@pytest.fixture
+def checked(monkeypatch):
+    monkeypatch.setattr(
+        keywords, "KEYWORDS", {"Oven": {"heat": "temperature"}, "OpenOven": {"heat": "temperature"}}
+    )
+
+    def make(cls):
+        copy = type(cls.__name__, (cls,), {"__init__": cls.__init__, "__module__": "gleanrl.fakes"})
+        keywords.check_keywords(copy)
+        return copy
+
+    return make
+
+
+def test_older_spellings_are_translated(checked):
+    assert checked(Oven)(heat=3).setting == (3, 1)
+    assert checked(OpenOven)(heat=3, steam=True).setting == (3, {"steam": True})
+
+
+def test_both_spellings_at_once_raise(checked):
+    with pytest.raises(InvalidArgumentError, match="heat is another word for temperature"):
+        checked(Oven)(heat=3, temperature=3)
+
+
+def test_an_unknown_keyword_raises_with_the_nearest_known_one(checked):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'minute'; did you mean 'minutes'"):
+        checked(Oven)(minute=3)
+    with pytest.raises(TypeError, match="'xyz'; it takes minutes, temperature"):
+        checked(Oven)(xyz=3)
+
+
+def test_public_classes_keep_signature_and_pickling():
+    assert "batch_size" in inspect.signature(ReplayBuffer).parameters
+    assert pickle.loads(pickle.dumps(ReplayBuffer(batch_size=3))).batch_size == 3
+    with pytest.raises(TypeError, match="did you mean 'batch_size'"):
+        ReplayBuffer(batchsize=3)

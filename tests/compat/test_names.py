@@ -1,0 +1,48 @@
+"""The table of other releases' names: everything in it can be imported, and the page of it says the same."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from gleanrl.compat.names import ALIASES, KEYWORDS, MODULES, UNSERVED
+from gleanrl.errors import UnsupportedError
+
+
+@pytest.mark.parametrize("row", ALIASES, ids=lambda row: f"{row.module}.{row.name}")
+def test_an_alias_is_its_target(row):
+    module = importlib.import_module(row.module)
+    owner, _, name = row.target.rpartition(":")
+    target = getattr(importlib.import_module(owner) if owner else module, name)
+    assert getattr(module, row.name) is target
+    assert row.name.startswith("_") or row.name in module.__all__
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_other_paths_give_the_same_objects(path):
+    module = importlib.import_module(path)
+    assert module.__all__
+    for source in MODULES[path]:
+        owner, _, name = source.partition(":")
+        origin = importlib.import_module(owner)
+        for given in [name] if name else origin.__all__:
+            assert getattr(module, given) is getattr(origin, given)
+
+
+@pytest.mark.parametrize("row", UNSERVED, ids=lambda row: f"{row.module}.{row.name}")
+def test_an_unserved_name_can_be_imported_and_says_why_when_it_is_used(row):
+    stand_in = getattr(importlib.import_module(row.module), row.name)
+    with pytest.raises(UnsupportedError) as raised:
+        stand_in("an argument", keyword=1)
+    assert row.name in str(raised.value) and row.why in str(raised.value)
+
+
+def test_no_name_has_two_rows():
+    names = [(row.module, row.name) for row in (*ALIASES, *UNSERVED)]
+    assert len(names) == len(set(names))
+
+
+def test_older_keywords_have_another_spelling():
+    for words in KEYWORDS.values():
+        assert all(before != now for before, now in words.items())
