@@ -119,11 +119,13 @@ class Columns:
             block: a block of `schema`.
             steps: steps of every environment, or of each.
         """
-        each = [steps] * self.num_envs if isinstance(steps, int) else steps
-        mask = self._mask(block, max(each))
+        if isinstance(steps, int):
+            mask = self._mask(block, steps)
+            return steps * self.num_envs if mask is None else int(mask.sum())
+        mask = self._mask(block, max(steps))
         if mask is None:
-            return sum(each)
-        return sum(int(row[:count].sum()) for row, count in zip(mask, each, strict=True))
+            return sum(steps)
+        return sum(int(row[:count].sum()) for row, count in zip(mask, steps, strict=True))
 
     def done(self, block: Block, count: int) -> np.ndarray[Any, Any]:
         """Return ``(P, count)`` bool: whether the trajectory ended, by any of the flags that say so."""
