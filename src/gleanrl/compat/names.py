@@ -59,7 +59,51 @@ ALIASES = (
     ),
 )
 
-UNSERVED: tuple[Unserved, ...] = ()
+
+def _out_of_scope(names: str, why: str, *modules: str) -> tuple[Unserved, ...]:
+    return tuple(Unserved(module, name, why) for module in modules for name in names.split())
+
+
+UNSERVED: tuple[Unserved, ...] = (
+    *_out_of_scope(
+        "AdaptiveKLController ConstantKLController ContentBase History PairwiseDataset PromptData "
+        "PromptTensorDictTokenizer RewardData RolloutFromModel TensorDictTokenizer TokenizedDatasetLoader "
+        "TopKRewardSelector create_infinite_iterator get_dataloader",
+        "data of language models, of 0.2 to 0.14; out of scope: TorchRL's own works with our batches",
+        "gleanrl.data",
+    ),
+    *_out_of_scope(
+        "BinaryToDecimal HashToInt MCTSForest QueryModule RandomProjectionHash SipHash TensorDictMap TensorMap Tree",
+        "maps and search trees, of 0.5 to 0.14; out of scope: TorchRL's own works with our batches",
+        "gleanrl.data",
+    ),
+    *_out_of_scope(
+        "ActionTokenizerBase RobotDatasetMetadata UniformActionTokenizer VideoClipRef VocabTailActionTokenizer "
+        "clear_video_decoder_cache set_video_decoder_cache_size validate_vla_tensordict",
+        "data of robots' vision and language models, since 0.13; out of scope: TorchRL's own works with our batches",
+        "gleanrl.data",
+    ),
+    *_out_of_scope(
+        "R3MTransform VC1Transform VIPTransform VIPRewardTransform",
+        "a pretrained image network, of 0.1 to 0.14; out of scope: put TorchRL's own into a TransformedEnv",
+        "gleanrl.envs",
+        "gleanrl.envs.transforms",
+    ),
+    *_out_of_scope(
+        "KLRewardTransform Tokenizer",
+        "of language models, of 0.3 to 0.14; out of scope: put TorchRL's own into a TransformedEnv",
+        "gleanrl.envs",
+        "gleanrl.envs.transforms",
+    ),
+    *_out_of_scope(
+        "ActionTokenizerTransform CartesianSolver DecodeVideoTransform HumanoidMacroAction MacroAction MacroPrimitive "
+        "MacroPrimitiveTransform RobotMacroAction RobotMacroActionMode SatelliteAttitudeTransform SatelliteMacroAction "
+        "SuccessReward TargetMacroAction URScriptPrimitive URScriptPrimitiveTransform",
+        "for robots, since 0.13; out of scope: put TorchRL's own into a TransformedEnv",
+        "gleanrl.envs",
+        "gleanrl.envs.transforms",
+    ),
+)
 
 # Module paths that hold nothing of their own: what each gives again, as "module" (all of its public names, those of
 # the rows above included) or "module:name".
