@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from gleanrl.data.replay_buffers import (
     TensorDictReplayBuffer,
 )
 from gleanrl.errors import EmptyBufferError, MissingKeyError, SchemaError, UnsupportedError
+from tests.data.replay_buffers.overtaken import Overtaken
 
 CAPACITY, BATCH = 30, 12
 SAMPLERS = {
@@ -130,22 +130,6 @@ def test_batches_ahead_need_somebody_to_fetch_them():
     ):
         other.load_state_dict(state.state_dict())
     assert torch.equal(other.state_dict()["_sampler"]["generator"], before)
-
-
-class Overtaken(LazyTensorStorage):
-    """A storage that somebody else writes during the next fetch."""
-
-    act: Any = None
-
-    def fetch(self, slots: torch.Tensor, paths: Any = None) -> Any:
-        found = super().fetch(slots, paths)
-        if self.act is not None:
-            act, self.act = self.act, None
-            thread = threading.Thread(target=act)
-            thread.start()
-            thread.join(timeout=30)
-            assert not thread.is_alive(), "a writer waited for a fetch"
-        return found
 
 
 ACTS = {

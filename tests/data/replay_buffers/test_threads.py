@@ -18,6 +18,7 @@ from gleanrl.data.replay_buffers import (
     SamplerWithoutReplacement,
 )
 from gleanrl.errors import EmptyBufferError
+from tests.data.replay_buffers.overtaken import Overtaken
 
 WIDTH = 3000
 
@@ -64,22 +65,6 @@ def test_one_writer_and_two_samplers(sampler):
     assert not any(thread.is_alive() for thread in threads)
     assert failures == []
     assert torn(rb[:]) == 0
-
-
-class Overtaken(LazyTensorStorage):
-    """A storage during whose first fetch somebody else acts on the buffer."""
-
-    act: Any = None
-
-    def fetch(self, slots: torch.Tensor, paths: object = None) -> Any:
-        rows = super().fetch(slots, paths)
-        if self.act is not None:
-            act, self.act = self.act, None
-            thread = threading.Thread(target=act)
-            thread.start()
-            thread.join(timeout=30)
-            assert not thread.is_alive(), "a writer waited for a fetch"
-        return rows
 
 
 def overtaken(sampler: Any) -> ReplayBuffer:
