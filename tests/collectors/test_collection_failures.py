@@ -123,9 +123,17 @@ def test_the_policy_is_interrupted(at: int) -> None:
 
 
 @pytest.mark.parametrize("at", [1, T, T + 2])
-@pytest.mark.parametrize("other", [lambda a: a.double(), lambda a: a[..., :1], lambda a: a.long()])
+@pytest.mark.parametrize("other", [lambda a: a.double() + 0.1, lambda a: a[..., :1]])
 def test_the_action_does_not_fit(at: int, other: Any) -> None:
     check(CountingEnv(SCRIPT), Calls(at, other), PolicyError, "policy")
+
+
+@pytest.mark.parametrize("at", [2, T - 1, T + 3])
+def test_an_action_that_its_dtype_cannot_hold_loses_the_whole_batch(at: int) -> None:
+    wide = Calls(at, lambda action: action.double() + 0.1)
+    policy = lambda td: wide(td).set("action", td["action"].double())  # noqa: E731
+    caught = check(CountingEnv(SCRIPT, (2,)), policy, PolicyError, "policy", whole=True)
+    assert f"'action' holds 0.1 for environment 0 at step {(at - 1) % T} of the batch" in str(caught.value)
 
 
 @pytest.mark.parametrize("at", [1, T, T + 2])

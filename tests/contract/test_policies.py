@@ -259,8 +259,8 @@ class TestRefused:
             lambda x: x,
             lambda x: x[..., :1],
             lambda x: x[..., 0],
-            lambda x: x[..., :2].double(),
-            lambda x: x[..., :2].long(),
+            lambda x: x[..., :2].double() / 3 + 0.1,
+            lambda x: x[..., :2].long() + 2**24 + 1,
         ],
         ids=["longer", "broadcastable", "scalar", "float64", "int64"],
     )

@@ -194,8 +194,7 @@ class TestRefused:
         [
             (lambda x: x[..., :1], r"expected shape .*2,?\) torch.float32, got .*1,?\)"),
             (lambda x: x[..., 0], "expected shape"),
-            (lambda x: x[..., :2].double(), "float32.*float64"),
-            (lambda x: x[..., :2].long(), "float32.*int64"),
+            (lambda x: x[..., :2].to(torch.complex64), "float32.*complex64"),
         ],
     )
     def test_shape_and_dtype(self, output: Any, message: str, size: tuple[int, ...]) -> None:
@@ -203,6 +202,13 @@ class TestRefused:
             self.act(self.module(output), size=size)
         with pytest.raises(PolicyError, match=f"(?s)'action'.*{message}"):
             self.act(lambda td: td.set("action", output(td["observation"])), size=size)
+
+    @pytest.mark.parametrize("output", [lambda x: x[..., :2].double(), lambda x: x[..., :2, None]])
+    def test_only_actions_are_converted(self, output: Any) -> None:
+        fields = {**ACTION, ("value",): ACTION["action",]}
+        module = self.module(lambda x: (x[..., :2], output(x)), outs=["action", "value"])
+        with pytest.raises(PolicyError, match=r"'value' expected .*only actions are cast"):
+            self.act(module, fields)
 
     def test_an_input_that_nobody_offers(self) -> None:
         with pytest.raises(
@@ -233,8 +239,8 @@ class TestRefused:
             self.act(lambda td: td["observation"])
 
     def test_no_tensor(self) -> None:
-        with pytest.raises(PolicyError, match="a tensor under 'action', got float"):
-            self.act(self.module(lambda x: 1.5))
+        with pytest.raises(PolicyError, match="a tensor under 'action', got str"):
+            self.act(self.module(lambda x: "left"))
 
 
 def test_a_primed_actor_writes_what_is_there_once() -> None:

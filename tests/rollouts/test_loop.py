@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gleanrl.block import Block, Field, Schema
+from gleanrl.errors import PolicyError
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.loop import collect
 from gleanrl.rollouts.protocol import Stepper
@@ -22,6 +23,7 @@ class Recorder:
         self.ready, self.at, self.error = ready, at, error
         self.calls: list[Any] = []
         self.primed = [("next", "x")]
+        self.wrong: PolicyError | None = None
 
     def note(self, *call: Any) -> None:
         self.calls.append(call)
@@ -44,6 +46,10 @@ class Recorder:
         self.note("bind", *ready[:1])
         assert ready[1:] == ((self.primed,) if ready else ())
         return None if self.ready else self.act
+
+    def check(self) -> None:
+        if self.wrong is not None:
+            raise self.wrong
 
 
 def make_block() -> Block:
@@ -108,6 +114,19 @@ def test_a_run_leaves_the_count_of_whole_steps(error: BaseException) -> None:
     with pytest.raises(type(error)):
         collect(part, part, block)
     assert block.num_whole == 2
+
+
+def test_actions_that_changed_are_found_at_the_end_and_explain_a_fault() -> None:
+    part, block = Recorder(), make_block()
+    part.wrong = PolicyError("changed")
+    for stop, count in ((None, T), (lambda t: t == 1, 2)):
+        with pytest.raises(PolicyError, match="changed"):
+            collect(part, part, block, stop)
+        assert block.num_whole == count
+    part.at, part.error = ("step", 2), StepFault(2, 0, "reset", KeyError(), [2, 3])
+    with pytest.raises(StepFault) as caught:
+        collect(part, part, block)
+    assert (caught.value.cause, caught.value.made(2), block.num_whole) == (part.wrong, [2, 3], 3)
 
 
 def test_a_stop_that_raises_leaves_its_step_whole() -> None:

@@ -51,6 +51,9 @@ class Fixed:
             block.column(path).movedim(block.time_dim, 0).copy_(values)
         self.start += block.num_steps
 
+    def check(self) -> None:
+        pass
+
 
 def actions(env: Any, steps: int) -> dict[Any, torch.Tensor]:
     drawn = env.full_action_spec.rand((steps,))

@@ -17,6 +17,7 @@ from tensordict import TensorDictBase
 from gleanrl.block import Block, Field, numpy_twin, numpy_view
 from gleanrl.errors import PolicyError
 from gleanrl.rollouts.carry import PolicyCarry
+from gleanrl.rollouts.fitting import Conversions, misfit
 from gleanrl.rollouts.modules import ModuleCall, Values, calls_of, inputs_of
 from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.seeding import OwnedTorchGenerator
@@ -63,6 +64,9 @@ class RandomActor:
 
         return act
 
+    def check(self) -> None:
+        """Nothing to do: what is drawn is written as it is."""
+
     def _drawn(self, size: torch.Size, shape: tuple[int, ...]) -> dict[Path, torch.Tensor]:
         """Return values for all columns, ``(*size, *leaf)``: those that aren't drawn are zero."""
         drawn = self._policy.draw(shape, self._owned)
@@ -71,7 +75,9 @@ class RandomActor:
             raise PolicyError(f"policy: {unknown} aren't action keys of the environment")
         for path, field in self._fields.items():
             if path in drawn:
-                _check(path, drawn[path], size + field.shape, field.dtype)
+                value, whole = drawn[path], size + field.shape
+                if value.shape != whole or value.dtype is not field.dtype:
+                    raise misfit(path, value, whole, field.dtype)
             else:
                 drawn[path] = torch.zeros((), dtype=field.dtype).expand(size + field.shape)
         return drawn
@@ -126,7 +132,8 @@ class PolicyActor:
         chain = self._chain()
         call: Callable[[int], Values]
         call = self._on_tensordict.bind(block) if chain is None else _CallsActor(chain, self._layout, block)
-        write = _RowWriter(block, self._fields).write
+        writer = _RowWriter(block, self._fields, self._layout.actions)
+        write, self._conversions = writer.write, writer.conversions
 
         def act(t: int) -> None:
             write(t, call(t))
@@ -136,6 +143,10 @@ class PolicyActor:
             write(t, call(t) if first is None else first)
 
         return act if self._first is None else act_first
+
+    def check(self) -> None:
+        """Raise if an action of the bound block isn't what the policy put out."""
+        self._conversions.check()
 
     def _chain(self) -> list[ModuleCall] | None:
         """Return the calls of the policy, or None if it must get a TensorDict."""
@@ -272,9 +283,11 @@ def _changed_input(
 
 
 class _RowWriter:
-    """Writes a policy's outputs into the columns of a row, after checking shape and dtype."""
+    """Writes a policy's outputs into the columns of a row, after checking shape and dtype; see `Conversions`."""
 
-    def __init__(self, block: Block, fields: Mapping[Path, Field]) -> None:
+    def __init__(self, block: Block, fields: Mapping[Path, Field], actions: tuple[Path, ...]) -> None:
+        self.conversions = Conversions(block)
+        self._actions = actions
         batch = block.batch_size[:-1]
         on_cpu = bool(block.columns) and block.columns[0].device.type == "cpu"
         self._targets: list[tuple[Path, torch.Size, torch.dtype, np.ndarray[Any, Any] | None, Any]] = []
@@ -289,7 +302,7 @@ class _RowWriter:
         """Write `values` into row t.
 
         Raises:
-            PolicyError: on a missing output, or one of another shape or dtype.
+            PolicyError: on a missing output, or one of another shape or dtype that doesn't fit.
         """
         for path, shape, dtype, array, rows in self._targets:
             value = values.get(path)
@@ -297,25 +310,13 @@ class _RowWriter:
                 came = "nothing" if value is None else type(value).__name__
                 raise PolicyError(f"policy: expected a tensor under {as_key(path)!r}, got {came}")
             if value.shape != shape or value.dtype is not dtype:
-                _check(path, value, shape, dtype)
+                if path not in self._actions:
+                    raise misfit(path, value, shape, dtype)
+                value = self.conversions.fit(path, value, shape, dtype, t)
             if array is not None and value.is_cpu:
                 array[t] = value.detach().numpy() if value.requires_grad else value.numpy()
             else:
                 rows[t].copy_(value)
-
-
-def _check(path: Path, value: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
-    if value.shape != shape or value.dtype is not dtype:
-        advice = "make the policy's output match the action spec"
-        if value.is_floating_point() and not dtype.is_floating_point:
-            advice = (
-                "the action is a choice, and these may be scores or logits; put out their argmax (and make the "
-                "environment with categorical_action_encoding=True), or the one-hot vector of it"
-            )
-        raise PolicyError(
-            f"policy: {as_key(path)!r} expected shape {tuple(shape)} {dtype}, got {tuple(value.shape)} "
-            f"{value.dtype}; nothing is cast or broadcast: {advice}"
-        )
 
 
 def missing_output(out: Any, fields: Mapping[Path, Field]) -> PolicyError:

@@ -60,6 +60,10 @@ class StepFault(Portable):
         env = self.env if self.env < 0 else first + self.env
         return StepFault(self.t, env, self.during, self.cause, made)
 
+    def because(self, cause: BaseException) -> StepFault:
+        """Return the same fault for a better reason."""
+        return StepFault(self.t, self.env, self.during, cause, self._made)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle with the cause in a form that can always be sent."""
         return _arrived, (self.t, self.env, self.during, Report.of(self.cause), self._made)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gleanrl.block import Block
+from gleanrl.errors import PolicyError
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import Actor, Stepper
 
@@ -36,6 +37,7 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
                 block.num_whole = t + 1
                 if stop(t) and t + 1 < block.num_steps:
                     stepper.stop(t + 1)
+                    actor.check()
                     return t + 1
         elif act is None:
             stepper.run(block)
@@ -44,10 +46,15 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
                 act(t)
                 step(t)
         block.num_whole = block.num_steps
+        actor.check()
         return block.num_steps
     except StepFault as fault:
         # The step before a failed reset is whole.
         block.num_whole = max(t, fault.t) + (fault.during == "reset")
+        try:
+            actor.check()
+        except PolicyError as cause:  # what the environment stumbled over may be what became of an action
+            raise fault.because(cause) from cause
         raise
     except BaseException:
         # What the owner must account for: the steps before the one that failed, and this one if `stop` failed.

@@ -23,6 +23,9 @@ from tensordict.nn.probabilistic import interaction_type
 from gleanrl.errors import PolicyError
 from gleanrl.tree import Path, as_key, as_path, dict_batch
 
+_NUMBERS = (np.ndarray, np.generic, bool, int, float)
+"""What becomes a tensor: modules and functions may put it out, too."""
+
 Values = dict[Path, torch.Tensor]
 """The tensors that a chain of calls passes along, by path."""
 
@@ -62,7 +65,7 @@ class PlainCall:
             keys = [as_key(path) for path in self.outputs]
             raise PolicyError(f"policy: {len(out)} outputs for the {len(keys)} out_keys {keys}")
         for path, value in zip(self.outputs, out, strict=True):
-            values[path] = torch.as_tensor(value) if isinstance(value, (np.ndarray, np.generic)) else value
+            values[path] = torch.as_tensor(value) if isinstance(value, _NUMBERS) else value
 
 
 class ProbabilisticCall:

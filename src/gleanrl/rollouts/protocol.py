@@ -208,3 +208,10 @@ class Actor(Protocol):
             What acts on row t, that is, writes its action and the policy's other outputs; None if all T actions
             were written at once.
         """
+
+    def check(self) -> None:
+        """Raise if what stands in the bound block isn't what the policy put out; called once the block ends.
+
+        Raises:
+            PolicyError: an action was converted to the declared dtype, and that changed it.
+        """

@@ -1,0 +1,115 @@
+"""Actions of another dtype, or with a trailing dimension of size one more or less, than the environment declares.
+
+Such policies are everywhere: an `argmax` as float, a one-hot vector of integers, ``(N,)`` for ``(N, 1)``. An action is
+converted if that keeps every value, and nothing but actions is.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gleanrl.block import Block
+from gleanrl.errors import PolicyError
+from gleanrl.tree import Path, as_key
+
+
+class Conversions:
+    """Converts the actions of one block that came otherwise than declared.
+
+    A step pays one conversion and one copy; whether all values were kept is checked once for the whole block, by
+    `check`, and for the first row at once, so that scores of choices never reach an environment.
+
+    Args:
+        block: where the actions stand.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self._block, self._batch = block, block.batch_size[:-1]
+        self._came: dict[tuple[Path, torch.dtype], list[tuple[int, torch.Tensor]]] = {}
+
+    def fit(
+        self, path: Path, value: torch.Tensor, shape: torch.Size, dtype: torch.dtype, t: int
+    ) -> torch.Tensor:
+        """Return an action of row `t` in the declared form.
+
+        Raises:
+            PolicyError: it has another shape, or it is the block's first of its dtype and a value would change.
+        """
+        reshaped = with_shape(value, shape, len(self._batch))
+        if reshaped is None or reshaped.is_complex() is not dtype.is_complex:
+            raise misfit(path, value, shape, dtype)
+        if value.dtype is dtype:
+            return reshaped
+        fitting = reshaped.to(dtype)
+        rows = self._came.setdefault((path, value.dtype), [])
+        rows.append((t, reshaped.detach().clone()))  # a policy may write into its output again
+        if len(rows) == 1:
+            self._check_kept(path, rows, fitting[None])
+        return fitting
+
+    def check(self) -> None:
+        """Raise if any value of the block changed.
+
+        Raises:
+            PolicyError: naming the key, the environment, the step of the batch, and the value.
+        """
+        for (path, _), rows in self._came.items():
+            written = self._block.rows(path)
+            self._check_kept(path, rows, torch.stack([written[t] for t, _ in rows]))
+
+    def _check_kept(self, path: Path, rows: list[tuple[int, torch.Tensor]], fitting: torch.Tensor) -> None:
+        came = torch.stack([row for _, row in rows]).to(fitting.device)
+        changed = first_change(came, fitting)
+        if changed is None:
+            return
+        row, rest = divmod(changed, came[0].numel())
+        env = rest * self._batch.numel() // came[0].numel()
+        value, became = came.flatten()[changed].item(), fitting.flatten()[changed].item()
+        raise PolicyError(
+            f"policy: {as_key(path)!r} holds {value} for environment {env} at step {rows[row][0]} of the batch, which "
+            f"{fitting.dtype} can't hold (it would become {became}): {_advice(came.dtype, fitting.dtype)}"
+        )
+
+
+def with_shape(value: torch.Tensor, shape: torch.Size, dims: int) -> torch.Tensor | None:
+    """Return `value` in a shape that it has but for a trailing dimension of size one; None if it hasn't.
+
+    Args:
+        value: a tensor.
+        shape: the shape, batch dimensions first.
+        dims: the batch dimensions.
+    """
+    if value.shape == shape:
+        return value
+    if value.shape == (*shape, 1):
+        return value.squeeze(-1)
+    if len(shape) > dims and shape == (*value.shape, 1):
+        return value.unsqueeze(-1)
+    return None
+
+
+def first_change(came: torch.Tensor, became: torch.Tensor) -> int | None:
+    """Return the flat position of the first value that a conversion changed; None if it kept them all."""
+    # There and back finds all but integers that wrapped around; these change their sign.
+    kept = (became.to(came.dtype) == came) & ((became < 0) == (came < 0))
+    if came.is_floating_point() and became.is_floating_point():
+        kept |= came.isnan() & became.isnan()
+    changed = ~kept.flatten()
+    return int(changed.int().argmax()) if bool(changed.any()) else None
+
+
+def misfit(path: Path, value: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> PolicyError:
+    """Return the error for an output of another form than declared."""
+    return PolicyError(
+        f"policy: {as_key(path)!r} expected shape {tuple(shape)} {dtype}, got {tuple(value.shape)} "
+        f"{value.dtype}; nothing is broadcast, and only actions are cast: {_advice(value.dtype, dtype)}"
+    )
+
+
+def _advice(came: torch.dtype, declared: torch.dtype) -> str:
+    if came.is_floating_point and not declared.is_floating_point:
+        return (
+            "the action is a choice, and these may be scores or logits; put out their argmax (and make the "
+            "environment with categorical_action_encoding=True), or the one-hot vector of it"
+        )
+    return "make the policy's output match the action spec"
