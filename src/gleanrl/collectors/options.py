@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from collections.abc import Callable
@@ -63,6 +64,8 @@ def stop_of(interruptor: Any) -> Callable[[], bool] | None:
 
 
 def warn(message: str) -> None:
-    """Warn the user, unless the environment variable ``RL_WARNINGS`` is 0."""
+    """Warn the user, at the place of the user's call, unless the environment variable ``RL_WARNINGS`` is 0."""
     if os.environ.get("RL_WARNINGS", "1").lower() not in ("0", "false"):
-        warnings.warn(message, stacklevel=4)
+        modules = [str(frame.frame.f_globals.get("__name__")) for frame in inspect.stack(0)]
+        ours = (level for level, module in enumerate(modules) if module.split(".")[0] != "gleanrl")
+        warnings.warn(message, stacklevel=next(ours, len(modules)) + 1)
