@@ -17,7 +17,7 @@ from torchrl import data as foreign_data  # noqa: E402
 from torchrl import envs as foreign  # noqa: E402
 
 from gleanrl.collectors import SyncDataCollector  # noqa: E402
-from gleanrl.data import as_spec  # noqa: E402
+from gleanrl.data import from_torchrl  # noqa: E402
 from gleanrl.envs import (  # noqa: E402
     ParallelEnv,
     SerialEnv,
@@ -228,7 +228,7 @@ SPECS = [
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: type(spec).__name__)
 def test_specs_describe_the_same_values(spec):
-    ours = as_spec(spec)
+    ours = from_torchrl(spec)
     assert ours.shape == spec.shape
     if isinstance(spec, foreign_data.NonTensor):
         assert ours.example_data == "a"
@@ -247,7 +247,7 @@ def test_specs_describe_the_same_values(spec):
 
 def test_a_spec_without_a_counterpart():
     with pytest.raises(InvalidTypeError, match="Choice has no counterpart"):
-        as_spec(foreign_data.Choice([foreign_data.Bounded(-1, 1, (2,))]))
+        from_torchrl(foreign_data.Choice([foreign_data.Bounded(-1, 1, (2,))]))
 
 
 @each_env

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from gleanrl.compat import bind
+from gleanrl.data.specs import torchrl_hook
 from gleanrl.data.specs.base import TensorSpec
 from gleanrl.data.specs.binary import Binary
 from gleanrl.data.specs.bounded import Bounded, BoundedContinuous, BoundedDiscrete
+from gleanrl.data.specs.bridge import from_torchrl, to_torchrl
 from gleanrl.data.specs.categorical import Categorical, OneHot
 from gleanrl.data.specs.composite import Composite
-from gleanrl.data.specs.foreign import as_spec
 from gleanrl.data.specs.lazy import check_no_exclusive_keys, consolidate_spec, contains_lazy_spec
 from gleanrl.data.specs.multi_categorical import MultiCategorical, MultiOneHot
 from gleanrl.data.specs.non_tensor import NonTensor
@@ -32,11 +33,13 @@ __all__ = [
     "Unbounded",
     "UnboundedContinuous",
     "UnboundedDiscrete",
-    "as_spec",
     "check_no_exclusive_keys",
     "consolidate_spec",
     "contains_lazy_spec",
+    "from_torchrl",
     "stack_specs",
+    "to_torchrl",
 ]
 
 bind(__name__, globals())
+torchrl_hook.install()

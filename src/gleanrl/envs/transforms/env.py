@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from gleanrl.data.specs import as_spec, contains_lazy_spec
+from gleanrl.data.specs import contains_lazy_spec, from_torchrl
 from gleanrl.envs.base import BEHIND_TRANSFORM, REPLACED, EnvBase
 from gleanrl.envs.env_specs import EnvSpecs
 from gleanrl.envs.state import adopt_state, load_state, parse_state
@@ -87,8 +87,8 @@ class TransformedEnv(EnvBase):
     def _derive(self) -> EnvSpecs:
         base = self.base_env
         specs = EnvSpecs(self.batch_size, self.device)
-        output = self.transform.transform_output_spec(as_spec(base.output_spec).clone())
-        inputs = self.transform.transform_input_spec(as_spec(base.input_spec).clone())
+        output = self.transform.transform_output_spec(from_torchrl(base.output_spec).clone())
+        inputs = self.transform.transform_input_spec(from_torchrl(base.input_spec).clone())
         for role in ("observation", "reward", "done"):
             specs.set(role, output[f"full_{role}_spec"])
         for role in ("action", "state"):
@@ -235,7 +235,7 @@ class TransformedEnv(EnvBase):
 
         Batches of environments lay the rows that are kept beside fresh ones, which takes equal keys and shapes.
         """
-        spec = as_spec(self.base_env.output_spec)["full_observation_spec"]
+        spec = from_torchrl(self.base_env.output_spec)["full_observation_spec"]
         if tensordict.batch_size != spec.shape or contains_lazy_spec(spec):
             return tensordict
         request = tensordict.copy()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gleanrl.data.specs import TensorSpec, as_spec, check_no_exclusive_keys, stack_specs
+from gleanrl.data.specs import TensorSpec, check_no_exclusive_keys, from_torchrl, stack_specs
 from gleanrl.envs.env_specs import ROLES
 from gleanrl.envs.vector.factories import Factory
 from gleanrl.errors import InvalidArgumentError
@@ -39,7 +39,7 @@ class EnvMetaData:
     @classmethod
     def of(cls, env: Any) -> EnvMetaData:
         """Read them off an environment."""
-        specs = {role: as_spec(getattr(env, f"full_{role}_spec")).clone() for role in ROLES}
+        specs = {role: from_torchrl(getattr(env, f"full_{role}_spec")).clone() for role in ROLES}
         traits = EnvTraits.of(env)
         allow, masks = traits.allow_done_after_reset, traits.masks_frames
         return cls(specs, torch.Size(env.batch_size), env.device, allow, type(env).__name__, masks)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gleanrl.data import specs
-from gleanrl.data.specs import as_spec
+from gleanrl.data.specs import from_torchrl
 from gleanrl.errors import InvalidTypeError
 
 
@@ -76,20 +76,20 @@ LEAVES = [
 
 @pytest.mark.parametrize(("foreign", "ours"), LEAVES, ids=[type(leaf).__name__ for leaf, _ in LEAVES])
 def test_a_leaf_becomes_the_one_of_its_name(foreign, ours):
-    assert as_spec(foreign) == ours
+    assert from_torchrl(foreign) == ours
 
 
 def test_derived_classes_are_what_they_derive_from():
     derived = type("PixelSpec", (type("BoundedDiscrete", (type("Bounded", (Foreign,), {}),), {}),), {})
     pixels = derived(shape=torch.Size([2]), dtype=torch.uint8, space=box(torch.tensor(0), torch.tensor(255)))
-    assert as_spec(pixels) == specs.Bounded(0, 255, (2,), "cpu", torch.uint8)
+    assert from_torchrl(pixels) == specs.Bounded(0, 255, (2,), "cpu", torch.uint8)
 
 
 def test_composites_keep_keys_shape_device_and_unspecified_entries():
     agent = made("Unbounded", shape=torch.Size([2, 3]), dtype=torch.float32)
     group = made("Composite", shape=torch.Size([2]), device=None, items={"obs": agent, "any": None}.items)
     whole = made("Composite", shape=torch.Size([]), device=None, items={"agents": group}.items)
-    found = as_spec(whole)
+    found = from_torchrl(whole)
     agents = specs.Composite({"obs": specs.Unbounded((2, 3), "cpu"), "any": None}, shape=(2,))
     assert found == specs.Composite(agents=agents)
     assert found["agents", "obs"].shape == (2, 3)
@@ -101,7 +101,7 @@ def test_stacks_are_stacked_along_their_dimension(name):
     parts = leaves
     if name == "StackedComposite":
         parts = [made("Composite", shape=torch.Size([4]), items={"a": leaf}.items) for leaf in leaves]
-    found = as_spec(made(name, dim=1, unbind=lambda dim: parts if dim == 1 else None))
+    found = from_torchrl(made(name, dim=1, unbind=lambda dim: parts if dim == 1 else None))
     assert type(found) is getattr(specs, name)
     assert found.stack_dim == 1
     assert [spec.shape for spec in found.unbind(1)] == ([(4, 2), (4, 3)] if name == "Stacked" else [(4,)] * 2)
@@ -109,10 +109,10 @@ def test_stacks_are_stacked_along_their_dimension(name):
 
 def test_ours_and_none_pass():
     ours = specs.Unbounded()
-    assert as_spec(ours) is ours
-    assert as_spec(None) is None
+    assert from_torchrl(ours) is ours
+    assert from_torchrl(None) is None
 
 
 def test_what_has_no_counterpart_is_named():
-    with pytest.raises(InvalidTypeError, match="Choice has no counterpart here; expected one of.*'Bounded'"):
-        as_spec(made("Choice"))
+    with pytest.raises(InvalidTypeError, match="Choice has no counterpart; expected one of.*'Bounded'"):
+        from_torchrl(made("Choice"))

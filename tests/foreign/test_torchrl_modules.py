@@ -1,0 +1,196 @@
+"""TorchRL's actors and exploration modules with our specs, as policies of our collectors (`make test-foreign`)."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+torchrl = pytest.importorskip("torchrl")
+
+from tensordict.nn import TensorDictModule, TensorDictSequential  # noqa: E402
+from torchrl import data as theirs  # noqa: E402
+from torchrl import modules  # noqa: E402
+
+from gleanrl.collectors import SyncDataCollector  # noqa: E402
+from gleanrl.data import Categorical, Composite, OneHot, Unbounded  # noqa: E402
+from gleanrl.envs import GymEnv  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def cartpole():
+    return GymEnv("CartPole-v1")
+
+
+def categorical():
+    return GymEnv("CartPole-v1", categorical_action_encoding=True)
+
+
+def pendulum():
+    return GymEnv("Pendulum-v1")
+
+
+def linear(out=2):
+    return nn.Linear(4, out)
+
+
+def q_actor(spec, **kwargs):
+    return modules.QValueActor(linear(), in_keys=["observation"], spec=spec, **kwargs)
+
+
+def q_module(spec):
+    values = TensorDictModule(linear(), ["observation"], ["action_value"])
+    return TensorDictSequential(values, modules.QValueModule(spec=spec))
+
+
+def q_composite(spec):
+    return q_actor(
+        Composite(action=spec, action_value=None, chosen_action_value=None), action_space=one_of(spec)
+    )
+
+
+def one_of(spec):
+    return "one_hot" if isinstance(spec, OneHot) else "categorical"
+
+
+def distributional(spec):
+    net = nn.Sequential(linear(10), nn.Unflatten(-1, (5, 2)))
+    return modules.DistributionalQValueActor(
+        net, in_keys=["observation"], spec=spec, support=torch.arange(5.0)
+    )
+
+
+def greedy(spec):
+    return TensorDictSequential(q_actor(spec), modules.EGreedyModule(spec=spec))
+
+
+def logits(spec):
+    kind = modules.OneHotCategorical if isinstance(spec, OneHot) else torch.distributions.Categorical
+    net = TensorDictModule(linear(), ["observation"], ["logits"])
+    return modules.ProbabilisticActor(
+        net, in_keys=["logits"], spec=spec, distribution_class=kind, return_log_prob=True
+    )
+
+
+def hooked(spec):
+    net = nn.Linear(4, 2)
+    net.register_forward_hook(modules.QValueHook(one_of(spec)))
+    return modules.SafeModule(net, ["observation"], ["action", "action_value", "chosen_action_value"])
+
+
+def uniform(spec):
+    return modules.RandomPolicy(spec)
+
+
+def actor(spec, **kwargs):
+    return modules.Actor(nn.Linear(3, 1), in_keys=["observation"], spec=spec, **kwargs)
+
+
+def safe_actor(spec):
+    return actor(spec, safe=True)
+
+
+def registered(spec):
+    module = modules.SafeModule(nn.Linear(3, 1), ["observation"], ["action"])
+    module.register_spec(safe=True, spec=spec)
+    return module
+
+
+def assigned(spec):
+    module = modules.SafeModule(nn.Linear(3, 1), ["observation"], ["action"])
+    module.spec = Composite(action=spec)
+    return module
+
+
+def in_dictionaries(spec):
+    return modules.SafeModule(nn.Linear(3, 1), ["observation"], ["action"], spec=Composite({"action": spec}))
+
+
+def gaussian(spec):
+    net = nn.Sequential(nn.Linear(3, 2), modules.NormalParamExtractor())
+    return modules.ProbabilisticActor(
+        TensorDictModule(net, ["observation"], ["loc", "scale"]),
+        in_keys=["loc", "scale"],
+        spec=spec,
+        distribution_class=modules.TanhNormal,
+        distribution_kwargs={"low": spec.space.low, "high": spec.space.high},
+        return_log_prob=True,
+    )
+
+
+def tanh(spec):
+    net = TensorDictModule(nn.Linear(3, 1), ["observation"], ["action"])
+    return TensorDictSequential(net, modules.TanhModule(in_keys=["action"], spec=spec))
+
+
+def noisy(spec):
+    return TensorDictSequential(actor(spec), modules.AdditiveGaussianModule(spec=spec))
+
+
+def correlated(spec):
+    return TensorDictSequential(actor(spec), modules.OrnsteinUhlenbeckProcessModule(spec=spec))
+
+
+def from_env(spec):
+    policy = TensorDictSequential(actor(spec), modules.AdditiveGaussianModule(spec=None))
+    modules.set_exploration_modules_spec_from_env(policy, pendulum())
+    return policy
+
+
+CHOICES = [q_actor, q_module, q_composite, distributional, greedy, logits, hooked, uniform]
+VALUES = [
+    *(actor, safe_actor, registered, assigned, in_dictionaries, gaussian, tanh, noisy, correlated),
+    *(from_env, uniform),
+]
+
+
+@pytest.mark.parametrize(
+    ("make_env", "make_policy"),
+    [(env, policy) for env in (cartpole, categorical) for policy in CHOICES]
+    + [(pendulum, policy) for policy in VALUES],
+    ids=lambda function: function.__name__,
+)
+def test_policies_with_the_spec_of_the_environment(make_env, make_policy):
+    env = make_env()
+    spec = env.action_spec
+    batches = list(SyncDataCollector(env, make_policy(spec), frames_per_batch=8, total_frames=16))
+    assert [batch.numel() for batch in batches] == [8, 8]
+    actions = torch.cat([batch["action"] for batch in batches])
+    if make_policy is not actor:  # which may leave the bounds
+        assert spec.is_in(actions.detach())
+
+
+def test_modules_keep_specs_of_their_own_library():
+    module = modules.EGreedyModule(spec=OneHot(3))
+    assert isinstance(module.spec["action"], theirs.OneHot)
+    whole = modules.AdditiveGaussianModule(spec=Composite(action=Unbounded(3)), action_key="action")
+    assert isinstance(whole.spec, theirs.Composite) and isinstance(whole.spec["action"], theirs.Unbounded)
+    assert isinstance(q_actor(Categorical(2)).spec["action"], theirs.Categorical)
+
+
+def test_specs_of_their_own_pass_as_they_are():
+    spec = theirs.Composite(action=theirs.Unbounded(3))
+    module = modules.SafeModule(nn.Linear(3, 1), ["observation"], ["action"])
+    module.spec = spec
+    assert module.spec is spec
+
+
+def test_signatures_are_what_they_were():
+    assert "spec" in inspect.signature(modules.QValueActor).parameters
+    assert inspect.signature(modules.EGreedyModule.__init__).parameters["spec"].name == "spec"
+
+
+@pytest.mark.parametrize("first", ["gleanrl.data", "torchrl.modules", "torchrl.objectives"])
+def test_either_order_of_import(first):
+    code = f"""
+import {first}
+import torchrl.modules, torchrl.data
+from gleanrl.data import OneHot
+assert isinstance(torchrl.modules.EGreedyModule(spec=OneHot(3)).spec["action"], torchrl.data.OneHot)
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
