@@ -22,6 +22,7 @@ from gleanrl.collectors.source_collector import SourceCollector
 from gleanrl.collectors.weights import PolicyWeights
 from gleanrl.devices import columns_device
 from gleanrl.envs.exploration import ExplorationType, exploration_from_string
+from gleanrl.envs.transforms.env import TransformedEnv
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 from gleanrl.rollouts.plan import RolloutPlan, plan_rollout
 from gleanrl.rollouts.policies import drawing_device
@@ -138,6 +139,8 @@ class SyncDataCollector(SourceCollector):
             self.devices = Devices.of(device, env_device, policy_device, storing_device, self.env.device)
             if self.devices.env is not None and self.env.device != self.devices.env:
                 self.env = self.env.to(self.devices.env)
+            if isinstance(self.env, TransformedEnv):
+                self.env.register_collector(self)
             if set_truncated and not has_truncated(self.env):
                 raise UnsupportedError(
                     "set_truncated: the environment has no 'truncated' flag; call env.add_truncated_keys() first"

@@ -75,7 +75,19 @@ def test_attributes_are_those_of_the_environment_inside():
     with pytest.raises(AttributeError):
         env.batch_size = [3]
     with pytest.raises(UnsupportedError, match="follow"):
-        TransformedEnv(single(), device="cpu")
+        TransformedEnv(single(), batch_size=[])
+    env = TransformedEnv(CountingEnv(), StepCounter(), device="cpu")
+    assert env.device == env.base_env.device == env.reset().device == torch.device("cpu")
+
+
+def test_one_that_is_not_taken_apart():
+    inner = TransformedEnv(single(), StepCounter(max_steps=3))
+    env = TransformedEnv(inner, RewardSum(), auto_unwrap=False)
+    assert env.base_env is inner and type(env.transform) is RewardSum
+    data = env.rollout(7, break_when_any_done=False)
+    apart = TransformedEnv(TransformedEnv(single(), StepCounter(max_steps=3)), RewardSum())
+    assert isinstance(apart.base_env, type(inner.base_env)) and len(apart.transform) == 2
+    assert (data.exclude("action") == apart.rollout(7, break_when_any_done=False).exclude("action")).all()
 
 
 def test_seeds_pass_through():

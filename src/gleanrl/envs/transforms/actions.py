@@ -74,7 +74,7 @@ class ActionMask(Following):
         self._show(self.renewed(self.mask_key, mask.clone(), None if rows is None else trailing(rows, mask)))
 
     def _show(self, mask: Tensor) -> None:
-        self.environment().full_action_spec[self.action_key].update_mask(mask)
+        self.container.full_action_spec[self.action_key].update_mask(mask)
 
     def transform_action_spec(self, action_spec: Any) -> Any:
         """Check that the action can be masked."""

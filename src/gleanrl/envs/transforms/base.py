@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -11,42 +11,16 @@ from tensordict import TensorDictBase
 
 from gleanrl.data.specs import Composite, TensorSpec
 from gleanrl.envs.module_state import StatefulModule
+from gleanrl.envs.transforms.keys import KeyList, Keys, paired
 from gleanrl.envs.transforms.rows import Record
 from gleanrl.envs.transforms.spec_tools import map_leaves
-from gleanrl.errors import (
-    ContainerError,
-    InvalidArgumentError,
-    InvalidTypeError,
-    MissingKeyError,
-    UnsupportedError,
-)
+from gleanrl.errors import ContainerError, MissingKeyError, UnsupportedError
+from gleanrl.overrides import overridden
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.state import Stateful
-from gleanrl.tree import NestedKey, as_key, as_path
+from gleanrl.tree import NestedKey
 
-Keys = NestedKey | Sequence[NestedKey]
-
-_HOOKS = ("_call", "_step", "_reset", "_inv_call")
-
-
-class _KeyList:
-    """A list of a transform's keys: what it was set to, or, as long as that is None, the transform's default."""
-
-    def __init__(self, doc: str) -> None:
-        self.__doc__ = doc
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, transform: Any, owner: type | None = None) -> list[NestedKey]:
-        if transform is None:
-            return self  # type: ignore[return-value]
-        given: list[NestedKey] | None = getattr(transform, f"_{self._name}")
-        return getattr(transform, f"_default_{self._name}")() if given is None else given
-
-    def __set__(self, transform: Any, keys: Keys | None) -> None:
-        setattr(transform, f"_{self._name}", as_keys(self._name, keys))
-        transform.empty_cache()
+_HOOKS = ("_call", "_step", "_reset", "_inv_call", "inv", "_reset_env_preprocess")
 
 
 class Transform(StatefulModule):
@@ -62,15 +36,18 @@ class Transform(StatefulModule):
 
     - ``_apply_transform(value)``: one entry; called for each of `in_keys`, written under the matching `out_keys`;
     - ``_inv_apply_transform(value)``: the same for what goes in, from `out_keys_inv` to `in_keys_inv`;
-    - ``_call(tensordict)``: all entries, after a step, and at a reset if one of `in_keys` is there then;
-    - ``_inv_call(tensordict)``: what goes in;
+    - ``_call(tensordict)``: all entries, after a step; not at a reset, unless `_reset` calls it;
+    - ``_inv_call(tensordict)``: what goes in; or `inv`, which gets all of it;
     - ``_step(tensordict, next_tensordict)`` and ``_reset(tensordict, tensordict_reset)``: with the root, or with the
       request, whose ``"_reset"`` mask tells which environments are reset (rows of the others are dropped);
-    - the ``transform_*_spec`` methods: what becomes of the specs. A key that has no spec can't be recorded.
+    - ``_reset_env_preprocess(tensordict)``: the request itself, None or a TensorDict, before the environment gets it;
+    - the ``transform_*_spec`` methods: what becomes of the specs. A key that no spec declares becomes an observation
+      that is zero after a reset, with a warning;
+    - ``close()``: the environment was closed.
 
-    Rollouts give transforms tensors of a block's row. Those that override `_call`, `_step`, `_reset` or `_inv_call`
-    get a TensorDict instead, which costs more, unless their class declares ``on_rows = True``: then its hooks get a
-    `Row` and use nothing but its `get`, `set` and `pop`.
+    Rollouts give transforms tensors of a block's row. Those that override `_call`, `_step`, `_reset` or what concerns
+    inputs get a TensorDict instead, which costs more, unless their class declares ``on_rows = True``: then its hooks
+    get a `Row` and use nothing but its `get`, `set` and `pop`.
 
     A transform belongs to one container (a `Compose` or a `TransformedEnv`). Not thread-safe.
 
@@ -85,6 +62,8 @@ class Transform(StatefulModule):
     by_keys: ClassVar[bool] = (
         True  # whether those hooks do nothing where there are no `in_keys`, or `in_keys_inv`
     )
+    invertible: ClassVar[bool] = False  # whether what goes in can't pass without an _inv_apply_transform
+    enable_inv_on_reset: bool = False  # whether the requests of resets pass `inv`, too
     actions_vary: ClassVar[bool] = False  # whether a step changes what the action spec allows
     generator: OwnedTorchGenerator | None = None  # what random numbers are drawn from
     learns: ClassVar[bool] = False  # whether an environment leaves it in training mode
@@ -99,7 +78,7 @@ class Transform(StatefulModule):
     ) -> None:
         super().__init__()
         self.missing_tolerance = False
-        self._container: list[Any] = []  # in a list: a container isn't a submodule of what it contains
+        self._holder: list[Any] = []  # in a list: a container isn't a submodule of what it contains
         self._parent_found: list[Any] | None = None
         self._pairs_found: list[tuple[NestedKey, NestedKey]] | None = None
         self._pairs_inv_found: list[tuple[NestedKey, NestedKey]] | None = None
@@ -109,10 +88,10 @@ class Transform(StatefulModule):
         self.out_keys_inv = out_keys_inv
 
     # ------------------------------------------------------------------ keys
-    in_keys = _KeyList("What is read of what comes out.")
-    out_keys = _KeyList("Where the results are written.")
-    in_keys_inv = _KeyList("What the environment reads of what goes in.")
-    out_keys_inv = _KeyList("What the user writes of what goes in.")
+    in_keys = KeyList("What is read of what comes out.")
+    out_keys = KeyList("Where the results are written.")
+    in_keys_inv = KeyList("What the environment reads of what goes in.")
+    out_keys_inv = KeyList("What the user writes of what goes in.")
 
     def _default_in_keys(self) -> list[NestedKey]:
         return []
@@ -129,13 +108,13 @@ class Transform(StatefulModule):
     def pairs(self) -> list[tuple[NestedKey, NestedKey]]:
         """Return `in_keys` with `out_keys`, pair by pair."""
         if self._pairs_found is None:
-            self._pairs_found = _paired(self, "in_keys", self.in_keys, "out_keys", self.out_keys)
+            self._pairs_found = paired(self, "in_keys", self.in_keys, "out_keys", self.out_keys)
         return self._pairs_found
 
     def pairs_inv(self) -> list[tuple[NestedKey, NestedKey]]:
         """Return `in_keys_inv` with `out_keys_inv`, pair by pair."""
         if self._pairs_inv_found is None:
-            self._pairs_inv_found = _paired(
+            self._pairs_inv_found = paired(
                 self, "in_keys_inv", self.in_keys_inv, "out_keys_inv", self.out_keys_inv
             )
         return self._pairs_inv_found
@@ -157,7 +136,9 @@ class Transform(StatefulModule):
         raise UnsupportedError(f"{type(self).__name__} doesn't define _apply_transform")
 
     def _inv_apply_transform(self, value: torch.Tensor) -> torch.Tensor:
-        raise UnsupportedError(f"{type(self).__name__} doesn't define _inv_apply_transform")
+        if self.invertible:
+            raise UnsupportedError(f"{type(self).__name__} doesn't define _inv_apply_transform")
+        return value
 
     def _call(self, tensordict: Record) -> Record:
         for in_key, out_key in self.pairs():
@@ -172,13 +153,24 @@ class Transform(StatefulModule):
         return self._call(next_tensordict)
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        """Transform what a reset returned: rewards aren't there, observations are."""
+        """Transform what a reset returned, entry by entry; what a subclass does in `_call` is for steps."""
+        return tensordict_reset if overridden(self, "_call", of=Transform) else self._called(tensordict_reset)
+
+    def _called(self, tensordict_reset: Record) -> Record:
+        """Return what `_call` makes of the first observations: rewards aren't there."""
         there = [tensordict_reset.get(key, None) is not None for key, _ in self.pairs()]
-        if not any(there):
-            return tensordict_reset
+        return self._tolerantly(self._call, tensordict_reset) if any(there) else tensordict_reset
+
+    def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
+        """Return the request of a reset as the environment gets it."""
+        if tensordict is None or not self.enable_inv_on_reset:
+            return tensordict
+        return self._tolerantly(self.inv, tensordict)
+
+    def _tolerantly(self, hook: Callable[[Any], Any], record: Record) -> Record:
         before, self.missing_tolerance = self.missing_tolerance, True
         try:
-            return self._call(tensordict_reset)
+            return hook(record)
         finally:
             self.missing_tolerance = before
 
@@ -205,12 +197,16 @@ class Transform(StatefulModule):
         """Return what is to be written of `tensordict`, which stays as it is; None holds it back."""
         return self._inv_call(tensordict.clone(recurse=False))
 
+    def entering(self, record: Record) -> Any:
+        """Return what becomes of an input, which may be changed: `_inv_call`, or an `inv` of a subclass's own."""
+        return self.inv(record) if overridden(self, "inv", of=Transform) else self._inv_call(record)
+
     def takes_rows(self) -> bool:
         """Return whether the hooks work on `Row` objects: each was written in a class that says so."""
         if not self.__dict__.keys().isdisjoint(_HOOKS):
             return False  # this very object has one of its own
         owners = [next(c for c in type(self).__mro__ if hook in vars(c)) for hook in _HOOKS]
-        return all(vars(owner).get("on_rows", False) for owner in owners)
+        return all(vars(owner).get("on_rows", False) for owner in owners) and not self.enable_inv_on_reset
 
     def idles(self) -> bool:
         """Return whether a step's outcome passes unchanged: no keys, and no hook that would look for more."""
@@ -218,7 +214,7 @@ class Transform(StatefulModule):
 
     def inverts(self) -> bool:
         """Return whether anything that goes in is changed."""
-        return bool(self.pairs_inv()) or not self._goes_by_keys("_inv_call")
+        return bool(self.pairs_inv()) or not self._goes_by_keys("_inv_call", "inv")
 
     def _goes_by_keys(self, *hooks: str) -> bool:
         owners = (next(c for c in type(self).__mro__ if hook in vars(c)) for hook in hooks)
@@ -287,44 +283,56 @@ class Transform(StatefulModule):
 
     # ------------------------------------------------------------- container
     @property
+    def holder(self) -> Any:
+        """The `Compose` or `TransformedEnv` that the transform stands in directly; None if it's in none."""
+        return self._holder[0] if self._holder else None
+
+    @property
     def container(self) -> Any:
-        """The `Compose` or `TransformedEnv` that the transform is in; None if it's in none."""
-        return self._container[0] if self._container else None
+        """The `TransformedEnv` around all that the transform is in; None if there is none."""
+        return None if self.holder is None else self.holder.container
 
     def set_container(self, container: Any) -> None:
-        """Put the transform into `container`.
+        """Put the transform into `container`, a `Compose` or a `TransformedEnv`.
 
         Raises:
             ContainerError: if it is in another one already (also an AttributeError).
         """
-        if self._container and self._container[0] is not container:
+        if self._holder and self._holder[0] is not container:
             raise ContainerError(
                 f"{type(self).__name__} is part of another Compose or TransformedEnv already; use transform.clone()"
             )
-        self._container = [container]
+        self._holder = [container]
         self.empty_cache()
         self.enter()
 
-    def environment(self) -> Any:
-        """Return the `TransformedEnv` around all the containers that the transform is in; None if there is none."""
-        return None if self.container is None else self.container.environment()
-
     def enter(self) -> None:
         """Go into evaluation mode if this is in an environment, where everything is in it but what learns there."""
-        if self.environment() is not None and not self.learns:
+        if self.container is not None and not self.learns:
             self.eval()
 
     def reset_parent(self) -> None:
         """Take the transform out of its container."""
-        self._container = []
+        self._holder = []
         self.empty_cache()
 
     @property
     def parent(self) -> Any:
         """The environment as this transform sees it: the base one with the transforms before it; None outside one."""
-        if self._parent_found is None and self.container is not None:
-            self._parent_found = [self.container.environment_before(self)]
+        if self._parent_found is None and self.holder is not None:
+            self._parent_found = [self.holder.environment_before(self)]
         return self._parent_found[0] if self._parent_found else None
+
+    @property
+    def collector(self) -> Any:
+        """The collector that uses the environment; None if there is none."""
+        return None if self.container is None else self.container.collector
+
+    def init(self, tensordict: TensorDictBase) -> None:
+        """Do nothing; for subclasses' own use: nothing here calls it."""
+
+    def close(self) -> None:
+        """Do nothing; called when the environment is closed."""
 
     def home(self) -> torch.device | str | None:
         """Return the device of what is carried: the environment's; None outside one."""
@@ -340,37 +348,22 @@ class Transform(StatefulModule):
 
     def clone(self) -> Any:
         """Return an independent copy that is in no container."""
-        container, self._container = self._container, []
+        holder, self._holder = self._holder, []
         self.empty_cache()
         try:
             return copy.deepcopy(self)
         finally:
-            self._container = container
+            self._holder = holder
+
+    def tried(self, outcome: TensorDictBase) -> TensorDictBase:
+        """Return what `_call` of a copy, which sees the same environment before it, makes of a step's outcome."""
+        parent, twin = self.parent, self.clone()
+        twin._parent_found = [parent]
+        return twin._call(outcome)
 
     def empty_cache(self) -> None:
         """Forget keys and specs that were found in the environment; called when the transforms before change."""
         self._pairs_found = self._pairs_inv_found = self._parent_found = None
-
-
-def as_keys(name: str, keys: Keys | None) -> list[NestedKey] | None:
-    """Return `keys` as a list of keys in their shortest spelling; a string or a tuple of strings is one key."""
-    if keys is None:
-        return None
-    if isinstance(keys, str) or (isinstance(keys, tuple) and keys and all(isinstance(k, str) for k in keys)):
-        keys = [keys]
-    if not isinstance(keys, Sequence):
-        raise InvalidTypeError(f"{name}: expected a list of keys, got {keys!r}")
-    return [as_key(as_path(key)) for key in keys]
-
-
-def _paired(
-    transform: Transform, name: str, ins: list[NestedKey], out_name: str, outs: list[NestedKey]
-) -> list[tuple[NestedKey, NestedKey]]:
-    if len(ins) != len(outs):
-        raise InvalidArgumentError(
-            f"{type(transform).__name__}: expected as many {out_name} as {name}, got {outs} for {ins}"
-        )
-    return list(zip(ins, outs, strict=True))
 
 
 def _composite(role: str, spec: TensorSpec, parent: Composite) -> TensorSpec:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from gleanrl.arguments import non_negative, positive
 from gleanrl.data.boundaries import trajectory_ends
 from gleanrl.data.specs import Composite
-from gleanrl.envs.transforms.base import Keys, Transform
+from gleanrl.envs.transforms.base import Transform
+from gleanrl.envs.transforms.keys import Keys
 from gleanrl.envs.transforms.rows import Record
 from gleanrl.errors import InvalidArgumentError, MissingArgumentError, SchemaError
 from gleanrl.seeding import OwnedTorchGenerator

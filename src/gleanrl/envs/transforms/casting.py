@@ -9,7 +9,8 @@ from torch import Tensor
 
 from gleanrl.data.specs import Composite, TensorSpec
 from gleanrl.devices import as_device
-from gleanrl.envs.transforms.base import Keys, Transform
+from gleanrl.envs.transforms.base import Transform
+from gleanrl.envs.transforms.keys import Keys
 from gleanrl.envs.transforms.mapping import EntryTransform
 from gleanrl.envs.transforms.rows import Record, leaf_keys
 from gleanrl.envs.transforms.spec_tools import keys_of

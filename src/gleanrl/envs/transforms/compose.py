@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from torch import nn
 
 from gleanrl.data.specs import Composite
@@ -18,7 +19,8 @@ from gleanrl.tree import NestedKey
 class Compose(Transform):
     """A chain of transforms. What comes out of the environment passes the first one first, what goes in the last one.
 
-    It can be indexed and iterated over; `append` and `insert` change it, also in an environment.
+    It can be indexed and iterated over; `append`, `insert`, `pop`, ``del`` and assignment change it, also in an
+    environment.
 
     Args:
         transforms: transforms or callables (see `as_transform`).
@@ -75,16 +77,46 @@ class Compose(Transform):
         if not -len(self) <= index <= len(self):
             raise IndexError(f"insert: expected an index from {-len(self)} to {len(self)}, got {index}")
         transform = as_transform(transform)
-        if transform.container is self:
+        self._take(transform)
+        self.transforms.insert(index if index >= 0 else len(self) + index, transform)
+        self._changed()
+
+    def pop(self, index: int = -1) -> Any:
+        """Take the transform at `index` out and return it.
+
+        Raises:
+            IndexError: if there is none.
+        """
+        transform = self[index]
+        del self[index]
+        return transform
+
+    def __delitem__(self, index: int) -> None:
+        """Take the transform at `index` out."""
+        transform = self[index]
+        del self.transforms[index]
+        transform.reset_parent()
+        self._changed()
+
+    def __setitem__(self, index: int, transform: Any) -> None:
+        """Put a transform, or a callable, in the place of the one at `index`."""
+        before, transform = self[index], as_transform(transform)
+        if transform is before:
+            return
+        self._take(transform)
+        self.transforms[index] = transform
+        before.reset_parent()
+        self._changed()
+
+    def _take(self, transform: Any) -> None:
+        if transform.holder is self:
             raise ContainerError(
                 f"{type(transform).__name__} is in this Compose already; use transform.clone()"
             )
         transform.set_container(self)
-        self.transforms.insert(index if index >= 0 else len(self) + index, transform)
-        if self.container is not None:
-            self.container.empty_cache()
-        else:
-            self.empty_cache()
+
+    def _changed(self) -> None:
+        (self if self.holder is None else self.holder).empty_cache()
 
     # ----------------------------------------------------------------- hooks
     def _call(self, tensordict: Record) -> Record:
@@ -104,9 +136,14 @@ class Compose(Transform):
 
     def _inv_call(self, tensordict: Record) -> Record:
         for transform in reversed(self.chain()):
-            tensordict = transform._inv_call(tensordict)
+            tensordict = transform.entering(tensordict)
             if tensordict is None:
                 return None
+        return tensordict
+
+    def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
+        for transform in reversed(self.chain()):
+            tensordict = transform._reset_env_preprocess(tensordict)
         return tensordict
 
     def forward(self, tensordict: Any) -> Any:
@@ -155,17 +192,22 @@ class Compose(Transform):
     # ------------------------------------------------------------- container
     def environment_before(self, child: Transform, after: Sequence[Transform] = ()) -> Any:
         """Return the environment with the transforms before `child` and then `after`; None outside one."""
-        if self.container is None:
+        if self.holder is None:
             return None
         position = next(i for i, transform in enumerate(self.chain()) if transform is child)
-        return self.container.environment_before(self, [*self.chain()[:position], *after])
+        return self.holder.environment_before(self, [*self.chain()[:position], *after])
 
     def enter(self) -> None:
         """Go into evaluation mode if this is in an environment; those that are contained elsewhere don't."""
-        self.training = self.training and self.environment() is None
+        self.training = self.training and self.container is None
         for transform in self.chain():
-            if transform.container is self:
+            if transform.holder is self:
                 transform.enter()
+
+    def close(self) -> None:
+        """Tell all of them that the environment was closed."""
+        for transform in self.chain():
+            transform.close()
 
     def empty_cache(self) -> None:
         """Forget what any of them found in the environment."""

@@ -12,8 +12,9 @@ from torch import Tensor
 from gleanrl.arguments import non_negative, positive
 from gleanrl.block import Field
 from gleanrl.data.specs import Categorical, Composite, Unbounded
-from gleanrl.envs.transforms.base import Keys, Transform
+from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.following import Following
+from gleanrl.envs.transforms.keys import Keys
 from gleanrl.envs.transforms.rows import Record, trailing
 from gleanrl.errors import EnvironmentContractError, UnsupportedError
 from gleanrl.rollouts.stepping import advance

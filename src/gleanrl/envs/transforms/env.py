@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from gleanrl.data.specs import contains_lazy_spec, from_torchrl
+from gleanrl.data.specs import TensorSpec, contains_lazy_spec, from_torchrl
 from gleanrl.envs.base import BEHIND_TRANSFORM, REPLACED, EnvBase
 from gleanrl.envs.env_specs import EnvSpecs
 from gleanrl.envs.state import adopt_state, load_state, parse_state
@@ -18,6 +20,7 @@ from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.compose import Compose, as_transform, flattened
 from gleanrl.envs.transforms.rows import reset_rows
 from gleanrl.envs.transforms.stepper import TransformedStepper
+from gleanrl.envs.transforms.undeclared import undeclared_entries
 from gleanrl.errors import EnvironmentContractError, MissingKeyError, SchemaError, UnsupportedError
 from gleanrl.overrides import is_native, overridden
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
@@ -25,6 +28,7 @@ from gleanrl.rollouts.steppers import TensorDictStepper
 from gleanrl.rollouts.traits import EnvTraits, extra, seed_env
 from gleanrl.rollouts.usage import Usage
 from gleanrl.seeding import fresh_seed
+from gleanrl.tree import NestedKey
 
 
 class TransformedEnv(EnvBase):
@@ -32,7 +36,7 @@ class TransformedEnv(EnvBase):
 
     A transformed environment in a transformed environment is taken apart: `base_env` is the innermost one, and
     clones of the inner one's transforms come first. Attributes that this class lacks are those of `base_env`. Batch
-    size and device are those of `base_env` as the transforms change them, and can't be set.
+    size and device are those of `base_env` as the transforms change them.
 
     Rollouts step `base_env` by its own means into rows and run the transforms on the rows' tensors, if all of them
     can (see `Transform`); otherwise on TensorDicts. Not thread-safe.
@@ -41,6 +45,8 @@ class TransformedEnv(EnvBase):
         env: the environment; it is used, not copied.
         transform: a transform, a callable of one TensorDict, or None for an empty `Compose`.
         cache_specs: whether specs are derived once; if not, at each access: for an environment whose specs change.
+        auto_unwrap: whether a transformed environment is taken apart; if not, it is `base_env`.
+        device: where `env` is moved to; None leaves it where it is.
         **kwargs: passed to `EnvBase` (`run_type_checks`, `allow_done_after_reset`).
 
     Examples:
@@ -52,14 +58,26 @@ class TransformedEnv(EnvBase):
     """
 
     _derived: EnvSpecs | None
+    _added: dict[NestedKey, TensorSpec]
 
-    def __init__(self, env: Any, transform: Any = None, cache_specs: bool = True, **kwargs: Any) -> None:
-        if "device" in kwargs or "batch_size" in kwargs:
-            raise UnsupportedError("TransformedEnv: device and batch_size follow from the environment's")
+    def __init__(
+        self,
+        env: Any,
+        transform: Any = None,
+        cache_specs: bool = True,
+        *,
+        auto_unwrap: bool = True,
+        device: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if "batch_size" in kwargs:
+            raise UnsupportedError("TransformedEnv: the batch size follows from the environment's")
+        if device is not None:
+            env = env.to(device)
         kwargs.setdefault("allow_done_after_reset", EnvTraits.of(env).allow_done_after_reset)
         super().__init__(**kwargs)
         transform = Compose() if transform is None else as_transform(transform)
-        if isinstance(env, TransformedEnv):
+        if isinstance(env, TransformedEnv) and auto_unwrap:
             # An empty chain is dropped, so that `transform[0]` is the first transform there is.
             inner = [t.clone() for t in flattened(env.transform)]
             last = [transform] if flattened(transform) else []
@@ -68,10 +86,9 @@ class TransformedEnv(EnvBase):
         self.base_env: Any = env
         self.transform: Any = transform
         self.usage = extra(env, "usage") or Usage()
-        if transform.container is None:
-            transform.set_container(self)
-        elif transform.container is not self:
-            transform.set_container(self)  # raises
+        if device is not None:
+            transform.to(device)
+        transform.set_container(self)
 
     # ----------------------------------------------------------------- specs
     @property
@@ -87,7 +104,14 @@ class TransformedEnv(EnvBase):
     def _derive(self) -> EnvSpecs:
         base = self.base_env
         specs = EnvSpecs(self.batch_size, self.device)
-        output = self.transform.transform_output_spec(from_torchrl(base.output_spec).clone())
+        output = from_torchrl(base.output_spec).clone()
+        self._added = {}
+        for transform in flattened(self.transform):
+            output = transform.transform_output_spec(output)
+            added = undeclared_entries(transform, output)
+            for key, leaf in added.items():
+                output["full_observation_spec"][key] = leaf
+            self._added |= added
         inputs = self.transform.transform_input_spec(from_torchrl(base.input_spec).clone())
         for role in ("observation", "reward", "done"):
             specs.set(role, output[f"full_{role}_spec"])
@@ -131,10 +155,10 @@ class TransformedEnv(EnvBase):
         chain, inner = flattened(self.transform), EnvTraits.of(self.base_env)
         return replace(
             inner,
-            actions_vary=any(transform.actions_vary for transform in chain),
+            actions_vary=inner.actions_vary or any(transform.actions_vary for transform in chain),
             own_actions=bool(overridden(self, "rand_action", of=TransformedEnv)) or self._passes_actions(),
             allow_done_after_reset=self.allow_done_after_reset,
-            primed_keys=tuple(key for transform in chain for key in transform.primed_keys()),
+            primed_keys=(*inner.primed_keys, *(key for t in chain for key in t.primed_keys())),
         )
 
     def _passes_actions(self) -> bool:
@@ -181,17 +205,28 @@ class TransformedEnv(EnvBase):
             self.transform.set_container(self)
         return self.transform
 
+    def register_collector(self, collector: Any) -> None:
+        """Let transforms find the collector that uses the environment; see `Transform.collector`."""
+        _COLLECTORS[self] = weakref.ref(collector)
+
+    @property
+    def collector(self) -> Any:
+        """The collector that uses the environment, as long as it lives; None if there is none."""
+        found = _COLLECTORS.get(self)
+        return None if found is None else found()
+
     def environment_before(self, child: Transform, after: Sequence[Transform] = ()) -> Any:
         """Return the environment as the first transform after `after` sees it."""
         return TransformedEnv(self.base_env, Compose.uncontained(after), self.cache_specs)
 
-    def environment(self) -> TransformedEnv:
-        """Return itself: the environment around whatever is in it."""
+    @property
+    def container(self) -> TransformedEnv:
+        """Itself: the environment around whatever is in it."""
         return self
 
     # -------------------------------------------------------------- protocol
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        inner = self.transform._inv_call(tensordict.exclude("next"))
+        inner = self.transform.entering(tensordict.exclude("next"))
         if inner is None:
             raise EnvironmentContractError(
                 "a transform held an environment's input back: that one is for buffers"
@@ -200,15 +235,29 @@ class TransformedEnv(EnvBase):
         return self.transform._step(tensordict, outcome)
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
-        if tensordict is None:
+        request = self._reset_env_preprocess(tensordict)
+        if request is None:
             size = None if self.batch_locked else TensorDict({}, self.batch_size, device=self.device)
             fresh = self.base_env.reset(size, **kwargs)  # one that isn't batch-locked must be told how many
-            request: TensorDictBase = TensorDict({}, self.batch_size, device=self.device)
-            return self.transform._reset(request, fresh)
-        masks = [m for key in self.reset_keys if (m := tensordict.get(key, None)) is not None]
+            request = TensorDict({}, self.batch_size, device=self.device)
+            return self._filled(self.transform._reset(request, fresh))
+        masks = [m for key in self.reset_keys if (m := request.get(key, None)) is not None]
         if masks and not any(bool(mask.any()) for mask in masks):
-            return tensordict.exclude("next", *self.reset_keys)
-        return self.transform._reset(tensordict, self._base_reset(tensordict, bool(masks), kwargs))
+            return request.exclude("next", *self.reset_keys)
+        fresh = self._base_reset(request, bool(masks), kwargs)
+        return self._filled(self.transform._reset(request if tensordict is None else tensordict, fresh))
+
+    def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
+        return self.transform._reset_env_preprocess(tensordict)
+
+    def _filled(self, fresh: TensorDictBase) -> TensorDictBase:
+        """Add zeros for what a transform adds to steps without a spec."""
+        if self._derived is None:
+            self._derived = self._derive()
+        for key, leaf in self._added.items():
+            if fresh.get(key, None) is None:
+                fresh.set(key, leaf.zero())
+        return fresh
 
     def _base_reset(
         self, tensordict: TensorDictBase, partial: bool, kwargs: dict[str, Any]
@@ -265,6 +314,8 @@ class TransformedEnv(EnvBase):
 
     def close(self, **kwargs: Any) -> None:
         """Close the base environment; calling it again does nothing."""
+        if not self._closed:
+            self.transform.close()
         self._closed = True
         if not getattr(self.base_env, "is_closed", False):
             self.base_env.close(**kwargs)
@@ -347,3 +398,6 @@ class TransformedEnv(EnvBase):
 
 
 BEHIND_TRANSFORM.append(TransformedEnv)
+
+# Not among an environment's attributes, with which it would be copied and pickled.
+_COLLECTORS: WeakKeyDictionary[TransformedEnv, weakref.ref[Any]] = WeakKeyDictionary()

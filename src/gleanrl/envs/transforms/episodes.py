@@ -8,8 +8,8 @@ import torch
 
 from gleanrl.block import Field
 from gleanrl.data.specs import Bounded, Categorical, Composite, Unbounded
-from gleanrl.envs.transforms.base import Keys, as_keys
 from gleanrl.envs.transforms.following import Following
+from gleanrl.envs.transforms.keys import Keys, as_keys
 from gleanrl.envs.transforms.rows import Record, sibling, trailing
 from gleanrl.envs.transforms.spec_tools import keys_of
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError

@@ -10,8 +10,8 @@ from gleanrl.arguments import positive
 from gleanrl.block import Field
 from gleanrl.data.boundaries import trajectory_ends
 from gleanrl.data.specs import Bounded, TensorSpec, Unbounded
-from gleanrl.envs.transforms.base import Keys
 from gleanrl.envs.transforms.following import Following
+from gleanrl.envs.transforms.keys import Keys
 from gleanrl.envs.transforms.mapping import EntryTransform
 from gleanrl.envs.transforms.rows import Record, trailing
 from gleanrl.envs.transforms.shapes import PIXELS

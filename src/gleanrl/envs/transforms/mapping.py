@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from gleanrl.data.specs import TensorSpec
 from gleanrl.envs.transforms.base import Transform
+from gleanrl.envs.transforms.rows import Record
 from gleanrl.envs.transforms.spec_tools import map_leaves, mapped
 
 
@@ -17,6 +18,9 @@ class EntryTransform(Transform):
 
     on_rows = True
     maps_inputs: ClassVar[bool] = False
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        return self._called(tensordict_reset)
 
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
         """Return the spec of what `_apply_transform` makes of values of `spec`; by default it maps bounds to bounds."""

@@ -12,8 +12,8 @@ from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.data.boundaries import trajectory_ends
 from gleanrl.data.postprocs import MultiStep
-from gleanrl.envs.transforms.base import Keys, as_keys
 from gleanrl.envs.transforms.buffers import BufferTransform
+from gleanrl.envs.transforms.keys import Keys, as_keys
 from gleanrl.envs.transforms.rows import Record
 from gleanrl.errors import InvalidArgumentError, SchemaError
 from gleanrl.state import Stateful, StateReader

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gleanrl.arguments import integer
 from gleanrl.data.specs import TensorSpec
-from gleanrl.envs.transforms.base import Keys
+from gleanrl.envs.transforms.keys import Keys
 from gleanrl.envs.transforms.mapping import EntryTransform
 from gleanrl.envs.transforms.spec_tools import mapped
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingArgumentError, UnsupportedError
@@ -133,9 +133,8 @@ class ObservationNorm(EntryTransform):
         if not bool(loc.isfinite().all() & scale.isfinite().all()):
             raise InvalidArgumentError(f"init_stats: the statistics of {key!r} aren't finite: {loc}, {scale}")
         self.loc, self.scale = loc, scale
-        container = self.container
-        if container is not None:
-            container.empty_cache()
+        if self.holder is not None:
+            self.holder.empty_cache()
 
     def _numbers(self) -> tuple[Tensor, Tensor]:
         loc, scale = self._buffers["loc"], self._buffers["scale"]  # read at every step

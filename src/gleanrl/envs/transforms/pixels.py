@@ -11,7 +11,7 @@ from torch.nn.functional import interpolate
 
 from gleanrl.arguments import positive
 from gleanrl.data.specs import Bounded, TensorSpec
-from gleanrl.envs.transforms.base import Keys
+from gleanrl.envs.transforms.keys import Keys
 from gleanrl.envs.transforms.mapping import EntryTransform
 from gleanrl.envs.transforms.shapes import PIXELS
 from gleanrl.envs.transforms.spec_tools import mapped

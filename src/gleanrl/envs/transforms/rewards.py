@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gleanrl.data.specs import Binary, Bounded, TensorSpec
-from gleanrl.envs.transforms.base import Keys
+from gleanrl.envs.transforms.keys import Keys
 from gleanrl.envs.transforms.mapping import EntryTransform
 from gleanrl.errors import InvalidArgumentError
 from gleanrl.tree import NestedKey

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from gleanrl.arguments import integer
 from gleanrl.data.specs import Bounded, Composite, TensorSpec, Unbounded
-from gleanrl.envs.transforms.base import Keys, Transform
+from gleanrl.envs.transforms.base import Transform
+from gleanrl.envs.transforms.keys import Keys
 from gleanrl.envs.transforms.mapping import EntryTransform
 from gleanrl.envs.transforms.rows import Record
 from gleanrl.envs.transforms.spec_tools import keys_of
@@ -201,6 +202,9 @@ class CatTensors(Transform):
                 if key != self.out_keys[0]:
                     tensordict.pop(key, None)
         return tensordict.set(self.out_keys[0], self._concatenated(values))
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        return self._called(tensordict_reset)
 
     def _concatenated(self, values: Sequence[Tensor]) -> Tensor:
         dim = self.dim + _lead(self) if self.dim >= 0 else self.dim

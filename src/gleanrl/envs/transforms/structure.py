@@ -7,7 +7,8 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from gleanrl.data.specs import Composite
-from gleanrl.envs.transforms.base import Keys, Transform, as_keys
+from gleanrl.envs.transforms.base import Transform
+from gleanrl.envs.transforms.keys import Keys, as_keys
 from gleanrl.envs.transforms.rows import Record, Row
 from gleanrl.envs.transforms.spec_tools import keys_of
 from gleanrl.errors import InvalidArgumentError, MissingArgumentError, UnsupportedError
@@ -48,6 +49,9 @@ class RenameTransform(Transform):
 
     def _call(self, tensordict: Record) -> Record:
         return self._moved(tensordict, self.pairs())
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        return self._called(tensordict_reset)
 
     def _inv_call(self, tensordict: Record) -> Record:
         return self._moved(tensordict, [(out_key, in_key) for in_key, out_key in self.pairs_inv()])

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gleanrl.data.specs import TensorSpec, Unbounded
-from gleanrl.envs.transforms.base import Keys, as_keys
 from gleanrl.envs.transforms.compose import Compose
+from gleanrl.envs.transforms.keys import Keys, as_keys
 from gleanrl.envs.transforms.mapping import EntryTransform
 from gleanrl.envs.transforms.normalization import ObservationNorm
 from gleanrl.envs.transforms.rows import Record, reset_rows
