@@ -9,6 +9,7 @@ from gleanrl.envs.transforms import (
     Compose,
     DTypeCastTransform,
     InitTracker,
+    RewardScaling,
     RewardSum,
     StepCounter,
     TargetReturn,
@@ -17,7 +18,7 @@ from gleanrl.envs.transforms import (
 )
 from gleanrl.envs.transforms.following import Following
 from gleanrl.errors import MissingKeyError, UnsupportedError
-from tests.envs.transforms.ways import batched, team
+from tests.envs.transforms.ways import batched, batches, joined, single, team
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,6 @@ def test_what_is_carried_is_renewed_where_a_reset_says_so():
     assert first.tolist() == [0.0, 0.0, 0.0]
     assert follower.last(TensorDict({}, [3]), "n").tolist() == [0.0, 1.0, 1.0]
     assert follower.last(TensorDict({"n": torch.ones(3)}, [3]), "n").tolist() == [1.0, 1.0, 1.0]
-    assert follower.last(TensorDict({"n": torch.ones(3, dtype=torch.int32)}, [3]), "n").dtype == torch.float32
     with pytest.raises(MissingKeyError, match="step from what reset returned"):
         follower.last(TensorDict({}, [3]), "m")
     request = TensorDict({"_reset": torch.tensor([[True], [False], [False]])}, [3])
@@ -72,3 +72,25 @@ def test_what_a_later_transform_casts_is_carried_as_it_was(make, casts):
         assert rows["next", key].dtype == casts[1]
         assert value.dtype == casts[0]
         assert torch.equal(fresh.transform[0].carried[key], value)
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [(RewardSum, "episode_reward"), (lambda: TargetReturn(9.0), "target_return")],
+    ids=["sum", "target"],
+)
+@pytest.mark.parametrize(
+    "change",
+    [lambda key: RewardScaling(0, 0.5, in_keys=[key]), lambda key: lambda td: td.set(key, td[key] * 0.5)],
+    ids=["ours", "function"],
+)
+@pytest.mark.parametrize("make_env", [single, batched])
+def test_what_a_later_transform_changes_in_place_is_not_taken_for_the_own(make, key, change, make_env):
+    def collected(*transforms):
+        _, parts = batches(TransformedEnv(make_env(), Compose(*transforms)), sizes=(4, 1, 5))
+        return joined(parts)
+
+    expected, rows = collected(make()), collected(make(), change(key))
+    assert expected["next", "done"].any()
+    assert torch.equal(rows[key], expected[key] * 0.5)
+    assert torch.equal(rows["next", key], expected["next", key] * 0.5)

@@ -123,6 +123,11 @@ class Transform(StatefulModule):
         """Return the keys of what comes out that the transform may write in a rollout."""
         return [out_key for _, out_key in self.pairs()]
 
+    def writes_anything(self) -> bool:
+        """Return whether a hook that isn't this library's may write what `written_keys` doesn't name."""
+        owners = (next(c for c in type(self).__mro__ if hook in vars(c)) for hook in ("_call", "_step"))
+        return not all(owner.__module__.startswith("gleanrl.") for owner in owners)
+
     def primed_keys(self) -> list[NestedKey]:
         """Return the keys that a policy may write below ``"next"``, for the transform to take over."""
         return []

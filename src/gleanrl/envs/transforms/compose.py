@@ -252,6 +252,10 @@ class CallableTransform(Transform):
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         return self._call(tensordict_reset)
 
+    def writes_anything(self) -> bool:
+        """Return True: it is a user's function."""
+        return True
+
     def extra_repr(self) -> str:
         """Show the function."""
         return repr(self.function)

@@ -244,7 +244,7 @@ class RewardSum(Following):
         for (in_key, out_key), reset_key in zip(self.pairs(), self._masks(), strict=True):
             zero = spec[in_key].zero()
             mask = tensordict.get(reset_key, None)
-            before = None if self.reward_spec else tensordict.get(out_key, None)
+            before = None if self.reward_spec else self.own(tensordict, out_key)
             if mask is not None:
                 if mask.ndim > zero.ndim or mask.shape != zero.shape[: mask.ndim]:
                     mask = mask.reshape(*tensordict_reset.batch_size, -1).any(-1)
@@ -342,7 +342,7 @@ class TargetReturn(Following):
         for key, field in self.carries().items():
             fresh = torch.full(field.shape, self.target_return, dtype=field.dtype, device=device)
             mask = None if rows is None else trailing(rows, fresh)
-            tensordict_reset.set(key, self.renewed(key, fresh, mask, tensordict.get(key, None)))
+            tensordict_reset.set(key, self.renewed(key, fresh, mask, self.own(tensordict, key)))
         return tensordict_reset
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:

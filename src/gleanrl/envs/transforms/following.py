@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from gleanrl.block import Field
 from gleanrl.data.specs import Composite, Unbounded
 from gleanrl.envs.transforms.base import Transform
+from gleanrl.envs.transforms.compose import flattened
 from gleanrl.envs.transforms.rows import Record, reset_rows
 from gleanrl.errors import InvalidArgumentError, MissingKeyError, UnsupportedError
 from gleanrl.tree import NestedKey, as_key, as_path
@@ -26,6 +28,7 @@ class Following(Transform):
     on_rows = True
     reset_key: NestedKey | None = None  # the mask to go by; None for any of the environment's
     _groups_found: list[tuple[NestedKey, ...]] | None
+    _changed_later: frozenset[NestedKey] | None
 
     def surroundings(self) -> Any:
         """Return the environment before this transform.
@@ -50,9 +53,9 @@ class Following(Transform):
         return self._groups_found
 
     def empty_cache(self) -> None:
-        """Forget the groups of flags."""
+        """Forget the groups of flags, and what later transforms do."""
         super().empty_cache()
-        self._groups_found = None
+        self._groups_found = self._changed_later = None
 
     def asked(self, request: Record) -> Tensor | None:
         """Return which environments a reset is for, ``(*batch,)`` bool; None for all of them."""
@@ -62,21 +65,34 @@ class Following(Transform):
         return reset_rows(request, keys)
 
     def last(self, root: Record, key: NestedKey) -> Tensor:
-        """Return what stands at `key` in the root, or, where a later transform renames or drops it, what is carried.
+        """Return what this transform left at `key` in the root.
 
-        Where a later transform casts it, it is cast back: what is carried keeps its dtype.
+        Where a later transform changes, renames or drops it, that is what is carried: the root's isn't its own.
 
         Raises:
             MissingKeyError: before the first reset.
         """
-        value, carried = root.get(key, None), self.carried.get(key)
+        value = self.own(root, key)
         if value is None:
-            value = carried
+            value = self.carried.get(key)
         if value is None:
             raise MissingKeyError(
                 f"{type(self).__name__}: the root has no {key!r}; step from what reset returned"
             )
-        return value if carried is None or value.dtype == carried.dtype else value.to(carried.dtype)
+        return value
+
+    def own(self, root: Record, key: NestedKey) -> Tensor | None:
+        """Return what stands at `key` in the root; None if it isn't this transform's any more, or isn't there."""
+        if self._changed_later is None:
+            self._changed_later = self._find_changed_later()
+        return None if key in self._changed_later else root.get(key, None)
+
+    def _find_changed_later(self) -> frozenset[NestedKey]:
+        chain = [] if self.container is None else flattened(self.container.transform)
+        later = [*itertools.dropwhile(lambda transform: transform is not self, chain)][1:]
+        if any(transform.writes_anything() for transform in later):
+            return frozenset(self.written_keys())
+        return frozenset(key for transform in later for key in transform.written_keys())
 
     def renewed(
         self, key: NestedKey, fresh: Tensor, mask: Tensor | None, before: Tensor | None = None

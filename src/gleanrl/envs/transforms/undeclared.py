@@ -13,7 +13,6 @@ from tensordict import TensorDict
 
 from gleanrl.data.specs import Composite, TensorSpec, Unbounded
 from gleanrl.envs.transforms.base import Transform
-from gleanrl.envs.transforms.compose import CallableTransform
 from gleanrl.overrides import overridden
 from gleanrl.tree import NestedKey, as_key, as_path, is_private
 
@@ -28,11 +27,10 @@ def undeclared_entries(transform: Transform, output_spec: Composite) -> dict[Nes
         transform: one transform of a chain.
         output_spec: what it says comes out of it.
     """
-    ours = type(transform).__module__.startswith("gleanrl.") and type(transform) is not CallableTransform
-    if ours or transform.takes_rows():
+    if not transform.writes_anything() or transform.takes_rows():
         return {}
-    if not overridden(transform, "_call", of=Transform) or overridden(transform, "_step", of=Transform):
-        return {}  # what a `_step` does may need the environment
+    if overridden(transform, "_step", of=Transform):
+        return {}  # what that does may need the environment
     outcome = TensorDict({}, output_spec.shape, device=output_spec.device)
     for role in ("observation", "reward", "done"):
         outcome.update(output_spec[f"full_{role}_spec"].zero())
