@@ -12,18 +12,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
+TAKES_OVER := src/gleanrl/takeover.py src/gleanrl/substitute/child.py # importing them is what they are for
 CORE_SOURCES := $(wildcard cpp/*.cc cpp/*.h) CMakeLists.txt pyproject.toml
 PEERS := .venv-peers
 FOREIGN := .venv-foreign
+FOREIGN_TESTS := tests/foreign tests/substitute tests/test_takeover.py tests/test___main__.py
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-fast test-foreign bench bench-peers lint format docs clean
+.PHONY: help build demo test test-fast test-foreign test-programs bench bench-peers lint format docs clean
 
 help:
 	@echo "make demo         learn CartPole on collected and stored data"
 	@echo "make test         every test, doctests included"
 	@echo "make test-fast    the tests that take less than a few seconds each"
 	@echo "make test-foreign environments, losses and transforms of TorchRL, in a virtual environment of their own"
+	@echo "make test-programs training scripts for TorchRL on it, taken over, and ported; there, too (half an hour)"
 	@echo "make bench        the benchmarks; make bench-peers: other libraries in the same run"
 	@echo "make lint         all static checks; make format: let the formatters write"
 	@echo "make docs         the documentation in site/"
@@ -60,14 +63,18 @@ demo: build
 
 test: build
 	$(BIN)/python -m pytest -q -n 2 tests $(TEST_ARGS)
-	$(BIN)/python -m pytest -q --doctest-modules src/gleanrl
+	$(BIN)/python -m pytest -q --doctest-modules $(TAKES_OVER:%=--ignore %) src/gleanrl
 
 test-fast: build
 	$(BIN)/python -m pytest -q -n 2 -m "not slow" tests $(TEST_ARGS)
 
 test-foreign: build
 	PYTHON=$(PYTHON) bash tests/foreign/make_env.sh $(FOREIGN)
-	PYTHONPATH=src $(FOREIGN)/bin/python -m pytest -q tests/foreign $(TEST_ARGS)
+	PYTHONPATH=src $(FOREIGN)/bin/python -m pytest -q $(FOREIGN_TESTS) $(TEST_ARGS)
+
+test-programs: build
+	PYTHON=$(PYTHON) bash tests/foreign/make_env.sh $(FOREIGN)
+	PYTHONPATH=src $(FOREIGN)/bin/python -m pytest -q tests/programs $(TEST_ARGS)
 
 bench: build
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -145,3 +145,7 @@ def failure_from(cause: BaseException, message: str) -> EnvironmentFailure:
         failure = EnvironmentFailure(message)
     failure.__cause__ = cause
     return failure
+
+
+class TakeoverError(GleanError, ImportError):
+    """A program can't be taken over: torchrl isn't installed, or was imported before; see `gleanrl.takeover`."""

@@ -44,6 +44,13 @@ def test_an_import_that_fails_is_no_secret():
         launcher.current("tests.system.entries:nothing", ())
 
 
+def test_what_every_launcher_imports(monkeypatch):
+    monkeypatch.setattr(launcher, "_preloaded", [])
+    launcher.preload("gleanrl_is_not_called_that")
+    with pytest.raises(launcher.LaunchError, match="No module named 'gleanrl_is_not_called_that'"):
+        launcher.current(ENTRY, ())
+
+
 def test_codes_are_told_whenever_they_are_asked_for():
     launched, held, started = launcher.current(ENTRY, ()), Descriptors(), []
     for code in (b"3", b"4", b"5"):

@@ -131,6 +131,14 @@ def _end(link: socket.socket, process: subprocess.Popen[bytes] | None, owner: in
             process.wait()
 
 
+_preloaded: list[str] = []
+
+
+def preload(module: str) -> None:
+    """Let launchers that this process starts from now on import a module before they fork anything."""
+    _preloaded.append(module)
+
+
 _current: Launcher | None = None
 _lock = threading.Lock()
 
@@ -180,7 +188,7 @@ def _launch(entry: str, preload: Sequence[str]) -> Launcher:
             "control": theirs.fileno(),
             "owner": os.getpid(),
             "entry": entry,
-            "preload": list(preload),
+            "preload": [*preload, *_preloaded],
             "path": sys.path,
         }
         # A session of its own: Ctrl-C goes to the user's program alone, which ends the workers.

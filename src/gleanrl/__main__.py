@@ -1,0 +1,42 @@
+"""The command line: ``python -m gleanrl run [-m] PROGRAM ARGUMENTS`` runs a TorchRL program; see `gleanrl.takeover`."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gleanrl.substitute.importing import install
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Do what the command line says.
+
+    Raises:
+        SystemExit: the command line is wrong, or there is no such program.
+        TakeoverError: see `gleanrl.takeover`.
+    """
+    parser = argparse.ArgumentParser(prog="python -m gleanrl")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser(
+        "run", help="run a TorchRL program, unchanged, with our data layer behind its imports"
+    )
+    run.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is the name of a module")
+    run.add_argument("program", metavar="PROGRAM", help="a Python file, or a module with -m")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the program's own")
+    given = parser.parse_args(arguments)
+    if not given.is_module and not Path(given.program).exists():
+        parser.error(f"run: there is no file {given.program}")
+    install()
+    sys.argv[:] = [given.program, *given.arguments]
+    if given.is_module:
+        runpy.run_module(given.program, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(given.program).resolve().parent)
+        runpy.run_path(given.program, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Runs the programs of this folder: on torchrl itself, taken over unchanged, and ported by a change of imports.
+
+`python -m tests.programs.runs [NAMES]` prints a table of returns and seconds; whoever calls it needs torchrl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import re
+import sys
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+from time import monotonic
+from typing import NamedTuple
+
+from tests.takeovers import run
+
+HERE = Path(__file__).parent
+WAYS = ("torchrl", "takeover", "ported")
+MOST_S = 280
+
+
+class Program(NamedTuple):
+    """A program of this folder, the return that it reaches, and how it's called."""
+
+    name: str
+    reaches: float
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+    needs_core: bool = False
+    """Whether it needs torchrl's compiled core, which belongs to one release of torch."""
+
+
+PROGRAMS = {
+    program.name: program
+    for program in (
+        Program("ppo_continuous", -2),
+        Program("sac", -2.5),
+    )
+}
+
+
+class Outcome(NamedTuple):
+    """What came of a run."""
+
+    value: float
+    seconds: float
+    errors: str
+
+
+@cache
+def has_core() -> bool:
+    """Return whether torchrl's compiled core can be loaded beside this torch."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            importlib.import_module("torchrl._torchrl")
+        except ImportError:
+            return False
+    return True
+
+
+def ported(source: str) -> str:
+    """Return a program with its import root changed."""
+    return re.sub(r"\btorchrl\.(collectors|data|envs)\b", r"gleanrl.\1", source)
+
+
+def outcome(program: Program, way: str, folder: Path) -> Outcome:
+    """Run a program; `folder` is for its files.
+
+    Raises:
+        AssertionError: it failed, or printed no return.
+    """
+    start = monotonic()
+    path = folder / f"{program.name}.py"
+    source = (HERE / path.name).read_text()
+    path.write_text(ported(source) if way == "ported" else source)
+    target = ("-m", program.name) if program.is_module else (path,)
+    command = ("-m", "gleanrl", "run", *target) if way == "takeover" else target
+    done = run(*command, *program.arguments, folder=folder, timeout=MOST_S)
+    assert done.returncode == 0, f"{program.name}, {way}: {done.stderr[-3000:]}"
+    found = re.findall(r"^return (\S+)$", done.stdout, re.M)
+    assert found, f"{program.name}, {way}: no return in {done.stdout[-500:]!r}"
+    return Outcome(float(found[-1]), monotonic() - start, done.stderr)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    names = parser.parse_args().names or [*PROGRAMS]
+    print("| program | reaches | " + " | ".join(f"{way}, s" for way in WAYS) + " |", flush=True)
+    print("| --- |" + " --- |" * (len(WAYS) + 1))
+    for name in names:
+        program, cells = PROGRAMS[name], []
+        for way in WAYS:
+            if program.needs_core and way == "torchrl" and not has_core():
+                cells.append("needs its core")
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                try:
+                    result = outcome(program, way, Path(folder))
+                except AssertionError as error:
+                    print(error, file=sys.stderr)
+                    cells.append("failed")
+                else:
+                    cells.append(f"{result.value:g} ({result.seconds:.0f} s)")
+        print(f"| {name} | {program.reaches:g} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Modules as a taken-over program sees them (`make test-foreign`)."""
+
+import pytest
+
+from tests.takeovers import output
+
+pytest.importorskip("torchrl")
+
+PROGRAM = """
+import inspect, sys
+import torchrl, torchrl.envs, torchrl.data
+real = sys.modules["torchrl.envs"]
+assert inspect.ismodule(torchrl.envs) and torchrl.envs.__name__ == "torchrl.envs"
+for name in ("__file__", "__path__", "__spec__", "__doc__", "__package__"):
+    assert getattr(torchrl.envs, name) == getattr(real, name), name
+assert torchrl.__version__ == sys.modules["torchrl"].__version__
+assert torchrl.modules is sys.modules["torchrl.modules"]
+assert set(real.__all__) <= set(torchrl.envs.__all__) <= set(dir(torchrl.envs))
+assert "EnvBase" in torchrl.envs.__all__ and "exploration_mode" in torchrl.envs.__all__
+
+# what a program assigns is for the program
+torchrl.envs.EnvBase = mine = object()
+assert torchrl.envs.EnvBase is mine and real.EnvBase is not mine
+del torchrl.envs.EnvBase
+assert torchrl.envs.EnvBase.__module__.startswith("gleanrl.")
+
+# what is assigned by torchrl later is seen
+real.later = 3
+assert torchrl.envs.later == 3
+print("so it is")
+"""
+
+
+def test_facades_are_modules(tmp_path):
+    assert output(tmp_path, PROGRAM) == "so it is\n"

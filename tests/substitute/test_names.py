@@ -1,0 +1,37 @@
+"""What we serve by their names; no torchrl is needed to know."""
+
+import pytest
+
+from gleanrl import data
+from gleanrl.data.replay_buffers import samplers
+from gleanrl.substitute import names
+
+
+def test_the_data_layer_and_nothing_else():
+    assert names.is_data_layer("torchrl.data") and names.is_data_layer("torchrl.data.replay_buffers.samplers")
+    for other in ("torchrl", "torchrl.modules", "torchrl.database", "torch.data", "mine.torchrl.data"):
+        assert not names.is_data_layer(other)
+
+
+def test_public_names_by_their_paths():
+    assert names.served("torchrl.data")["ReplayBuffer"] is data.ReplayBuffer
+    assert names.served("torchrl.data.replay_buffers.samplers")["SliceSampler"] is samplers.SliceSampler
+
+
+def test_names_of_other_releases():
+    assert names.served("torchrl.data")["BoundedTensorSpec"] is data.Bounded
+    assert names.served("torchrl.data.tensor_specs")["CompositeSpec"] is data.Composite
+    assert "_apply_to_composite" in names.served("torchrl.envs.transforms.transforms")
+
+
+def test_a_path_without_a_counterpart_has_none():
+    assert names.served("torchrl.envs.libs.vmas") == {} == names.served("torchrl.data.no.such.path")
+
+
+def test_names_that_only_say_why_they_are_not_served_are_left_to_torchrl():
+    row = names.UNSERVED[0]
+    theirs = row.module.replace("gleanrl", "torchrl")
+    assert row.name not in names.served(theirs)
+    assert names.explanation(theirs, row.name).__doc__ == row.why
+    with pytest.raises(AttributeError, match="'torchrl.data' has no attribute 'Nothing'"):
+        names.explanation("torchrl.data", "Nothing")

@@ -1,0 +1,42 @@
+"""What a taken-over program is told (`make test-foreign`)."""
+
+import pytest
+
+from tests.takeovers import run
+
+pytest.importorskip("torchrl")
+
+PROGRAM = """
+from torchrl.data import ReplayBuffer, LazyTensorStorage, TokenizedDatasetLoader
+from torchrl.envs import GymEnv
+from torchrl.modules import MLP
+rollout = GymEnv("CartPole-v1").rollout(3000, break_when_any_done=False)
+buffer = ReplayBuffer(storage=LazyTensorStorage(3000), batch_size=10)
+buffer.extend(rollout)
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def test_it_is_said_once_which_names_are_served_and_what_stays(program):
+    said = run("-m", "gleanrl", "run", program).stderr
+    assert said.count("stands in for the data layer of torchrl") == 1
+    listed = said.split("What else")[0]
+    assert "torchrl.data: " in listed and " ReplayBuffer" in listed and " MLP" not in listed
+    assert said.count("stays torchrl's\n") == 1
+    assert "gleanrl: torchrl.data.TokenizedDatasetLoader stays torchrl's" in said
+    assert "time since" not in said
+
+
+def test_a_report_at_the_end(program):
+    done = run("-m", "gleanrl", "run", program, GLEANRL_TAKEOVER="report")
+    assert done.returncode == 0
+    report = done.stderr.split("GLEANRL_TAKEOVER=report sums up.\n")[1]
+    assert "gleanrl's classes: data.LazyTensorStorage, data.ReplayBuffer, envs.GymEnv\n" in report
+    assert "torchrl's classes: data.TokenizedDatasetLoader\n" in report
+    assert "time since the import" in report and "\n  environments  " in report

@@ -1,0 +1,42 @@
+"""The command line; what it runs needs torchrl (`make test-foreign`)."""
+
+import importlib.util
+
+import pytest
+
+from tests.takeovers import run
+
+PROGRAM = """
+import sys
+import helper
+print(__name__, sys.argv[1:], helper.ReplayBuffer.__module__.partition(".")[0])
+sys.exit(3)
+"""
+needs_torchrl = pytest.mark.skipif(importlib.util.find_spec("torchrl") is None, reason="needs torchrl")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "helper.py").write_text("from torchrl.data import ReplayBuffer\n")
+    return tmp_path
+
+
+@needs_torchrl
+def test_a_file(folder):
+    done = run("-m", "gleanrl", "run", folder / "program.py", "--lr", "-m", "x")
+    assert done.stdout == "__main__ ['--lr', '-m', 'x'] gleanrl\n", done.stderr
+    assert done.returncode == 3
+
+
+@needs_torchrl
+def test_a_module(folder):
+    done = run(
+        "-m", "gleanrl", "run", "-m", "program", "a", PYTHONPATH=f"{folder}:{run.__globals__['SOURCE']}"
+    )
+    assert done.stdout == "__main__ ['a'] gleanrl\n", done.stderr
+
+
+def test_bad_command_lines():
+    assert "no file nowhere.py" in run("-m", "gleanrl", "run", "nowhere.py").stderr
+    assert run("-m", "gleanrl").returncode == 2
