@@ -8,8 +8,8 @@ import pickle
 import pytest
 import torch
 
-from gleanrl.errors import InvalidArgumentError, SchemaError
-from gleanrl.seeding import OwnedGenerator, OwnedTorchGenerator, fresh_seed
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
+from gleanrl.seeding import GivenGenerator, OwnedGenerator, OwnedTorchGenerator, fresh_seed
 
 
 def numbers(owned: OwnedGenerator) -> list[int]:
@@ -160,3 +160,35 @@ class TestTorchGenerator:
             owned.parse(state)
         owned.adopt(None)
         assert owned.snapshot() is None
+
+
+def test_a_given_generator_and_its_user_draw_from_one_sequence():
+    generator = torch.Generator().manual_seed(7)
+    source = GivenGenerator(generator)
+    drawn = [source.integers(50, 4), source.uniforms(3), source.permutation(5)]
+    twin = torch.Generator().manual_seed(7)
+    expected = [
+        torch.randint(50, (4,), generator=twin),
+        torch.rand(3, dtype=torch.float64, generator=twin),
+        torch.randperm(5, generator=twin),
+    ]
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(drawn, expected, strict=True))
+    assert torch.equal(torch.rand(2, generator=generator), torch.rand(2, generator=twin))
+    source.seed(7)
+    assert torch.equal(source.integers(50, 4), drawn[0])
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda source: pickle.loads(pickle.dumps(source))])
+def test_the_state_of_a_given_generator(clone):
+    source = GivenGenerator(torch.Generator().manual_seed(7))
+    source.uniforms(3)
+    state, copied = source.state_dict(), clone(source)
+    expected = source.integers(50, 4)
+    assert torch.equal(copied.integers(50, 4), expected)
+    source.load_state_dict(state)
+    assert torch.equal(source.integers(50, 4), expected)
+    for other in (OwnedGenerator(3).state_dict(), {"generator": torch.ones(3, dtype=torch.uint8)}, {}):
+        with pytest.raises(SchemaError):
+            source.load_state_dict(other)
+    with pytest.raises(InvalidTypeError, match=r"expected a torch\.Generator"):
+        GivenGenerator(3)

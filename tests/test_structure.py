@@ -56,7 +56,6 @@ SNIFFS_NAMES = {
     "is_closed": 6,
     "mark_update": 1,
     "mask": 1,
-    "max_size": 1,
     "meta_data": 1,
     "n": 1,
     "nvec": 1,

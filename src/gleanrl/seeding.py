@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -11,7 +12,7 @@ import torch
 from numpy import empty, float64, int64
 from torch import from_numpy
 
-from gleanrl.errors import InvalidArgumentError, SchemaError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
 from gleanrl.native import Random
 from gleanrl.state import Stateful, StateReader
 from gleanrl.system.forks import renew_in_child
@@ -29,7 +30,27 @@ class GeneratorState(NamedTuple):
     """A place in a random sequence."""
 
     generator: torch.Tensor
-    """``(4,)`` int64, not all 0."""
+    """``(4,)`` int64, not all 0; of a `GivenGenerator` the state of the ``torch.Generator``, uint8."""
+
+
+class RandomSource(Stateful[GeneratorState]):
+    """What a part draws its random numbers from. Not thread-safe: its owner locks."""
+
+    @abstractmethod
+    def seed(self, seed: int) -> None:
+        """Start the sequence of `seed`; `InvalidArgumentError` unless it is an integer in ``[0, 2**63)``."""
+
+    @abstractmethod
+    def integers(self, high: int, count: int) -> torch.Tensor:
+        """Return `count` independent draws from ``[0, high)``, int64 on the CPU."""
+
+    @abstractmethod
+    def uniforms(self, count: int) -> torch.Tensor:
+        """Return `count` independent draws from ``[0, 1)``, float64 on the CPU."""
+
+    @abstractmethod
+    def permutation(self, size: int) -> torch.Tensor:
+        """Return the numbers of ``[0, size)`` in random order, int64 on the CPU."""
 
 
 def _apart(start: bytes, lineage: tuple[int, ...]) -> int:
@@ -37,7 +58,27 @@ def _apart(start: bytes, lineage: tuple[int, ...]) -> int:
     return int.from_bytes(blake2b(start + repr(lineage).encode(), digest_size=8).digest(), "big") >> 1
 
 
-class OwnedGenerator(Stateful[GeneratorState]):
+def _checked(seed: int) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _SEED_RANGE:
+        raise InvalidArgumentError(f"seed: expected an integer in [0, 2**63), got {seed!r}")
+    return seed
+
+
+def _torch_state(state: Any, device: torch.device) -> torch.Tensor:
+    """Return a copy of the state of a ``torch.Generator`` of that device; `SchemaError` for anything else."""
+    try:
+        words: torch.Tensor = state.to("cpu", copy=True)
+        if words.ndim != 1:
+            raise TypeError("expected one dimension")
+        torch.Generator(device).set_state(words)
+    except (AttributeError, TypeError, RuntimeError) as cause:
+        raise SchemaError(
+            f"generator state: expected that of a torch.Generator, got {state!r:.100}"
+        ) from cause
+    return words
+
+
+class OwnedGenerator(RandomSource):
     """A random generator that belongs to one part.
 
     Without a seed it takes one from torch's global generator at its first use, so that ``torch.manual_seed``
@@ -69,9 +110,7 @@ class OwnedGenerator(Stateful[GeneratorState]):
         Raises:
             InvalidArgumentError: unless `seed` is an integer in ``[0, 2**63)``.
         """
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _SEED_RANGE:
-            raise InvalidArgumentError(f"seed: expected an integer in [0, 2**63), got {seed!r}")
-        self._native = Random(seed)
+        self._native = Random(_checked(seed))
 
     def _seeded(self) -> Random:
         """Return the generator; the first call without a seed takes one from torch's global generator."""
@@ -136,6 +175,66 @@ class OwnedGenerator(Stateful[GeneratorState]):
         self.load_state_dict(state)
 
 
+class GivenGenerator(RandomSource):
+    """A user's ``torch.Generator`` as the source of a part: both continue one sequence, whoever draws from it.
+
+    Its state is part of the part's state: loading one sets the user's generator. In a forked child it stays what the
+    user's copy is; seeding that is the user's business.
+
+    Args:
+        generator: on any device.
+
+    Raises:
+        InvalidTypeError: no ``torch.Generator``.
+
+    Examples:
+        >>> import torch
+        >>> generator = torch.Generator().manual_seed(3)
+        >>> source = GivenGenerator(generator)
+        >>> first = source.integers(100, 5)
+        >>> torch.equal(torch.randint(100, (5,), generator=generator.manual_seed(3)), first)
+        True
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        if not isinstance(generator, torch.Generator):
+            raise InvalidTypeError(f"generator: expected a torch.Generator, got {generator!r}")
+        self.generator = generator
+        """The user's generator."""
+
+    def seed(self, seed: int) -> None:
+        """Start the sequence of `seed`."""
+        self.generator.manual_seed(_checked(seed))
+
+    def integers(self, high: int, count: int) -> torch.Tensor:
+        """Return what ``torch.randint`` draws."""
+        generator = self.generator
+        return torch.randint(high, (count,), generator=generator, device=generator.device).cpu()
+
+    def uniforms(self, count: int) -> torch.Tensor:
+        """Return what ``torch.rand`` draws in double precision."""
+        generator = self.generator
+        drawn = torch.rand(count, dtype=torch.float64, generator=generator, device=generator.device)
+        return drawn.cpu()
+
+    def permutation(self, size: int) -> torch.Tensor:
+        """Return what ``torch.randperm`` draws."""
+        return torch.randperm(size, generator=self.generator, device=self.generator.device).cpu()
+
+    def snapshot(self) -> GeneratorState:
+        """Return the generator's state."""
+        return GeneratorState(self.generator.get_state())
+
+    def parse(self, state: Any) -> GeneratorState:
+        """Return the place that a saved state stands for; `SchemaError` for one of another kind of generator."""
+        words = StateReader(state, "a torch.Generator").tensor("generator", torch.uint8, (None,))
+        return GeneratorState(_torch_state(words, self.generator.device))
+
+    def adopt(self, value: GeneratorState) -> None:
+        """Set the user's generator to a place in its sequence."""
+        self.generator.set_state(value.generator)
+
+
 class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
     """A generator that belongs to one part, for torch's own functions: ``torch.rand(3, generator=owned.get())``.
 
@@ -185,16 +284,7 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
         """Return the state that `snapshot` gave, checked."""
         if state is None:
             return None
-        try:
-            words: torch.Tensor = state.to("cpu", copy=True)
-            if words.ndim != 1:
-                raise TypeError("expected one dimension")
-            torch.Generator(self._device).set_state(words)
-        except (AttributeError, TypeError, RuntimeError) as cause:
-            raise SchemaError(
-                f"generator state: expected that of a torch.Generator, got {state!r:.100}"
-            ) from cause
-        return words
+        return _torch_state(state, self._device)
 
     def adopt(self, value: torch.Tensor | None) -> None:
         """Go on with the sequence of a state."""

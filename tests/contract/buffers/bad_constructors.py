@@ -45,7 +45,7 @@ STORAGES = table(
 
 SAMPLERS = table(
     *(argument(kind, "seed", NO_SEEDS) for kind in ("RandomSampler", "SamplerWithoutReplacement")),
-    argument("PrioritizedSampler", "max_capacity", (*NO_SIZES, None), alpha=0.6, beta=0.4),
+    argument("PrioritizedSampler", "max_capacity", NO_SIZES, alpha=0.6, beta=0.4),
     *(
         argument("PrioritizedSampler", name, NO_NUMBERS, **{k: v for k, v in PRIORITIES.items() if k != name})
         for name in ("alpha", "beta", "eps")
@@ -136,8 +136,8 @@ def buffers(kind: str, fixed: dict[str, Any]) -> list[Bad]:
             rows += argument(kind, name, NO_NUMBERS, **more)
         rows += argument(kind, "reduction", ("other", 5), **fixed) if kind.startswith("T") else []
     else:
-        rows += argument(kind, "sampler", (5, "a", parts.RandomSampler), **fixed)
-        rows += argument(kind, "writer", (5, "a", parts.RoundRobinWriter), **fixed)
+        rows += argument(kind, "sampler", (5, "a", parts.RoundRobinWriter), **fixed)
+        rows += argument(kind, "writer", (5, "a", parts.RandomSampler), **fixed)
     return rows
 
 

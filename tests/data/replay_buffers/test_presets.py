@@ -56,7 +56,7 @@ def test_prioritized_presets_pass_their_options_on(make):
     sampler = buffer.sampler
     assert type(sampler) is PrioritizedSampler
     assert (sampler.alpha, sampler.beta, sampler.eps) == (0.7, 0.3, 0.5)
-    assert sampler._priorities.dtype == torch.float64 and sampler._priorities.max_capacity == 17
+    assert sampler._priorities.dtype == torch.float64 and sampler.max_size == 17
     buffer.extend(rows(5))
     twin = make(alpha=0.7, beta=0.3, storage=LazyTensorStorage(17), batch_size=3, seed=5)
     twin.extend(rows(5))

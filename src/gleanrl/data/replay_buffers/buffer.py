@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from gleanrl.arguments import non_negative
+from gleanrl.compiling import outside_graphs
 from gleanrl.data.replay_buffers.audit import AuditReport, audit
+from gleanrl.data.replay_buffers.composed import Composed
 from gleanrl.data.replay_buffers.draws import Draws
 from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.intake import Intake
 from gleanrl.data.replay_buffers.parts import Parts
-from gleanrl.data.replay_buffers.pipeline import Pipeline
-from gleanrl.data.replay_buffers.prefetch import make_prefetcher
+from gleanrl.data.replay_buffers.prefetch import Prefetcher, make_prefetcher
 from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.server import BufferServer, column_of
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import is_key
 from gleanrl.data.replay_buffers.writers.base import Writer
-from gleanrl.errors import UnsupportedError
+from gleanrl.errors import InvalidTypeError, UnsupportedError
 from gleanrl.overrides import overridden, refuse_overrides
 from gleanrl.records import BufferStats
 from gleanrl.tree import NestedKey
 
-_Self = TypeVar("_Self", bound="ReplayBuffer")
 
-
-class ReplayBuffer:
+class ReplayBuffer(Composed):
     """Stores records and serves batches of them.
 
     The parts are composed: the *storage* keeps records, the *writer* decides where new ones go, the *sampler*
@@ -44,9 +43,10 @@ class ReplayBuffer:
     iteration then call; methods that nothing would call are refused when the class is made.
 
     Args:
-        storage: where records are kept; None for ``ListStorage(1000)``.
-        sampler: which records make a batch; None for `RandomSampler`, uniform with replacement.
-        writer: where new records go; None for `RoundRobinWriter`, oldest out first.
+        storage: where records are kept, or a callable that makes it; None for ``ListStorage(1000)``.
+        sampler: which records make a batch, or a callable that makes it; None for `RandomSampler`, uniform with
+            replacement.
+        writer: where new records go, or a callable that makes it; None for `RoundRobinWriter`, oldest out first.
         collate_fn: makes a batch out of what the storage returns; None for stacking (list storages) or
             nothing at all (tensor storages return batches).
         pin_memory: whether batches come in pinned memory; needs CUDA.
@@ -58,12 +58,18 @@ class ReplayBuffer:
             callable that changes the batch shape of data with more batch dimensions than the storage has acts
             on the way in: ``lambda data: data.reshape(-1)`` flattens ``[P, T]`` data. That is found out at
             the first write, by calling it on a clone of the data's corner ``[:1, :1]``.
+        transform_factory: a callable that makes the transform, instead of `transform`.
         batch_size: transitions in a batch if `sample` isn't told otherwise; needed for iteration.
         dim_extend: the batch dimension of extended data that is time, 0 or more; it changes places with
             dimension 0. None for the last dimension that the storage takes as slots, ``storage.ndim - 1``.
         checkpointer: not available yet, must be None.
-        seed: where the sampler's random sequence starts; None leaves the sampler as it is.
+        generator: what the sampler, and one that takes its place, draws from: whoever draws from it, or sets its state,
+            moves the one sequence, and its state is part of the buffer's. None for a generator of the sampler's own.
+        seed: where the sampler's random sequence starts; None leaves it where it is.
         prefetch_threads: threads that fetch ahead; None for one for each batch, as far as there are CPUs.
+        compilable: has no effect: compiled programs call buffers, they don't contain them.
+        delayed_init: whether the parts are made, of callables, at the first use, so that the buffer can be sent to
+            another process before. None for whether there is a `transform_factory`.
 
     Raises:
         InvalidArgumentError: a bad value, or a part of another buffer.
@@ -81,7 +87,6 @@ class ReplayBuffer:
     """
 
     _carries = False  # whether batches carry index, weights and generations as entries
-    _intake_class = Intake
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Refuse methods that other libraries' buffers call and this one doesn't."""
@@ -91,111 +96,76 @@ class ReplayBuffer:
     def __init__(
         self,
         *,
-        storage: Storage | None = None,
-        sampler: Sampler | None = None,
-        writer: Writer | None = None,
+        storage: Storage | Callable[[], Storage] | None = None,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        writer: Writer | Callable[[], Writer] | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
         prefetch: int | None = None,
         transform: Any = None,
+        transform_factory: Callable[[], Any] | None = None,
         batch_size: int | None = None,
         dim_extend: int | None = None,
         checkpointer: Any = None,
+        generator: torch.Generator | None = None,
         seed: int | None = None,
         prefetch_threads: int | None = None,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
     ) -> None:
         if checkpointer is not None:
             raise UnsupportedError("checkpointer: not available yet; save state_dict() with torch.save")
+        if transform is not None and transform_factory is not None:
+            raise InvalidTypeError(
+                "transform, transform_factory: give the transform or what makes it, not both"
+            )
         dim_extend = None if dim_extend is None else non_negative("dim_extend", dim_extend)
         prefetcher = make_prefetcher(prefetch, prefetch_threads)
-        self._gate = Gate()
-        self._parts = parts = Parts(storage, sampler, writer, transform, collate_fn)
         self._own_sample = bool(overridden(self, "_sample", of=ReplayBuffer))
+
+        self._to_open = {
+            "parts": (storage, sampler, writer, transform, collate_fn, generator),
+            "transform_factory": transform_factory,
+            "served": (batch_size, pin_memory),
+            "prefetcher": prefetcher,
+            "dim_extend": dim_extend,
+            "seed": seed,
+        }
+        if not (transform_factory is not None if delayed_init is None else delayed_init):
+            self.open()
+
+    def _assemble(
+        self,
+        *,
+        parts: tuple[Any, ...],
+        transform_factory: Callable[[], Any] | None,
+        served: tuple[int | None, bool],
+        prefetcher: Prefetcher | None,
+        dim_extend: int | None,
+        seed: int | None,
+    ) -> None:
+        storage, sampler, writer, transform, collate_fn, generator = parts
+        if transform_factory is not None:
+            transform = transform_factory()
+        made = Parts(storage, sampler, writer, transform, collate_fn, generator)
+        gate = Gate()
+        draws = Draws(gate, made, prefetcher)
         own = self.sample if self._own_sample or overridden(self, "sample", of=ReplayBuffer) else None
-        self._draws = Draws(self._gate, parts, prefetcher)
-        self._server = BufferServer(
-            self._draws, self._gate, parts, batch_size, pin_memory, self._carries, own
-        )
-        self._intake = self._intake_class(self._gate, parts, dim_extend)
+        server = BufferServer(draws, gate, made, *served, self._carries, own)
+        intake = self._make_intake(gate, made, dim_extend)
         if seed is not None:
-            parts.sampler.set_seed(seed)
+            made.sampler.set_seed(seed)
         # Nothing fails from here on: a buffer that couldn't be made keeps no part.
-        parts.join(self, self._gate)
+        self._gate, self._parts, self._draws, self._server, self._intake = gate, made, draws, server, intake
+        made.join(self, gate)
 
-    # Parts
-
-    @property
-    def storage(self) -> Storage:
-        """Where the records are."""
-        return self._parts.storage
-
-    @property
-    def sampler(self) -> Sampler:
-        """What decides which records make a batch."""
-        return self._parts.sampler
-
-    @property
-    def writer(self) -> Writer:
-        """What decides where new records go."""
-        return self._parts.writer
-
-    _storage, _sampler, _writer = storage, sampler, writer
-
-    @property
-    def server(self) -> BufferServer:
-        """What serves the batches; for ensembles."""
-        return self._server
-
-    @property
-    def transforms(self) -> Pipeline:
-        """What records and batches pass."""
-        return self._parts.transforms
-
-    @property
-    def batch_size(self) -> int | None:
-        """Transitions in a batch if `sample` isn't told otherwise."""
-        return self._server.batch_size
-
-    @property
-    def dim_extend(self) -> int:
-        """The batch dimension of extended data that is time."""
-        return self._intake.dim_extend
-
-    def set_storage(self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None) -> Storage:
-        """Use another storage, empty or filled, and return the old one; writer and sampler go on with its content.
-
-        `collate_fn` makes a batch out of what it returns; None for its default.
-        """
-        return self._draws.exchange("storage", storage, collate_fn)
-
-    def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Use another sampler and return the old one; an epoch of another storage ends."""
-        return self._draws.exchange("sampler", sampler)
-
-    def set_writer(self, writer: Writer) -> Writer:
-        """Use another writer, which goes on where the old one stands, and return the old one."""
-        return self._draws.exchange("writer", writer)
-
-    def set_seed(self, seed: int) -> None:
-        """Start the sampler's random sequence of `seed`."""
-        self._draws.set_seed(seed)
-
-    def append_transform(self: _Self, transform: Any, *, invert: bool = False) -> _Self:
-        """Add a transform after the others, and return the buffer; see `insert_transform`."""
-        return self.insert_transform(len(self._parts.transforms), transform, invert=invert)
-
-    def insert_transform(self: _Self, index: int, transform: Any, *, invert: bool = False) -> _Self:
-        """Add a transform before the one at `index`, in evaluation mode, and return the buffer.
-
-        Batches pass in this order, records in the opposite one. `invert`: whether it acts on writes as it would on
-        reads, and the other way round.
-        """
-        with self._gate.lock:
-            self._parts.transforms.insert(index, transform, invert)
-        return self
+    def _make_intake(self, gate: Gate, parts: Parts, dim_extend: int | None) -> Intake:
+        """Return what takes records in."""
+        return Intake(gate, parts, dim_extend)
 
     # Writing
 
+    @outside_graphs
     def add(self, data: Any) -> Any:
         """Store one record (with ``ndim > 1`` one time step of all batch entries); see `extend`.
 
@@ -208,6 +178,7 @@ class ReplayBuffer:
         """
         return self._intake.store(data, True, "add")
 
+    @outside_graphs
     def extend(self, data: Any) -> torch.Tensor:
         """Store many records, the oldest first; the newest stay if they are more than fit.
 
@@ -231,6 +202,7 @@ class ReplayBuffer:
         """
         return self._intake.store(data, False, "extend")
 
+    @outside_graphs
     def __setitem__(self, index: Any, value: Any) -> None:
         """Replace stored records, or a column by its key; inverse transforms act first, the cursor stays.
 
@@ -246,10 +218,12 @@ class ReplayBuffer:
         """
         self._intake.replace(index, value)
 
+    @outside_graphs
     def empty(self) -> None:
         """Forget every record; memory, schema and random state stay."""
         self._draws.empty()
 
+    @outside_graphs
     def update_priority(self, index: Any, priority: Any, generation: Any = None) -> None:
         """Give stored records the priorities that a prioritized sampler draws them by.
 
@@ -272,6 +246,7 @@ class ReplayBuffer:
         """
         self._intake.update_priority(index, priority, generation)
 
+    @outside_graphs
     def mark_update(self, index: Any) -> None:
         """Give stored records (see `update_priority`) the priority of new ones; does nothing without priorities."""
         self._intake.mark_update(index)
@@ -289,6 +264,7 @@ class ReplayBuffer:
 
     # Reading
 
+    @outside_graphs
     def sample(
         self,
         batch_size: int | None = None,
@@ -335,6 +311,7 @@ class ReplayBuffer:
         """
         return self._server.epoch()
 
+    @outside_graphs
     def __getitem__(self, index: Any) -> Any:
         """Return stored records by position, or a column by its key; transforms act on what is returned.
 
@@ -363,37 +340,3 @@ class ReplayBuffer:
         """Look at every stored record for what can't be, by the rules of `audit`; other threads wait meanwhile."""
         with self._gate.lock:
             return audit(self._parts.storage)
-
-    # State
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of all parts and of the batches drawn ahead: copies."""
-        return self._draws.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on exactly as the saved buffer would have; the same sequence of samples follows.
-
-        The state, of a buffer with parts like this one's, is copied.
-
-        Raises:
-            SchemaError: a state that doesn't fit; nothing changed.
-        """
-        self._draws.load_state_dict(state_dict)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle everything; the copy has a lock of its own and goes on with the same sequence of samples."""
-        with self._gate.lock:
-            return dict(self.__dict__)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore from a pickle."""
-        self.__dict__.update(state)
-        self._parts.join(self, self._gate)
-        self._draws.rejoin()
-
-    def __repr__(self) -> str:
-        """Show the parts."""
-        return (
-            f"{type(self).__name__}(storage={self._storage!r}, sampler={self._sampler!r}, "
-            f"writer={type(self._writer).__name__}, batch_size={self.batch_size})"
-        )

@@ -130,6 +130,12 @@ class Draws(Stateful[DrawsState]):
             self.take_back()
             self._parts.sampler.set_seed(seed)
 
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Draw from another generator."""
+        with self._gate.lock:
+            self.take_back()
+            self._parts.set_rng(generator)
+
     def empty(self) -> None:
         """Forget every record."""
         parts = self._parts

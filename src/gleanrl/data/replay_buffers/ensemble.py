@@ -46,6 +46,7 @@ class ReplayBufferEnsemble:
         p: how often each member is chosen (see `SamplerEnsemble`).
         sample_from_all: whether each batch has one part from every member.
         num_buffer_sampled: parts of a batch; None for as many as there are members.
+        generator: what choices, and the members' draws, come from (see `ReplayBuffer`); None leaves them as they are.
         seed: where the sequence of choices, and those of the members, start; None leaves them as they are.
 
     Raises:
@@ -78,6 +79,7 @@ class ReplayBufferEnsemble:
         p: Sequence[float] | torch.Tensor | None = None,
         sample_from_all: bool = False,
         num_buffer_sampled: int | None = None,
+        generator: torch.Generator | None = None,
         seed: int | None = None,
     ) -> None:
         parts = {"storages": storages, "samplers": samplers, "writers": writers, "collate_fns": collate_fns}
@@ -106,6 +108,8 @@ class ReplayBufferEnsemble:
         )
         if transform is not None:
             self.append_transform(transform)
+        if generator is not None:
+            self.set_rng(generator)
         if seed is not None:
             self.set_seed(seed)
 
@@ -305,6 +309,13 @@ class ReplayBufferEnsemble:
         for offset, member in enumerate(self._members, 1):
             member.set_seed(seed + offset)
         return seed + len(self._members)
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Draw choices, and have the members draw, from a generator of yours; None for generators of their own."""
+        with self._gate.lock:
+            self._mixture.set_rng(generator)
+        for member in self._members:
+            member.set_rng(generator)
 
     def stats(self) -> tuple[BufferStats, ...]:
         """Return the counters of each member."""

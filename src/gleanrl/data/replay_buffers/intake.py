@@ -129,9 +129,18 @@ class Intake:
 
 
 class TensorDictIntake(Intake):
-    """An `Intake` of TensorDicts, which may bring their priorities at `priority_key`."""
+    """An `Intake` of TensorDicts, which may bring their priorities.
 
-    priority_key: NestedKey = "td_error"
+    Args:
+        gate: see `Intake`.
+        parts: see `Intake`.
+        dim_extend: see `Intake`.
+        priority_key: where priorities stand.
+    """
+
+    def __init__(self, gate: Gate, parts: Parts, dim_extend: int | None, priority_key: NestedKey) -> None:
+        super().__init__(gate, parts, dim_extend)
+        self.priority_key = priority_key
 
     def store(self, data: Any, single: bool, where: str) -> Any:
         """Store TensorDicts; a single one with the priority that it brings, if any."""

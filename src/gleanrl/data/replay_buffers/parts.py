@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import torch
+
 from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.pipeline import Pipeline
 from gleanrl.data.replay_buffers.samplers.base import Sampler
@@ -41,25 +43,35 @@ class Parts(Stateful[PartsState]):
     Not thread-safe: whoever calls it holds the buffer's gate.
 
     Args:
-        storage: where records are kept; None for a `ListStorage` of as many as the sampler has room for, or 1000.
-        sampler: which records make a batch; None for `RandomSampler`.
-        writer: where new records go; None for `RoundRobinWriter`.
+        storage: where records are kept, or a callable that makes it; None for a `ListStorage` of as many as the
+            sampler has room for, or 1000.
+        sampler: which records make a batch, or a callable that makes it; None for `RandomSampler`.
+        writer: where new records go, or a callable that makes it; None for `RoundRobinWriter`.
         transform: the first transform; None for none.
         collate_fn: makes a batch of what the storage returns; None for the storage's way.
+        generator: what samplers draw from; None for generators of their own.
 
     Raises:
         InvalidTypeError: a transform or `collate_fn` that can't be called.
         InvalidArgumentError: no part of that kind, or a part of another buffer; no part was taken.
     """
 
-    def __init__(self, storage: Any, sampler: Any, writer: Any, transform: Any, collate_fn: Any) -> None:
+    def __init__(
+        self,
+        storage: Any,
+        sampler: Any,
+        writer: Any,
+        transform: Any,
+        collate_fn: Any,
+        generator: torch.Generator | None = None,
+    ) -> None:
         if collate_fn is not None and not callable(collate_fn):
             raise InvalidTypeError(f"collate_fn: expected a callable, got {collate_fn!r}")
         # An empty storage is falsy: compare with None.
-        self.sampler: Sampler = RandomSampler() if sampler is None else sampler
+        self.sampler: Sampler = RandomSampler() if sampler is None else made("sampler", sampler)
         room = self.sampler.room if isinstance(self.sampler, Sampler) else None
-        self.storage: Storage = ListStorage(room or 1000) if storage is None else storage
-        self.writer: Writer = RoundRobinWriter() if writer is None else writer
+        self.storage: Storage = ListStorage(room or 1000) if storage is None else made("storage", storage)
+        self.writer: Writer = RoundRobinWriter() if writer is None else made("writer", writer)
         self.transforms = Pipeline()
         if transform is not None:
             self.transforms.insert(0, transform, False)
@@ -67,14 +79,24 @@ class Parts(Stateful[PartsState]):
         self._owner: weakref.ref[Any] | None = None
         for name in _KINDS:
             self._check(name, getattr(self, name))
+        if room is not None:
+            self.storage.bound(room)
         self.writer.check_storage(self.storage)
         self.sampler.check_storage(self.storage)
+        self.generator: torch.Generator | None = None
+        self.set_rng(generator)
 
     def _check(self, name: str, part: Any) -> None:
         """Raise unless `part` is of that kind and free for this buffer."""
         if not isinstance(part, _KINDS[name]):
             raise InvalidArgumentError(f"{name}: expected a {_KINDS[name].__name__}, got {part!r}")
         part.check_free(name, None if self._owner is None else self._owner())
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Have the sampler, and those that follow it, draw from a generator; None for those of their own."""
+        if generator is not None or self.generator is not None:
+            self.sampler.set_rng(generator)
+        self.generator = generator
 
     def join(self, owner: Any, gate: Gate) -> None:
         """Belong to `owner`, a buffer with that gate, from now on: at its construction, and of a copy."""
@@ -94,10 +116,13 @@ class Parts(Stateful[PartsState]):
             gate: the buffer's.
             collate_fn: what makes a batch of what a new storage returns; None for its default.
         """
+        part = made(name, part)
         self._check(name, part)
         storage: Storage = part if name == "storage" else self.storage
         sampler: Sampler = part if name == "sampler" else self.sampler
         writer: Writer = part if name == "writer" else self.writer
+        if sampler.room is not None:
+            storage.bound(sampler.room)
         writer.check_storage(storage)
         sampler.check_storage(storage)
         old, owner = getattr(self, name), self._owner and self._owner()
@@ -106,6 +131,8 @@ class Parts(Stateful[PartsState]):
             setattr(self, name, part)
             if name == "storage":
                 self.collate_fn = collate_fn
+            elif name == "sampler" and self.generator is not None:
+                part.set_rng(self.generator)
             old.leave_buffer()
             part.join_buffer(owner, gate)
             writer.register_storage(storage)
@@ -165,3 +192,13 @@ class Parts(Stateful[PartsState]):
         self.sampler.adopt(value.sampler)
         self.writer.adopt(value.writer)
         self.transforms.adopt(value.transforms)
+
+
+def made(name: str, part: Any) -> Any:
+    """Return a storage, sampler or writer: itself, or what a callable makes.
+
+    Args:
+        name: which of the three.
+        part: one, or a callable without arguments, a class say.
+    """
+    return part() if callable(part) and not isinstance(part, _KINDS[name]) else part

@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
+from gleanrl.compiling import outside_graphs
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
+from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.intake import TensorDictIntake
+from gleanrl.data.replay_buffers.parts import Parts
 from gleanrl.data.replay_buffers.samplers.prioritized import PrioritizedSampler
-from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.data.replay_buffers.writers.tensordict import TensorDictRoundRobinWriter
 from gleanrl.errors import InvalidArgumentError
-from gleanrl.tree import NestedKey, key_argument
+from gleanrl.tree import NestedKey, as_key, key_argument
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
-    """A `ReplayBuffer` with a `PrioritizedSampler` of the storage's size.
+    """A `ReplayBuffer` with a `PrioritizedSampler`.
 
     Args:
         alpha: see `PrioritizedSampler`.
         beta: see `PrioritizedSampler`.
         eps: see `PrioritizedSampler`.
         dtype: see `PrioritizedSampler`.
-        storage: see `ReplayBuffer`; so are the others.
-        collate_fn: see `ReplayBuffer`.
-        pin_memory: see `ReplayBuffer`.
-        prefetch: see `ReplayBuffer`.
-        transform: see `ReplayBuffer`.
-        batch_size: see `ReplayBuffer`.
-        dim_extend: see `ReplayBuffer`.
-        seed: see `ReplayBuffer`.
-        prefetch_threads: see `ReplayBuffer`.
+        **options: see `ReplayBuffer`; a sampler can't be given.
 
     Examples:
         >>> import torch
@@ -54,29 +46,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         beta: float,
         eps: float = 1e-8,
         dtype: torch.dtype = torch.float32,
-        storage: Storage | None = None,
-        collate_fn: Callable[[Any], Any] | None = None,
-        pin_memory: bool = False,
-        prefetch: int | None = None,
-        transform: Any = None,
-        batch_size: int | None = None,
-        dim_extend: int | None = None,
-        seed: int | None = None,
-        prefetch_threads: int | None = None,
+        **options: Any,
     ) -> None:
-        storage = ListStorage(1000) if storage is None else storage
-        super().__init__(
-            storage=storage,
-            sampler=PrioritizedSampler(_size_of(storage), alpha, beta, eps, dtype),
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            prefetch=prefetch,
-            transform=transform,
-            batch_size=batch_size,
-            dim_extend=dim_extend,
-            seed=seed,
-            prefetch_threads=prefetch_threads,
-        )
+        super().__init__(sampler=_prioritized(options, alpha, beta, eps, dtype), **options)
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
@@ -102,15 +74,16 @@ class TensorDictReplayBuffer(ReplayBuffer):
     """
 
     _carries = True
-    _intake_class = TensorDictIntake
     _intake: TensorDictIntake
 
     def __init__(self, *, priority_key: NestedKey = "td_error", **options: Any) -> None:
-        key_argument("priority_key", priority_key)
+        self._priority_key = as_key(key_argument("priority_key", priority_key))
         if options.get("writer") is None:
             options["writer"] = TensorDictRoundRobinWriter()
         super().__init__(**options)
-        self.priority_key = priority_key
+
+    def _make_intake(self, gate: Gate, parts: Parts, dim_extend: int | None) -> TensorDictIntake:
+        return TensorDictIntake(gate, parts, dim_extend, self._priority_key)
 
     @property
     def priority_key(self) -> NestedKey:
@@ -119,16 +92,19 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     @priority_key.setter
     def priority_key(self, key: NestedKey) -> None:
-        self._intake.priority_key = key
+        self._intake.priority_key = as_key(key_argument("priority_key", key))
 
+    @outside_graphs
     def add(self, data: Any) -> Any:
         """Store one TensorDict, with the priority that it brings at `priority_key`, if any; see `ReplayBuffer`."""
         return super().add(data)
 
+    @outside_graphs
     def extend(self, data: Any) -> torch.Tensor:
         """Store many TensorDicts, the oldest first; see `ReplayBuffer`. Priorities in them aren't looked at."""
         return super().extend(data)
 
+    @outside_graphs
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Give the records of a batch the priorities that it holds at `priority_key`.
 
@@ -155,7 +131,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
 
 class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
-    """A `TensorDictReplayBuffer` with a `PrioritizedSampler` of the storage's size.
+    """A `TensorDictReplayBuffer` with a `PrioritizedSampler`.
 
     Args:
         alpha: see `PrioritizedSampler`.
@@ -164,7 +140,6 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         eps: see `PrioritizedSampler`.
         dtype: see `PrioritizedSampler`.
         reduction: see `PrioritizedSampler`.
-        storage: see `ReplayBuffer`.
         **options: see `ReplayBuffer`; a sampler can't be given.
 
     Examples:
@@ -191,14 +166,10 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         eps: float = 1e-8,
         dtype: torch.dtype = torch.float32,
         reduction: str = "max",
-        storage: Storage | None = None,
         **options: Any,
     ) -> None:
-        if options.get("sampler") is not None:
-            raise InvalidArgumentError("sampler: this buffer brings a PrioritizedSampler of its own")
-        storage = ListStorage(1000) if storage is None else storage
-        options["sampler"] = PrioritizedSampler(_size_of(storage), alpha, beta, eps, dtype, reduction)
-        super().__init__(priority_key=priority_key, storage=storage, **options)
+        sampler = _prioritized(options, alpha, beta, eps, dtype, reduction)
+        super().__init__(priority_key=priority_key, sampler=sampler, **options)
 
 
 class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
@@ -209,8 +180,8 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
     """
 
 
-def _size_of(storage: Any) -> int:
-    size = getattr(storage, "max_size", None)
-    if not isinstance(size, int):
-        raise InvalidArgumentError(f"storage: expected a Storage, got {storage!r}")
-    return size
+def _prioritized(options: dict[str, Any], *rule: Any) -> PrioritizedSampler:
+    """Return the sampler of a preset; `InvalidArgumentError` where the user's options name another one."""
+    if options.pop("sampler", None) is not None:
+        raise InvalidArgumentError("sampler: this buffer brings a PrioritizedSampler of its own")
+    return PrioritizedSampler(None, *rule)

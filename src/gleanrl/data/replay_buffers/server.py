@@ -142,7 +142,7 @@ class BufferServer(Server):
         if self.batch_size is not None and size != self.batch_size:
             warnings.warn(
                 f"sample: batch_size={size} differs from the buffer's {self.batch_size}; {size} is used",
-                stacklevel=4,
+                stacklevel=5,
             )
         return size
 

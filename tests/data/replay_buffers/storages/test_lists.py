@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
-from gleanrl.data.replay_buffers import ListStorage, ReplayBuffer
+from gleanrl.data.replay_buffers import (
+    ListStorage,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    ReplayBuffer,
+    TensorDictMaxValueWriter,
+)
 from gleanrl.data.replay_buffers.storages.lists import collate, split
-from gleanrl.errors import EmptyBufferError, IndexRangeError, InvalidTypeError, SchemaError, UnsupportedError
+from gleanrl.errors import (
+    EmptyBufferError,
+    IndexRangeError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    SchemaError,
+    UnsupportedError,
+)
 from tests.data.replay_buffers.oracle import clock, ted
 
 
@@ -115,3 +130,50 @@ def test_state_is_deep():
         with pytest.raises(SchemaError, match="load_state_dict"):
             other.load_state_dict(bad)
     assert len(other) == 2
+
+
+def test_a_list_without_a_size_takes_any_number():
+    buffer = ReplayBuffer(storage=ListStorage(), batch_size=100)
+    for start in range(0, 3000, 750):
+        assert buffer.extend(list(range(start, start + 750))).tolist() == list(range(start, start + 750))
+        buffer.storage.check_valid()
+    assert buffer.add(3000) == 3000 and len(buffer) == 3001 and buffer[3000] == 3000 and buffer[0] == 0
+    assert set(buffer.sample().tolist()) <= set(range(3001)) and "any number" in repr(buffer.storage)
+    other = ReplayBuffer(storage=ListStorage(), batch_size=100)
+    other.load_state_dict(buffer.state_dict())
+    assert len(other) == 3001 and other.sample().tolist() == buffer.sample().tolist()
+    assert len(copy.deepcopy(buffer)) == 3001
+    buffer.empty()
+    assert buffer.extend(["again"]).tolist() == [0] and buffer.generation(0).item() >= 2
+
+
+def test_the_size_of_its_sampler_is_that_of_a_list_without_one():
+    buffer = ReplayBuffer(storage=ListStorage(), sampler=PrioritizedSampler(3, 1.0, 1.0), batch_size=5)
+    assert buffer.storage.max_size == 3 and buffer.extend(list(range(4))).tolist()[-1] == 0
+    assert buffer[:].tolist() == [3, 1, 2]
+    later = ReplayBuffer(storage=ListStorage(), batch_size=200)
+    later.extend(list(range(4)))
+    with pytest.raises(InvalidArgumentError, match="3 is less than the 4"):
+        later.set_sampler(PrioritizedSampler(3, 1.0, 1.0))
+    later.set_sampler(PrioritizedSampler(6, 1.0, 1.0))
+    assert later.storage.max_size == 6 and later.extend([4, 5, 6]).tolist() == [4, 5, 0]
+    assert set(later.sample().tolist()) == {1, 2, 3, 4, 5, 6}
+    with pytest.raises(InvalidArgumentError, match="max_size"):
+        ReplayBuffer(storage=ListStorage(), writer=TensorDictMaxValueWriter())
+
+
+def test_priorities_grow_with_a_list_without_a_size():
+    buffer = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, eps=0.0, storage=ListStorage(), batch_size=50)
+    buffer.extend(list(range(10)))
+    buffer.update_priority(torch.arange(10), torch.tensor([1.0] + [0.0] * 9))
+    for start in range(10, 4000, 500):
+        index = buffer.extend(list(range(start, start + 500)))
+        buffer.update_priority(index, torch.zeros(500))
+        assert buffer.sample().tolist() == [0] * 50, "what was given stays as the table grows"
+
+
+def test_objects_are_moved_to_the_device_of_a_list():
+    storage = ListStorage(5, device="meta")
+    ReplayBuffer(storage=storage).extend([torch.zeros(2), {"a": torch.zeros(3)}, "text", ted(1)[0]])
+    assert storage.get(0).is_meta and storage.get(1)["a"].is_meta and storage.get(2) == "text"
+    assert storage.get(3).device.type == "meta"

@@ -13,7 +13,7 @@ from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.errors import EmptyBufferError, InvalidArgumentError, InvalidTypeError, UnsupportedError
 from gleanrl.overrides import overridden, refuse_overrides
 from gleanrl.records import Draw
-from gleanrl.seeding import GeneratorState, OwnedGenerator
+from gleanrl.seeding import GeneratorState, GivenGenerator, OwnedGenerator, RandomSource
 from gleanrl.state import Stateful, StateReader
 from gleanrl.tree import NestedKey, Path
 
@@ -26,7 +26,7 @@ class SamplerState(NamedTuple):
     """Where a sampler stands in its sequence of draws, and the priorities that it keeps."""
 
     generator: torch.Tensor
-    """See `OwnedGenerator`."""
+    """See `GeneratorState`."""
     ran_out: bool
     """See `Sampler.ran_out`."""
     epoch: int
@@ -70,7 +70,7 @@ class Sampler(Part, Stateful[Any]):
     def __init__(self, seed: int | None = None) -> None:
         if not self._by_sample and not overridden(self, "_draw", of=Sampler):
             raise UnsupportedError(f"class {type(self).__name__}: a sampler has to override sample()")
-        self.random = OwnedGenerator(seed)
+        self.random: RandomSource = OwnedGenerator(seed)
         """The generator to draw with; part of the state."""
         self.ran_out = False
         """Whether the last draw ended an epoch; always False for samplers without epochs."""
@@ -84,6 +84,10 @@ class Sampler(Part, Stateful[Any]):
     def set_seed(self, seed: int) -> None:
         """Start the random sequence of `seed`."""
         self.random.seed(seed)
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Draw from a user's generator from now on (see `GivenGenerator`); None for one of the sampler's own."""
+        self.random = OwnedGenerator() if generator is None else GivenGenerator(generator)
 
     @property
     def room(self) -> int | None:
@@ -197,7 +201,7 @@ class Sampler(Part, Stateful[Any]):
             generation: the slots' generations when they were drawn, or None.
         """
         warnings.warn(
-            f"update_priority: a {type(self).__name__} has no priorities, the update is ignored", stacklevel=3
+            f"update_priority: a {type(self).__name__} has no priorities, the update is ignored", stacklevel=5
         )
 
     def mark_update(self, storage: Storage, slots: torch.Tensor) -> None:

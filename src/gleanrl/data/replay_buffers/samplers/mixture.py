@@ -10,7 +10,7 @@ import torch
 
 from gleanrl.arguments import positive
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
-from gleanrl.seeding import GeneratorState, OwnedGenerator
+from gleanrl.seeding import GeneratorState, GivenGenerator, OwnedGenerator, RandomSource
 from gleanrl.state import Stateful
 
 
@@ -53,7 +53,7 @@ class Mixture(Stateful[GeneratorState]):
         self.sample_from_all = bool(sample_from_all)
         self._num_asked = _checked_count(num_buffer_sampled, members, self.sample_from_all)
         self._p = None if p is None else _shares(p, members)
-        self._random = OwnedGenerator(seed)
+        self._random: RandomSource = OwnedGenerator(seed)
 
     @property
     def p(self) -> torch.Tensor | None:
@@ -96,6 +96,10 @@ class Mixture(Stateful[GeneratorState]):
     def set_seed(self, seed: int) -> None:
         """Start the random sequence of `seed`."""
         self._random.seed(seed)
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Draw from a user's generator from now on; None for one of the mixture's own."""
+        self._random = OwnedGenerator() if generator is None else GivenGenerator(generator)
 
     def snapshot(self) -> GeneratorState:
         """Return the random generator's state."""

@@ -13,6 +13,7 @@ from gleanrl.arguments import positive
 from gleanrl.data.replay_buffers.samplers.priority_values import as_ours, check_priorities, number, per_slot
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import ranges_of
+from gleanrl.data.replay_buffers.storages.slots import UNBOUNDED
 from gleanrl.data.replay_buffers.versions import Change, Follower, Version, version_from, version_state
 from gleanrl.errors import (
     EmptyBufferError,
@@ -56,7 +57,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
 
     Args:
         max_capacity: rows there is room for, at least; a storage that rounded its size up gets as many as it
-            has.
+            has. None for as many as the storage has.
         alpha: 0 draws uniformly, 1 in proportion; 0 or more, may be set at any time.
         beta: 0 makes all weights 1, 1 corrects the draw in full; 0 or more, may be set at any time.
         eps: what is added to every priority; 0 or more.
@@ -67,7 +68,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
 
     def __init__(
         self,
-        max_capacity: int,
+        max_capacity: int | None,
         alpha: float,
         beta: float,
         eps: float,
@@ -79,7 +80,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
             raise UnsupportedError(f"dtype: priorities are kept in float32 or float64, got {dtype}")
         if normalize not in _NORMALISATIONS:
             raise InvalidArgumentError(f"normalize: expected one of {_NORMALISATIONS}, got {normalize!r}")
-        self.max_capacity = positive("max_capacity", max_capacity)
+        self.max_capacity = None if max_capacity is None else positive("max_capacity", max_capacity)
         self.dtype = dtype
         self.within_buffer = bool(within_buffer)
         self.by_batch = normalize == "batch"
@@ -153,7 +154,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
 
     def _look_at_all(self, storage: Storage) -> None:
         native = self._native
-        if native is None or native.capacity < storage.max_size:
+        if native is None or native.capacity < self._room(storage):
             native = self._native = self._make(storage)
         self.renewals += 1
         native.clear()
@@ -173,9 +174,9 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
     def _look_at(self, storage: Storage, changes: list[Change]) -> None:
         native, stored = self._native, len(storage)
         assert native is not None
-        if native.capacity < storage.max_size:  # the first write rounded the storage's size up
+        if native.capacity < self._room(storage):  # the first write rounded the size up, or there is none
             self.renewals += 1
-            native = self._native = self._make(storage)
+            native = self._native = self._grown(native, storage)
         fresh = [(c.start, min(c.stop, stored)) for c in changes if not c.amended and c.start < stored]
         self._fill(native, fresh)
         if storage.has_mask:
@@ -189,17 +190,33 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
     def check_room(self, storage: Storage) -> None:
         """Raise `InvalidArgumentError` if `storage` has more than `max_capacity` rows."""
         # A storage rounds its size up to whole time steps; anything else is a mistake.
-        if storage.max_size - max(storage.rows_per_step, 1) >= self.max_capacity:
+        most = self.max_capacity
+        if most is not None and storage.max_size - max(storage.rows_per_step, 1) >= most:
             raise InvalidArgumentError(
-                f"max_capacity={self.max_capacity} is less than the {storage.max_size} rows of the storage"
+                f"max_capacity={most} is less than the {storage.max_size} rows of the storage"
             )
 
     def _make(self, storage: Storage) -> Priorities:
         self.check_room(storage)
-        native = Priorities(max(storage.max_size, self.max_capacity), self.dtype == torch.float32)
+        room = max(self._room(storage), self.max_capacity or 1)
+        if storage.max_size == UNBOUNDED:
+            room *= 2  # so that growing costs no more than filling
+        native = Priorities(room, self.dtype == torch.float32)
         with as_ours():
             native.set_rule(self._alpha, self._eps)
         return native
+
+    def _room(self, storage: Storage) -> int:
+        """Return the rows to have room for."""
+        return storage.max_size if storage.max_size < UNBOUNDED else len(storage)
+
+    def _grown(self, native: Priorities, storage: Storage) -> Priorities:
+        """Return a larger table of the same rows, without what was blocked."""
+        raw, mark = _rows_of(native)
+        grown = self._make(storage)
+        grown.load(raw.data_ptr(), mark.data_ptr(), raw.shape[0])
+        grown.max_seen = native.max_seen
+        return grown
 
     def _fill(self, native: Priorities, spans: list[tuple[int, int]]) -> None:
         """Give rows ``[start, stop)`` the priority of new ones."""
@@ -293,12 +310,11 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         if saved is not None:
             rows: tuple[Any, ...] = saved[-4:]
         else:
-            count = 0 if native is None else native.end
-            raw = torch.empty(count, dtype=torch.float64, device="cpu")
-            mark = torch.empty(count, dtype=torch.int32, device="cpu")
-            if native is not None:
-                native.save(raw.data_ptr(), mark.data_ptr())
-            rows = raw, mark, None if native is None else native.max_seen, version_state(self._followed)
+            rows = (
+                *_rows_of(native),
+                None if native is None else native.max_seen,
+                version_state(self._followed),
+            )
         return PriorityState(self._alpha, self._beta, self._eps, self.dropped, *rows)
 
     def parse(self, state: Any) -> PriorityState:
@@ -337,6 +353,16 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         """Raise if the native table contradicts itself; for tests."""
         if self._native is not None:
             self._native.check_valid()
+
+
+def _rows_of(native: Priorities | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return raw priorities and marks of the rows in use, ``(rows,)`` float64 and int32."""
+    count = 0 if native is None else native.end
+    raw = torch.empty(count, dtype=torch.float64, device="cpu")
+    mark = torch.empty(count, dtype=torch.int32, device="cpu")
+    if native is not None:
+        native.save(raw.data_ptr(), mark.data_ptr())
+    return raw, mark
 
 
 def _changes_since(state: Any, storage: Storage) -> list[Change] | None:

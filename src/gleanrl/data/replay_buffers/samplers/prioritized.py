@@ -73,9 +73,16 @@ class Prioritized(UnitSampler):
         return self._priorities.dropped
 
     @property
-    def room(self) -> int:
-        """Rows that a storage may have at most."""
+    def room(self) -> int | None:
+        """Rows that a storage may have at most; None for any number."""
         return self._priorities.max_capacity
+
+    @property
+    def max_size(self) -> int | None:
+        """Rows that there is room for; None if that is whatever the storage of a buffer to come has."""
+        if self.room is not None or self.owner is None:
+            return self.room
+        return int(self.owner.storage.max_size)
 
     def check_storage(self, storage: Storage) -> None:
         """Raise `InvalidArgumentError` if `storage` has more rows than there is room for."""
@@ -150,7 +157,8 @@ class PrioritizedSampler(Prioritized):
     A draw or an update of n rows costs O(n log8 capacity). Memory: 19 bytes for each row, 27 in float64.
 
     Args:
-        max_capacity: the size of the storage.
+        max_capacity: the size of the storage; None for whatever size that has. A list storage without a size takes this
+            one.
         alpha: 0 draws uniformly, 1 in full proportion. May be set at any time.
         beta: 0 makes all weights 1, 1 corrects the draw in full. May be set at any time.
         eps: what is added to every priority, so that none is 0.
@@ -181,7 +189,7 @@ class PrioritizedSampler(Prioritized):
 
     def __init__(
         self,
-        max_capacity: int,
+        max_capacity: int | None,
         alpha: float,
         beta: float,
         eps: float = 1e-8,

@@ -170,7 +170,7 @@ class PrioritizedSliceSampler(Prioritized):
 
     def __init__(
         self,
-        max_capacity: int,
+        max_capacity: int | None,
         alpha: float,
         beta: float,
         eps: float = 1e-8,

@@ -21,7 +21,7 @@ from gleanrl.data.replay_buffers.versions import same_generations
 from gleanrl.errors import BatchSizeError, EmptyBufferError, InvalidArgumentError, InvalidTypeError
 from gleanrl.native import Episodes
 from gleanrl.records import Draw
-from gleanrl.seeding import OwnedGenerator
+from gleanrl.seeding import RandomSource
 from gleanrl.tree import NestedKey, Path, key_argument, leaf_at
 
 
@@ -99,7 +99,7 @@ class Slices(Unit):
         """Return the number of slices in a batch and their length."""
         return self.rule.sizes(batch_size)
 
-    def uniform(self, storage: Storage, batch_size: int, random: OwnedGenerator) -> Draw:
+    def uniform(self, storage: Storage, batch_size: int, random: RandomSource) -> Draw:
         """Draw a trajectory, then its first step, each uniformly."""
         count, length = self.rule.sizes(batch_size)
         table = self.table.of(storage)
@@ -113,13 +113,13 @@ class Slices(Unit):
             tries += 1
         return cut(table, self.rule, length, first, lengths)
 
-    def again(self, storage: Storage, draw: Draw, stale: torch.Tensor, random: OwnedGenerator) -> Draw:
+    def again(self, storage: Storage, draw: Draw, stale: torch.Tensor, random: RandomSource) -> Draw:
         """Draw all slices again: each is drawn as a whole."""
         assert draw.asked is not None
         return self.uniform(storage, draw.asked, random)
 
     def weighted(
-        self, storage: Storage, batch_size: int, priorities: PriorityTable, random: OwnedGenerator
+        self, storage: Storage, batch_size: int, priorities: PriorityTable, random: RandomSource
     ) -> Draw:
         """Draw slices by the priority of their first steps."""
         count, length = self.rule.sizes(batch_size)
@@ -156,7 +156,7 @@ class Slices(Unit):
         return alive
 
     def serve(
-        self, storage: Storage, items: torch.Tensor, batch_size: int, length: int, random: OwnedGenerator
+        self, storage: Storage, items: torch.Tensor, batch_size: int, length: int, random: RandomSource
     ) -> Draw:
         """Return one slice of each trajectory, its first step drawn uniformly."""
         table = self.table.of(storage)

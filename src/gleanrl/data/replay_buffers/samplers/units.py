@@ -13,7 +13,7 @@ from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.errors import EmptyBufferError
 from gleanrl.records import Draw
-from gleanrl.seeding import OwnedGenerator
+from gleanrl.seeding import RandomSource
 from gleanrl.tree import NestedKey, Path
 
 
@@ -36,16 +36,16 @@ class Unit(ABC):
         """Return how many units a batch has, and how many steps each."""
 
     @abstractmethod
-    def uniform(self, storage: Storage, batch_size: int, random: OwnedGenerator) -> Draw:
+    def uniform(self, storage: Storage, batch_size: int, random: RandomSource) -> Draw:
         """Draw units, each with the same probability, with replacement."""
 
     @abstractmethod
-    def again(self, storage: Storage, draw: Draw, stale: torch.Tensor, random: OwnedGenerator) -> Draw:
+    def again(self, storage: Storage, draw: Draw, stale: torch.Tensor, random: RandomSource) -> Draw:
         """Return a uniform draw with other units where rows are `stale`, bool ``(n,)``."""
 
     @abstractmethod
     def weighted(
-        self, storage: Storage, batch_size: int, priorities: PriorityTable, random: OwnedGenerator
+        self, storage: Storage, batch_size: int, priorities: PriorityTable, random: RandomSource
     ) -> Draw:
         """Draw units in proportion to the priorities of their first steps."""
 
@@ -61,7 +61,7 @@ class Unit(ABC):
 
     @abstractmethod
     def serve(
-        self, storage: Storage, items: torch.Tensor, batch_size: int, length: int, random: OwnedGenerator
+        self, storage: Storage, items: torch.Tensor, batch_size: int, length: int, random: RandomSource
     ) -> Draw:
         """Return the rows of living items of an epoch."""
 
@@ -94,7 +94,7 @@ class Transitions(Unit):
         """Return the batch size, and 1."""
         return batch_size, 1
 
-    def uniform(self, storage: Storage, batch_size: int, random: OwnedGenerator) -> Draw:
+    def uniform(self, storage: Storage, batch_size: int, random: RandomSource) -> Draw:
         """Draw rows that are steps."""
         size = len(storage)
         drawn = random.integers(size, batch_size)
@@ -102,12 +102,12 @@ class Transitions(Unit):
             drawn = redrawn_masked(storage, drawn, lambda more: random.integers(size, more))
         return Draw(drawn)
 
-    def again(self, storage: Storage, draw: Draw, stale: torch.Tensor, random: OwnedGenerator) -> Draw:
+    def again(self, storage: Storage, draw: Draw, stale: torch.Tensor, random: RandomSource) -> Draw:
         """Draw the stale rows again."""
         return Draw(draw.slots.masked_scatter(stale, self.uniform(storage, int(stale.sum()), random).slots))
 
     def weighted(
-        self, storage: Storage, batch_size: int, priorities: PriorityTable, random: OwnedGenerator
+        self, storage: Storage, batch_size: int, priorities: PriorityTable, random: RandomSource
     ) -> Draw:
         """Draw rows in proportion, with their importance weights."""
         slots, weight, generation = priorities.draw(storage, random.uniforms(batch_size))
@@ -130,7 +130,7 @@ class Transitions(Unit):
         return None if masked is None else ~masked
 
     def serve(
-        self, storage: Storage, items: torch.Tensor, batch_size: int, length: int, random: OwnedGenerator
+        self, storage: Storage, items: torch.Tensor, batch_size: int, length: int, random: RandomSource
     ) -> Draw:
         """Return the rows."""
         return Draw(items)

@@ -349,7 +349,8 @@ class Storage(Slots, Stateful[StorageState]):
         """Hold what a snapshot holds. Generations never go back: earlier draws are recognised."""
         if value.content is not None and self._batch_shape is None:
             self._fix_batch(torch.Size(value.batch_shape))
-        counters, rows = self._counters(), value.generations.shape[0]
+        rows = value.generations.shape[0]
+        counters = self._counters(rows)
         after = counters.clone()
         after[: len(self)] += 1
         after[:rows] = moved_past(value.generations, after[:rows])

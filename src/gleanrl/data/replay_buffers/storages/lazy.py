@@ -17,6 +17,8 @@ class LazyTensorStorage(TensorStorage):
         max_size: transitions that fit.
         device: where the records are kept and come back; ``"auto"`` for the device of the first data.
         ndim: leading batch dimensions of the data that are slots; the first is time.
+        compilable: has no effect, see `ListStorage`.
+        consolidated: has no effect: the columns lie in one region of memory anyway.
 
     Examples:
         >>> import torch
@@ -27,7 +29,15 @@ class LazyTensorStorage(TensorStorage):
         (102, torch.Size([4, 3]), 12)
     """
 
-    def __init__(self, max_size: int, *, device: torch.device | str | int = "cpu", ndim: int = 1) -> None:
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        device: torch.device | str | int = "cpu",
+        ndim: int = 1,
+        compilable: bool = False,
+        consolidated: bool = False,
+    ) -> None:
         place = usable_device("cpu" if device == "auto" else device)
         if place.type == "meta":
             raise UnsupportedError("device: meta tensors hold no data; use a real device")

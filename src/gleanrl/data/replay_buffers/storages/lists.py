@@ -12,7 +12,9 @@ from torch.utils import _pytree
 
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
+from gleanrl.data.replay_buffers.storages.slots import UNBOUNDED
 from gleanrl.data.replay_buffers.storages.snapshots import ContentCopy, StorageState
+from gleanrl.devices import usable_device
 from gleanrl.errors import EmptyBufferError, InvalidTypeError, SchemaError, UnsupportedError
 from gleanrl.state import StateReader
 from gleanrl.tree import Path
@@ -25,12 +27,22 @@ class ListStorage(Storage):
     TensorDict, or dictionaries and tuples of tensors), which is copied and split along its first dimension.
 
     Args:
-        max_size: objects that fit.
+        max_size: objects that fit; None for any number, or as many as the sampler of its buffer has room for.
+        compilable: has no effect: compiled programs call buffers, they don't contain them.
+        device: where tensors and TensorDicts are kept, also those within other objects that torch's pytrees know; None
+            for where they come from.
     """
 
-    def __init__(self, max_size: int) -> None:
-        super().__init__(max_size)
+    def __init__(
+        self,
+        max_size: int | None = None,
+        *,
+        compilable: bool = False,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        super().__init__(UNBOUNDED if max_size is None else max_size)
         self.collate = collate
+        self.device = None if device is None else usable_device(device)
         self._items: list[Any] = []
 
     @property
@@ -51,14 +63,27 @@ class ListStorage(Storage):
         items = [data] if single else split(data, where)
         if not items:
             raise SchemaError(f"{where}: got no record at all; write at least one")
-        return Prepared(items, len(items))
+        if self.max_size == UNBOUNDED:
+            self._counters(self.num_steps + len(items))
+        return Prepared(self._moved(items), len(items))
+
+    def _moved(self, items: list[Any]) -> list[Any]:
+        """Return objects on the storage's device."""
+        if self.device is None:
+            return items
+        moved: list[Any] = _pytree.tree_map(self._on_device, items, is_leaf=is_tensor_collection)
+        return moved
+
+    def _on_device(self, leaf: Any) -> Any:
+        movable = isinstance(leaf, torch.Tensor) or is_tensor_collection(leaf)
+        return leaf.to(self.device) if movable else leaf
 
     def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
         """Return as many objects as the index selects."""
         items = [data] if not shape else split(data, where)
         if len(items) != shape.numel():
             raise SchemaError(f"{where}: the index selects {shape.numel()} records, got {len(items)}")
-        return Prepared(items, len(items))
+        return Prepared(self._moved(items), len(items))
 
     def _copy_span(self, rows: list[Any], skipped: int, start: int, count: int) -> None:
         for offset, item in enumerate(rows[skipped : skipped + count]):
@@ -117,7 +142,8 @@ class ListStorage(Storage):
 
     def __repr__(self) -> str:
         """Show class and size."""
-        return f"ListStorage({len(self)} of {self.max_size} objects)"
+        most = "any number of" if self.max_size == UNBOUNDED else self.max_size
+        return f"{type(self).__name__}({len(self)} of {most} objects)"
 
 
 class _ItemsCopy(ContentCopy):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ class LazyMemmapStorage(TensorStorage):
         ndim: leading batch dimensions of the data that are slots; the first is time.
         existsok: whether files that exist in `scratch_dir` are replaced at the first write. What they hold is
             lost; a storage that still has them mapped keeps its own.
+        compilable: has no effect, see `ListStorage`.
 
     Raises:
         InvalidArgumentError: a device other than the CPU.
@@ -42,16 +44,17 @@ class LazyMemmapStorage(TensorStorage):
         self,
         max_size: int,
         *,
-        scratch_dir: str | Path | None = None,
+        scratch_dir: str | os.PathLike[str] | None = None,
         device: torch.device | str = "cpu",
         ndim: int = 1,
         existsok: bool = False,
+        compilable: bool = False,
     ) -> None:
         if str(device).partition(":")[0] != "cpu":
             raise InvalidArgumentError(
                 f"device: memory-mapped files live on the CPU, got {device!r}; use LazyTensorStorage"
             )
-        if scratch_dir is not None and not isinstance(scratch_dir, (str, Path)):
+        if scratch_dir is not None and not isinstance(scratch_dir, (str, os.PathLike)):
             raise InvalidTypeError(f"scratch_dir: expected a path, got {scratch_dir!r}")
         self.scratch_dir = None if scratch_dir is None else Path(scratch_dir)
         self._open(max_size, FileAllocator(self.scratch_dir, existsok), torch.device("cpu"), ndim)

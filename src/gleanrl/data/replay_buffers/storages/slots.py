@@ -11,8 +11,11 @@ from gleanrl.arguments import positive
 from gleanrl.data.replay_buffers.storages.access import Access
 from gleanrl.data.replay_buffers.storages.memory import zeroed
 from gleanrl.data.replay_buffers.versions import Change, ChangeLog, Version, Versioned
-from gleanrl.errors import IndexRangeError
+from gleanrl.errors import IndexRangeError, InvalidArgumentError
+from gleanrl.system.interrupts import to_the_end
 
+UNBOUNDED = 2**63 - 1  # the size of a storage that takes whatever comes
+_FIRST_COUNTERS = 1024
 _NO_SLOTS = torch.zeros(1, dtype=torch.int64, device="cpu")  # an address for counters that nobody looks at
 
 
@@ -20,7 +23,7 @@ class Slots(Access, Versioned):
     """A ring of time steps, ``[steps, *batch]`` slots, with a generation for each slot and a log of changes.
 
     Args:
-        max_size: transitions that fit, at least 1.
+        max_size: transitions that fit, at least 1; `UNBOUNDED` for any number.
         ndim: batch dimensions of a storage, at least 1; the first is time.
     """
 
@@ -55,6 +58,25 @@ class Slots(Access, Versioned):
         self.capacity_steps = -(-self._requested // self.rows_per_step)
         self.max_size = self.capacity_steps * self.rows_per_step
         self._batch_shape = shape
+
+    def bound(self, max_size: int) -> None:
+        """Give a storage that takes any number of transitions a size; nothing to do for others.
+
+        Raises:
+            InvalidArgumentError: it holds more already.
+        """
+        if self._requested != UNBOUNDED:
+            return
+        if len(self) > max_size:
+            raise InvalidArgumentError(
+                f"max_size: {max_size} is less than the {len(self)} transitions stored"
+            )
+        self._requested = max_size
+        self._fix_batch(self.batch_shape)
+        self._end = self.num_steps % self.capacity_steps
+        self._log.renew()  # it counts around another ring
+        if self._generations is not None:
+            self._counters(max_size)
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -119,18 +141,27 @@ class Slots(Access, Versioned):
 
     @property
     def counters_at(self) -> int:
-        """The address of all slots' generations, int64, for the native core; fixed for the storage's life."""
+        """The address of all slots' generations, int64, for the native core; fixed for the life of a size."""
         return self._generations_at or self._counters().data_ptr()
 
-    def _counters(self) -> torch.Tensor:
+    def _counters(self, rows: int = 0) -> torch.Tensor:
+        """Return the generations of all slots; of a storage without a size those of `rows` slots at least."""
         if self._batch_shape is None:
             return _NO_SLOTS  # how many there are shows at the first write
-        if self._generations is None:
+        counters = self._generations
+        if counters is None or rows > counters.shape[0]:
             # Zeroed pages cost nothing until they are touched: 8 bytes for each row in use.
-            generations = torch.from_numpy(zeroed(8 * self.max_size, self.max_size).view(np.int64))
-            self._generations_at = generations.data_ptr()  # first: an interrupt may come between
-            self._generations = generations
-        return self._generations
+            size = max(2 * rows, _FIRST_COUNTERS) if self.max_size == UNBOUNDED else self.max_size
+            grown = torch.from_numpy(zeroed(8 * size, size).view(np.int64))
+            if counters is not None:
+                grown[: counters.shape[0]] = counters
+            counters = grown
+
+            def take() -> None:
+                self._generations, self._generations_at = grown, grown.data_ptr()
+
+            to_the_end(take)
+        return counters
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle or a deep copy: another content, whose counters have another address."""

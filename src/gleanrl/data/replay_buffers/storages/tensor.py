@@ -53,6 +53,7 @@ class TensorStorage(Storage):
         max_size: their number, if you want it checked.
         device: where the records are kept and come back; ``"auto"`` for the device of the data.
         ndim: leading batch dimensions of the data that are slots; the first is time.
+        compilable: has no effect, see `ListStorage`.
 
     Examples:
         >>> import torch
@@ -68,6 +69,7 @@ class TensorStorage(Storage):
         *,
         device: torch.device | str | int = "cpu",
         ndim: int = 1,
+        compilable: bool = False,
     ) -> None:
         ndim = positive("ndim", ndim)
         where = f"storage (ndim={ndim})"

@@ -31,6 +31,9 @@ class Writer(Part, Stateful[Any]):
     under its lock. A writer belongs to one buffer (see `Part`) and keeps no
     position of its own where the storage knows it: whatever was written, cleared or loaded without the writer
     counts.
+
+    Args:
+        compilable: has no effect: compiled programs call buffers, they don't contain them.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -38,7 +41,7 @@ class Writer(Part, Stateful[Any]):
         super().__init_subclass__(**options)
         refuse_overrides(cls, Writer, _UNHEARD)
 
-    def __init__(self) -> None:
+    def __init__(self, compilable: bool = False) -> None:
         self._storage: Storage | None = None
 
     @property

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
+from gleanrl.data.replay_buffers.storages.slots import UNBOUNDED
 from gleanrl.data.replay_buffers.storages.snapshots import StorageState
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.data.replay_buffers.versions import Change, Follower, Version, slots_in
@@ -60,6 +61,7 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
         rank_key: where the value stands.
         reduction: how several values of a record become one number: ``"sum"``, ``"mean"``, ``"max"``,
             ``"min"`` or ``"median"``.
+        compilable: has no effect, see `Writer`.
 
     Raises:
         InvalidArgumentError: another reduction; when a buffer takes the writer, a storage with more than one
@@ -78,8 +80,13 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
         tensor([3., 2.])
     """
 
-    def __init__(self, rank_key: NestedKey = ("next", "reward"), reduction: str = "sum") -> None:
-        super().__init__()
+    def __init__(
+        self,
+        rank_key: NestedKey = ("next", "reward"),
+        reduction: str = "sum",
+        compilable: bool = False,
+    ) -> None:
+        super().__init__(compilable)
         if reduction not in _REDUCTIONS:
             raise InvalidArgumentError(f"reduction: expected one of {sorted(_REDUCTIONS)}, got {reduction!r}")
         self.rank_key = as_key(key_argument("rank_key", rank_key))
@@ -96,6 +103,11 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
             raise InvalidArgumentError(
                 f"a {type(self).__name__} ranks single records; the storage has ndim={storage.ndim}, use ndim=1 "
                 "and flatten the batches on the way in (transform=lambda data: data.reshape(-1))"
+            )
+        if storage.max_size == UNBOUNDED:
+            raise InvalidArgumentError(
+                f"a {type(self).__name__} keeps the best of as many as fit, and the storage takes any number; give "
+                "it a max_size"
             )
         self._read(storage)
 

@@ -1,0 +1,181 @@
+"""A buffer as the sum of its parts: making them, exchanging them, seeding, state, copies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from gleanrl.data.replay_buffers.draws import Draws
+from gleanrl.data.replay_buffers.gate import Gate
+from gleanrl.data.replay_buffers.intake import Intake
+from gleanrl.data.replay_buffers.parts import Parts
+from gleanrl.data.replay_buffers.pipeline import Pipeline
+from gleanrl.data.replay_buffers.samplers.base import Sampler
+from gleanrl.data.replay_buffers.server import BufferServer
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.writers.base import Writer
+
+_Self = TypeVar("_Self", bound="Composed")
+_OPENING = threading.RLock()
+
+
+class _Opened:
+    """An attribute that is there once the parts are; asking for it earlier makes them. Costs nothing afterwards."""
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        self._name = name
+
+    def __get__(self, buffer: Any, owner: type[Any]) -> Any:
+        if buffer is None:
+            return self
+        buffer.open()
+        return buffer.__dict__[self._name]
+
+
+class Composed:
+    """What a `ReplayBuffer` does as the sum of its parts; the parts are made at once, or at its first use."""
+
+    _gate: Gate = _Opened()  # type: ignore[assignment]
+    _parts: Parts = _Opened()  # type: ignore[assignment]
+    _draws: Draws = _Opened()  # type: ignore[assignment]
+    _server: BufferServer = _Opened()  # type: ignore[assignment]
+    _intake: Intake = _Opened()  # type: ignore[assignment]
+    _to_open: dict[str, Any] | None = None  # what to make the parts of, until they are made
+
+    def open(self) -> None:
+        """Make the parts, if that waits for the buffer's first use; what fails is tried again at the next one."""
+        with _OPENING:  # two threads may be the first
+            if self._to_open is not None:
+                self._assemble(**self._to_open)
+                self._to_open = None
+
+    def _assemble(self, *_: Any, **options: Any) -> None:
+        """Make the parts and set the attributes above."""
+        raise NotImplementedError
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the parts are made."""
+        return self._to_open is None
+
+    # Parts
+
+    @property
+    def storage(self) -> Storage:
+        """Where the records are."""
+        return self._parts.storage
+
+    @property
+    def sampler(self) -> Sampler:
+        """What decides which records make a batch."""
+        return self._parts.sampler
+
+    @property
+    def writer(self) -> Writer:
+        """What decides where new records go."""
+        return self._parts.writer
+
+    _storage, _sampler, _writer = storage, sampler, writer
+
+    @property
+    def server(self) -> BufferServer:
+        """What serves the batches; for ensembles."""
+        return self._server
+
+    @property
+    def transforms(self) -> Pipeline:
+        """What records and batches pass."""
+        return self._parts.transforms
+
+    @property
+    def batch_size(self) -> int | None:
+        """Transitions in a batch if `sample` isn't told otherwise."""
+        return self._server.batch_size
+
+    @property
+    def dim_extend(self) -> int:
+        """The batch dimension of extended data that is time."""
+        return self._intake.dim_extend
+
+    def set_storage(
+        self, storage: Storage | Callable[[], Storage], collate_fn: Callable[[Any], Any] | None = None
+    ) -> Storage:
+        """Use another storage, empty or filled, and return the old one; writer and sampler go on with its content.
+
+        `collate_fn` makes a batch out of what it returns; None for its default.
+        """
+        return self._draws.exchange("storage", storage, collate_fn)
+
+    def set_sampler(self, sampler: Sampler | Callable[[], Sampler]) -> Sampler:
+        """Use another sampler and return the old one; an epoch of another storage ends."""
+        return self._draws.exchange("sampler", sampler)
+
+    def set_writer(self, writer: Writer | Callable[[], Writer]) -> Writer:
+        """Use another writer, which goes on where the old one stands, and return the old one."""
+        return self._draws.exchange("writer", writer)
+
+    def append_transform(self: _Self, transform: Any, *, invert: bool = False) -> _Self:
+        """Add a transform after the others, and return the buffer; see `insert_transform`."""
+        return self.insert_transform(len(self._parts.transforms), transform, invert=invert)
+
+    def insert_transform(self: _Self, index: int, transform: Any, *, invert: bool = False) -> _Self:
+        """Add a transform before the one at `index`, in evaluation mode, and return the buffer.
+
+        Batches pass in this order, records in the opposite one. `invert`: whether it acts on writes as it would on
+        reads, and the other way round.
+        """
+        with self._gate.lock:
+            self._parts.transforms.insert(index, transform, invert)
+        return self
+
+    # Random state
+
+    def set_seed(self, seed: int) -> None:
+        """Start the sampler's random sequence of `seed`."""
+        self._draws.set_seed(seed)
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Draw from a generator of yours from now on, as `generator` says; None for the sampler's own."""
+        self._draws.set_rng(generator)
+
+    # State
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all parts and of the batches drawn ahead: copies."""
+        return self._draws.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on exactly as the saved buffer would have; the same sequence of samples follows.
+
+        The state, of a buffer with parts like this one's, is copied.
+
+        Raises:
+            SchemaError: a state that doesn't fit; nothing changed.
+        """
+        self._draws.load_state_dict(state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle everything; the copy has a lock of its own and goes on with the same sequence of samples."""
+        if not self.initialized:
+            return dict(self.__dict__)
+        with self._gate.lock:
+            return dict(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle."""
+        self.__dict__.update(state)
+        if self.initialized:
+            self._parts.join(self, self._gate)
+            self._draws.rejoin()
+
+    def __repr__(self) -> str:
+        """Show the parts."""
+        if not self.initialized:
+            return f"{type(self).__name__}(its parts are made at the first use)"
+        return (
+            f"{type(self).__name__}(storage={self._storage!r}, sampler={self._sampler!r}, "
+            f"writer={type(self._writer).__name__}, batch_size={self.batch_size})"
+        )
