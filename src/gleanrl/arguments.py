@@ -20,6 +20,13 @@ def non_negative(name: str, value: Any) -> int:
     return integer(name, value, 0)
 
 
+def optional_callable(name: str, value: Any) -> Any:
+    """Return `value` if it can be called or is None; `InvalidTypeError`, naming the argument, if not."""
+    if value is not None and not callable(value):
+        raise InvalidTypeError(f"{name}: expected a callable, got {type(value).__name__}")
+    return value
+
+
 def key_list(keys: Any) -> tuple[NestedKey, ...]:
     """Return the `keys` argument of `sample`, one key or several, as a tuple; they aren't looked at."""
     if isinstance(keys, str):

@@ -33,6 +33,10 @@ class UnsupportedError(GleanError, NotImplementedError):
     """A combination of valid options that can't work together; the message says which and what to do."""
 
 
+class EndlessError(UnsupportedError, TypeError):
+    """The length of something endless was asked for; `list` and progress bars go by the TypeError."""
+
+
 class SpaceError(UnsupportedError, NotImplementedError, ValueError):
     """A gymnasium space whose values columns can't hold; the message names the space."""
 

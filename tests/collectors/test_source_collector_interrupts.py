@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.collectors import SyncDataCollector
+from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from tests.collectors.helpers import NEVER, Net, check_names, make, steps_of, take
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv
@@ -57,6 +58,26 @@ class Subject:
 @pytest.mark.parametrize("call", [Subject.next, Subject.iterate, lambda s: s.collector.reset()])
 def test_calls_that_step_or_reset(batch_size: tuple[int, ...], call: Callable[[Subject], Any]) -> None:
     for subject, where in interruptions(lambda: Subject(batch_size), call, most=250):
+        subject.check(where)
+
+
+def test_batches_that_go_into_a_buffer_are_there_and_counted_or_neither() -> None:
+    class Feeding(Subject):
+        def __init__(self) -> None:
+            self.env, self.net = CountingEnv(SHORT), Net()
+            self.buffer = ReplayBuffer(storage=LazyTensorStorage(100))
+            self.collector = make(self.env, self.net, replay_buffer=self.buffer)
+            self.collector.next()
+
+        def check(self, where: Any) -> None:
+            for _ in range(2):
+                stats = self.collector.stats()
+                assert stats.delivered == len(self.buffer), where
+                assert stats.stepped == stats.delivered + stats.discarded
+                self.collector.next()
+            check_names([self.buffer[:]])
+
+    for subject, where in interruptions(Feeding, lambda subject: subject.collector.next(), most=250):
         subject.check(where)
 
 

@@ -177,10 +177,20 @@ class TestWeightsThatDoNotFit:
         given["2", "bias"] = given["2", "bias"].to(dtype)
         self.check(device, given, SchemaError, r"\('2', 'bias'\) expected .*torch.float32, got .*torch\.")
 
-    def test_a_state_dict_isnt_a_tensordict(self, device: Any) -> None:
-        self.check(
-            device, net().state_dict(), InvalidTypeError, "expected a TensorDict of weights, got OrderedDict"
-        )
+    def test_a_list_of_weights(self, device: Any) -> None:
+        given = list(net().parameters())
+        self.check(device, given, InvalidTypeError, "a state dictionary or a module, got list")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [lambda m: m, lambda m: m.state_dict(), TensorDict.from_module, lambda m: nn.ModuleDict({"module": m})],
+)
+def test_weights_come_in_many_forms(form: Any) -> None:
+    held, given = PolicyWeights(net(), CPU), net()
+    change(given)
+    held.push(form(given))
+    assert same(held.policy, weights(given))
 
 
 @pytest.mark.parametrize("policy", [None, lambda td: td])

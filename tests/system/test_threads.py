@@ -26,6 +26,14 @@ def test_results_and_errors_come_to_whoever_waits():
         jobs[1].result()
 
 
+def test_who_waits_for_so_long_learns_whether_it_has_ended():
+    workers, go = Workers(1, "test-wait"), threading.Event()
+    job = workers.start(go.wait)
+    assert not job.ended and not job.wait(0.02)
+    go.set()
+    assert job.wait(60) and job.ended and job.wait(0)
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_threads_start_with_the_first_call_and_end_with_the_object(count):
     workers = Workers(count, f"test-end-{count}")

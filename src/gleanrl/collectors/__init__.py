@@ -4,6 +4,7 @@ from gleanrl.collectors.base import DataCollectorBase
 from gleanrl.collectors.facade import SyncDataCollector
 from gleanrl.collectors.ledger import CollectorStats
 from gleanrl.collectors.trajectories import split_trajectories
+from gleanrl.collectors.weight_updaters import VanillaWeightUpdater, WeightUpdaterBase
 from gleanrl.compat import bind
 from gleanrl.rollouts.policies import RandomPolicy
 
@@ -12,6 +13,8 @@ __all__ = [
     "DataCollectorBase",
     "RandomPolicy",
     "SyncDataCollector",
+    "VanillaWeightUpdater",
+    "WeightUpdaterBase",
     "split_trajectories",
 ]
 

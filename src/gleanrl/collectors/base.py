@@ -22,7 +22,7 @@ class DataCollectorBase(IterableDataset, ABC):  # type: ignore[type-arg]
         """Yield batches until the budget is spent."""
 
     @abstractmethod
-    def shutdown(self) -> None:
+    def shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
         """Release what the collector holds; calling it again does nothing."""
 
     @abstractmethod
@@ -38,7 +38,7 @@ class DataCollectorBase(IterableDataset, ABC):  # type: ignore[type-arg]
         """Take over a saved state."""
 
     @abstractmethod
-    def update_policy_weights_(self, policy_weights: TensorDictBase | None = None) -> None:
+    def update_policy_weights_(self, policy_or_weights: Any = None, *, worker_ids: Any = None) -> None:
         """Copy weights into the collector's own policy."""
 
     def __iter__(self) -> Iterator[TensorDictBase]:

@@ -132,6 +132,8 @@ class Collection(Source, Stateful[CollectionState]):
             NonFiniteError: a value isn't finite (with ``nonfinite="raise"``).
         """
         self.lose("interrupted")
+        if self.options.before is not None:
+            self.options.before()
         self._weights.refresh()
         self._prepare()
         block = self._fresh_block(grant.num_steps)
@@ -260,9 +262,13 @@ class Collection(Source, Stateful[CollectionState]):
         self.reset()
         return last
 
-    def push_weights(self, weights: TensorDictBase | None) -> None:
+    def push_weights(self, weights: Any) -> None:
         """Copy weights into the policy that collects."""
         self._weights.push(weights)
+
+    def stop_following(self) -> None:
+        """Have the policy get other weights by `push_weights`, or by the user's hands, only."""
+        self._weights.stop_following()
 
     def close(self) -> None:
         """Close the environment."""

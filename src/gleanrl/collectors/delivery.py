@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
+from gleanrl.arguments import optional_callable
 from gleanrl.collectors.trajectories import split_trajectories
 from gleanrl.envs.rollout import mark_truncated
 from gleanrl.errors import InvalidTypeError
@@ -22,9 +24,10 @@ class Delivery:
         split: whether batches are split into padded trajectories.
         postproc: called last; its result is delivered.
         reuse: whether batches are moved into the same memory, each overwriting the last.
+        hook: called on every batch, as it is delivered.
 
     Raises:
-        InvalidTypeError: if `postproc` can't be called.
+        InvalidTypeError: if `postproc` or `hook` can't be called.
     """
 
     def __init__(
@@ -34,9 +37,10 @@ class Delivery:
         split: bool = False,
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
         reuse: bool = False,
+        hook: Callable[[TensorDictBase], Any] | None = None,
     ) -> None:
-        if postproc is not None and not callable(postproc):
-            raise InvalidTypeError(f"postproc: expected a callable, got {type(postproc).__name__}")
+        self._hook = optional_callable("post_collect_hook", hook)
+        optional_callable("postproc", postproc)
         self._device, self._truncated, self._split, self._postproc = device, list(truncated), split, postproc
         self._reuse = reuse
         self._same: TensorDictBase | None = None
@@ -55,6 +59,8 @@ class Delivery:
                 raise InvalidTypeError(
                     f"postproc: expected the batch that is delivered, got None from {self._postproc!r}"
                 )
+        if self._hook is not None:
+            self._hook(batch)
         return batch
 
     def _moved(self, batch: TensorDictBase) -> TensorDictBase:

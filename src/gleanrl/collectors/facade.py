@@ -10,21 +10,24 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from gleanrl.arguments import integer
+from gleanrl.arguments import integer, optional_callable
 from gleanrl.collectors.budget import Budget
 from gleanrl.collectors.collection import Collection
 from gleanrl.collectors.delivery import Delivery
 from gleanrl.collectors.devices import Devices
 from gleanrl.collectors.environments import has_truncated, made_env
+from gleanrl.collectors.feed import Feed
 from gleanrl.collectors.options import CollectionOptions, stop_of
 from gleanrl.collectors.progress import CollectorProgress
 from gleanrl.collectors.source_collector import SourceCollector
-from gleanrl.collectors.weights import PolicyWeights
+from gleanrl.collectors.weight_updaters import WeightUpdaterBase, made_updater
+from gleanrl.collectors.weights import PolicyWeights, made_policy
 from gleanrl.devices import columns_device
 from gleanrl.envs.exploration import ExplorationType, exploration_from_string
 from gleanrl.envs.transforms.env import TransformedEnv
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
-from gleanrl.rollouts.plan import RolloutPlan, plan_rollout
+from gleanrl.rollouts.compiling import compiler_of
+from gleanrl.rollouts.plan import Handling, RolloutPlan, plan_rollout
 from gleanrl.rollouts.policies import drawing_device
 from gleanrl.rollouts.protocol import EpisodeRules
 from gleanrl.seeding import OwnedTorchGenerator
@@ -48,6 +51,7 @@ class SyncDataCollector(SourceCollector):
             one TensorDict (parameter called ``tensordict`` or ``td``, or annotated so) are used as they are;
             any other callable gets the observations that its parameters are named after, or, with one
             required parameter, the one observation.
+        policy_factory: a callable that makes the policy, instead of `policy`.
         frames_per_batch: frames of a batch over all environments; rounded up to a multiple of their number.
         total_frames: frames to deliver; -1 or None for endless. The last batch is short if need be.
         device: fills whichever of the following devices are unset.
@@ -61,9 +65,10 @@ class SyncDataCollector(SourceCollector):
             ``"step_count"``; None, 0 or negative for no limit.
         init_random_frames: frames at the beginning with random actions; rounded up to whole batches.
         reset_at_each_iter: whether every batch begins with a reset.
-        postproc: called on every batch, after the split; its result is delivered.
+        postproc: called on every batch, after the split; its result is delivered. One that has a method ``to`` is moved
+            to the storing device.
         split_trajs: whether batches are split into padded trajectories (see `split_trajectories`).
-        exploration_type: the exploration type during collection.
+        exploration_type: the exploration type during collection, or its name, ``"random"`` say.
         exploration_mode: its older spelling, a string.
         return_same_td: whether all batches share one TensorDict and its memory, each overwriting the last; entries
             that you add to it stay.
@@ -72,6 +77,21 @@ class SyncDataCollector(SourceCollector):
             batch is cut there and delivered.
         set_truncated: whether the last step of every batch is marked as truncated.
         use_buffers: no effect; accepted for compatibility.
+        replay_buffer: a buffer that batches go into, as they would be delivered; iterating and `next` give None then,
+            and `start` collects in the background.
+        extend_buffer: whether a batch goes into the buffer by one ``extend``; if not, step by step, by ``add`` (by
+            ``extend`` for a batch of environments), without `postproc` and `split_trajs`.
+        trust_policy: whether `policy` is called on TensorDicts, whatever its signature says. Not needed for what it
+            speeds up elsewhere: what a policy puts out is checked at no cost.
+        compile_policy: whether `torch.compile` compiles what the policy calls, or keyword arguments for it. It compiles
+            in the first batch.
+        cudagraph_policy: whether the policy's calls are captured as CUDA graphs, or keyword arguments of
+            `tensordict.nn.CudaGraphModule`; only with CUDA.
+        no_cuda_sync: no effect: data are moved by copies that wait for themselves, never by global synchronisation.
+        weight_updater: sends weights when `update_policy_weights_` is called, in place of the collector; or a callable
+            that makes one.
+        pre_collect_hook: called before every batch, without arguments.
+        post_collect_hook: called on every batch, as it is delivered, before it goes into a buffer.
         nonfinite: what to do about NaN or infinity in observations and rewards: ``"raise"``; ``"mark"`` them
             in ``("collector", "nonfinite")``; or ``"pass"``.
         progress: whether a progress bar is shown.
@@ -80,6 +100,7 @@ class SyncDataCollector(SourceCollector):
         InvalidArgumentError: for a bad number; it names the argument and the value (also a ValueError).
         InvalidTypeError: if the policy's parameters can't be matched with observations (also a TypeError).
         PolicyError: if the policy's output doesn't fit the environment's action (also a RuntimeError).
+        UnsupportedError: for arguments that can't work together, or not on this machine; it says which.
 
     Examples:
         >>> from gleanrl.envs import GymEnv
@@ -93,6 +114,7 @@ class SyncDataCollector(SourceCollector):
         create_env_fn: Any,
         policy: Any = None,
         *,
+        policy_factory: Callable[[], Any] | None = None,
         frames_per_batch: int,
         total_frames: int | None = -1,
         device: Any = None,
@@ -105,13 +127,22 @@ class SyncDataCollector(SourceCollector):
         reset_at_each_iter: bool = False,
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
         split_trajs: bool | None = None,
-        exploration_type: InteractionType | None = ExplorationType.RANDOM,
+        exploration_type: InteractionType | str | None = ExplorationType.RANDOM,
         exploration_mode: str | None = None,
         return_same_td: bool = False,
         reset_when_done: bool = True,
         interruptor: Any = None,
         set_truncated: bool = False,
         use_buffers: bool | None = None,
+        replay_buffer: Any = None,
+        extend_buffer: bool = True,
+        trust_policy: bool | None = None,
+        compile_policy: bool | Mapping[str, Any] | None = None,
+        cudagraph_policy: bool | Mapping[str, Any] | None = None,
+        no_cuda_sync: bool = False,
+        weight_updater: WeightUpdaterBase | Callable[[], WeightUpdaterBase] | None = None,
+        pre_collect_hook: Callable[[], Any] | None = None,
+        post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
         nonfinite: str = "raise",
         progress: bool = False,
     ) -> None:
@@ -123,7 +154,13 @@ class SyncDataCollector(SourceCollector):
             warnings.warn(
                 "exploration_mode is deprecated; pass exploration_type", DeprecationWarning, stacklevel=2
             )
-            exploration_type = exploration_from_string(exploration_mode)
+            exploration_type = exploration_mode
+        if isinstance(exploration_type, str):
+            exploration_type = exploration_from_string(exploration_type)
+        if replay_buffer is not None:
+            if not extend_buffer and (postproc is not None or split_trajs):
+                raise UnsupportedError("extend_buffer=False: postproc and split_trajs need whole batches")
+            self._feed = Feed(replay_buffer, bool(extend_buffer))
         limit = 0 if max_frames_per_traj is None else integer("max_frames_per_traj", max_frames_per_traj)
         options = CollectionOptions(
             max_steps=limit if limit > 0 else None,
@@ -132,7 +169,10 @@ class SyncDataCollector(SourceCollector):
             reuse_block=return_same_td,
             reset_each=reset_at_each_iter,
             stop=stop_of(interruptor),
+            before=optional_callable("pre_collect_hook", pre_collect_hook),
         )
+        handling = Handling(bool(trust_policy), compiler_of(compile_policy, cudagraph_policy))
+        policy = made_policy(policy, policy_factory)
         with made_env(create_env_fn, create_env_kwargs) as self.env:
             num_envs = max(1, torch.Size(self.env.batch_size).numel())
             self._budget = Budget(num_envs, frames_per_batch, total_frames, init_random_frames)
@@ -155,6 +195,7 @@ class SyncDataCollector(SourceCollector):
                 self.devices.policy,
                 rules=EpisodeRules(max_steps=options.max_steps),
                 generator=generator,
+                handling=handling,
             )
             self.policy = self.plan.policy
             here, storing = columns_device(self.plan.stepper.device), self.devices.storing
@@ -169,14 +210,32 @@ class SyncDataCollector(SourceCollector):
                 bool(split_trajs),
                 postproc,
                 return_same_td,
+                post_collect_hook,
             )
+            self.weight_updater = made_updater(weight_updater)
             if progress:
                 self._progress = CollectorProgress(self._budget.total_frames)
         self._ready = True  # from here on the last reference's end closes the environment
 
-    def rollout(self) -> TensorDictBase:
+    def rollout(self) -> Any:
         """Return one full batch outside the budget: it counts against neither total nor random frames."""
-        return self._hand_over(lambda: self._source.collect(self._budget.aside()))
+        with self.pause():
+            return self._hand_over(lambda: self._source.collect(self._budget.aside()))
+
+    @property
+    def env_device(self) -> torch.device | None:
+        """Where the environment lives; None for no place in particular."""
+        return self.devices.env
+
+    @property
+    def policy_device(self) -> torch.device | None:
+        """Where the policy was sent; None for where it was."""
+        return self.devices.policy
+
+    @property
+    def storing_device(self) -> torch.device | None:
+        """Where batches are delivered; None for where they are made."""
+        return self.devices.storing
 
     def __repr__(self) -> str:
         """Show the environment, the policy and the budget."""

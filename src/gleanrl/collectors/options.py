@@ -26,6 +26,7 @@ class CollectionOptions:
         reuse_block: whether all batches share their memory.
         reset_each: whether every batch begins with a reset.
         stop: asked after every step; True cuts the batch there.
+        before: called before every batch.
     """
 
     max_steps: int | None = None
@@ -34,6 +35,7 @@ class CollectionOptions:
     reuse_block: bool = False
     reset_each: bool = False
     stop: Callable[[], bool] | None = None
+    before: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:
         """Check the choices."""

@@ -79,8 +79,12 @@ class Source(ABC):
         """Seed environments and random actions, and reset; return the last seed that was used."""
 
     @abstractmethod
-    def push_weights(self, weights: TensorDictBase | None) -> None:
+    def push_weights(self, weights: Any) -> None:
         """Give the policy that collects other weights; see `DataCollectorBase.update_policy_weights_`."""
+
+    @abstractmethod
+    def stop_following(self) -> None:
+        """Have the policy that collects get other weights by `push_weights`, or by the user's hands, only."""
 
     @abstractmethod
     def save(self) -> dict[str, Any]:

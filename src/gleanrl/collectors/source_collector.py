@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tensordict import TensorDictBase
 
+from gleanrl.collectors.background import Background
 from gleanrl.collectors.base import DataCollectorBase
 from gleanrl.collectors.budget import Budget
 from gleanrl.collectors.delivery import Delivery
+from gleanrl.collectors.feed import Feed
 from gleanrl.collectors.ledger import CollectorStats
 from gleanrl.collectors.progress import CollectorProgress
 from gleanrl.collectors.source import Collected, Source
-from gleanrl.errors import ClosedError, EnvironmentFailure
+from gleanrl.collectors.weight_updaters import WeightUpdaterBase
+from gleanrl.errors import (
+    ClosedError,
+    EndlessError,
+    EnvironmentFailure,
+    InvalidTypeError,
+    MissingArgumentError,
+    UnsupportedError,
+    WorkerTimeoutError,
+)
 
 
 class BudgetSpent(Exception):
@@ -28,6 +40,9 @@ class SourceCollector(DataCollectorBase):
     _budget: Budget
     _delivery: Delivery
     _progress: CollectorProgress | None = None
+    _feed: Feed | None = None
+    _background: Background | None = None
+    _weight_updater: WeightUpdaterBase | None = None
     closed = False
     """Whether the collector was shut down."""
 
@@ -51,12 +66,26 @@ class SourceCollector(DataCollectorBase):
         """Random frames at the beginning, after rounding."""
         return self._budget.random_frames
 
+    def __len__(self) -> int:
+        """Return the number of batches, should all be full but the last one.
+
+        Raises:
+            EndlessError: the budget is endless.
+        """
+        if self._budget.total_frames is None:
+            raise EndlessError("a collector without total_frames is endless and has no len()")
+        return -(-self._budget.total_frames // self._budget.frames_per_batch)
+
+    def __bool__(self) -> bool:
+        """Return True: an endless collector, which has no length, is no less of one."""
+        return True
+
     def stats(self) -> CollectorStats:
         """Return the counters at this moment."""
         return self._source.stats()
 
     def iterator(self) -> Iterator[TensorDictBase]:
-        """Yield batches until the budget is spent, then shut down.
+        """Yield batches until the budget is spent, then shut down; with a replay buffer, None for each.
 
         An exception ends neither the iterator nor the collector: what follows is the next batch.
 
@@ -66,14 +95,17 @@ class SourceCollector(DataCollectorBase):
         return _Batches(self)
 
     def next(self) -> TensorDictBase | None:
-        """Return the next batch, without a device of its own, or None when the budget is spent."""
+        """Return the next batch, without a device of its own, or None when the budget is spent.
+
+        With a replay buffer the batch goes there, and None is returned.
+        """
         try:
             return self.take(TensorDictBase.clear_device_)
         except BudgetSpent:
             return None
 
-    def take(self, finish: Callable[[TensorDictBase], Any] | None = None) -> TensorDictBase:
-        """Return the next batch.
+    def take(self, finish: Callable[[TensorDictBase], Any] | None = None) -> TensorDictBase | None:
+        """Return the next batch, or put it into the buffer and return None.
 
         Args:
             finish: called on the batch before it's handed out.
@@ -81,15 +113,25 @@ class SourceCollector(DataCollectorBase):
         Raises:
             BudgetSpent: there is none; the collector is shut down.
         """
+        if self._background is not None and self._background.running:
+            raise UnsupportedError(
+                "the collector collects in the background: sample from its buffer, or stop() it"
+            )
+        return self._take(finish)
+
+    def _take(self, finish: Callable[[TensorDictBase], Any] | None = None) -> TensorDictBase | None:
         if self._budget.grant(self._source.spent) is None:
             self.shutdown()
             raise BudgetSpent
-        return self._hand_over(lambda: self._source.next(self._budget), finish)
+        return self._hand_over(lambda: self._source.next(self._budget), finish, self._feed)
 
     def _hand_over(
-        self, collect: Callable[[], Collected], finish: Callable[[TensorDictBase], Any] | None = None
-    ) -> TensorDictBase:
-        """Return what is made of a batch.
+        self,
+        collect: Callable[[], Collected],
+        finish: Callable[[TensorDictBase], Any] | None = None,
+        feed: Feed | None = None,
+    ) -> TensorDictBase | None:
+        """Return what is made of a batch, or put it into a buffer.
 
         It's counted as delivered as the very last thing: an interrupt comes before that, and the batch is lost and
         counted as discarded, or it comes when the caller has the batch. So nothing may follow in any of the callers.
@@ -98,7 +140,15 @@ class SourceCollector(DataCollectorBase):
         self._show_progress()
         try:
             collected = collect()
-            return self._source.deliver(collected, self._finished(collected.batch, finish))
+            batch = self._finished(collected.batch, finish)
+            if feed is None:
+                return self._source.deliver(collected, batch)
+            try:
+                feed.put(batch, lambda: self._source.deliver(collected, batch))
+                return None
+            except Exception:
+                self._source.lose("buffer")
+                raise
         except BaseException:
             self._source.lose("interrupted")
             raise
@@ -122,8 +172,9 @@ class SourceCollector(DataCollectorBase):
             index: which environments of a batch, anything that indexes the batch dimensions; None for all.
             **kwargs: passed to the environment's `reset`; only without `index`.
         """
-        self._check_open()
-        self._source.reset(index, **kwargs)
+        with self.pause():
+            self._check_open()
+            self._source.reset(index, **kwargs)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the environments, and what random actions are drawn with, and reset.
@@ -135,35 +186,144 @@ class SourceCollector(DataCollectorBase):
         Returns:
             The last seed that was used: `seed` itself for one environment.
         """
-        self._check_open()
-        return self._source.set_seed(seed, static_seed)
+        with self.pause():
+            self._check_open()
+            return self._source.set_seed(seed, static_seed)
 
-    def update_policy_weights_(self, policy_weights: TensorDictBase | None = None) -> None:
-        """Copy weights into the collector's own policy, in place.
+    def update_policy_weights_(
+        self, policy_or_weights: Any = None, *, worker_ids: Any = None, policy_weights: Any = None
+    ) -> None:
+        """Copy weights into the collector's own policy, in place; with a `weight_updater`, have that do it.
+
+        Batches that are collected in the background have the weights of one moment: they change between two batches.
 
         Args:
-            policy_weights: what ``TensorDict.from_module`` gives of the policy that the collector was made with,
-                or of `collector.policy`, which may be a wrapper around it; None for its current weights. Unless
-                the policy had to move to its device, that is the very policy that runs, and nothing needs to be
-                copied. Of one that had to, weights are copied by this method only from its first call on.
+            policy_or_weights: what ``TensorDict.from_module`` gives of the policy that the collector was made with,
+                or of `collector.policy`, which may be a wrapper around it; such a module itself; its ``state_dict()``;
+                or None for its current weights. Unless the policy had to move to its device, that is the very policy
+                that runs, and nothing needs to be copied. Of one that had to, weights are copied by this method only
+                from its first call on.
+            worker_ids: which workers get them; for collectors with workers, or with a `weight_updater`, which is given
+                them.
+            policy_weights: the older name of `policy_or_weights`.
 
         Raises:
             SchemaError: if the weights don't fit; nothing is copied then.
+            InvalidTypeError: `worker_ids` where there are no workers; or what can't be weights.
         """
-        self._source.push_weights(policy_weights)
+        weights = policy_weights if policy_or_weights is None else policy_or_weights
+        with self.pause():
+            if self._weight_updater is not None:
+                self._weight_updater.push_weights(weights, worker_ids)
+            elif worker_ids is not None:
+                raise InvalidTypeError("worker_ids: the collector has neither workers nor a weight_updater")
+            else:
+                self._source.push_weights(weights)
 
-    def shutdown(self) -> None:
-        """End what the collector runs; calling it again does nothing. `state_dict` and `stats` still work."""
+    @property
+    def weight_updater(self) -> WeightUpdaterBase | None:
+        """What `update_policy_weights_` calls instead of copying by itself; None for nothing. Can be set."""
+        return self._weight_updater
+
+    @weight_updater.setter
+    def weight_updater(self, updater: WeightUpdaterBase | None) -> None:
+        if updater is not None:
+            updater.register_collector(self)
+            self._source.stop_following()
+        self._weight_updater = updater
+
+    def init_updater(self, *args: Any, **kwargs: Any) -> None:
+        """Call `init` of the `weight_updater`, if there is one."""
+        if self._weight_updater is not None:
+            self._weight_updater.init(*args, **kwargs)
+
+    # ------------------------------------------------------- in the background
+    def start(self) -> None:
+        """Begin to collect into the replay buffer in a thread, until `stop`, `shutdown` or the end of the budget.
+
+        Sample from the buffer meanwhile. An error of the thread is raised by the next call of a method here; then the
+        collector can be started again. All other methods wait for the batch at hand.
+
+        Raises:
+            MissingArgumentError: there is no replay buffer.
+            UnsupportedError: it was started already.
+        """
+        if self._feed is None:
+            raise MissingArgumentError("start: the collector needs a buffer to collect into, replay_buffer=")
+        self._check_open()
+        if self._background is None:
+            self._background = Background(self._turn)
+        self._background.start()
+
+    def _turn(self) -> bool:
+        try:
+            self._take()
+        except BudgetSpent:
+            return False
+        return True
+
+    def stop(self, timeout: float | None = None) -> None:
+        """End what `start` began, after the batch at hand; `start` goes on from there.
+
+        Args:
+            timeout: how many seconds to wait for that; None for as long as it takes.
+
+        Raises:
+            WorkerTimeoutError: it took longer; there will be no further batch.
+        """
+        if self._background is not None:
+            self._background.stop(timeout)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Collect nothing in the background within a ``with`` block; without anything in the background, no effect."""
+        if self._background is None:
+            yield
+        else:
+            with self._background.paused():
+                yield
+
+    def is_running(self) -> bool:
+        """Return whether batches are being collected in the background."""
+        return self._background is not None and self._background.running
+
+    def shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
+        """End what the collector runs; calling it again does nothing. `state_dict` and `stats` still work.
+
+        Args:
+            timeout: how many seconds a batch in the background may take to end; None for as long as it takes.
+            close_env: whether the environment is closed, too; else it stays as it is, to evaluate in, say.
+
+        Raises:
+            WorkerTimeoutError: the batch took longer; the environment is still open then.
+            Exception: what a batch in the background raised.
+        """
         self.closed = True
+        try:
+            self.stop(timeout)
+        except WorkerTimeoutError:
+            raise
+        except BaseException:
+            self._close(close_env)
+            raise
+        self._close(close_env)
+
+    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
+        """Shut down what collects in the background; the same as `shutdown`."""
+        self.shutdown(timeout, close_env)
+
+    def _close(self, close_env: bool) -> None:
         self._show_progress(last=True)
-        self._source.close()
+        if close_env:
+            self._source.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return policy and environment state, the counters, and what keeps trajectory ids unique.
 
         Simulators aren't part of it: a restored collector begins new trajectories.
         """
-        return self._source.save()
+        with self.pause():
+            return self._source.save()
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True, **kwargs: Any) -> None:
         """Take over a saved state; the environments are reset before the next batch.
@@ -177,7 +337,8 @@ class SourceCollector(DataCollectorBase):
             MissingKeyError: if an entry is missing; nothing has changed then.
             SchemaError: if an entry is unexpected (a policy's weights without such a policy) or doesn't fit; likewise.
         """
-        self._source.load(state_dict, strict, **kwargs)
+        with self.pause():
+            self._source.load(state_dict, strict, **kwargs)
 
     def _show_progress(self, last: bool = False) -> None:
         if self._progress is not None:
@@ -187,7 +348,11 @@ class SourceCollector(DataCollectorBase):
 
     def _check_open(self) -> None:
         if self.closed:
-            raise ClosedError("the collector was shut down, or its budget is spent; make a new one")
+            raise ClosedError(
+                "the collector was shut down, or its budget is spent, and its environment is closed: make a new "
+                "collector; to evaluate afterwards use an environment of its own, or collect with total_frames=-1 and "
+                "end with shutdown(close_env=False)"
+            )
 
 
 class _Batches(Iterator[TensorDictBase]):
@@ -196,7 +361,7 @@ class _Batches(Iterator[TensorDictBase]):
     def __init__(self, collector: SourceCollector) -> None:
         self._collector = collector
 
-    def __next__(self) -> TensorDictBase:
+    def __next__(self) -> Any:
         try:
             return self._collector.take()
         except BudgetSpent:

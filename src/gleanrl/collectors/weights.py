@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -12,10 +12,20 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch.nn.parameter import is_lazy
 
+from gleanrl.arguments import optional_callable
 from gleanrl.devices import same_device
 from gleanrl.errors import InvalidTypeError, PolicyError, SchemaError
 from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import as_key, flatten
+
+
+def made_policy(policy: Any, factory: Callable[[], Any] | None) -> Any:
+    """Return the policy that a user gave, or that the user's callable makes."""
+    if factory is None:
+        return policy
+    if policy is not None:
+        raise InvalidTypeError("policy_factory: the policy was given already; give one of the two")
+    return optional_callable("policy_factory", factory)()
 
 
 class PolicyWeights:
@@ -51,21 +61,26 @@ class PolicyWeights:
     def refresh(self) -> None:
         """Give a copy the current weights of the user's module, unless the user pushes them."""
         if self._follows:
-            self._copy(TensorDict.from_module(self._source))
+            copy_weights(TensorDict.from_module(self._source), TensorDict.from_module(self.policy))
 
     def loaded(self) -> None:
         """Give the user's module the weights that were loaded into its copy, unless the user pushes them."""
         if self._follows:
             self._source.load_state_dict(self.policy.state_dict())
 
-    def push(self, weights: TensorDictBase | None = None) -> None:
+    def stop_following(self) -> None:
+        """Give a copy other weights by `push` only."""
+        self._by_hand = True
+
+    def push(self, weights: Any = None) -> None:
         """Copy weights into the collector's policy, in place, all or nothing; a copy gets no others from now on.
 
         Args:
-            weights: what `TensorDict.from_module` gives, of the policy or of a module around it; None for the
-                current weights of the user's module.
+            weights: what `TensorDict.from_module` gives, of the policy or of a module around it; such a module; its
+                state dictionary; None for the current weights of the user's module.
 
         Raises:
+            InvalidTypeError: anything else.
             SchemaError: if the keys, shapes or dtypes aren't those of the policy; nothing was copied then.
         """
         if not isinstance(self.policy, torch.nn.Module):
@@ -73,36 +88,57 @@ class PolicyWeights:
                 raise PolicyError("update_policy_weights_: the policy isn't a module and has no weights")
             return
         if weights is not None or self.policy is not self._source:
-            self._copy(TensorDict.from_module(self._source) if weights is None else weights)
+            given = weights_of(self._source if weights is None else weights)
+            copy_weights(given, TensorDict.from_module(self.policy))
         self._by_hand = True
 
-    def _copy(self, weights: TensorDictBase) -> None:
-        if not isinstance(weights, TensorDictBase):
-            raise InvalidTypeError(
-                f"update_policy_weights_: expected a TensorDict of weights, got {type(weights).__name__}"
-            )
-        own, given = flatten(TensorDict.from_module(self.policy)), flatten(weights)
-        if all(path[0] == "module" for path in given) and not any(path[0] == "module" for path in own):
-            given = {path[1:]: value for path, value in given.items()}
-        if set(own) != set(given):
+
+def weights_of(source: Any) -> TensorDictBase:
+    """Return the weights that a module has, or that a TensorDict or a state dictionary holds."""
+    if isinstance(source, torch.nn.Module):
+        return TensorDict.from_module(source)
+    if isinstance(source, Mapping):
+        return TensorDict(dict(source)).unflatten_keys(".")
+    if not isinstance(source, TensorDictBase):
+        raise InvalidTypeError(
+            f"update_policy_weights_: expected a TensorDict of weights, a state dictionary or a module, "
+            f"got {type(source).__name__}"
+        )
+    return source
+
+
+def copy_weights(weights: TensorDictBase, target: TensorDictBase) -> None:
+    """Copy weights into others, in place, all or nothing.
+
+    Args:
+        weights: of the same module as `target`, or of a module around it.
+        target: what `TensorDict.from_module` gave.
+
+    Raises:
+        SchemaError: if the keys, shapes or dtypes differ; nothing was copied then.
+    """
+    own, given = flatten(target), flatten(weights)
+    if all(path[0] == "module" for path in given) and not any(path[0] == "module" for path in own):
+        given = {path[1:]: value for path, value in given.items()}
+    if set(own) != set(given):
+        raise SchemaError(
+            f"update_policy_weights_: missing {sorted(set(own) - set(given))}, "
+            f"unexpected {sorted(set(given) - set(own))}"
+        )
+    for path, mine in own.items():
+        value = given[path]
+        if mine.shape != value.shape or mine.dtype is not value.dtype:
             raise SchemaError(
-                f"update_policy_weights_: missing {sorted(set(own) - set(given))}, "
-                f"unexpected {sorted(set(given) - set(own))}"
+                f"update_policy_weights_: {as_key(path)!r} expected shape {tuple(mine.shape)} "
+                f"{mine.dtype}, got {tuple(value.shape)} {value.dtype}; nothing is cast or broadcast"
             )
-        for path, target in own.items():
-            value = given[path]
-            if target.shape != value.shape or target.dtype is not value.dtype:
-                raise SchemaError(
-                    f"update_policy_weights_: {as_key(path)!r} expected shape {tuple(target.shape)} "
-                    f"{target.dtype}, got {tuple(value.shape)} {value.dtype}; nothing is cast or broadcast"
-                )
 
-        def change() -> None:
-            with torch.no_grad():
-                for path, target in own.items():
-                    target.copy_(given[path])
+    def change() -> None:
+        with torch.no_grad():
+            for path, mine in own.items():
+                mine.copy_(given[path])
 
-        to_the_end(change)
+    to_the_end(change)
 
 
 def _is_on(module: torch.nn.Module, device: torch.device) -> bool:

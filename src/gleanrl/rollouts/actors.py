@@ -17,6 +17,7 @@ from tensordict import TensorDictBase
 from gleanrl.block import Block, Field, numpy_twin, numpy_view
 from gleanrl.errors import PolicyError
 from gleanrl.rollouts.carry import PolicyCarry
+from gleanrl.rollouts.compiling import Compiler
 from gleanrl.rollouts.fitting import Conversions, misfit
 from gleanrl.rollouts.modules import ModuleCall, Values, calls_of, inputs_of
 from gleanrl.rollouts.policies import RandomPolicy
@@ -101,6 +102,7 @@ class PolicyActor:
         fields: the actor's columns, actions first.
         layout: which columns there are; see `RowLayout`.
         first: the policy's output for the first row, if it was called on that already.
+        compiler: makes faster callables of what the policy calls; None for none.
     """
 
     def __init__(
@@ -109,14 +111,17 @@ class PolicyActor:
         fields: Mapping[Path, Field],
         layout: RowLayout,
         first: Values | None = None,
+        compiler: Compiler | None = None,
     ) -> None:
         self._policy = policy
+        self._compiler = compiler
         self._fields = fields
         self._layout = layout
         self._first = first
         self.primed = below_next(fields)
         self.carry = PolicyCarry(layout.batch_size, layout.policy_device)
-        self._on_tensordict = _TensorDictCall(policy, fields, layout, self.carry)
+        whole = policy if compiler is None or self.by_modules else compiler(policy)
+        self._on_tensordict = _TensorDictCall(whole, fields, layout, self.carry)
         if first is not None:
             self.carry.outputs = tuple(
                 (path, first[path]) for path in first if self._on_tensordict.is_state(path)
@@ -150,7 +155,7 @@ class PolicyActor:
 
     def _chain(self) -> list[ModuleCall] | None:
         """Return the calls of the policy, or None if it must get a TensorDict."""
-        chain = calls_of(self._policy, self._layout.batch_size)
+        chain = calls_of(self._policy, self._layout.batch_size, self._compiler)
         if chain is None:
             return None
         inputs, made = inputs_of(chain), {path for call in chain for path in call.outputs}

@@ -21,6 +21,7 @@ from tensordict.nn import (
 from tensordict.nn.probabilistic import interaction_type
 
 from gleanrl.errors import PolicyError
+from gleanrl.rollouts.compiling import Compiler
 from gleanrl.tree import Path, as_key, as_path, dict_batch
 
 _NUMBERS = (np.ndarray, np.generic, bool, int, float)
@@ -35,14 +36,15 @@ class PlainCall:
 
     Args:
         module: a TensorDictModule for which `_is_plain` holds.
+        compiler: gives what is called in place of the wrapped callable; None for itself.
     """
 
-    def __init__(self, module: TensorDictModule) -> None:
+    def __init__(self, module: TensorDictModule, compiler: Compiler | None = None) -> None:
         self.inputs: list[Path] = [as_path(key) for key in module.in_keys]
         self.outputs: list[Path] = [as_path(key) for key in module.out_keys]
         names: list[str] | None = module._kwargs
         self._named = None if names is None else list(zip(names, self.inputs, strict=True))
-        self._call: Callable[..., Any] = module.module
+        self._call: Callable[..., Any] = module.module if compiler is None else compiler(module.module)
 
     def __call__(self, values: Values) -> None:
         """Read the inputs from `values` and add the outputs."""
@@ -104,10 +106,12 @@ class ProbabilisticCall:
 ModuleCall = PlainCall | ProbabilisticCall
 
 
-def calls_of(policy: Any, batch_size: torch.Size) -> list[ModuleCall] | None:
-    """Return the calls that do what `policy` does, or None if it can't be taken apart."""
+def calls_of(
+    policy: Any, batch_size: torch.Size, compiler: Compiler | None = None
+) -> list[ModuleCall] | None:
+    """Return the calls that do what `policy` does, or None if it can't be taken apart; see `PlainCall`."""
     if type(policy) is TensorDictModule:
-        return [PlainCall(policy)] if _is_plain(policy) else None
+        return [PlainCall(policy, compiler)] if _is_plain(policy) else None
     if type(policy) is ProbabilisticTensorDictModule:
         flat = all(isinstance(key, str) for key in policy.in_keys)
         plain = flat and policy._generator_key is None and policy.num_samples is None and not _hooked(policy)
@@ -125,7 +129,7 @@ def calls_of(policy: Any, batch_size: torch.Size) -> list[ModuleCall] | None:
             return None
         found: list[ModuleCall] = []
         for module in policy._module_iter():
-            part = calls_of(module, batch_size)
+            part = calls_of(module, batch_size, compiler)
             if part is None:
                 return None
             found.extend(part)

@@ -15,6 +15,7 @@ from gleanrl.devices import columns_device
 from gleanrl.errors import PolicyError
 from gleanrl.pool import BufferPool
 from gleanrl.rollouts.actors import PolicyActor, RandomActor, RowLayout
+from gleanrl.rollouts.compiling import Compiler
 from gleanrl.rollouts.faults import StepFault, explain
 from gleanrl.rollouts.policies import OwnActions, RandomPolicy, only_draws, wrap_policy
 from gleanrl.rollouts.probing import Trial, outputs_of, sizes_of_groups
@@ -23,6 +24,22 @@ from gleanrl.rollouts.steppers import TensorDictStepper, make_stepper
 from gleanrl.rollouts.traits import Env, EnvTraits
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import FLAGS, Path, as_key, as_path, flatten, outermost
+
+
+@dataclass(frozen=True)
+class Handling:
+    """How a policy is taken.
+
+    Attributes:
+        trusted: whether it is called on TensorDicts, whatever its signature says.
+        compiler: makes faster callables of what it calls; None for none.
+    """
+
+    trusted: bool = False
+    compiler: Compiler | None = None
+
+
+AS_IT_IS = Handling()
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,6 +92,7 @@ def plan_rollout(
     act_now: bool = False,
     rules: EpisodeRules = FREELY,
     generator: OwnedTorchGenerator | None = None,
+    handling: Handling = AS_IT_IS,
 ) -> RolloutPlan:
     """Find out what `env` and `policy` read and write, and choose how they are run.
 
@@ -90,6 +108,7 @@ def plan_rollout(
             of it is tried. With grad mode on, gradients flow through such a rollout if anything requires them.
         rules: what becomes of episodes.
         generator: what random actions are drawn with; None for torch's global generator.
+        handling: how the policy is taken.
 
     Raises:
         PolicyError: if the policy's output doesn't fit the environment.
@@ -108,7 +127,7 @@ def plan_rollout(
     dims = len(env.batch_size)
     actions = action_fields(env, dims)
     keys = list(env.observation_spec.keys(True, True))
-    wrapped = wrap_policy(policy, env, keys)
+    wrapped = policy if handling.trusted and callable(policy) else wrap_policy(policy, env, keys)
     moved = policy_device if policy_device != columns_device(stepper.device) else None
     if only_draws(wrapped) or isinstance(wrapped, OwnActions):
         moved = None
@@ -135,7 +154,7 @@ def plan_rollout(
     if only_draws(wrapped):
         actor = RandomActor(wrapped, written, vary, generator)
     else:
-        actor = PolicyActor(wrapped, written, layout, trial.first)
+        actor = PolicyActor(wrapped, written, layout, trial.first, handling.compiler)
     random_actor: Actor = RandomActor(RandomPolicy(env.full_action_spec), written, vary, generator)
     if traits.own_actions:
         random_actor = PolicyActor(OwnActions(env, written), written, replace(layout, policy_device=None))

@@ -10,6 +10,10 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from gleanrl.system.clock import Deadline, sleep
+
+_SECONDS_BETWEEN_LOOKS = 0.01
+
 Result = TypeVar("Result")
 
 
@@ -17,12 +21,16 @@ class Job(Generic[Result]):
     """One call that a thread makes, and what came of it.
 
     An interrupt (Ctrl-C, the exception of a signal handler) that comes while somebody waits harms nothing: one raw
-    lock says whether the call has ended, and nobody keeps it.
+    lock is held until the call has ended, and nobody else keeps it.
+
+    Attributes:
+        ended: whether the call has ended.
     """
 
-    __slots__ = ("_call", "_error", "_pending", "_result")
+    __slots__ = ("_call", "_error", "_pending", "_result", "ended")
 
     def __init__(self, call: Callable[[], Result]) -> None:
+        self.ended = False
         self._call = call
         self._error: BaseException | None = None
         self._pending = threading.Lock()
@@ -35,7 +43,15 @@ class Job(Generic[Result]):
         except BaseException as error:
             self._error = error
         finally:
+            self.ended = True
             self._pending.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the call to end, so long at most; return whether it has."""
+        deadline = Deadline(seconds)
+        while not self.ended and not deadline.passed():
+            sleep(_SECONDS_BETWEEN_LOOKS)
+        return self.ended
 
     def result(self) -> Result:
         """Wait for the call to end; return what it returned, or raise what it raised."""
@@ -102,8 +118,18 @@ class _Worker(threading.Thread):
         self.jobs.put(None)  # for the next one: however many there are, they all end
 
 
+_ending = False
+
+
+def ending() -> bool:
+    """Return whether the program ends: a call that goes on and on has to end, too."""
+    return _ending
+
+
 def _end_all() -> None:
     """Let every thread end, and wait until it has."""
+    global _ending
+    _ending = True
     workers = [thread for thread in threading.enumerate() if isinstance(thread, _Worker)]
     for worker in workers:
         try:

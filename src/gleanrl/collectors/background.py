@@ -1,0 +1,96 @@
+"""Batch after batch in a thread, while the learner samples from the buffer that they go into."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from weakref import WeakMethod
+
+from gleanrl.errors import UnsupportedError, WorkerTimeoutError
+from gleanrl.system import threads
+
+
+class _Signal:
+    """What a run and whoever stops it share."""
+
+    stop = False
+    thread: int | None = None
+
+
+class Background:
+    """Takes turns in a thread until it is stopped, a turn fails, or there is nothing left to do.
+
+    The thread and the caller never use a collector at the same time: whoever wants to do anything else meanwhile does
+    it within `paused`, between two turns. What a turn raised is raised by the next call here, once; then it can be
+    started again. It ends with the last reference to the turn's owner, and with the program. One caller at a time.
+
+    Args:
+        turn: a method, held weakly; returns whether there is another turn.
+    """
+
+    def __init__(self, turn: Callable[[], bool]) -> None:
+        self._turn = WeakMethod(turn)
+        self._workers = threads.Workers(1, "gleanrl-collector")
+        self._job: threads.Job[None] | None = None
+        self._signal = _Signal()
+
+    @property
+    def running(self) -> bool:
+        """Whether turns are being taken; raises what the last one raised."""
+        if self._job is None or self._workers.forked:
+            return False
+        if not self._job.ended:
+            return True
+        job, self._job = self._job, None
+        job.result()
+        return False
+
+    def start(self) -> None:
+        """Begin."""
+        if self.running:
+            raise UnsupportedError("start: the collector collects in the background already")
+        signal, turn = _Signal(), self._turn
+        self._signal, self._job = signal, self._workers.start(lambda: _run(turn, signal))
+
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """End after the turn at hand; return whether turns were being taken.
+
+        Args:
+            timeout_s: how long to wait for its end; None for as long as it takes.
+
+        Raises:
+            WorkerTimeoutError: it didn't end in that time; it will, and then there is no further one.
+        """
+        signal = self._signal
+        signal.stop = True
+        if signal.thread == threading.get_ident() or not self.running:
+            return False
+        assert self._job is not None
+        if timeout_s is not None and not self._job.wait(timeout_s):
+            raise WorkerTimeoutError(
+                f"the batch in the background didn't end within {timeout_s} s; it's the last one: call again to wait on"
+            )
+        job, self._job = self._job, None
+        job.result()
+        return True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take no turn within a ``with`` block."""
+        if not self.stop():
+            yield
+            return
+        try:
+            yield
+        finally:
+            self.start()
+
+
+def _run(method: WeakMethod[Callable[[], bool]], signal: _Signal) -> None:
+    signal.thread = threading.get_ident()
+    while not signal.stop and not threads.ending():
+        turn = method()
+        if turn is None or not turn():
+            return
+        del turn  # between two turns nobody here keeps the owner alive

@@ -1,0 +1,59 @@
+"""Where batches go instead of to the user: a replay buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from gleanrl.data.replay_buffers import ReplayBuffer
+from gleanrl.errors import InvalidTypeError
+
+
+class Feed:
+    """Puts batches into a buffer.
+
+    Args:
+        buffer: has `extend` and `add`; other threads may sample from it meanwhile if it allows that, as ours do.
+        whole: whether a batch goes in by one `extend`; else step by step, by `add` for one environment and by `extend`
+            for several.
+
+    Raises:
+        InvalidTypeError: if `buffer` isn't one.
+    """
+
+    def __init__(self, buffer: Any, whole: bool = True) -> None:
+        try:
+            self._adders = buffer.add, buffer.extend
+        except AttributeError as cause:
+            raise InvalidTypeError(
+                f"replay_buffer: expected a replay buffer, got {type(buffer).__name__}"
+            ) from cause
+        self.buffer, self._whole = buffer, whole
+
+    def put(self, batch: TensorDictBase, arrived: Callable[[], Any]) -> None:
+        """Put a batch in and call `arrived`, which may be called twice.
+
+        An interrupt comes before the batch is in, or after both; that holds for buffers of ours, whose writes end
+        whatever comes.
+        """
+        before = self._written()
+        try:
+            self._put(batch)
+            arrived()
+        except BaseException:
+            if before is not None and self._written() != before:
+                arrived()
+            raise
+
+    def _put(self, batch: TensorDictBase) -> None:
+        if self._whole:
+            self._adders[1](batch)
+            return
+        put = self._adders[batch.ndim > 1]
+        for record in batch.unbind(-1):
+            put(record)
+
+    def _written(self) -> int | None:
+        return self.buffer.stats().rows_written if isinstance(self.buffer, ReplayBuffer) else None

@@ -1,0 +1,132 @@
+"""Users' own ways to send weights, and the one that copies."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from gleanrl.collectors import VanillaWeightUpdater, WeightUpdaterBase
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
+from tests.collectors.helpers import Net, make
+from tests.fakes_base import CountingEnv
+
+
+class Mine(WeightUpdaterBase):
+    """Notes what is sent to whom; has no constructor that calls ours."""
+
+    def __init__(self, ids: Any = None) -> None:
+        self.ids, self.sent = ids, []  # type: ignore[var-annotated]
+
+    def _get_server_weights(self) -> Any:
+        return "mine"
+
+    def _maybe_map_weights(self, policy_or_weights: Any) -> Any:
+        return f"mapped {policy_or_weights}"
+
+    def all_worker_ids(self) -> Any:
+        return self.ids
+
+    def _skip_update(self, worker_id: Any) -> bool:
+        return worker_id == 2
+
+    def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any) -> None:
+        self.sent.append((worker_id, server_weights))
+
+
+def test_every_step_of_an_update_can_be_the_users() -> None:
+    updater, calls = Mine([0, 1, 2]), []
+    updater.register_post_hook(lambda: calls.append(len(updater.sent)))
+    updater.push_weights()
+    updater.push_weights("given", 1)
+    updater("given", worker_ids=[1, 2])
+    assert updater.sent == [(0, "mapped mine"), (1, "mapped mine"), (1, "mapped given"), (1, "mapped given")]
+    assert calls == [2, 3, 4]
+    alone = Mine()
+    alone.push_weights()
+    assert alone.sent == [(None, "mapped mine")] and alone.post_hooks == []
+
+
+def test_a_collector_has_it_send_the_weights() -> None:
+    updater = Mine()
+    collector = make(policy=Net(), weight_updater=updater)
+    assert collector.weight_updater is updater and updater.collector is collector
+    collector.update_policy_weights_()
+    collector.update_policy_weights_("w", worker_ids=[0])
+    assert updater.sent == [(None, "mapped mine"), (0, "mapped w")]
+    with pytest.raises(InvalidArgumentError, match="another collector"):
+        make(policy=Net(), weight_updater=updater)
+    del collector
+    gc.collect()
+    assert updater.collector is None
+    assert isinstance(make(weight_updater=Mine).weight_updater, Mine)
+    with pytest.raises(InvalidTypeError, match="weight_updater: expected .*got int"):
+        make(weight_updater=3)
+
+
+def test_arguments_that_are_known_late() -> None:
+    class Late(Mine):
+        def init(self, address: str, port: int = 0) -> None:
+            self.place = address, port
+
+    collector = make(weight_updater=Late)
+    collector.init_updater("here", port=1)
+    assert collector.weight_updater.place == ("here", 1)  # type: ignore[union-attr]
+    make().init_updater("nobody", "cares")
+
+
+def test_without_one_there_are_no_workers_to_name() -> None:
+    collector = make(policy=Net())
+    assert collector.weight_updater is None
+    with pytest.raises(InvalidTypeError, match="worker_ids"):
+        collector.update_policy_weights_(Net(0.75), worker_ids=0)
+    for given in (Net(0.75), TensorDict.from_module(Net(0.75)), Net(0.75).state_dict()):
+        with torch.no_grad():
+            collector.policy.module.value.fill_(0)
+        collector.update_policy_weights_(given)
+        assert collector.next()["action"].eq(0.75).all()  # type: ignore[index]
+    collector.update_policy_weights_(policy_weights=TensorDict.from_module(Net(0.25)))
+    assert collector.next()["action"].eq(0.25).all()  # type: ignore[index]
+
+
+def test_a_copy_no_longer_gets_weights_by_itself() -> None:
+    net = Net()
+    copied = make(policy=nn.Sequential(net), weight_updater=Mine)
+    copied._source.stop_following()  # type: ignore[attr-defined]
+    assert copied.next()["action"].eq(0.5).all()  # type: ignore[index]
+
+
+class TestVanilla:
+    def test_it_copies_what_it_is_given_or_gets(self) -> None:
+        policy, server = nn.Linear(2, 1), nn.Linear(2, 1)
+        updater = VanillaWeightUpdater(
+            weight_getter=lambda: TensorDict.from_module(server),
+            policy_weights=TensorDict.from_module(policy),
+        )
+        updater.push_weights()
+        assert torch.equal(policy.weight, server.weight)
+        other = nn.Linear(2, 1)
+        for form in (other, other.state_dict(), TensorDict.from_module(other).data):
+            updater.push_weights()
+            updater.push_weights(form)
+            assert torch.equal(policy.weight, other.weight)
+        with pytest.raises(SchemaError):
+            updater.push_weights(nn.Linear(3, 1))
+
+    def test_of_a_policy(self) -> None:
+        policy, other = nn.Linear(2, 1), nn.Linear(2, 1)
+        updater = VanillaWeightUpdater.from_policy(policy)
+        assert updater is not None and Mine.from_policy(policy) is None
+        updater.push_weights()  # nobody to ask
+        updater.push_weights(other)
+        assert torch.equal(policy.weight, other.weight)
+
+    def test_in_a_collector(self) -> None:
+        net = Net()
+        collector = make(CountingEnv(), net, weight_updater=VanillaWeightUpdater.from_policy(net))
+        collector.update_policy_weights_(Net(0.75))
+        assert collector.next()["action"].eq(0.75).all()  # type: ignore[index]
