@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from gleanrl.block import Block, Field, GraphBlock, Schema, allocate, numpy_dtype, numpy_view
+from gleanrl.block import Block, Field, Schema, allocate, numpy_dtype, numpy_view
 from gleanrl.errors import SchemaError
 from gleanrl.pool import BufferPool
 from gleanrl.tree import Path
@@ -209,18 +209,3 @@ class TestBlock:
         for ours, theirs in zip(first.columns, second.columns, strict=True):
             ours.zero_(), theirs.fill_(1)
             assert not ours.any()
-
-
-def test_a_block_that_keeps_its_graph():
-    schema = Schema(
-        {("x",): Field(torch.Size((2,)), torch.float32), ("n",): Field(torch.Size(), torch.int64)}
-    )
-    block, weight = GraphBlock(schema, (3,), 4), torch.tensor(2.0, requires_grad=True)
-    for t in range(4):
-        block.rows(("x",))[t].copy_(weight * t)
-    block.fill(("n",), torch.arange(12).reshape(4, 3))
-    batch = block.batch(3)
-    assert batch.shape == (3, 3) and batch.names == [None, "time"] and batch["n"].tolist()[1] == [1, 4, 7]
-    assert block.record(2)["n"].tolist() == [6, 7, 8] == batch["n"][:, 2].tolist()
-    batch["x"].sum().backward()
-    assert weight.grad == (0 + 1 + 2) * 6

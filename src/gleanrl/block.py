@@ -2,7 +2,8 @@
 
 A `Schema` names the leaves of a record with their shapes and dtypes. A `Block` is one preallocated column per
 leaf, ``[*batch, T, *leaf]``, with NumPy views of the same memory for the writers that work in NumPy. Time is
-the last batch dimension and is called ``"time"``.
+the last batch dimension and is called ``"time"``. Leaves without a fixed shape or a dtype are *lists*: their columns
+are arrays of objects (see `gleanrl.objects`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 from gleanrl.errors import SchemaError
+from gleanrl.layout import Layout
+from gleanrl.objects import Leaf, Objects
 from gleanrl.pool import BufferPool
-from gleanrl.tree import Layout, Path, as_key, group_sizes, iter_leaves
+from gleanrl.tree import Path, as_key, empty_groups, group_sizes, iter_leaves
 
 
 @cache
@@ -45,19 +48,59 @@ def numpy_view(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True)
 class Field:
-    """One leaf of a record: its shape without batch dimensions, and its dtype."""
+    """One leaf of a record: its shape without batch dimensions, and its dtype.
+
+    A leaf that a column of numbers can't hold is a list: with sizes of -1 (they differ from record to record, each
+    record's tensor is an object), or without a dtype (any objects, as many as the shape says).
+    """
 
     shape: torch.Size
-    dtype: torch.dtype
+    dtype: Any
+    """A torch.dtype, or None."""
+
+    @classmethod
+    def of(cls, leaf: Leaf, dims: int) -> Field:
+        """Return the field of a batch's leaf with `dims` batch dimensions."""
+        if isinstance(leaf, Objects) and leaf.blank is not None:
+            return cls(leaf.field_shape, leaf.blank.dtype)
+        return cls(leaf.shape[dims:], leaf.dtype)
+
+    @property
+    def is_list(self) -> bool:
+        """Whether its column is an array of objects."""
+        return self.dtype is None or -1 in self.shape
+
+    @property
+    def blank(self) -> torch.Tensor | None:
+        """What a list holds where there is nothing: an empty tensor, or None; see `Objects`."""
+        if self.dtype is None:
+            return None
+        return torch.empty([0 if size == -1 else size for size in self.shape], dtype=self.dtype, device="cpu")
+
+    @property
+    def row_shape(self) -> torch.Size:
+        """What a row of its column is shaped as."""
+        return torch.Size() if -1 in self.shape else self.shape
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one record's leaf."""
-        return prod(self.shape) * self.dtype.itemsize
+        """Bytes of one record's leaf; of lists, of the references."""
+        return prod(self.row_shape) * (8 if self.is_list else self.dtype.itemsize)
+
+    def fits(self, value: Any) -> bool:
+        """Return whether a tensor has this shape, any sizes where they are open, and this dtype."""
+        return isinstance(value, torch.Tensor) and value.dtype is self.dtype and self.allows(value.shape)
+
+    def allows(self, shape: Sequence[int]) -> bool:
+        """Return whether a shape is this one, any sizes where they are open."""
+        return len(shape) == len(self.shape) and all(
+            size in (-1, came) for size, came in zip(self.shape, shape, strict=True)
+        )
 
     def __str__(self) -> str:
         """Show as ``(84, 84, 4) uint8``."""
-        return f"{tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"
+        kind = "objects" if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        return f"{tuple(self.shape)} {kind}"
 
 
 class Schema:
@@ -67,15 +110,21 @@ class Schema:
         fields: path to `Field`, in the order that columns and built TensorDicts have.
         groups: what the batch sizes of nested TensorDicts have beyond the batch's own (see `Layout`); two schemas
             that differ in nothing else are equal.
+        empty: groups that hold nothing; two schemas that differ in them alone are equal, too.
     """
 
     def __init__(
-        self, fields: Mapping[Path, Field], groups: Mapping[Path, Sequence[int]] | None = None
+        self,
+        fields: Mapping[Path, Field],
+        groups: Mapping[Path, Sequence[int]] | None = None,
+        empty: Iterable[Path] = (),
     ) -> None:
-        self.layout = Layout(fields, groups)
+        self.lists: tuple[Path, ...] = tuple(path for path, field in fields.items() if field.is_list)
+        """The leaves that are lists."""
+        self.layout = Layout(fields, groups, self.lists, empty)
         self.fields: tuple[Field, ...] = tuple(fields.values())
         self._positions = {path: position for position, path in enumerate(self.layout.paths)}
-        self._shapes: dict[torch.Size, list[tuple[torch.Size, torch.dtype]]] = {}
+        self._shapes: dict[torch.Size, list[tuple[torch.Size, torch.dtype | None]]] = {}
 
     @classmethod
     def of(cls, batch: TensorDictBase, exclude: Iterable[Path] = ()) -> Schema:
@@ -83,12 +132,9 @@ class Schema:
         drop = set(exclude)
         dims = len(batch.batch_size)
         return cls(
-            {
-                path: Field(leaf.shape[dims:], leaf.dtype)
-                for path, leaf in iter_leaves(batch)
-                if path not in drop
-            },
+            {path: Field.of(leaf, dims) for path, leaf in iter_leaves(batch) if path not in drop},
             group_sizes(batch, dims),
+            empty_groups(batch),
         )
 
     @property
@@ -138,7 +184,25 @@ class Schema:
         """Return the position of `path` among the leaves (KeyError if there is none)."""
         return self._positions[path]
 
-    def check(self, leaves: Sequence[torch.Tensor], lead: torch.Size, where: str) -> None:
+    def as_lists(self, leaves: list[Leaf], lead: torch.Size, where: str) -> list[Leaf]:
+        """Return `leaves`, those of lists as `Objects` ``[*lead, *row]``: tensors of one shape are cut into rows.
+
+        Raises:
+            SchemaError: a tensor of another dtype, or of a shape that the field doesn't allow.
+        """
+        for path in self.lists:
+            position, field = self._positions[path], self[path]
+            leaf = leaves[position]
+            if field.dtype is not None:
+                if isinstance(leaf, torch.Tensor):
+                    leaf = leaves[position] = Objects.rows_of(leaf, lead)
+                for item in leaf.array.flat:
+                    if not field.fits(item):
+                        came = Field(item.shape, item.dtype) if isinstance(item, torch.Tensor) else type(item)
+                        raise SchemaError(f"{where}: key {as_key(path)!r} expected {field}, got {came}")
+        return leaves
+
+    def check(self, leaves: Sequence[Leaf], lead: torch.Size, where: str) -> None:
         """Raise unless every leaf is ``[*lead, *field]`` and of the field's dtype.
 
         Args:
@@ -154,23 +218,38 @@ class Schema:
             if leaf.shape != shape or leaf.dtype is not dtype:
                 self._raise_mismatch(leaves, expected, where)
 
-    def _expected(self, lead: torch.Size) -> list[tuple[torch.Size, torch.dtype]]:
+    def _expected(self, lead: torch.Size) -> list[tuple[torch.Size, torch.dtype | None]]:
         if len(self._shapes) >= 64:  # a bounded memory of recent batch sizes
             self._shapes.clear()
-        found = [(torch.Size((*lead, *field.shape)), field.dtype) for field in self.fields]
+        found = [
+            (torch.Size((*lead, *field.row_shape)), None if field.is_list else field.dtype)
+            for field in self.fields
+        ]
         self._shapes[lead] = found
         return found
 
     def _raise_mismatch(
-        self, leaves: Sequence[torch.Tensor], expected: Sequence[tuple[torch.Size, torch.dtype]], where: str
+        self, leaves: Sequence[Leaf], expected: Sequence[tuple[torch.Size, torch.dtype | None]], where: str
     ) -> None:
         for path, leaf, (shape, dtype) in zip(self.paths, leaves, expected, strict=True):
             if leaf.shape != shape or leaf.dtype is not dtype:
+                unlike = isinstance(leaf, Objects) and leaf.blank is not None
+                came = Field.of(leaf, len(leaf.shape) if unlike else 0)
                 raise SchemaError(
-                    f"{where}: key {as_key(path)!r} expected shape {tuple(shape)} {dtype}, got "
-                    f"{tuple(leaf.shape)} {leaf.dtype}; the first write fixed the schema and nothing is cast "
-                    "or broadcast: convert the data before it comes here"
+                    f"{where}: key {as_key(path)!r} expected shape {tuple(shape)} {dtype or 'of objects'}, got "
+                    f"{f'tensors of unlike shapes {came}' if unlike else f'{tuple(leaf.shape)} {leaf.dtype}'}; the "
+                    "first write fixed the schema and nothing is cast or broadcast: convert the data before it comes "
+                    "here" + (", or use LazyStackStorage" if unlike else "")
                 )
+
+
+def new_column(
+    lead: Sequence[int], field: Field, device: torch.device | None = None, pool: BufferPool | None = None
+) -> Leaf:
+    """Return memory for one leaf of records ``[*lead]``: an uninitialised tensor, or blanks; see `allocate`."""
+    if field.is_list:
+        return Objects.blanks((*lead, *field.row_shape), field.blank)
+    return allocate((*lead, *field.shape), field.dtype, device, pool)
 
 
 def allocate(
@@ -217,7 +296,7 @@ class Block:
         num_steps: int,
         device: torch.device | None = None,
         pool: BufferPool | None = None,
-        columns: Sequence[torch.Tensor] | None = None,
+        columns: Sequence[Leaf] | None = None,
         borrowed: bool = False,
     ) -> None:
         self.schema = schema
@@ -227,11 +306,8 @@ class Block:
         self.time_dim = len(batch_size)
         self.borrowed = borrowed
         if columns is None:
-            columns = [
-                allocate((*self.batch_size, *field.shape), field.dtype, device, pool)
-                for field in schema.fields
-            ]
-        self.columns: list[torch.Tensor] = list(columns)
+            columns = [new_column(self.batch_size, field, device, pool) for field in schema.fields]
+        self.columns: list[Leaf] = list(columns)
 
     def part(self, index: int) -> Block:
         """Return the block of environment `index` of the first batch dimension: views of this one's columns."""
@@ -252,7 +328,7 @@ class Block:
             target.copy_(column)
         return out
 
-    def column(self, path: Path) -> torch.Tensor:
+    def column(self, path: Path) -> Leaf:
         """Return the whole column at `path`, ``[*batch, T, *leaf]``."""
         return self.columns[self.schema.index(path)]
 
@@ -260,21 +336,23 @@ class Block:
         """Return a NumPy view of the column at `path` (CPU blocks only; bfloat16 as uint16)."""
         return numpy_view(self.column(path))
 
-    def rows(self, path: Path) -> tuple[torch.Tensor, ...]:
-        """Return T tensor views of the column at `path`, one for each step: ``[*batch, *leaf]``."""
+    def rows(self, path: Path) -> tuple[Leaf, ...]:
+        """Return T views of the column at `path`, one for each step: ``[*batch, *leaf]``."""
         return self.column(path).unbind(self.time_dim)
 
     def fill(self, path: Path, values: torch.Tensor) -> None:
         """Write the whole column at `path`; `values` have time first, ``(T, *batch, *leaf)``."""
         self.column(path).movedim(self.time_dim, 0).copy_(values)
 
-    def record(self, t: int, device: torch.device | None = None) -> TensorDict:
+    def record(self, t: int, device: torch.device | None = None) -> Any:
         """Return the TensorDict of step `t` over the rows' memory; `device` as in `batch`."""
         leaves = [self.rows(path)[t] for path in self.schema.paths]
         return self.schema.layout.build(leaves, self.batch_size[:-1], device)
 
-    def batch(self, num_steps: int | None = None, device: torch.device | None = None) -> TensorDict:
+    def batch(self, num_steps: int | None = None, device: torch.device | None = None) -> Any:
         """Return the TensorDict over the columns' memory, its last batch dimension named ``"time"``.
+
+        With tensors of unlike shapes it is a lazy stack of views (see `Layout.build`).
 
         Args:
             num_steps: how many steps were written; None for all. Fewer gives the leading steps.
@@ -286,46 +364,3 @@ class Block:
             size = torch.Size((*size[:-1], num_steps))
         names = [None] * self.time_dim + ["time"]
         return self.schema.layout.build(columns, size, device, names)
-
-
-class GraphBlock(Block):
-    """A block whose rows are tensors of their own, so that gradients flow through what is written into them.
-
-    Columns written in place can't carry gradients: here they are stacked when they are asked for, once the rows are
-    written. A step costs some more, and each row keeps the graph that it came from.
-
-    Args:
-        schema: see `Block`.
-        batch_size: see `Block`.
-        num_steps: see `Block`.
-        device: see `Block`.
-    """
-
-    def __init__(
-        self, schema: Schema, batch_size: Sequence[int], num_steps: int, device: torch.device | None = None
-    ) -> None:
-        super().__init__(schema, batch_size, num_steps, columns=())
-        shapes = {path: (*batch_size, *field.shape) for path, field in schema.items().items()}
-        self._rows = {
-            path: tuple(allocate(shape, schema[path].dtype, device) for _ in range(num_steps))
-            for path, shape in shapes.items()
-        }
-
-    def column(self, path: Path) -> torch.Tensor:
-        """Return a copy of the column at `path`, with its graph."""
-        return torch.stack(self._rows[path], self.time_dim)
-
-    def rows(self, path: Path) -> tuple[torch.Tensor, ...]:
-        """Return the T tensors of the column at `path`."""
-        return self._rows[path]
-
-    def fill(self, path: Path, values: torch.Tensor) -> None:
-        """Write all rows of the column at `path`."""
-        for row, value in zip(self._rows[path], values, strict=True):
-            row.copy_(value)
-
-    def batch(self, num_steps: int | None = None, device: torch.device | None = None) -> TensorDict:
-        """Return a TensorDict of copies; see `Block.batch`."""
-        columns = [self.column(path) for path in self.schema.paths]
-        whole = Block(self.schema, self.batch_size[:-1], self.num_steps, columns=columns)
-        return whole.batch(num_steps, device)

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from gleanrl.errors import SchemaError
+from gleanrl.objects import Objects
 
 Value = TypeVar("Value")
 
@@ -71,6 +72,8 @@ def plain(value: Any, copies: dict[int, torch.Tensor] | None = None) -> Any:
         if id(value) not in copies:
             copies[id(value)] = value.clone()
         return copies[id(value)]
+    if isinstance(value, Objects):
+        return {"items": plain(value.items(), copies), "shape": list(value.shape)}
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name), copies) for field in fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -174,6 +177,15 @@ class StateReader:
             raise self.wrong(name, f"a tensor ({wanted}) {dtype}", value)
         copied: torch.Tensor = value.detach().to("cpu", copy=True).contiguous()
         return copied
+
+    def objects(self, name: str, blank: torch.Tensor | None, shape: Sequence[int]) -> Objects:
+        """Return an array of objects; `blank` says which kind (see `Objects`)."""
+        reader = self.part(name)
+        items, size = reader.get("items"), reader.numbers("shape", int)
+        alike = isinstance(items, list) and len(items) == math.prod(shape) and size == tuple(shape)
+        if not alike or (blank is not None and not all(isinstance(item, torch.Tensor) for item in items)):
+            raise self.wrong(name, f"{tuple(shape)} {'objects' if blank is None else 'tensors'}")
+        return Objects.of(items, shape, blank).clone()
 
     def optional(self, name: str, read: Callable[[str], Value]) -> Value | None:
         """Return what `read` makes of the field, or None where it holds None."""

@@ -1,27 +1,18 @@
-"""Nested batches and flat leaves: the only module that knows TensorDict's internals.
+"""Nested batches and flat leaves: beside `gleanrl.layout` the only module that knows TensorDict's internals.
 
-A *path* is a tuple of strings, ``("next", "reward")``. A `Layout` is the fixed set of paths of one kind of
-batch; it reads the leaves of a TensorDict in a fixed order and builds a TensorDict around a list of leaves,
-both without the container's per-key checks. Everything that it hands out was checked against a schema
-before.
+A *path* is a tuple of strings, ``("next", "reward")``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    NonTensorStack,
-    TensorDict,
-    TensorDictBase,
-    is_tensor_collection,
-)
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 
 from gleanrl.errors import InvalidTypeError, SchemaError
+from gleanrl.objects import Leaf, Objects, as_entry, lazy_leaf, non_tensors
 
 Path: TypeAlias = tuple[str, ...]
 NestedKey: TypeAlias = str | tuple[str, ...]
@@ -62,29 +53,50 @@ def as_key(path: Path) -> NestedKey:
     return path[0] if len(path) == 1 else path
 
 
-def iter_leaves(batch: TensorDictBase, prefix: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
-    """Yield ``(path, tensor)`` for every leaf of `batch`, depth first, in insertion order.
+def iter_leaves(batch: Any, prefix: Path = (), dims: int | None = None) -> Iterator[tuple[Path, Leaf]]:
+    """Yield ``(path, leaf)`` for every leaf of `batch`, depth first, in insertion order.
+
+    A leaf is a tensor, or `Objects`: what isn't a tensor, and tensors whose shapes differ in the parts of a lazy stack.
+
+    Args:
+        batch: a TensorDict or another tensor collection.
+        prefix: what the paths begin with.
+        dims: the batch dimensions of a record's place; None for those of `batch`.
 
     Raises:
-        SchemaError: if a leaf isn't a tensor (a string, say): columns hold tensors only.
+        SchemaError: if an entry is of a kind that a TensorDict doesn't hold, or parts of a lazy stack differ in more
+            than sizes.
     """
+    dims = len(batch.batch_size) if dims is None else dims
+    first = batch
+    while isinstance(first, LazyStackedTensorDict):
+        first = first.tensordicts[0]
     for key in batch.keys():
-        value = batch.get(key)
-        path = (*prefix, key)
-        if isinstance(value, torch.Tensor):
-            yield path, value
-        elif isinstance(value, (NonTensorData, NonTensorStack)) or not is_tensor_collection(value):
-            raise SchemaError(
-                f"{as_key(path)!r} holds {type(value).__name__}, not a tensor; "
-                "tensor columns can't keep it: drop the key or encode it as numbers"
-            )
+        path, sample = (*prefix, key), first.get(key)
+        if isinstance(sample, torch.Tensor):
+            yield path, sample if first is batch else lazy_leaf(batch, key, dims)
+        elif is_non_tensor(sample):
+            yield path, non_tensors(batch.get(key))
+        elif is_tensor_collection(sample):
+            yield from iter_leaves(batch.get(key), path, dims)
         else:
-            yield from iter_leaves(value, path)
+            raise SchemaError(
+                f"{as_key(path)!r} holds {type(sample).__name__}, which isn't part of a TensorDict"
+            )
 
 
-def flatten(batch: TensorDictBase) -> dict[Path, torch.Tensor]:
+def flatten(batch: TensorDictBase) -> dict[Path, Leaf]:
     """Return the leaves of `batch` as a flat dictionary in insertion order (see `iter_leaves`)."""
     return dict(iter_leaves(batch))
+
+
+def set_leaf(batch: Any, path: Path, leaf: Leaf) -> None:
+    """Set an entry of a TensorDict to a leaf; tensors of unlike shapes only in a lazy stack."""
+    if isinstance(leaf, Objects) and leaf.blank is not None and leaf.ndim:
+        for part, piece in zip(batch.tensordicts, leaf.unbind(batch.stack_dim), strict=True):
+            set_leaf(part, path, piece)
+    else:
+        batch.set(path, as_entry(leaf))
 
 
 def group_sizes(batch: Any, dims: int, prefix: Path = ()) -> dict[Path, tuple[int, ...]]:
@@ -92,6 +104,8 @@ def group_sizes(batch: Any, dims: int, prefix: Path = ()) -> dict[Path, tuple[in
 
     Only those are named that have anything; see `Layout`.
     """
+    if isinstance(batch, LazyStackedTensorDict) and batch.stack_dim < dims:
+        return group_sizes(batch.tensordicts[0], dims - 1, prefix)  # as it is in every part
     found: dict[Path, tuple[int, ...]] = {}
     for key, value in batch.items():
         if isinstance(value, torch.Tensor) or not hasattr(value, "keys"):
@@ -100,6 +114,18 @@ def group_sizes(batch: Any, dims: int, prefix: Path = ()) -> dict[Path, tuple[in
         if len(value.shape) > dims:
             found[path] = tuple(value.shape[dims:])
         found |= group_sizes(value, dims, path)
+    return found
+
+
+def empty_groups(batch: Any, prefix: Path = ()) -> list[Path]:
+    """Return the nested levels of a TensorDict that hold nothing at all."""
+    if isinstance(batch, LazyStackedTensorDict):
+        return empty_groups(batch.tensordicts[0], prefix)
+    found: list[Path] = []
+    for key in batch.keys():
+        value = batch.get(key)
+        if isinstance(value, TensorDictBase) and not is_non_tensor(value):
+            found += empty_groups(value, (*prefix, key)) or ([] if len(value.keys()) else [(*prefix, key)])
     return found
 
 
@@ -115,17 +141,21 @@ def outermost(groups: Iterable[Path]) -> list[Path]:
 
 
 def check_uniform(batch: Any, where: str) -> None:
-    """Raise `SchemaError` if `batch` is a lazy stack of TensorDicts that differ: it shows what they share alone."""
+    """Raise `SchemaError` if `batch` is a lazy stack of parts with unlike keys: it shows what they share alone."""
     if not isinstance(batch, LazyStackedTensorDict):
         return
-    parts = [{path: leaf.shape for path, leaf in iter_leaves(part)} for part in batch.tensordicts]
+    parts = [set(part.keys(True, True, is_leaf=_is_leaf)) for part in batch.tensordicts]
     for position, part in enumerate(parts):
         if part != parts[0]:
-            differing = sorted({as_key(path) for path, _ in part.items() ^ parts[0].items()}, key=str)
             raise SchemaError(
-                f"{where}: expected the same keys and shapes in every part of the stacked batch, part {position} "
-                f"differs from the first one in {differing}"
+                f"{where}: expected the same keys in every part of the stacked batch, part {position} differs from "
+                f"the first one in {sorted(part ^ parts[0], key=str)}"
             )
+
+
+def _is_leaf(kind: type[Any]) -> bool:
+    """Return whether values of a class are leaves, those that aren't tensors included."""
+    return not is_tensor_collection(kind) or is_non_tensor(kind)
 
 
 def is_private(path: Path) -> bool:
@@ -133,173 +163,7 @@ def is_private(path: Path) -> bool:
     return any(part.startswith("_") for part in path)
 
 
-class Layout:
-    """The nested structure of one kind of batch, for reading leaves and building TensorDicts quickly.
-
-    The order of the leaves is the order of `paths`. Not thread-bound: a Layout is immutable.
-
-    Args:
-        paths: the leaves' paths; none may be a prefix of another.
-        groups: the dimensions that the batch size of a nested TensorDict has behind the batch's own, for those that
-            have any (the agents', say).
-    """
-
-    def __init__(self, paths: Iterable[Path], groups: Mapping[Path, Sequence[int]] | None = None) -> None:
-        self.paths: tuple[Path, ...] = tuple(paths)
-        self.groups: dict[Path, tuple[int, ...]] = {
-            group: tuple(map(int, size)) for group, size in (groups or {}).items() if group and size
-        }
-        self._root = _node(self.paths)
-        self._root.widen(self.groups)
-
-    def __eq__(self, other: object) -> bool:
-        """Two layouts are equal if they name the same paths, in any order."""
-        return isinstance(other, Layout) and set(self.paths) == set(other.paths)
-
-    def __hash__(self) -> int:
-        """Hash consistent with `__eq__`."""
-        return hash(frozenset(self.paths))
-
-    def __repr__(self) -> str:
-        """Show the keys."""
-        return f"Layout({[as_key(path) for path in self.paths]})"
-
-    def read(self, batch: TensorDictBase, where: str = "batch") -> list[Any]:
-        """Return the leaves of `batch` in the order of `paths`.
-
-        Args:
-            batch: a TensorDict (read through its internals) or any other tensor collection (read through
-                its public interface).
-            where: what the error message calls the place.
-
-        Raises:
-            SchemaError: on a missing or an extra key, naming it.
-        """
-        leaves: list[Any] = [None] * len(self.paths)
-        if _read(self._root, batch, leaves):
-            return leaves
-        found = flatten(batch)
-        if found.keys() != set(self.paths):
-            self._raise_difference(set(found), where)
-        return [found[path] for path in self.paths]  # the same leaves, and groups without any
-
-    def build(
-        self,
-        leaves: Sequence[torch.Tensor],
-        batch_size: torch.Size,
-        device: torch.device | None = None,
-        names: Sequence[str | None] | None = None,
-    ) -> TensorDict:
-        """Return a TensorDict around `leaves` (no copy, no check); see `groups` for the sizes of nested ones."""
-        return _build(self._root, leaves, batch_size, device, names)
-
-    def _raise_difference(self, found: set[Path], where: str) -> None:
-        missing, extra = sorted(set(self.paths) - found), sorted(found - set(self.paths))
-        parts = []
-        if missing:
-            parts.append(f"missing {[as_key(path) for path in missing]}")
-        if extra:
-            parts.append(f"unexpected {[as_key(path) for path in extra]}")
-        expected = [as_key(path) for path in self.paths]
-        raise SchemaError(f"{where}: {' and '.join(parts)}; the keys were fixed as {expected}")
-
-
-class _Node:
-    """One level of a layout: where each key's value stands among the leaves, and the levels below."""
-
-    __slots__ = ("leaves", "children", "size", "more")
-
-    def __init__(self) -> None:
-        self.leaves: list[tuple[str, int]] = []
-        self.children: list[tuple[str, _Node]] = []
-        self.size = 0
-        self.more: tuple[int, ...] = ()  # dimensions of its batch size behind those of the level above
-
-    def widen(
-        self, groups: Mapping[Path, tuple[int, ...]], path: Path = (), above: tuple[int, ...] = ()
-    ) -> None:
-        """Note what each level's batch size has beyond that of the level `above`, which it begins with."""
-        own = groups.get(path, above)
-        own = own if own[: len(above)] == above else above
-        self.more = own[len(above) :]
-        for key, child in self.children:
-            child.widen(groups, (*path, key), own)
-
-
-def _node(paths: Sequence[Path]) -> _Node:
-    root = _Node()
-    for position, path in enumerate(paths):
-        node = root
-        for part in path[:-1]:
-            child = next((below for key, below in node.children if key == part), None)
-            if child is None:
-                child = _Node()
-                node.children.append((part, child))
-            node = child
-        node.leaves.append((path[-1], position))
-    pending = [root]
-    while pending:
-        node = pending.pop()
-        node.size = len(node.leaves) + len(node.children)
-        keys = {key for key, _ in node.leaves} | {key for key, _ in node.children}
-        if len(keys) != node.size:
-            raise SchemaError(
-                f"a key stands twice, or both as a leaf and as a group: {[as_key(p) for p in paths]}"
-            )
-        pending.extend(child for _, child in node.children)
-    return root
-
-
-def _entries(batch: Any) -> Mapping[str, Any]:
-    """Return the entries of one level: TensorDict's own dictionary, or one made by the public interface."""
-    if type(batch) is TensorDict:
-        return batch._tensordict
-    return {key: batch.get(key) for key in batch.keys()}
-
-
-def _read(node: _Node, batch: Any, leaves: list[Any]) -> bool:
-    entries = _entries(batch)
-    if len(entries) != node.size:
-        return False
-    try:
-        for key, position in node.leaves:
-            value = entries[key]
-            if not isinstance(value, torch.Tensor):
-                return False
-            leaves[position] = value
-        for key, child in node.children:
-            below = entries[key]
-            if not is_tensor_collection(below) or not _read(child, below, leaves):
-                return False
-    except KeyError:
-        return False
-    return True
-
-
 _new_unsafe: Any = TensorDict._new_unsafe  # its annotations don't allow what it takes
-
-
-def _build(
-    node: _Node,
-    leaves: Sequence[torch.Tensor],
-    batch_size: torch.Size,
-    device: torch.device | None,
-    names: Sequence[str | None] | None,
-) -> TensorDict:
-    entries: dict[str, Any] = {key: leaves[position] for key, position in node.leaves}
-    if node.more:
-        batch_size = torch.Size((*batch_size, *node.more))
-        names = None if names is None else [*names, *[None] * len(node.more)]
-    for key, child in node.children:
-        entries[key] = _build(child, leaves, batch_size, device, names)
-    # Names are a list of the container's own: each level gets a copy.
-    return _new_unsafe(
-        entries,
-        batch_size=batch_size,
-        device=device,
-        names=None if names is None else list(names),
-        nested=False,
-    )
 
 
 def dict_batch(

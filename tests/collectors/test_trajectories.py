@@ -304,16 +304,29 @@ def bad_calls() -> dict[str, tuple[TensorDictBase, dict[str, Any], type[GleanErr
             ValueError,
             "mask",
         ),
-        "strings": (
-            good.clone().set("text", NonTensorStack(*"abc")),
-            {},
-            UnsupportedError,
-            RuntimeError,
-            "'text'",
-        ),
         "nested leaf": (good.clone().set("x", jagged), {}, UnsupportedError, RuntimeError, "'x'"),
         "tensorclass": (good.clone().set("extra", extra), {}, UnsupportedError, RuntimeError, "Extra"),
     }
+
+
+def test_strings_have_no_nested_form() -> None:
+    batch = batch_of(flags(0, 1, 0)).set("text", NonTensorStack(*"abc"))
+    with pytest.raises(UnsupportedError, match="'text'.*exclude the key"):
+        split_trajectories(batch, as_nested=True)
+
+
+def test_strings_and_tensors_of_unlike_shapes_are_padded() -> None:
+    batch = batch_of(flags(0, 1, 0)).set("text", NonTensorStack(*"abc"))
+    out = split_trajectories(batch)
+    assert out["text"] == [["a", "b"], ["c", None]] and out["next", "done"].shape[:2] == (2, 2)
+    steps = [part.set("x", torch.full((i, 2), i)) for i, part in enumerate(batch.clone().unbind(0), 1)]
+    unlike = split_trajectories(LazyStackedTensorDict.lazy_stack(steps))
+    assert [[step["x"].tolist() for step in row.unbind(0)] for row in unlike.unbind(0)] == [
+        [[[1, 1]], [[2, 2]] * 2],
+        [[[3, 3]] * 3, []],
+    ]
+    assert unlike["text"] == out["text"] and unlike["mask"].tolist() == out["mask"].tolist()
+    assert unlike.names == [None, "time"]
 
 
 @pytest.mark.parametrize("case", bad_calls())

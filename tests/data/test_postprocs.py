@@ -299,7 +299,6 @@ def test_bad_arguments_are_value_errors_that_name_them(arguments: dict[str, Any]
 def bad_batches() -> dict[str, tuple[TensorDict, type[GleanError], str]]:
     """Return for each mistake a batch, the error and a part of its message."""
     good = stream(3, {})
-    strings = NonTensorStack(NonTensorStack(*"abc"))
     disagreeing = torch.zeros(1, 3, 2, dtype=torch.bool)
     disagreeing[0, 1, 0] = True
     return {
@@ -317,7 +316,6 @@ def bad_batches() -> dict[str, tuple[TensorDict, type[GleanError], str]]:
         ),
         "twice": (MultiStep(0.9, 2)(good), UnsupportedError, "twice"),
         "gamma is there": (good.clone().set("gamma", torch.ones(1, 3)), UnsupportedError, "gamma"),
-        "strings": (good.clone().set(("next", "text"), strings), SchemaError, "text"),
         "flag dims": (good.clone().set(("next", "done"), disagreeing), SchemaError, "can't be mapped"),
     }
 
@@ -335,6 +333,12 @@ def test_bad_batches_raise_at_the_cause(case: str) -> None:
 def test_a_named_reward_that_is_absent_raises() -> None:
     with pytest.raises(MissingKeyError, match="bonus"):
         MultiStep(0.9, 2, reward_keys=["reward", "bonus"])(stream(3, {}))
+
+
+def test_strings_below_next_belong_to_the_last_step() -> None:
+    batch = stream(4, {1: "terminated"})
+    batch["next", "text"] = NonTensorStack(NonTensorStack(*"abcd"))
+    assert MultiStep(0.9, 2)(batch)["next", "text"] == [["b", "b", "d", "d"]]
 
 
 def test_strings_outside_next_stay() -> None:

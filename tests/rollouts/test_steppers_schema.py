@@ -69,7 +69,7 @@ class TestSchema:
         ):
             self.changed(lambda out: out.set("observation", torch.zeros(2))).schema()
 
-    def test_a_string(self) -> None:
+    def test_a_string_is_a_list(self) -> None:
         class Talking(CountingEnv):
             def _declare(self) -> None:
                 super()._declare()
@@ -78,10 +78,12 @@ class TestSchema:
             def _package(self, flags: dict[str, torch.Tensor]) -> TensorDict:
                 return super()._package(flags).set("text", NonTensorData("hello"))
 
-        with pytest.raises((EnvironmentContractError, ValueError), match="'text'.*columns can't"):
-            TensorDictStepper(Talking(LONG)).schema()
+        env = Talking(LONG)
+        schema = TensorDictStepper(env).schema()
+        assert schema["text",] == schema["next", "text"] == Field(torch.Size([]), None)
+        assert run(env, TensorDictStepper(env))["next", "text"] == ["hello"] * T
 
-    def test_a_dynamic_shape(self) -> None:
+    def test_a_dynamic_shape_is_a_list(self) -> None:
         class Specs(dict[str, Any]):
             def keys(self, *args: bool) -> Any:
                 return super().keys()
@@ -90,8 +92,9 @@ class TestSchema:
         env.full_observation_spec = Specs(
             observation=SimpleNamespace(shape=torch.Size([-1]), dtype=torch.float32)
         )
-        with pytest.raises(EnvironmentContractError, match=r"'observation' has the dynamic shape \(-1,\)"):
-            TensorDictStepper(env).schema()
+        schema = TensorDictStepper(env).schema()
+        assert schema.lists == (("observation",), ("next", "observation"))
+        assert schema["observation",] == Field(torch.Size([-1]), torch.float32)
 
 
 class Double(CountingEnv):

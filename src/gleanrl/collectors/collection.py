@@ -207,7 +207,7 @@ class Collection(Source, Stateful[CollectionState]):
         if not self.options.reuse_block or count != block.num_steps:
             return block.owned(self._pool).batch(count, self._device)
         self._kept = block.owned(into=self._kept)
-        if self._batch is None:
+        if self._batch is None or self.columns.schema.lists:
             self._batch = self._kept.batch(count, self._device)
         return self._batch
 

@@ -60,7 +60,12 @@ class Columns:
         self._reward_path = next((p for p in plan.schema.paths if p in rewards), None)
         actions = {as_path(key) for key in env.action_keys}
         self._first_action = next((p for p in plan.schema.paths if p in actions), None)
-        floats = [p for p in plan.schema.paths if plan.schema[p].dtype.is_floating_point]
+        fields = plan.schema.items()
+        floats = [
+            p
+            for p, f in fields.items()
+            if f.dtype is not None and f.dtype.is_floating_point and not f.is_list
+        ]
         self._action_paths = [p for p in floats if p in actions]
         outcomes_first = sorted(floats, key=lambda path: path[0] != "next")  # a bad value shows there first
         self._env_paths = [p for p in outcomes_first if p not in plan.policy_paths]

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tensordict import NonTensorData, TensorDict, TensorDictBase, is_non_tensor
+from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase, is_non_tensor
 from torch import Tensor
 
 from gleanrl.data.boundaries import step_mask, trajectory_ends
 from gleanrl.data.rows import take_rows
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
-from gleanrl.tree import NestedKey, Path, as_key, as_path
+from gleanrl.layout import Layout
+from gleanrl.objects import Leaf, Objects, as_leaf
+from gleanrl.tree import NestedKey, Path, as_key, as_path, empty_groups, group_sizes, iter_leaves
 
 __all__ = ["split_trajectories"]
 
@@ -30,8 +32,9 @@ def split_trajectories(
 
     The result is always ``[n_traj, T_max]``, however many batch dimensions came in and even if all
     trajectories are equally long. Row i holds the i-th trajectory from its first step on, followed by zeros
-    (False) in every entry, ids included, and ``mask`` is True on the real steps. Trajectories are in the
-    order of the batch: environment by environment (row-major over ``*B``), then in time.
+    (False, None, empty tensors) in every entry, ids included, and ``mask`` is True on the real steps.
+    Trajectories are in the order of the batch: environment by environment (row-major over ``*B``), then in
+    time.
 
     A trajectory ends where a flag is set, where the id changes, at a masked step, and at the end of each
     environment's row (see `gleanrl.data.boundaries.trajectory_ends`). So fragments of one trajectory that stand
@@ -63,8 +66,8 @@ def split_trajectories(
     Raises:
         MissingKeyError: if `done_key` is absent, or there is neither an id nor a flag to go by.
         SchemaError: if ids, mask or flags don't fit the batch, or the batch has no time dimension.
-        UnsupportedError: if an entry holds values that aren't tensors and differ between steps, or nested
-            tensors.
+        UnsupportedError: if an entry is a nested tensor or a tensorclass; with `as_nested` also if its values aren't
+            tensors, or of unlike shapes, and differ between steps.
         InvalidArgumentError: if the key of the ids is the key of the mask.
 
     Examples:
@@ -86,14 +89,17 @@ def split_trajectories(
     ends = trajectory_ends(rollout, done_key=done_key, id_keys=[ids_path], mask_keys=[mask_path])
     fragments = _fragments_between(ends, step_mask(rollout, [mask_path]))
     depth = ends.ndim
+    leaves, constants = _entries(rollout, mask_path, as_nested)
     if as_nested:
         jagged = _jagged(fragments, depth)
-        out = _rebuild(rollout, jagged, depth, torch.Size([fragments.count]), skip=mask_path)
+        out = _rebuilt(rollout, leaves, jagged, torch.Size([fragments.count]), None)
     else:
         padded, mask = _padded(fragments, depth)
-        out = _rebuild(rollout, padded, depth, mask.shape, skip=mask_path)
+        out = _rebuilt(rollout, leaves, padded, mask.shape, [None, "time"])
         out.set(mask_path, mask)
-        out.names = [None, "time"]
+    for path, value in constants.items():
+        # One value for all steps has no rows to cut or to pad.
+        out.set(path, NonTensorData(value, batch_size=out.batch_size))
     if rollout.get(ids_path, None) is None:
         numbers = torch.repeat_interleave(
             torch.arange(fragments.count, device=ends.device), fragments.lengths
@@ -153,7 +159,7 @@ def _fragments_between(ends: Tensor, mask: Tensor | None) -> _Fragments:
     return _Fragments(rows, lasts + 1 - lengths, lengths, total)
 
 
-def _padded(fragments: _Fragments, depth: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+def _padded(fragments: _Fragments, depth: int) -> tuple[Callable[[Leaf], Leaf], Tensor]:
     """Return the map from a leaf ``[*B, T, *feature]`` to ``[n_traj, T_max, *feature]``, and the mask."""
     step = torch.arange(fragments.longest, device=fragments.rows.device)
     mask = step < fragments.lengths[:, None]
@@ -161,7 +167,7 @@ def _padded(fragments: _Fragments, depth: int) -> tuple[Callable[[Tensor], Tenso
     index = torch.where(mask, real, fragments.total).flatten()
     full = bool(mask.all())
 
-    def gather(leaf: Tensor) -> Tensor:
+    def gather(leaf: Leaf) -> Leaf:
         return take_rows(leaf, depth, index, pad=not full).reshape(*mask.shape, *leaf.shape[depth:])
 
     return gather, mask
@@ -179,34 +185,39 @@ def _jagged(fragments: _Fragments, depth: int) -> Callable[[Tensor], Tensor]:
     return gather
 
 
-def _rebuild(
-    node: TensorDictBase,
-    gather: Callable[[Tensor], Tensor],
-    depth: int,
-    shape: torch.Size,
-    skip: Path,
-    at: Path = (),
-) -> TensorDict:
-    """Return `node`, leaves but `skip` gathered, with `shape` in place of its first `depth` dimensions."""
-    nested = len(shape) == 1
-    size = shape if nested else torch.Size([*shape, *node.batch_size[depth:]])
-    out = TensorDict({}, batch_size=size, device=node.device)
-    for key in list(node.keys()):
-        path = (*at, key)
-        value = node.get(key)
-        if path == skip:
+def _entries(rollout: Any, skip: Path, as_nested: bool) -> tuple[dict[Path, Leaf], dict[Path, Any]]:
+    """Return the leaves of a batch but `skip`, and the values of non-tensor data that all steps share."""
+    leaves: dict[Path, Leaf] = {}
+    constants: dict[Path, Any] = {}
+    nodes: list[tuple[Path, Any]] = [((), rollout)]
+    while nodes:
+        at, node = nodes.pop(0)
+        if isinstance(node, LazyStackedTensorDict):
+            leaves |= {path: leaf for path, leaf in iter_leaves(node, at, rollout.ndim) if path != skip}
             continue
-        if isinstance(value, Tensor) and not value.is_nested:
-            out.set(key, gather(value))
-        elif isinstance(value, TensorDictBase) and not is_non_tensor(value):
-            out.set(key, _rebuild(value, gather, depth, shape, skip, path))
-        elif isinstance(value, NonTensorData):
-            # One value for all steps has no rows to cut or to pad.
-            kept: Any = NonTensorData(value.data, batch_size=shape)
-            out.set(key, kept)
-        else:
+        for key in list(node.keys()):
+            path, value = (*at, key), node.get(key)
+            if isinstance(value, NonTensorData):
+                constants[path] = value.data
+            elif isinstance(value, TensorDictBase) and not is_non_tensor(value):
+                nodes.append((path, value))
+            elif path != skip:
+                leaves[path] = as_leaf(value)
+    for path, leaf in leaves.items():
+        nested = isinstance(leaf, Tensor) and leaf.is_nested
+        if not isinstance(leaf, (Tensor, Objects)) or nested or (as_nested and isinstance(leaf, Objects)):
             raise UnsupportedError(
-                f"split_trajectories: {as_key(path)!r} holds {type(value).__name__}, whose steps can't be "
-                "cut and padded; exclude the key first: rollout.exclude(...)"
+                f"split_trajectories: {as_key(path)!r} holds {type(leaf).__name__}, whose steps can't be cut and "
+                "padded; exclude the key first: rollout.exclude(...)"
             )
-    return out
+    return leaves, constants
+
+
+def _rebuilt(
+    rollout: Any, leaves: dict[Path, Leaf], gather: Callable[[Leaf], Leaf], shape: torch.Size, names: Any
+) -> Any:
+    """Return the `leaves` of a batch, gathered, with `shape` in place of its dimensions."""
+    lists = [path for path, leaf in leaves.items() if isinstance(leaf, Objects)]
+    groups = group_sizes(rollout, rollout.ndim) if len(shape) > 1 else None
+    layout = Layout(leaves, groups, lists, empty_groups(rollout))
+    return layout.build([gather(leaf) for leaf in leaves.values()], shape, rollout.device, names)

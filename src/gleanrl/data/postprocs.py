@@ -10,7 +10,7 @@ from gleanrl.arguments import positive
 from gleanrl.data.boundaries import trajectory_ends
 from gleanrl.data.rows import take_rows
 from gleanrl.errors import InvalidArgumentError, MissingKeyError, SchemaError, UnsupportedError
-from gleanrl.tree import NestedKey, Path, as_key, as_path, iter_leaves
+from gleanrl.tree import NestedKey, Path, as_key, as_path, iter_leaves, set_leaf
 
 __all__ = ["MultiStep"]
 
@@ -98,13 +98,13 @@ class MultiStep(nn.Module):
 
         Raises:
             MissingKeyError: if there is no reward, or nothing tells where trajectories end.
-            SchemaError: if a reward isn't floating, an entry below ``"next"`` isn't a tensor, or flags can't
-                be mapped onto the batch (all `RuntimeError`; see `gleanrl.data.boundaries.trajectory_ends`).
+            SchemaError: if a reward isn't floating, or flags can't be mapped onto the batch (both
+                `RuntimeError`; see `gleanrl.data.boundaries.trajectory_ends`).
             UnsupportedError: if the batch has one of the entries to be added: it was processed already.
         """
         ends = trajectory_ends(batch)
         following = batch.get("next", None)
-        leaves = {} if following is None else dict(iter_leaves(following, ("next",)))
+        leaves = {} if following is None else dict(iter_leaves(following, ("next",), batch.ndim))
         rewards = self._rewards(batch, leaves)
         steps = _steps_ahead(ends, self.n_steps)  # (*B, T) int64
         last = _last_rows(steps)  # (prod(B) * T,) int64
@@ -114,7 +114,7 @@ class MultiStep(nn.Module):
                 out.set(path, self._summed(leaf, steps))
                 out.set((*path[:-1], "original_reward"), leaf.clone())
             else:
-                out.set(path, take_rows(leaf, steps.ndim, last).reshape(leaf.shape))
+                set_leaf(out, path, take_rows(leaf, steps.ndim, last).reshape(leaf.shape))
         shape = (*steps.shape, *(1,) * (leaves[rewards[0]].ndim - steps.ndim))
         out.set("steps_to_next_obs", steps.reshape(shape))
         out.set("gamma", self._discounts([leaves[path] for path in rewards], steps).reshape(shape))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import overload
+
 import torch
 from torch import Tensor
+
+from gleanrl.objects import Objects
 
 __all__ = ["take_rows"]
 
@@ -11,11 +15,16 @@ __all__ = ["take_rows"]
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
-def take_rows(leaf: Tensor, dims: int, index: Tensor, *, pad: bool = False) -> Tensor:
+@overload
+def take_rows(leaf: Tensor, dims: int, index: Tensor, *, pad: bool = False) -> Tensor: ...
+@overload
+def take_rows(leaf: Objects, dims: int, index: Tensor, *, pad: bool = False) -> Objects: ...
+def take_rows(leaf: Tensor | Objects, dims: int, index: Tensor, *, pad: bool = False) -> Tensor | Objects:
     """Copy the steps at `index` out of a batch entry.
 
     Args:
-        leaf: ``[*B, T, *feature]``, any dtype and strides.
+        leaf: ``[*B, T, *feature]``, any dtype and strides; or objects of that shape, of which a blank one is a step of
+            zeros.
         dims: number of batch dimensions, T included.
         index: ``[n]`` int64, positions in the flattened batch, on any device; each below the number N of
             steps, or with `pad` at most N.
@@ -28,6 +37,8 @@ def take_rows(leaf: Tensor, dims: int, index: Tensor, *, pad: bool = False) -> T
         >>> take_rows(torch.tensor([[5, 6], [7, 8]]), 2, torch.tensor([3, 0, 4]), pad=True)
         tensor([8, 5, 0])
     """
+    if isinstance(leaf, Objects):
+        return leaf.reshape(leaf.shape[:dims].numel(), *leaf.shape[dims:]).take(index, pad)
     flat = leaf.reshape(leaf.shape[:dims].numel(), *leaf.shape[dims:])
     signed = _SIGNED.get(leaf.dtype)
     if signed is not None:

@@ -10,7 +10,9 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.errors import MissingKeyError, SchemaError
-from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, outermost
+from gleanrl.layout import record_of
+from gleanrl.objects import Leaf, Objects, as_entry
+from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, flatten, outermost
 
 
 def reset_masks(tensordict: TensorDictBase | None, groups: Sequence[Path]) -> dict[Path, torch.Tensor]:
@@ -117,10 +119,9 @@ def merge_reset(
     Raises:
         SchemaError: if `before` lacks an observation of the rows that aren't reset.
     """
-    size = fresh.batch_size
-    out = fresh.copy()
-    for key in list(fresh.keys(True, True)):
-        path, value, old = as_path(key), fresh.get(key), before.get(key, None)
+    size, leaves, kept = fresh.batch_size, flatten(fresh), flatten(before)
+    for path, value in leaves.items():
+        key, old = as_key(path), kept.get(path)
         if old is None:
             if path[-1] not in FLAGS:
                 raise SchemaError(f"partial reset: the input has no {key!r} for the rows that aren't reset")
@@ -128,25 +129,37 @@ def merge_reset(
                 f"partial reset: the input has no {key!r} for the rows that aren't reset", stacklevel=4
             )
             continue
-        out.set(key, chosen(masks, path, value, old, size))
+        leaves[path] = chosen(masks, path, value, old, size)
+    if any(isinstance(leaf, Objects) and leaf.blank is not None for leaf in leaves.values()):
+        stacked: TensorDictBase = record_of(leaves, size, fresh.device)
+        return stacked
+    out = fresh.copy()
+    for path, leaf in leaves.items():
+        out.set(as_key(path), as_entry(leaf))
     return out
 
 
 def chosen(
     masks: Mapping[Path, torch.Tensor],
     key: NestedKey,
-    fresh: torch.Tensor,
-    before: torch.Tensor,
+    fresh: Leaf,
+    before: Leaf,
     batch_size: torch.Size,
-) -> torch.Tensor:
+) -> Leaf:
     """Return `fresh` where the masks are True for the entry at `key`, `before` elsewhere; see `merge_reset`."""
     path = as_path(key)
     own = next((mask for group, mask in masks.items() if group and path[: len(group)] == group), None)
     mask = reset_rows(masks, batch_size) if own is None else own
+    if isinstance(fresh, Objects) or isinstance(before, Objects) or fresh.shape != before.shape:
+        new, old = (
+            leaf if isinstance(leaf, Objects) else Objects.rows_of(leaf, batch_size)
+            for leaf in (fresh, before)
+        )
+        return new.where(_aligned(mask, new, batch_size), old)
     return torch.where(_aligned(mask, fresh, batch_size), fresh, before)
 
 
-def _aligned(mask: torch.Tensor, value: torch.Tensor, batch_size: torch.Size) -> torch.Tensor:
+def _aligned(mask: torch.Tensor, value: Leaf, batch_size: torch.Size) -> torch.Tensor:
     """Return `mask` with as many dimensions as `value`: trailing 1s dropped or added, else rows only."""
     while mask.ndim > len(batch_size) and (mask.ndim > value.ndim or mask.shape[-1] == 1):
         mask = mask.squeeze(-1) if mask.shape[-1] == 1 else mask.any(-1)

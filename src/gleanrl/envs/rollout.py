@@ -13,6 +13,7 @@ from gleanrl.arguments import positive
 from gleanrl.block import Block
 from gleanrl.envs.unstacked import lazy_steps
 from gleanrl.errors import MissingArgumentError, UnsupportedError
+from gleanrl.objects import cat_leaves
 from gleanrl.rollouts.faults import StepFault, explain
 from gleanrl.rollouts.loop import collect
 from gleanrl.rollouts.plan import RolloutPlan, plan_rollout
@@ -66,7 +67,7 @@ def run_rollout(
         mark_truncated(batch, env.done_keys)
     if out is not None:
         batch = out.copy_(batch)
-    if not options.return_contiguous:
+    if not options.return_contiguous and not isinstance(batch, LazyStackedTensorDict):
         batch = LazyStackedTensorDict.lazy_stack(list(batch.unbind(-1)), -1)
     return batch
 
@@ -134,7 +135,7 @@ def _joined(
         return blocks[0][0].batch(device=device)
     dim = len(plan.batch_size)
     columns = [
-        torch.cat([block.column(path).narrow(dim, 0, count) for block, count in blocks], dim)
+        cat_leaves([block.column(path).narrow(dim, 0, count) for block, count in blocks], dim)
         for path in plan.schema.paths
     ]
     total = sum(count for _, count in blocks)
@@ -158,7 +159,11 @@ def mark_truncated(batch: TensorDictBase, done_keys: Sequence[NestedKey]) -> Non
     last = (slice(None),) * (len(batch.batch_size) - 1) + (-1,)
     for group in groups:
         for flag in ("truncated", "done"):
-            batch.get(as_key(("next", *group, flag)))[last] = True
+            key = as_key(("next", *group, flag))
+            flags = batch.get(key)
+            flags[last] = True
+            if isinstance(batch, LazyStackedTensorDict):  # what it gives is a copy
+                batch.set_(key, flags)
 
 
 def _policy_device(policy: Any) -> torch.device | None:

@@ -14,15 +14,17 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.block import Block, Field, numpy_twin, numpy_view
+from gleanrl.block import Block, Field, new_column, numpy_twin, numpy_view
 from gleanrl.errors import PolicyError
+from gleanrl.layout import Layout
+from gleanrl.objects import Leaf, Objects, as_leaf
 from gleanrl.rollouts.carry import PolicyCarry
 from gleanrl.rollouts.compiling import Compiler
 from gleanrl.rollouts.fitting import Conversions, misfit
 from gleanrl.rollouts.modules import ModuleCall, Values, calls_of, inputs_of
 from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.seeding import OwnedTorchGenerator
-from gleanrl.tree import Layout, NestedKey, Path, as_key, flatten, is_private
+from gleanrl.tree import NestedKey, Path, as_key, flatten, is_private
 
 
 class RandomActor:
@@ -68,18 +70,20 @@ class RandomActor:
     def check(self) -> None:
         """Nothing to do: what is drawn is written as it is."""
 
-    def _drawn(self, size: torch.Size, shape: tuple[int, ...]) -> dict[Path, torch.Tensor]:
-        """Return values for all columns, ``(*size, *leaf)``: those that aren't drawn are zero."""
+    def _drawn(self, size: torch.Size, shape: tuple[int, ...]) -> dict[Path, Leaf]:
+        """Return values for all columns, ``(*size, *leaf)``: those that aren't drawn are zero, or blank."""
         drawn = self._policy.draw(shape, self._owned)
         if not drawn.keys() <= self._fields.keys():
             unknown = [as_key(path) for path in drawn if path not in self._fields]
             raise PolicyError(f"policy: {unknown} aren't action keys of the environment")
         for path, field in self._fields.items():
-            if path in drawn:
+            if path in drawn and not field.is_list:
                 value, whole = drawn[path], size + field.shape
                 if value.shape != whole or value.dtype is not field.dtype:
                     raise misfit(path, value, whole, field.dtype)
-            else:
+            elif path not in drawn and field.is_list:
+                drawn[path] = new_column(size, field)
+            elif path not in drawn:
                 drawn[path] = torch.zeros((), dtype=field.dtype).expand(size + field.shape)
         return drawn
 
@@ -159,6 +163,8 @@ class PolicyActor:
         if chain is None:
             return None
         inputs, made = inputs_of(chain), {path for call in chain for path in call.outputs}
+        if self._layout.lists.intersection(inputs) or any(field.is_list for field in self._fields.values()):
+            return None  # a TensorDict shows what lists hold
         unknown = [path for path in inputs if path not in self._layout.roots]
         if any(path not in made for path in unknown):
             raise PolicyError(
@@ -179,6 +185,7 @@ class RowLayout:
         device: what the row's TensorDict says of its device.
         policy_device: where the policy wants its input; None for where the block lives.
         groups: the batch sizes of nested TensorDicts beyond `batch_size` (see `Layout`).
+        lists: those of `roots` that are lists.
     """
 
     roots: tuple[Path, ...]
@@ -187,6 +194,7 @@ class RowLayout:
     device: torch.device | None = None
     policy_device: torch.device | None = None
     groups: Mapping[Path, tuple[int, ...]] | None = None
+    lists: frozenset[Path] = frozenset()
 
 
 class _CallsActor:
@@ -222,7 +230,7 @@ class _TensorDictCall:
         self._fields = fields
         self._carry = carry
         self._row = layout
-        self._layout = Layout(layout.roots, layout.groups)
+        self._layout = Layout(layout.roots, layout.groups, layout.lists)
         self._keys = [(path, as_key(path)) for path in fields]
         self._known = {*fields, *layout.roots}
         self._num_keys = -1
@@ -296,7 +304,11 @@ class _RowWriter:
         batch = block.batch_size[:-1]
         on_cpu = bool(block.columns) and block.columns[0].device.type == "cpu"
         self._targets: list[tuple[Path, torch.Size, torch.dtype, np.ndarray[Any, Any] | None, Any]] = []
+        self._lists: list[tuple[Path, Any]] = []
         for path, field in fields.items():
+            if field.is_list:
+                self._lists.append((path, block.rows(path)))
+                continue
             shape = torch.Size((*batch, *field.shape))
             array = None
             if on_cpu and numpy_twin(field.dtype) is field.dtype:
@@ -322,6 +334,17 @@ class _RowWriter:
                 array[t] = value.detach().numpy() if value.requires_grad else value.numpy()
             else:
                 rows[t].copy_(value)
+        for path, rows in self._lists:
+            rows[t].copy_(_list_output(path, values.get(path)))
+
+
+def _list_output(path: Path, value: Any) -> Leaf:
+    leaf = as_leaf(value)
+    if not isinstance(leaf, (torch.Tensor, Objects)):
+        raise PolicyError(
+            f"policy: expected non-tensor data under {as_key(path)!r}, got {type(value).__name__}"
+        )
+    return leaf
 
 
 def missing_output(out: Any, fields: Mapping[Path, Field]) -> PolicyError:

@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.block import Block, Field, GraphBlock, Schema
+from gleanrl.block import Block, Field, Schema
 from gleanrl.data.boundaries import MASK
 from gleanrl.devices import columns_device
 from gleanrl.errors import PolicyError
+from gleanrl.objects import Leaf
 from gleanrl.pool import BufferPool
 from gleanrl.rollouts.actors import PolicyActor, RandomActor, RowLayout
 from gleanrl.rollouts.compiling import Compiler
 from gleanrl.rollouts.faults import StepFault, explain
+from gleanrl.rollouts.graph import GraphBlock
 from gleanrl.rollouts.policies import OwnActions, RandomPolicy, only_draws, wrap_policy
 from gleanrl.rollouts.probing import Trial, outputs_of, sizes_of_groups
 from gleanrl.rollouts.protocol import FREELY, Actor, EpisodeRules, Stepper
@@ -137,7 +139,7 @@ def plan_rollout(
     with torch.set_grad_enabled(gradients):
         wrapped, written = outputs_of(wrapped, policy, trial, actions)
     if gradients and not isinstance(stepper, TensorDictStepper):
-        gradients = any(value.requires_grad for value in (trial.first or {}).values())
+        gradients = any(_on_graph(value) for value in (trial.first or {}).values())
         if gradients:  # a policy that isn't a module, and learns all the same
             start = trial.root()
             stepper = TensorDictStepper(env, rules)
@@ -148,7 +150,8 @@ def plan_rollout(
     device = env.device
     roots = tuple(path for path in env_schema.paths if path[0] != "next" and path != MASK)
     sizes = sizes_of_groups(env, dims, fields)
-    layout = RowLayout(roots, tuple(actions), stepper.batch_size, device, moved, sizes)
+    lists = frozenset(env_schema.lists)
+    layout = RowLayout(roots, tuple(actions), stepper.batch_size, device, moved, sizes, lists)
     vary = traits.actions_vary
     actor: Actor
     if only_draws(wrapped):
@@ -174,9 +177,13 @@ def plan_rollout(
     )
 
 
+def _on_graph(leaf: Leaf) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
+
+
 def _requires_gradients(env: Env, policy: Any, root: TensorDictBase | None) -> bool:
     """Return whether anything that is known before the first step requires gradients."""
-    if root is not None and any(leaf.requires_grad for leaf in flatten(root).values()):
+    if root is not None and any(_on_graph(leaf) for leaf in flatten(root).values()):
         return True
     modules = [part for part in (env, policy) if isinstance(part, torch.nn.Module)]
     return any(weight.requires_grad for module in modules for weight in module.parameters())

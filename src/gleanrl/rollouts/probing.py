@@ -13,12 +13,14 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase
 
 from gleanrl.block import Field
 from gleanrl.errors import PolicyError
+from gleanrl.layout import Layout
+from gleanrl.objects import Leaf, Objects
 from gleanrl.rollouts.actors import missing_output
 from gleanrl.rollouts.modules import Values
 from gleanrl.rollouts.policies import OwnActions, only_draws
 from gleanrl.rollouts.protocol import Stepper
 from gleanrl.rollouts.traits import Env
-from gleanrl.tree import Layout, Path, as_key, as_path, flatten, group_sizes, is_private
+from gleanrl.tree import Path, as_key, as_path, flatten, group_sizes, is_private
 
 
 class Trial:
@@ -49,10 +51,10 @@ class Trial:
         """Return the first root."""
         leaves = self.stepper.root()
         dims = len(self.stepper.batch_size)
-        sizes = sizes_of_groups(
-            self.env, dims, {p: Field(v.shape[dims:], v.dtype) for p, v in leaves.items()}
-        )
-        return Layout(leaves, sizes).build(list(leaves.values()), self.stepper.batch_size, self.env.device)
+        fields = {path: Field.of(leaf, dims) for path, leaf in leaves.items()}
+        lists = [path for path, leaf in leaves.items() if isinstance(leaf, Objects)]
+        layout = Layout(leaves, sizes_of_groups(self.env, dims, fields), lists)
+        return layout.build(list(leaves.values()), self.stepper.batch_size, self.env.device)
 
     def given(self) -> TensorDictBase:
         """Return the first root, where the policy wants it."""
@@ -168,14 +170,16 @@ def probe(
     for path, leaf in after.items():
         unsaid = bool(promised) and path not in promised
         if path not in actions and not is_private(path) and _changed(before.get(path), leaf, unsaid):
-            found[path] = Field(leaf.shape[dims:], leaf.dtype)
+            found[path] = Field.of(leaf, dims)
     return found, after
 
 
-def _changed(before: tuple[torch.Tensor, torch.Tensor] | None, leaf: torch.Tensor, copied: bool) -> bool:
+def _changed(before: tuple[Leaf, Leaf] | None, leaf: Leaf, copied: bool) -> bool:
     """Return whether the entry is another than before; an equal one counts as the same if it may be `copied`."""
     if before is None:
         return True
+    if isinstance(leaf, Objects):
+        return not leaf.equal(before[1])
     return not torch.equal(before[1], leaf) or (before[0] is not leaf and not copied)
 
 

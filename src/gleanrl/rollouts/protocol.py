@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 from gleanrl.block import Block, Schema
 from gleanrl.data.boundaries import MASK
+from gleanrl.layout import record_of
+from gleanrl.objects import Leaf
 from gleanrl.pool import BufferPool
 from gleanrl.rollouts.carry import PolicyCarry
 from gleanrl.rollouts.faults import BATCH
 from gleanrl.rollouts.usage import Lease
 from gleanrl.state import Stateful, StateReader
-from gleanrl.tree import Path, as_key
+from gleanrl.tree import Path
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Carry:
         steps: the steps that each episode has taken so far, int64 ``[*batch]``.
     """
 
-    root: Mapping[Path, torch.Tensor]
+    root: Mapping[Path, Leaf]
     steps: torch.Tensor
 
 
@@ -96,7 +98,7 @@ class Stepper(Stateful[Carry]):
         """Reset every environment, or those where `mask` (bool, ``batch_size``) is True, into the carry."""
 
     @abstractmethod
-    def root(self) -> dict[Path, torch.Tensor]:
+    def root(self) -> dict[Path, Leaf]:
         """Return the carry's leaves: root paths only, ``[*batch, *leaf]``.
 
         They may be views: valid until the next step or reset.
@@ -124,18 +126,20 @@ class Stepper(Stateful[Carry]):
         """Return the carry that `state` stands for; see `Stateful`. An environment that never was is reset."""
         reader, size = StateReader(state, "a stepper's carry"), self.batch_size
         leaves, schema = reader.part("root"), self.schema()
-        root: dict[Path, torch.Tensor] = {}
+        root: dict[Path, Leaf] = {}
         for path in [path for path in schema.paths if path[0] != "next" and path != MASK]:
             name: Any = path  # fields are called by their paths here
-            root[path] = leaves.tensor(name, schema[path].dtype, (*size, *schema[path].shape))
+            field = schema[path]
+            if field.is_list:
+                root[path] = leaves.objects(name, field.blank, (*size, *field.row_shape))
+            else:
+                root[path] = leaves.tensor(name, field.dtype, (*size, *field.shape))
         return Carry(root, reader.tensor("steps", torch.int64, size))
 
     def adopt(self, value: Carry) -> None:
         """Go on from a carry."""
-        root = TensorDict({}, self.batch_size, device=self.device)
-        for path, leaf in value.root.items():
-            root.set(as_key(path), leaf.to(self.device, copy=True))
-        self.load(root, value.steps.clone())
+        root = {path: leaf.to(self.device, copy=True) for path, leaf in value.root.items()}
+        self.load(record_of(root, self.batch_size, self.device), value.steps.clone())
 
     # ----------------------------------------------------------------- block
     def block(self, schema: Schema, num_steps: int, pool: BufferPool | None = None) -> Block:

@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.block import Block, Field, Schema
+from gleanrl.block import Block, Field, Schema, new_column
 from gleanrl.errors import EnvironmentContractError
+from gleanrl.objects import Leaf, Objects, as_entry
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.limits import StepLimit
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.stepping import advance
 from gleanrl.rollouts.traits import Env, extra
 from gleanrl.rollouts.usage import Lease
-from gleanrl.tree import Path, as_key, as_path, is_private, iter_leaves, outermost
+from gleanrl.tree import Path, as_key, as_path, flatten, is_private, iter_leaves, outermost
 
 
 def make_stepper(env: Env, rules: EpisodeRules = FREELY) -> Stepper:
@@ -84,13 +85,20 @@ class TensorDictStepper(Stepper):
         self._carry = root.exclude("next", "_reset").copy()
         self._limit.counts[...] = 0 if steps is None else steps.numpy()
 
-    def root(self) -> dict[Path, torch.Tensor]:
+    def root(self) -> dict[Path, Leaf]:
         """Return the carry's public leaves, in the dtypes of the schema."""
         if self._carry is None:
             self.reset()
         assert self._carry is not None
-        wanted = self.schema()
-        return {p: leaf.to(wanted[p].dtype) for p, leaf in _public(self._carry) if p in wanted}
+        wanted, found = self.schema(), {}
+        for path, leaf in _public(self._carry):
+            if path not in wanted:
+                continue
+            if wanted[path].is_list:
+                found[path] = new_column(self.batch_size, wanted[path]).copy_(leaf)
+            else:
+                found[path] = leaf.to(wanted[path].dtype)
+        return found
 
     # ----------------------------------------------------------------- schema
     def schema(self) -> Schema:
@@ -111,7 +119,7 @@ class TensorDictStepper(Stepper):
                 raise EnvironmentContractError(
                     f"reset of {_name(self.env)} returned {as_key(path)!r}, which its specs don't declare"
                 )
-            came = Field(leaf.shape[len(self.batch_size) :], leaf.dtype)
+            came = Field.of(leaf, len(self.batch_size))
             fields[path] = self._agreed(path, came, declared.get(path))
         missing = [as_key(p) for p in declared if p not in fields and p not in self._rewards]
         if missing:
@@ -120,14 +128,16 @@ class TensorDictStepper(Stepper):
                 f"got {[as_key(p) for p in fields]}"
             )
         for path, field in declared.items():
-            fields[("next", *path)] = field
+            fields[("next", *path)] = fields[path] if path in fields and field.is_list else field
         self._schema = Schema(fields)
         return self._schema
 
     def _agreed(self, path: Path, came: Field, declared: Field | None) -> Field:
         if declared is None:
             return came
-        if came.shape != declared.shape:
+        if declared.dtype is None and came.dtype is None:
+            return came  # what the wrappers' batch sizes are, whatever the spec's shape says
+        if not declared.allows(came.shape):
             raise EnvironmentContractError(
                 f"reset of {_name(self.env)}: key {as_key(path)!r} is declared as {declared}, got {came}"
             )
@@ -151,7 +161,7 @@ class TensorDictStepper(Stepper):
         inputs = {as_path(key) for key in (*self.env.action_keys, *self.env.state_keys)}
         self._acted = [(as_key(p), block.rows(p)) for p in inputs if p in block.schema and p not in schema]
         self._acted += [(path, block.rows(path)) for path in primed]
-        self._last = block.num_steps - 1
+        self._last, self._has_lists = block.num_steps - 1, bool(schema.lists)
         assert self._carry is not None
         self._write_root(0, self._carry)
 
@@ -162,7 +172,7 @@ class TensorDictStepper(Stepper):
         assert carry is not None
         try:
             for key, rows in self._acted:
-                carry.set(key, rows[t].clone())
+                carry.set(key, as_entry(rows[t].clone()))
             stepped = self.env.step(carry)
             outcome = stepped.get("next")
             self._truncate(outcome)
@@ -193,10 +203,15 @@ class TensorDictStepper(Stepper):
     def _write_root(self, t: int, root: TensorDictBase) -> None:
         if t > self._last:
             return
+        found = flatten(root) if self._has_lists else None
         for path, rows, field in self._root:
-            self._write(path, rows[t], root.get(as_key(path)), field)
+            value = root.get(as_key(path)) if found is None else found.get(path)
+            self._write(path, rows[t], value, field)
 
     def _write(self, path: Path, row: torch.Tensor, value: Any, field: Field) -> None:
+        if field.is_list:
+            row.copy_(_list_row(path, row, value, field))
+            return
         accepted = self._accepted.get(path, field.dtype)
         if not isinstance(value, torch.Tensor) or value.shape != row.shape:
             got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
@@ -236,7 +251,30 @@ class TensorDictStepper(Stepper):
         return [(path, leaf) for path, leaf in iter_leaves(batch) if path[-1] in names and "next" not in path]
 
 
-def _public(batch: TensorDictBase) -> list[tuple[Path, torch.Tensor]]:
+def _list_row(path: Path, row: Leaf, value: Any, field: Field) -> Leaf:
+    """Return what came for a row of a list, after a look at it."""
+    lists = isinstance(value, Objects)
+    if field.dtype is None:
+        if lists and value.blank is None and value.shape == row.shape:
+            return value
+        came = f"shape {tuple(value.shape)}" if lists else type(value).__name__
+        raise EnvironmentContractError(
+            f"key {as_key(path)!r} expected non-tensor data of shape {tuple(row.shape)}, got {came}"
+        )
+    if isinstance(value, torch.Tensor) and value.shape[: row.ndim] == row.shape:
+        value = Objects.rows_of(value, row.shape)
+    if not isinstance(value, Objects) or value.shape != row.shape:
+        raise EnvironmentContractError(
+            f"key {as_key(path)!r} expected tensors {field}, got {getattr(value, 'shape', type(value).__name__)}"
+        )
+    for item in value.array.flat:
+        if not field.fits(item):
+            found = Field(item.shape, item.dtype) if isinstance(item, torch.Tensor) else type(item).__name__
+            raise EnvironmentContractError(f"key {as_key(path)!r} expected tensors {field}, got {found}")
+    return value
+
+
+def _public(batch: TensorDictBase) -> list[tuple[Path, Leaf]]:
     return [(p, leaf) for p, leaf in iter_leaves(batch) if not is_private(p) and p[0] != "next"]
 
 
@@ -249,16 +287,8 @@ def _declared_fields(env: Env, batch_size: torch.Size) -> dict[Path, Field]:
             leaf = spec[key]
             if leaf is None:
                 continue
-            if -1 in leaf.shape:
-                raise EnvironmentContractError(
-                    f"{_name(env)}: key {key!r} has the dynamic shape {tuple(leaf.shape)}; "
-                    "columns need a fixed one"
-                )
-            if not isinstance(leaf.dtype, torch.dtype):
-                raise EnvironmentContractError(
-                    f"{_name(env)}: key {key!r} isn't a tensor; columns can't hold it"
-                )
-            found[as_path(key)] = Field(torch.Size(leaf.shape[dims:]), leaf.dtype)
+            dtype = leaf.dtype if isinstance(leaf.dtype, torch.dtype) else None
+            found[as_path(key)] = Field(torch.Size(leaf.shape[dims:]), dtype)
     return found
 
 

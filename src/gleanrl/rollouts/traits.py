@@ -95,7 +95,7 @@ class EnvTraits:
     Attributes:
         masks_frames: whether rollouts hold steps that are no frames but resets.
         resets_some: whether some environments of a batch can be reset while the others go on.
-        stackable: whether the data of a batch of environments have the same keys, shapes and dtypes.
+        stackable: whether the data of a batch of environments have the same keys, dtypes and numbers of dimensions.
         actions_vary: whether what may be drawn as an action follows from the row before.
         own_actions: whether its `rand_action` is more than a draw from the action spec.
         allow_done_after_reset: whether a reset may return done.

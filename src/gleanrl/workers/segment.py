@@ -19,6 +19,7 @@ import torch
 
 from gleanrl.block import Block, Schema, numpy_dtype
 from gleanrl.errors import CapacityError
+from gleanrl.objects import Objects
 from gleanrl.system.descriptors import Descriptors, memory
 from gleanrl.system.proc import available_memory
 
@@ -46,15 +47,18 @@ class Rows:
 
     @cached_property
     def shapes(self) -> list[torch.Size]:
-        """The shapes of the columns."""
-        return [torch.Size((*self.batch_size, self.num_steps, *field.shape)) for field in self.schema.fields]
+        """The shapes of the columns; those of lists, which each process has for itself, included."""
+        return [
+            torch.Size((*self.batch_size, self.num_steps, *field.row_shape)) for field in self.schema.fields
+        ]
 
     @cached_property
     def starts(self) -> list[int]:
         """The first byte of each column, counted from the block's; the last entry is the block's size."""
         starts = [0]
         for shape, field in zip(self.shapes, self.schema.fields, strict=True):
-            starts.append(starts[-1] + _aligned(shape.numel() * field.dtype.itemsize))
+            size = 0 if field.is_list else shape.numel() * field.dtype.itemsize
+            starts.append(starts[-1] + _aligned(size))
         return starts
 
 
@@ -129,13 +133,15 @@ class Segment:
     def block(self, region: Region, number: int = 0) -> Block:
         """Return a block of a region that the owner laid out.
 
-        The block is borrowed: it's written again in a later rollout.
+        The block is borrowed: it's written again in a later rollout. Its lists are this process's own.
         """
         self._map(region.end)
         rows = region.rows
         first = region.start + number * rows.starts[-1]
         columns = [
-            self._tensor(first + start, shape, field.dtype)
+            Objects.blanks(shape, field.blank)
+            if field.is_list
+            else self._tensor(first + start, shape, field.dtype)
             for start, shape, field in zip(rows.starts, rows.shapes, rows.schema.fields, strict=False)
         ]
         return Block(rows.schema, rows.batch_size, rows.num_steps, columns=columns, borrowed=True)

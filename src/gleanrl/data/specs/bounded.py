@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from gleanrl.data.specs.base import DeviceLike, make_device
 from gleanrl.data.specs.boxes import BoxSpace, BoxSpec
-from gleanrl.data.specs.geometry import as_size
+from gleanrl.data.specs.geometry import as_size, closed
 from gleanrl.data.specs.leaf import fresh_tensor
 from gleanrl.data.specs.rounding import nearest_integer, ordered
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpecError
@@ -62,7 +62,7 @@ class Bounded(BoxSpec):
         bottom, top = _bound("low", low, dtype, device), _bound("high", high, dtype, device)
         try:
             size = torch.broadcast_shapes(bottom.shape, top.shape) if shape is None else as_size((shape,))
-            bottom, top = bottom.expand(size), top.expand(size)
+            bottom, top = bottom.expand(closed(size)), top.expand(closed(size))
         except RuntimeError as error:
             raise InvalidArgumentError(
                 f"Bounded: expected bounds that expand to shape {shape}, "

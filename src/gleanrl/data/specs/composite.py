@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from gleanrl.data.specs.base import DeviceLike, TensorSpec, make_device
-from gleanrl.data.specs.geometry import Transform, as_size, blank
+from gleanrl.data.specs.geometry import Transform, as_size, shape_after
 from gleanrl.data.specs.mapping import Entry, SpecMapping
 from gleanrl.errors import InvalidTypeError, MissingKeyError, SchemaError, SpecError
 
@@ -88,7 +88,7 @@ class Composite(SpecMapping):
         return new
 
     def _reshaped(self, transform: Transform) -> Composite:
-        shape = transform(blank(self.shape)).shape
+        shape = shape_after(transform, self.shape)
         return self._rebuilt(lambda spec: spec._reshaped(transform), shape=shape)
 
     def clone(self) -> Composite:

@@ -37,9 +37,29 @@ def as_size(args: Sequence[Any]) -> torch.Size:
         raise InvalidTypeError(f"shape: expected integers, got {args!r}") from error
 
 
+_OPEN = 1_000_003
+"""Stands for an open size while the effect of an operation is worked out: no dimension has as many by chance."""
+
+
 def blank(shape: Sequence[int]) -> Tensor:
     """Return a tensor of `shape` that holds one number only, for working out the effect of an operation."""
-    return torch.zeros(()).expand(tuple(shape))
+    return torch.zeros(()).expand([_OPEN if size == -1 else size for size in shape])
+
+
+def shape_after(transform: Transform, shape: Sequence[int]) -> torch.Size:
+    """Return what becomes of a shape; sizes of -1, which differ from value to value, stay."""
+    return torch.Size([-1 if size == _OPEN else size for size in transform(blank(shape)).shape])
+
+
+def closed(shape: Sequence[int]) -> torch.Size:
+    """Return `shape` with 1 in place of every -1: that of the parameters, and of values that are made up."""
+    return torch.Size([1 if size == -1 else size for size in shape])
+
+
+def ends_with(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Return whether the last sizes of `shape` are those `wanted`, of which -1 stands for any."""
+    last = shape[len(shape) - len(wanted) :] if len(shape) >= len(wanted) else shape
+    return len(last) == len(wanted) and all(b in (-1, a) for a, b in zip(last, wanted, strict=True))
 
 
 def _as_index(item: Any) -> Any:

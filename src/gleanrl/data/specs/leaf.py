@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from gleanrl.data.specs.base import DeviceLike, TensorSpec, make_device
-from gleanrl.data.specs.geometry import Transform, Unbindable, as_size, blank
+from gleanrl.data.specs.geometry import Transform, Unbindable, as_size, closed, ends_with, shape_after
 from gleanrl.data.specs.spaces import Space
 from gleanrl.errors import InvalidTypeError, SchemaError, SpecError
 
@@ -106,11 +106,11 @@ class LeafSpec(Unbindable, TensorSpec):
         return len(self.shape) - self.event_ndim
 
     def _rand(self, lead: torch.Size, generator: torch.Generator | None) -> Tensor:
-        return self._draw(lead + self.shape, generator)
+        return self._draw(lead + closed(self.shape), generator)
 
     def _filled(self, lead: torch.Size, number: int) -> Tensor:
         make = torch.ones if number else torch.zeros
-        return make((*lead, *self.shape), dtype=self.dtype, device=self.device)
+        return make((*lead, *closed(self.shape)), dtype=self.dtype, device=self.device)
 
     def _projected(self, value: Tensor) -> Tensor:
         if value.dtype.is_floating_point and bool((nan := value.isnan()).any()):
@@ -214,13 +214,13 @@ class LeafSpec(Unbindable, TensorSpec):
         return new
 
     def _reshaped(self, transform: Transform) -> Self:
-        batch = transform(blank(self.batch_shape)).shape
+        batch = shape_after(transform, self.batch_shape)
         return self._replaced(shape=batch + self.shape[self.batch_ndim :], space=self.space.map(transform))
 
     def _misfit(self, value: Any) -> str | None:
         if not isinstance(value, Tensor):
             return f"expected {self!r}, got {type(value).__name__}"
-        if value.shape[value.ndim - self.ndim :] != self.shape:
+        if not ends_with(value.shape, self.shape):
             return f"expected {self!r}, got shape {tuple(value.shape)}"
         return None
 
@@ -244,7 +244,7 @@ class LeafSpec(Unbindable, TensorSpec):
         """Return `value`, perhaps with a last dimension of size one added, if it ends with `shape`."""
         if shape and shape[-1] == 1 and value.shape == shape[:-1]:
             value = value.unsqueeze(-1)
-        if value.shape[value.ndim - len(shape) :] != shape:
+        if not ends_with(value.shape, shape):
             raise SchemaError(
                 f"{name}: expected shape (..., {', '.join(map(str, shape))}) for {self!r}, "
                 f"got {tuple(value.shape)}"

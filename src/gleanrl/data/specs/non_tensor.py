@@ -11,7 +11,7 @@ from tensordict import NonTensorData, is_non_tensor
 from typing_extensions import Self
 
 from gleanrl.data.specs.base import DeviceLike, TensorSpec, make_device
-from gleanrl.data.specs.geometry import Transform, Unbindable, as_size, blank
+from gleanrl.data.specs.geometry import Transform, Unbindable, as_size, shape_after
 from gleanrl.errors import InvalidTypeError
 
 
@@ -83,7 +83,7 @@ class NonTensor(Unbindable, TensorSpec):
         return type(self)(self.shape, self.device, self.example_data)
 
     def _reshaped(self, transform: Transform) -> Self:
-        return type(self)(transform(blank(self.shape)).shape, self.device, self.example_data)
+        return type(self)(shape_after(transform, self.shape), self.device, self.example_data)
 
     def _misfit(self, value: Any) -> str | None:
         return self._fault(value)

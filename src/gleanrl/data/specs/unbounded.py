@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from gleanrl.data.specs.base import DeviceLike, make_device
 from gleanrl.data.specs.boxes import BoxSpace, BoxSpec
-from gleanrl.data.specs.geometry import as_size
+from gleanrl.data.specs.geometry import as_size, closed
 from gleanrl.data.specs.rounding import integer_limits, nearest_integer, ordered
 
 
@@ -45,7 +45,9 @@ class Unbounded(BoxSpec):
         self._check_dtype(dtype)
         size, device = as_size((shape,)), make_device(device)
         ends = (-math.inf, math.inf) if dtype.is_floating_point else integer_limits(dtype)
-        low, high = (ordered(torch.full((), end, dtype=dtype, device=device)).expand(size) for end in ends)
+        low, high = (
+            ordered(torch.full((), end, dtype=dtype, device=device)).expand(closed(size)) for end in ends
+        )
         super().__init__(size, BoxSpace(low, high), device, dtype)
 
     def _outside(self, value: Tensor) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from gleanrl.block import Block, Field, Schema, allocate, numpy_dtype, numpy_twin, numpy_view
+from gleanrl.envs.transforms.compose import flattened
 from gleanrl.errors import EnvironmentContractError, PolicyError
 from gleanrl.tree import NestedKey, Path, as_key, as_path
 
@@ -236,20 +237,30 @@ def copy_action(key: NestedKey, row: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def declared(spec: Any, dims: int) -> dict[Path, Field]:
-    """Return what `spec` declares, ``dims`` batch dimensions left out of each shape.
+    """Return what `spec` declares, ``dims`` batch dimensions left out of each shape."""
+    leaves = {as_path(key): spec[key] for key in spec.keys(True, True)}
+    return {
+        path: Field(
+            torch.Size(leaf.shape[dims:]), leaf.dtype if isinstance(leaf.dtype, torch.dtype) else None
+        )
+        for path, leaf in leaves.items()
+        if leaf is not None
+    }
 
-    Raises:
-        EnvironmentContractError: for an entry that columns can't hold.
-    """
-    found = {}
-    for key in spec.keys(True, True):
-        leaf = spec[key]
-        if leaf is None or not isinstance(leaf.dtype, torch.dtype) or -1 in leaf.shape:
-            raise EnvironmentContractError(
-                f"key {key!r} has no fixed shape and dtype; columns need them: {leaf!r}"
-            )
-        found[as_path(key)] = Field(torch.Size(leaf.shape[dims:]), leaf.dtype)
-    return found
+
+def lists_pass(env: Any) -> bool:
+    """Return whether the lists of a transformed environment pass its transforms untouched."""
+    dims = len(env.batch_size)
+    inside, outside = (
+        {path: field for path, field in declared(some.full_observation_spec, dims).items() if field.is_list}
+        for some in (env.base_env, env)
+    )
+    if not inside and not outside:
+        return True
+    chain = flattened(env.transform)
+    touched = {as_path(key) for transform in chain for key in (*transform.in_keys, *transform.written_keys())}
+    ours = all(type(transform).__module__.startswith("gleanrl.") for transform in chain)
+    return ours and inside == outside and touched.isdisjoint(inside)
 
 
 def require_declared(

@@ -12,11 +12,13 @@ from weakref import WeakKeyDictionary
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from gleanrl.block import Field
 from gleanrl.data.specs import TensorSpec, contains_lazy_spec, from_torchrl
 from gleanrl.envs.base import BEHIND_TRANSFORM, REPLACED, EnvBase
 from gleanrl.envs.env_specs import EnvSpecs
 from gleanrl.envs.state import adopt_state, load_state, parse_state
 from gleanrl.envs.transforms.base import Transform
+from gleanrl.envs.transforms.columns import declared, lists_pass
 from gleanrl.envs.transforms.compose import Compose, as_transform, flattened
 from gleanrl.envs.transforms.rows import reset_rows
 from gleanrl.envs.transforms.stepper import TransformedStepper
@@ -28,7 +30,7 @@ from gleanrl.rollouts.steppers import TensorDictStepper
 from gleanrl.rollouts.traits import EnvTraits, extra, seed_env
 from gleanrl.rollouts.usage import Usage
 from gleanrl.seeding import fresh_seed
-from gleanrl.tree import NestedKey
+from gleanrl.tree import NestedKey, as_key, flatten
 
 
 class TransformedEnv(EnvBase):
@@ -287,11 +289,12 @@ class TransformedEnv(EnvBase):
         spec = from_torchrl(self.base_env.output_spec)["full_observation_spec"]
         if tensordict.batch_size != spec.shape or contains_lazy_spec(spec):
             return tensordict
-        request = tensordict.copy()
-        for key in spec.keys(True, True):
-            value, leaf = request.get(key, None), spec[key]
-            if value is None or (value.shape, value.dtype) != (leaf.shape, leaf.dtype):
-                request.set(key, leaf.zero())
+        request, found = tensordict.copy(), flatten(tensordict)
+        fields = declared(spec, 0)
+        for path, field in fields.items():
+            value = found.get(path)
+            if value is None or not (field.is_list or field == Field.of(value, 0)):
+                request.set(as_key(path), spec[as_key(path)].zero())
         return request
 
     def _keeps_first(self, rows: torch.Tensor | None) -> bool:
@@ -325,13 +328,14 @@ class TransformedEnv(EnvBase):
 
         The base environment's own stepper with the transforms on the rows' tensors, or one that goes through `step`
         and `reset`: if a transform needs a TensorDict, the environment reads more than actions or resets in the
-        step after an end though it could do so at once, or a subclass overrides what the other one replaces.
+        step after an end though it could do so at once, a transform may touch what columns can't hold, or a subclass
+        overrides what the other one replaces.
         """
         base = self.base_env
         traits = self.traits
         waits = traits.masks_frames and traits.resets_some
         rows = self.transform.takes_rows() and not base.state_keys and not waits
-        rows = rows and is_native(self, *REPLACED, "_base_reset", of=TransformedEnv)
+        rows = rows and is_native(self, *REPLACED, "_base_reset", of=TransformedEnv) and lists_pass(self)
         return TransformedStepper(self, rules) if rows else TensorDictStepper(self, rules)
 
     # ----------------------------------------------------------------- state

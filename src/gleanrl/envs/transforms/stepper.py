@@ -22,7 +22,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 from gleanrl.block import Block, Field, Schema
 from gleanrl.data.boundaries import MASK
@@ -41,11 +41,12 @@ from gleanrl.envs.transforms.columns import (
 from gleanrl.envs.transforms.compose import flattened
 from gleanrl.envs.transforms.rows import Row, trailing
 from gleanrl.errors import EnvironmentContractError, UnsupportedError
+from gleanrl.layout import record_of
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.plan import action_fields
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import make_stepper
-from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, is_private, outermost
+from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, flatten, is_private, outermost
 
 Values = dict[NestedKey, torch.Tensor]
 
@@ -139,15 +140,11 @@ class TransformedStepper(Stepper):
 
     def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
         """Take `root` as the carry; what the base environment would have in its place isn't known, nor needed."""
-        base = self._env.base_env
-        inner = TensorDict({}, self.batch_size)
-        for spec in (base.full_observation_spec, base.full_done_spec):
-            inner.update(spec.zero())
-        for key in inner.keys(True, True):
-            value = root.get(key, None)
-            if as_path(key) not in self._changed and value is not None:
-                inner.set(key, value)
-        self._base.load(inner, steps)
+        base, given = self._env.base_env, flatten(root)
+        zeros = [flatten(spec.zero()) for spec in (base.full_observation_spec, base.full_done_spec)]
+        inner = {path: leaf for leaves in zeros for path, leaf in leaves.items()}
+        inner |= {path: given[path] for path in inner if path in given and path not in self._changed}
+        self._base.load(record_of(inner, self.batch_size), steps)
         self._carry = {key: root.get(key).clone() for key in self._root_keys}
 
     def schema(self) -> Schema:
@@ -156,13 +153,15 @@ class TransformedStepper(Stepper):
             if self._carry is None:
                 self.reset()
             assert self._carry is not None
-            require_declared(self._observed, self._carry, self._base.schema(), len(self.batch_size))
+            base = self._base.schema()
+            self._observed |= {path: base[path] for path in base.lists}
+            require_declared(self._observed, self._carry, base, len(self.batch_size))
             fields = dict(self._observed)
             for path, field in {**self._observed, **self._rewards}.items():
                 fields[("next", *path)] = field
-            self._masked = MASK in self._base.schema()
+            self._masked = MASK in base
             if self._masked:
-                fields[MASK] = self._base.schema()[MASK]
+                fields[MASK] = base[MASK]
             self._schema = Schema(fields)
         return self._schema
 

@@ -24,9 +24,11 @@ from gleanrl.envs.state import load_state
 from gleanrl.envs.vector.factories import factories
 from gleanrl.envs.vector.members import ResetRequest, member_states
 from gleanrl.envs.vector.metadata import (
+    alike,
     common_batch_size,
     common_device,
     read_metadata,
+    same_keys,
     stackable,
     stacked_spec,
 )
@@ -40,6 +42,7 @@ from gleanrl.errors import (
 )
 from gleanrl.rollouts.faults import StepFault, explain
 from gleanrl.rollouts.traits import EnvTraits
+from gleanrl.tree import as_key, flatten
 
 MEMBERWISE = ("_step_members", "_reset_members", "_together")
 """What a stepper of the members replaces beside the methods of every environment."""
@@ -60,7 +63,8 @@ class BatchedEnv(EnvBase):
     Attributes:
         num_workers: n.
         meta_data: what each environment declares.
-        stackable: whether the environments' data have the same keys, shapes and dtypes.
+        stackable: whether the environments' data can be stacked densely: alike, and of fixed shapes.
+        unlike_shapes: whether they differ in sizes, and in nothing else.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class BatchedEnv(EnvBase):
         self._factories = given
         self.meta_data = each
         self.stackable = stackable(each)
+        self.unlike_shapes = same_keys(each) and not alike(each)
         for role in ROLES:
             self._specs.set(role, stacked_spec(role, each, self.device))
 
@@ -98,7 +103,9 @@ class BatchedEnv(EnvBase):
     def traits(self) -> EnvTraits:
         """See `EnvTraits`; what may be drawn as an action is what the specs say at any time."""
         masks = any(metadata.masks_frames for metadata in self.meta_data)
-        return replace(super().traits, masks_frames=masks, stackable=self.stackable, actions_vary=False)
+        return replace(
+            super().traits, masks_frames=masks, stackable=same_keys(self.meta_data), actions_vary=False
+        )
 
     # ---------------------------------------------------- for the two subclasses
     @property
@@ -279,7 +286,7 @@ class BatchedEnv(EnvBase):
         model = next(iter(fresh.values()))
         out = model.apply(torch.zeros_like)
         assert out is not None
-        return out.update(kept.select(*model.keys(True, True), strict=False))
+        return out.update(kept.select(*map(as_key, flatten(model)), strict=False))
 
     def _together(self, parts: Sequence[TensorDictBase]) -> TensorDictBase:
         """Return the members' rows as one TensorDict, a lazy stack if they differ."""

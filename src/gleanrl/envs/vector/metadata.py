@@ -109,9 +109,27 @@ def common_device(each: Sequence[EnvMetaData]) -> torch.device | None:
     return each[0].device
 
 
-def stackable(each: Sequence[EnvMetaData]) -> bool:
-    """Return whether the environments' data have the same keys, shapes and dtypes."""
+def alike(each: Sequence[EnvMetaData]) -> bool:
+    """Return whether the environments declare the same keys, shapes and dtypes."""
     return all(m.fields(role) == each[0].fields(role) for m in each[1:] for role in ROLES)
+
+
+def stackable(each: Sequence[EnvMetaData]) -> bool:
+    """Return whether the environments' data can be stacked densely: all alike, and of fixed shapes."""
+    fixed = all(-1 not in shape for role in ROLES for shape, _ in each[0].fields(role).values())
+    return fixed and alike(each)
+
+
+def same_keys(each: Sequence[EnvMetaData]) -> bool:
+    """Return whether the environments' data have the same keys, dtypes and numbers of dimensions."""
+    kinds = [
+        {
+            role: {path: (len(shape), dtype) for path, (shape, dtype) in metadata.fields(role).items()}
+            for role in ROLES
+        }
+        for metadata in each
+    ]
+    return all(kind == kinds[0] for kind in kinds)
 
 
 def stacked_spec(role: str, each: Sequence[EnvMetaData], device: torch.device | None) -> TensorSpec:

@@ -10,8 +10,8 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from gleanrl.block import numpy_twin, numpy_view
-from gleanrl.errors import SchemaError
-from gleanrl.tree import Layout, Path, flatten
+from gleanrl.layout import Layout
+from gleanrl.tree import Path, flatten
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,9 @@ def pack(batch: TensorDictBase | None) -> Any:
         return None
     if isinstance(batch, LazyStackedTensorDict):
         return [batch.stack_dim, [pack(part) for part in batch.unbind(batch.stack_dim)]]
-    try:
-        leaves = flatten(batch)
-    except SchemaError:  # it holds what isn't a tensor
-        return batch.cpu()
-    if not leaves or not _is_plain(batch):
+    leaves = flatten(batch)
+    plain = all(isinstance(leaf, torch.Tensor) for leaf in leaves.values())
+    if not leaves or not plain or not _is_plain(batch):
         return batch.cpu()
     on_cpu = {path: leaf.detach().cpu().contiguous() for path, leaf in leaves.items()}
     arrays = {path: numpy_view(leaf) for path, leaf in on_cpu.items()}

@@ -188,11 +188,11 @@ class ParallelEnv(BatchedEnv):
     def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
         """Return the part that lets the workers step into the rows of a block.
 
-        If the environments' data don't live on the CPU, or the batch's don't, or a subclass overrides how the batch
-        steps, it goes through `step` and `reset` instead.
+        If the environments differ in shapes, their data don't live on the CPU, or the batch's don't, or a subclass
+        overrides how the batch steps, it goes through `step` and `reset` instead.
         """
         self.start()
-        if not is_native(self, *REPLACED, *MEMBERWISE, of=ParallelEnv):
+        if self.unlike_shapes or not is_native(self, *REPLACED, *MEMBERWISE, of=ParallelEnv):
             return super().make_stepper(rules)
         here = [self.device, *(metadata.device for metadata in self.meta_data)]
         if any(columns_device(device).type != "cpu" for device in here):

@@ -8,7 +8,7 @@ of a batch within a batch, is each row copied.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +18,7 @@ from gleanrl.block import Block, Schema
 from gleanrl.envs.vector.packing import pack
 from gleanrl.envs.vector.steppers import require_one_schema
 from gleanrl.envs.vector.worker import BIND_CODE, RUN_CODE, STEP_CODE, BlockPlan
+from gleanrl.objects import Leaf, Objects, cat_leaves
 from gleanrl.pool import BufferPool
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.usage import Lease
@@ -87,11 +88,12 @@ class ParallelStepper(Stepper):
         wanted = {w: (part.cpu().numpy(),) for w, part in parts.items() if bool(part.any())}
         self._crew.ask("reset", "reset_rows", wanted)
 
-    def root(self) -> dict[Path, torch.Tensor]:
+    def root(self) -> dict[Path, Leaf]:
         """Return the carries, one after the other."""
         self.schema()
         each = self._ask_all("reset", "root")
-        return {path: torch.cat([torch.tensor(leaves[path]) for leaves in each]) for path in each[0]}
+        parts = [{path: _leaf(value) for path, value in leaves.items()} for leaves in each]
+        return {path: cat_leaves([leaves[path] for leaves in parts]) for path in each[0]}
 
     @property
     def steps(self) -> torch.Tensor:
@@ -142,13 +144,13 @@ class ParallelStepper(Stepper):
             mirror.send_all()
         self._claim()
         plan = self._plan
-        if plan is not None and (plan.actions_ready, plan.primed) == (actions_ready, tuple(primed)):
+        known = plan is not None and (plan.actions_ready, plan.primed) == (actions_ready, tuple(primed))
+        if known and not block.schema.lists:
             self._crew.signal(BIND_CODE, "reset")
         else:
             assert self._region is not None
-            plan = BlockPlan(self._region, actions_ready, tuple(primed))
-            self._ask_all("reset", "bind", plan)
-            self._plan = plan
+            self._plan = BlockPlan(self._region, actions_ready, tuple(primed))
+            self._take_lists(-1, self._ask_all("reset", "bind", self._plan))
         self._mirror = mirror
         if mirror is not None:
             mirror.fetch_root(0)
@@ -157,15 +159,37 @@ class ParallelStepper(Stepper):
         """Step every environment with the action of row `t`; rows come in order."""
         mirror = self._mirror
         if mirror is None:
-            self._crew.signal(STEP_CODE, "step")
+            self._signal_step(t)
             return
         mirror.send(t)
-        self._crew.signal(STEP_CODE, "step")
+        self._signal_step(t)
         mirror.fetch(t)
+
+    def _signal_step(self, t: int) -> None:
+        """Let the workers step; what columns don't hold goes to and fro by message."""
+        assert self._block is not None
+        if not self._block.schema.lists:
+            self._crew.signal(STEP_CODE, "step")
+            return
+        block, mine = self._block, self.schema()
+        given = {path: _rows(block, path)[t] for path in block.schema.lists if path not in mine}
+        arguments = {
+            w: (t, {path: row[share.start : share.stop] for path, row in given.items()})
+            for w, share in enumerate(self._crew.shares)
+        }
+        self._take_lists(t, list(self._crew.ask("step", "step_lists", arguments).values()))
+
+    def _take_lists(self, t: int, answers: Sequence[Mapping[Path, Objects]]) -> None:
+        """Take the workers' lists of step `t`, and of the root that follows it, into the block."""
+        for share, found in zip(self._crew.shares, answers, strict=True):
+            for path, objects in found.items():
+                assert self._block is not None
+                row = t if path[0] == "next" else t + 1
+                _rows(self._block, path)[row][share.start : share.stop].copy_(objects)
 
     def run(self, block: Block) -> None:
         """Take all steps of the block with the actions that stand there; no worker waits for another."""
-        if self._mirror is not None:
+        if self._mirror is not None or block.schema.lists:
             super().run(block)
         else:
             self._crew.signal(RUN_CODE, "step")
@@ -173,6 +197,15 @@ class ParallelStepper(Stepper):
     def stop(self, num_steps: int) -> None:
         """End the block at row `num_steps`."""
         self._ask_all("step", "stop", num_steps)
+
+
+def _leaf(value: Any) -> Leaf:
+    return value if isinstance(value, Objects) else torch.tensor(value)
+
+
+def _rows(block: Block, path: Path) -> Any:
+    """Return the column at `path` with time first."""
+    return block.column(path).movedim(block.time_dim, 0)
 
 
 class _Mirror:

@@ -28,7 +28,8 @@ class SerialEnv(BatchedEnv):
 
     An environment is built and thrown away to read its specs, unless it exists already; the members
     themselves are made at the first use. Environments that differ in specs give stacked specs; those that differ
-    in keys, shapes or dtypes give lazily stacked TensorDicts, and can't be used in collectors.
+    in shapes give lazily stacked TensorDicts, as do those that differ in keys or dtypes, which can't be used in
+    collectors.
 
     Methods and attributes that this class lacks are those of the members: ``env.name`` is the list of their
     attributes, ``env.method(...)`` the list of what they return.
@@ -132,11 +133,11 @@ class SerialEnv(BatchedEnv):
     def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
         """Return the part that steps the members into the rows of a block, each through its own stepper.
 
-        If the members' data don't live where the batch's do, or a subclass overrides how the batch steps, it goes
-        through `step` and `reset` instead.
+        If the members differ in shapes, their data don't live where the batch's do, or a subclass overrides how the
+        batch steps, it goes through `step` and `reset` instead.
         """
         self.start()
-        if not is_native(self, *REPLACED, *MEMBERWISE, of=SerialEnv):
+        if self.unlike_shapes or not is_native(self, *REPLACED, *MEMBERWISE, of=SerialEnv):
             return super().make_stepper(rules)
         steppers = self._running.steppers(rules)
         here = columns_device(self.device)

@@ -14,6 +14,7 @@ from tensordict import TensorDictBase
 from gleanrl.block import Block, Schema
 from gleanrl.envs.vector.place import Place
 from gleanrl.errors import UnsupportedError
+from gleanrl.objects import Leaf, stack_leaves
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import Stepper
 from gleanrl.rollouts.usage import Lease
@@ -70,10 +71,10 @@ class MemberSteppers(Stepper):
         for index, (member, part) in enumerate(zip(self._members, root.unbind(0), strict=True)):
             member.load(part, None if steps is None else steps[index])
 
-    def root(self) -> dict[Path, torch.Tensor]:
+    def root(self) -> dict[Path, Leaf]:
         """Return the carries, stacked."""
         each = [member.root() for member in self._members]
-        return {path: torch.stack([leaves[path] for leaves in each]) for path in each[0]}
+        return {path: stack_leaves([leaves[path] for leaves in each]) for path in each[0]}
 
     def schema(self) -> Schema:
         """Return the columns, which must be those of every member.

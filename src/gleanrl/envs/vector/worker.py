@@ -15,6 +15,7 @@ from gleanrl.envs.vector.members import MemberGroup, ResetRequest, close_all
 from gleanrl.envs.vector.packing import pack, unpack
 from gleanrl.envs.vector.steppers import MemberSteppers
 from gleanrl.errors import WorkerError
+from gleanrl.objects import Objects
 from gleanrl.rollouts.protocol import EpisodeRules
 from gleanrl.rollouts.usage import Lease
 from gleanrl.tree import Path
@@ -173,7 +174,8 @@ class EnvServant:
 
     def root(self) -> Any:
         """Return the carry's leaves."""
-        return {path: leaf.numpy() for path, leaf in self._current.root().items()}
+        leaves = self._current.root().items()
+        return {path: leaf if isinstance(leaf, Objects) else leaf.numpy() for path, leaf in leaves}
 
     def steps(self) -> Any:
         """Return the steps that each episode has taken."""
@@ -183,8 +185,8 @@ class EnvServant:
         """Take a packed root of these environments as the carry, and the steps of their episodes."""
         self._current.load(unpack(roots), torch.from_numpy(np.array(steps)))
 
-    def bind(self, plan: BlockPlan) -> None:
-        """Step into a block of the shared memory from now on."""
+    def bind(self, plan: BlockPlan) -> dict[Path, Objects]:
+        """Step into a block of the shared memory from now on; return the lists of its first root."""
         whole = self._station.segment.block(plan.region)
         mine = slice(self._first, self._first + len(self._group))
         part = Block(
@@ -195,6 +197,34 @@ class EnvServant:
         )
         self._bound = (part, plan.actions_ready, plan.primed)
         self._rebind()
+        return self._lists(-1)
+
+    def step_lists(self, t: int, given: Mapping[Path, Objects]) -> dict[Path, Objects]:
+        """Step every environment with the actions of row `t`, where columns don't hold everything.
+
+        Args:
+            t: the row.
+            given: its lists that the environments read.
+
+        Returns:
+            The lists of the row's outcome and of the root that follows.
+        """
+        assert self._bound is not None
+        for path, objects in given.items():
+            _rows(self._bound[0], path)[t].copy_(objects)
+        self._take(t)
+        return self._lists(t)
+
+    def _lists(self, t: int) -> dict[Path, Objects]:
+        """Return what the lists hold of step `t` and of the root that follows it."""
+        assert self._bound is not None
+        block, mine = self._bound[0], self._current.schema()
+        found: dict[Path, Objects] = {}
+        for path in block.schema.lists:
+            row = t if path[0] == "next" else t + 1
+            if path in mine and 0 <= row < block.num_steps:
+                found[path] = _rows(block, path)[row]
+        return found
 
     def _rebind(self) -> None:
         assert self._bound is not None
@@ -209,3 +239,8 @@ class EnvServant:
     def close(self) -> None:
         """Close every environment."""
         self._group.close()
+
+
+def _rows(block: Block, path: Path) -> Any:
+    """Return the column at `path` with time first."""
+    return block.column(path).movedim(block.time_dim, 0)

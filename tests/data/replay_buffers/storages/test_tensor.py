@@ -90,7 +90,7 @@ def test_rows_that_break_the_schema_change_nothing(change, message):
         (
             TensorDict({"x": torch.ones(3), "s": NonTensorData("hi", [3])}, [3]),
             SchemaError,
-            "'s' holds NonTensor",
+            "'s' expected a dense tensor",
         ),
         (TensorDict({}, [3]), SchemaError, "without any tensor"),
         (TensorDict({"x": torch.ones(0)}, [0]), SchemaError, "no record"),

@@ -11,6 +11,7 @@ import torch
 from gleanrl.block import Schema
 from gleanrl.data.boundaries import MASK
 from gleanrl.errors import SchemaError, UnsupportedError
+from gleanrl.objects import Leaf, Objects
 from gleanrl.tree import NestedKey, Path, as_key
 
 
@@ -71,9 +72,11 @@ class RecordFormat(ABC):
         raise UnsupportedError("keys: only records that are TensorDicts can be fetched in part")
 
 
-def check_storable(leaf: torch.Tensor, path: Path, where: str) -> None:
+def check_storable(leaf: Leaf, path: Path, where: str) -> None:
     """Raise `SchemaError` unless `leaf` is dense, with data, and one number to an element."""
-    if leaf.is_meta:
+    if isinstance(leaf, Objects):
+        found, advice = "what isn't a tensor, or tensors of unlike shapes", "drop the key"
+    elif leaf.is_meta:
         found, advice = "a meta tensor, which holds no data", "make it on a real device"
     elif leaf.is_nested:
         found, advice = "a nested tensor, whose rows differ in shape", "pad the rows to one shape"

@@ -1,0 +1,240 @@
+"""Layouts: reading the leaves of one kind of batch in a fixed order, and building batches around leaves.
+
+Both without the container's per-key checks: what a layout hands out was checked against a schema before. Beside
+`gleanrl.tree` the only module that knows TensorDict's internals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensor_collection
+
+from gleanrl.errors import SchemaError
+from gleanrl.objects import Leaf, Objects
+from gleanrl.tree import Path, as_key, flatten
+
+_new_unsafe: Any = TensorDict._new_unsafe  # its annotations don't allow what it takes
+
+
+def record_of(leaves: Mapping[Path, Leaf], batch_size: torch.Size, device: torch.device | None = None) -> Any:
+    """Return a TensorDict, or a lazy stack, around leaves by their paths; see `Layout.build`."""
+    lists = [path for path, leaf in leaves.items() if isinstance(leaf, Objects)]
+    return Layout(leaves, None, lists).build(list(leaves.values()), batch_size, device)
+
+
+class Layout:
+    """The nested structure of one kind of batch, for reading leaves and building TensorDicts quickly.
+
+    The order of the leaves is the order of `paths`. Not thread-bound: a Layout is immutable.
+
+    Args:
+        paths: the leaves' paths; none may be a prefix of another.
+        groups: the dimensions that the batch size of a nested TensorDict has behind the batch's own, for those that
+            have any (the agents', say).
+        lists: those of `paths` whose leaves are `Objects`.
+        empty: groups that hold nothing.
+    """
+
+    def __init__(
+        self,
+        paths: Iterable[Path],
+        groups: Mapping[Path, Sequence[int]] | None = None,
+        lists: Collection[Path] = (),
+        empty: Iterable[Path] = (),
+    ) -> None:
+        self.paths: tuple[Path, ...] = tuple(paths)
+        self.empty: tuple[Path, ...] = tuple(empty)
+        self._lists = tuple(position for position, path in enumerate(self.paths) if path in lists)
+        self.groups: dict[Path, tuple[int, ...]] = {
+            group: tuple(map(int, size)) for group, size in (groups or {}).items() if group and size
+        }
+        self._root = _node(self.paths, self.empty)
+        self._root.widen(self.groups)
+
+    def __eq__(self, other: object) -> bool:
+        """Two layouts are equal if they name the same paths, in any order."""
+        return isinstance(other, Layout) and set(self.paths) == set(other.paths)
+
+    def __hash__(self) -> int:
+        """Hash consistent with `__eq__`."""
+        return hash(frozenset(self.paths))
+
+    def __repr__(self) -> str:
+        """Show the keys."""
+        return f"Layout({[as_key(path) for path in self.paths]})"
+
+    def read(self, batch: TensorDictBase, where: str = "batch") -> list[Any]:
+        """Return the leaves of `batch` in the order of `paths`.
+
+        Args:
+            batch: a TensorDict (read through its internals) or any other tensor collection (read through
+                its public interface).
+            where: what the error message calls the place.
+
+        Raises:
+            SchemaError: on a missing or an extra key, naming it.
+        """
+        leaves: list[Any] = [None] * len(self.paths)
+        if _read(self._root, batch, leaves):
+            return leaves
+        found = flatten(batch)
+        if found.keys() != set(self.paths):
+            self._raise_difference(set(found), where)
+        return [found[path] for path in self.paths]  # the same leaves, and groups without any
+
+    def build(
+        self,
+        leaves: Sequence[Leaf],
+        batch_size: torch.Size,
+        device: torch.device | None = None,
+        names: Sequence[str | None] | None = None,
+    ) -> Any:
+        """Return a TensorDict around `leaves` (no copy, no check); see `groups` for the sizes of nested ones.
+
+        With tensors of unlike shapes among them it is a lazy stack of the records, along the first dimension and the
+        further ones.
+        """
+        if self._lists:
+            return self._build_with_lists(list(leaves), batch_size, device, names)
+        return _build(self._root, leaves, batch_size, device, names)
+
+    def _build_with_lists(
+        self,
+        leaves: list[Leaf],
+        batch_size: torch.Size,
+        device: torch.device | None,
+        names: Sequence[str | None] | None,
+    ) -> Any:
+        unlike = [position for position in self._lists if leaves[position].blank is not None]
+        if unlike and batch_size.numel():
+            if batch_size:
+                rows = range(batch_size[0])
+                parts = [
+                    self._build_with_lists([leaf[row] for leaf in leaves], batch_size[1:], device, None)
+                    for row in rows
+                ]
+                out: Any = LazyStackedTensorDict.lazy_stack(parts, 0)
+                if names is not None:
+                    out.names = list(names)
+                return out
+        for position in self._lists:
+            leaf = leaves[position]
+            if position in unlike and batch_size:  # there is no record
+                leaves[position] = leaf.blank.new_empty((*batch_size, *leaf.blank.shape))
+            else:
+                leaves[position] = leaf.wrapped(device)
+        return _build(self._root, leaves, batch_size, device, names)
+
+    def _raise_difference(self, found: set[Path], where: str) -> None:
+        missing, extra = sorted(set(self.paths) - found), sorted(found - set(self.paths))
+        parts = []
+        if missing:
+            parts.append(f"missing {[as_key(path) for path in missing]}")
+        if extra:
+            parts.append(f"unexpected {[as_key(path) for path in extra]}")
+        expected = [as_key(path) for path in self.paths]
+        raise SchemaError(f"{where}: {' and '.join(parts)}; the keys were fixed as {expected}")
+
+
+class _Node:
+    """One level of a layout: where each key's value stands among the leaves, and the levels below."""
+
+    __slots__ = ("leaves", "children", "size", "more")
+
+    def __init__(self) -> None:
+        self.leaves: list[tuple[str, int]] = []
+        self.children: list[tuple[str, _Node]] = []
+        self.size = 0
+        self.more: tuple[int, ...] = ()  # dimensions of its batch size behind those of the level above
+
+    def below(self, path: Path) -> _Node:
+        """Return the level at `path` from this one; it is made if there is none."""
+        node = self
+        for part in path:
+            child = next((child for key, child in node.children if key == part), None)
+            if child is None:
+                child = _Node()
+                node.children.append((part, child))
+            node = child
+        return node
+
+    def widen(
+        self, groups: Mapping[Path, tuple[int, ...]], path: Path = (), above: tuple[int, ...] = ()
+    ) -> None:
+        """Note what each level's batch size has beyond that of the level `above`, which it begins with."""
+        own = groups.get(path, above)
+        own = own if own[: len(above)] == above else above
+        self.more = own[len(above) :]
+        for key, child in self.children:
+            child.widen(groups, (*path, key), own)
+
+
+def _node(paths: Sequence[Path], empty: Sequence[Path]) -> _Node:
+    root = _Node()
+    for position, path in enumerate(paths):
+        root.below(path[:-1]).leaves.append((path[-1], position))
+    for path in empty:
+        root.below(path)
+    pending = [root]
+    while pending:
+        node = pending.pop()
+        node.size = len(node.leaves) + len(node.children)
+        keys = {key for key, _ in node.leaves} | {key for key, _ in node.children}
+        if len(keys) != node.size:
+            raise SchemaError(
+                f"a key stands twice, or both as a leaf and as a group: {[as_key(p) for p in paths]}"
+            )
+        pending.extend(child for _, child in node.children)
+    return root
+
+
+def _entries(batch: Any) -> Mapping[str, Any]:
+    """Return the entries of one level: TensorDict's own dictionary, or one made by the public interface."""
+    if type(batch) is TensorDict:
+        return batch._tensordict
+    return {key: batch.get(key) for key in batch.keys()}
+
+
+def _read(node: _Node, batch: Any, leaves: list[Any]) -> bool:
+    try:
+        entries = _entries(batch)
+        if len(entries) != node.size:
+            return False
+        for key, position in node.leaves:
+            value = entries[key]
+            if not isinstance(value, torch.Tensor):
+                return False
+            leaves[position] = value
+        for key, child in node.children:
+            below = entries[key]
+            if not is_tensor_collection(below) or not _read(child, below, leaves):
+                return False
+    except (KeyError, RuntimeError):  # the latter from lazy stacks, of entries that can't be stacked
+        return False
+    return True
+
+
+def _build(
+    node: _Node,
+    leaves: Sequence[torch.Tensor],
+    batch_size: torch.Size,
+    device: torch.device | None,
+    names: Sequence[str | None] | None,
+) -> TensorDict:
+    entries: dict[str, Any] = {key: leaves[position] for key, position in node.leaves}
+    if node.more:
+        batch_size = torch.Size((*batch_size, *node.more))
+        names = None if names is None else [*names, *[None] * len(node.more)]
+    for key, child in node.children:
+        entries[key] = _build(child, leaves, batch_size, device, names)
+    # Names are a list of the container's own: each level gets a copy.
+    return _new_unsafe(
+        entries,
+        batch_size=batch_size,
+        device=device,
+        names=None if names is None else list(names),
+        nested=False,
+    )
