@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
@@ -29,6 +29,9 @@ class Stateful(ABC, Generic[Value]):
     The tensors of a value are never written again, neither by the part that gave it nor by one that adopted it: a
     part that changes its tensors in place copies them in `snapshot` and in `adopt`.
     """
+
+    learns: ClassVar[bool] = False
+    """Whether a module goes on learning where it is used: it stays in training mode in environments and buffers."""
 
     @abstractmethod
     def snapshot(self) -> Value:

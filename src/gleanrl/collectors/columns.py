@@ -134,6 +134,8 @@ class Columns:
 
     def done(self, block: Block, count: int) -> np.ndarray[Any, Any]:
         """Return ``(P, count)`` bool: whether the trajectory ended, by any of the flags that say so."""
+        if not self._done_paths:  # nothing ever ends
+            return np.zeros((self.num_envs, count), np.bool_)
         flags = [self._flat(block, path, count) for path in self._done_paths]
         ended = [
             f.flatten(2).any(-1) if math.prod(f.shape[2:]) != 1 else f.reshape(f.shape[:2]) for f in flags

@@ -26,14 +26,12 @@ class MultiStep(nn.Module):
     - every reward is ``sum(gamma**j * reward[t + j] for j in range(k))``;
     - ``gamma`` is ``gamma**k``, the discount that belongs to that observation.
 
-    So ``reward + gamma * ~terminated * value(next observation)`` is the n-step target at every step: also at
-    a truncation and at the end of the batch, where k is smaller, the flags stay as they are (False in the
-    middle of a trajectory) and the learner bootstraps. Nothing crosses the end of a trajectory, as defined by
+    So ``reward + gamma.unsqueeze(-1) * ~terminated * value(next observation)`` is the n-step target at every step:
+    also at a truncation and at the end of the batch, where k is smaller, the flags stay as they are (False in
+    the middle of a trajectory) and the learner bootstraps. Nothing crosses the end of a trajectory, as defined by
     `gleanrl.data.boundaries.trajectory_ends`; a masked step stays as it is, with k = 1.
 
-    Added entries, each of shape ``[*B, T, 1, ...]`` with as many dimensions as the first reward
-    (``[*B, T, 1]`` for the usual one, ``[*B, T]`` for a reward of that shape), so that they broadcast against
-    it:
+    Added entries, ``[*B, T]``: rewards have a dimension more as a rule, so write ``gamma.unsqueeze(-1)`` beside them:
 
     - ``steps_to_next_obs``: k, int64;
     - ``gamma``: ``gamma**k``, in the dtype of the rewards;
@@ -115,10 +113,9 @@ class MultiStep(nn.Module):
                 out.set((*path[:-1], "original_reward"), leaf.clone())
             else:
                 set_leaf(out, path, take_rows(leaf, steps.ndim, last).reshape(leaf.shape))
-        shape = (*steps.shape, *(1,) * (leaves[rewards[0]].ndim - steps.ndim))
-        out.set("steps_to_next_obs", steps.reshape(shape))
-        out.set("gamma", self._discounts([leaves[path] for path in rewards], steps).reshape(shape))
-        out.set("nonterminal", (steps != 1).reshape(shape))
+        out.set("steps_to_next_obs", steps)
+        out.set("gamma", self._discounts([leaves[path] for path in rewards], steps))
+        out.set("nonterminal", steps != 1)
         return out
 
     def _rewards(self, batch: TensorDictBase, leaves: dict[Path, Tensor]) -> list[Path]:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gleanrl.collectors import SyncDataCollector
-from gleanrl.data import Binary, Categorical, MultiCategorical, OneHot
-from gleanrl.envs import check_env_specs
+from gleanrl.data import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot
+from gleanrl.envs import SerialEnv, check_env_specs
 from gleanrl.envs.transforms import (
     ActionDiscretizer,
     ActionMask,
@@ -88,19 +88,71 @@ def test_specs_of_discrete_actions():
     collect_both_ways(batched, lambda: [ActionDiscretizer(3, out_action_key="choice")])
 
 
-def test_one_component_becomes_one_choice():
-    class OneEnv(CountingEnv):
-        def _declare(self):
-            super()._declare()
-            self.action_spec = self.action_spec[..., :1]
+class NarrowEnv(CountingEnv):
+    """Actions of one component, ``(*batch, 1)``, or without any dimension of their own."""
 
-    env = TransformedEnv(OneEnv(), ActionDiscretizer(3))
-    assert isinstance(env.action_spec, Categorical)
-    assert env.action_spec.shape == ()
-    check_env_specs(env)
-    env = TransformedEnv(OneEnv(), ActionDiscretizer(3, categorical=False))
-    assert isinstance(env.action_spec, OneHot)
-    check_env_specs(env)
+    dims = 1
+
+    def _declare(self):
+        super()._declare()
+        self.action_spec = self.action_spec[..., :1] if self.dims else self.action_spec[..., 0]
+
+
+class ScalarEnv(NarrowEnv):
+    dims = 0
+
+
+@pytest.mark.parametrize("size", [(), (3,)], ids=str)
+@pytest.mark.parametrize(
+    ("env", "categorical", "kind", "shape", "given"),
+    [
+        (NarrowEnv, True, MultiCategorical, (1,), (1,)),
+        (NarrowEnv, False, MultiOneHot, (4,), (1,)),
+        (ScalarEnv, True, Categorical, (), ()),
+        (ScalarEnv, False, OneHot, (4,), ()),
+        (CountingEnv, True, MultiCategorical, (2,), (2,)),
+    ],
+)
+def test_discrete_actions_have_the_dimensions_of_continuous_ones(env, categorical, kind, shape, given, size):
+    made = TransformedEnv(env(Script(ending="never"), size), ActionDiscretizer(4, categorical=categorical))
+    assert type(made.action_spec) is kind and made.action_spec.shape == (*size, *shape)
+    check_env_specs(made)
+    made.base_env.actions.clear()
+    batch = made.rollout(3)
+    acted = torch.stack(made.base_env.actions, len(size))
+    assert acted.shape == (*size, 3, *given)
+    choice = batch["action"] if categorical else batch["action"].long().argmax(-1).reshape(acted.shape)
+    assert torch.allclose(acted, -1 + (choice + 0.5) / 2)
+
+
+def test_over_a_batch_of_environments():
+    made = TransformedEnv(SerialEnv(2, NarrowEnv), ActionDiscretizer(4))
+    assert made.action_spec.shape == (2, 1)
+    made.rollout(3)
+    check_env_specs(TransformedEnv(SerialEnv(2, ScalarEnv), ActionDiscretizer(4)))
+
+
+class MaskedEnv(CountingEnv):
+    """One of four choices is forbidden in each step."""
+
+    def _declare(self):
+        super()._declare()
+        shape = tuple(self.batch_size)
+        self.action_spec = Categorical(4, shape=shape)
+        spec = self.observation_spec
+        spec["action_mask"] = Categorical(2, shape=(*shape, 4), dtype=torch.bool)
+        self.observation_spec = spec
+
+    def _package(self, flags):
+        out = super()._package(flags)
+        out["action_mask"] = torch.arange(4) != (out["observation"][..., 2:] % 4)
+        return out
+
+
+@pytest.mark.parametrize("size", [(), (2,)], ids=str)
+def test_specs_of_a_masked_environment_hold(size):
+    for seed in range(5):  # what is drawn in one step may be forbidden in the last one
+        check_env_specs(TransformedEnv(MaskedEnv(None, size), ActionMask()), seed=seed)
 
 
 def test_more_choices_than_there_are():

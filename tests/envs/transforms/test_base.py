@@ -12,6 +12,7 @@ from gleanrl.envs.transforms import (
     Compose,
     DTypeCastTransform,
     ExcludeTransform,
+    ObservationNorm,
     RewardSum,
     StepCounter,
     Transform,
@@ -208,3 +209,12 @@ class TestOverridesOnRows:
             env = TransformedEnv(single(), Compose(*chain))
             batches(env)
             assert all(not action.any() for action in env.base_env.unwrapped.actions)
+
+
+def test_values_are_transformed_without_a_batch():
+    norm = ObservationNorm(1.0, 2.0, in_keys=["x"], out_keys=["y"])
+    assert norm(x=torch.ones(3)).tolist() == norm(torch.ones(3)).tolist() == [3.0] * 3
+    one, two = ObservationNorm(1.0, 2.0, in_keys=["x", "y"])(torch.zeros(1), y=torch.ones(1))
+    assert (one.item(), two.item()) == (1.0, 3.0)
+    with pytest.raises(KeyError, match="'x'"):
+        norm()

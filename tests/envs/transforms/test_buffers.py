@@ -26,11 +26,22 @@ def steps(done, reward):
 def test_rewards_to_go():
     batch = steps([[0, 1, 0, 1, 0]], [[1.0, 2.0, 3.0, 4.0, 5.0]])
     buffer = ReplayBuffer(storage=LazyTensorStorage(5, ndim=2), transform=Reward2GoTransform(gamma=0.5))
+    before = batch.clone()
     buffer.extend(batch)
-    assert buffer[:]["reward_to_go"].flatten().tolist() == [2.0, 2.0, 5.0, 4.0, 5.0]
-    out = Reward2GoTransform(gamma=0.5).inv(batch)["reward_to_go"]
-    assert out.flatten().tolist() == [2.0, 2.0, 5.0, 4.0, 5.0]
-    assert "reward_to_go" not in batch.keys()
+    assert buffer[:]["next", "reward"].flatten().tolist() == [2.0, 2.0, 5.0, 4.0, 5.0]
+    assert (batch == before).all()
+    aside = Reward2GoTransform(gamma=0.5, out_keys=["reward_to_go"]).inv(batch)
+    assert aside["reward_to_go"].flatten().tolist() == [2.0, 2.0, 5.0, 4.0, 5.0]
+    assert torch.equal(aside["next", "reward"], batch["next", "reward"])
+
+
+@pytest.mark.parametrize("size", [(), (3,)], ids=str)
+def test_rewards_to_go_of_records_that_are_whole_trajectories(size):
+    reward, done = torch.rand(*size, 4, 1), torch.zeros(*size, 4, 1, dtype=torch.bool)
+    done[..., -1, :] = True
+    data = TensorDict({"next": TensorDict({"reward": reward, "done": done}, size)}, size)
+    out = Reward2GoTransform(gamma=1.0).inv(data)
+    assert out.batch_size == size and torch.allclose(out["next", "reward"][..., 0, :], reward.sum(-2))
 
 
 def test_a_row_without_an_end_is_refused():

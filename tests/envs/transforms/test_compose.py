@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from gleanrl.envs.transforms import (
 from gleanrl.envs.transforms.compose import CallableTransform, flattened
 from gleanrl.errors import ContainerError, InvalidTypeError, UnsupportedError
 from tests.envs.transforms.ways import single
+from tests.fakes_base import CountingEnv
 
 
 def double(key="a"):
@@ -73,13 +75,61 @@ def test_appending_changes_the_environment_around():
 
 def test_a_transform_has_one_container():
     counter = StepCounter()
-    Compose(counter)
+    chain = Compose(counter)
     with pytest.raises(ContainerError, match="clone"):
         Compose(counter)
     with pytest.raises(AttributeError):
         TransformedEnv(single(), counter)
+    assert chain[0] is counter and counter.container is None
     counter.reset_parent()
-    assert TransformedEnv(single(), counter).transform is counter
+    env = TransformedEnv(single(), counter)
+    assert env.transform is counter and counter.container is env
+
+
+def test_members_of_a_chain_that_is_gone_are_free():
+    chain = Compose(StepCounter(), RewardSum())
+    longer = Compose(InitTracker(), *chain.clone())
+    assert [type(transform) for transform in longer] == [InitTracker, StepCounter, RewardSum]
+    with pytest.raises(ContainerError, match="clone"):
+        Compose(InitTracker(), *chain)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))], ids=["copy", "pickle"]
+)
+def test_copies_of_an_environment_have_transforms_of_their_own(copied):
+    env = TransformedEnv(CountingEnv(), Compose(StepCounter(), RewardSum()))
+    env.rollout(2)
+    twin = copied(env)
+    assert twin.transform[0].container is twin and env.transform[0].container is env
+    assert twin.transform[1].parent.base_env is twin.base_env
+
+
+def test_a_chain_in_an_environment_can_be_changed():
+    env = TransformedEnv(single(), Compose(StepCounter(), InitTracker(), RewardSum()))
+    counter = env.transform.pop(0)
+    assert counter.holder is None and "step_count" not in env.reset().keys()
+    del env.transform[-1]
+    assert "episode_reward" not in env.rollout(2)["next"].keys()
+    env.transform[0] = counter
+    assert env.transform[0].container is env and set(env.observation_spec.keys()) == {
+        "observation",
+        "step_count",
+    }
+    assert env.rollout(2)["next", "step_count"].flatten().tolist() == [1, 2]
+    env.transform[0] = counter  # it may stay where it is
+    assert len(env.transform) == 1
+    for mistake in (
+        lambda: Compose().pop(),
+        lambda: env.transform.pop(3),
+        lambda: env.transform.__delitem__(5),
+    ):
+        with pytest.raises(IndexError):
+            mistake()
+    other = Compose(RewardSum())
+    with pytest.raises(ContainerError):
+        env.transform[0] = other[0]
+    assert env.transform[0] is counter
 
 
 def test_a_clone_is_free_and_independent():

@@ -33,14 +33,16 @@ def test_they_need_an_environment(make):
 
 def test_groups_of_flags_and_what_stands_beside_them():
     follower = Following()
-    TransformedEnv(team(), follower)
+    env = TransformedEnv(team(), follower)
+    assert follower.container is env
     assert ("agents", "done") in [group[0] for group in follower.groups("n")]
     assert ("agents", "n") in [group[1] for group in follower.groups("n")]
 
 
 def test_what_is_carried_is_renewed_where_a_reset_says_so():
     follower = Following()
-    TransformedEnv(batched(), follower)
+    env = TransformedEnv(batched(), follower)
+    assert follower.container is env
     first = follower.renewed("n", torch.zeros(3), None)
     follower.carried["n"] = first + 5
     mask = torch.tensor([True, False, False])

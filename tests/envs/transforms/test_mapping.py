@@ -19,6 +19,12 @@ class OutwardsOnly(Doubled):
 
 def test_specs_are_mapped_wherever_the_keys_are_declared():
     transform = Doubled(in_keys=["a"], in_keys_inv=["b"])
+    for role in ("observation", "reward", "action", "state"):
+        assert getattr(transform, f"transform_{role}_spec")(Bounded(-1.0, 1.0, (2,))).high.tolist() == [
+            2.0,
+            2.0,
+        ]
+    assert OutwardsOnly(in_keys_inv=["b"]).transform_action_spec(Bounded(-1.0, 1.0, ())).high.item() == 1
     for method in ("observation", "reward"):
         spec = getattr(transform, f"transform_{method}_spec")(Composite(a=Bounded(-1.0, 1.0, (2,))))
         assert spec["a"].high.tolist() == [2.0, 2.0]

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from gleanrl.data.postprocs import MultiStep
@@ -92,8 +91,22 @@ def test_other_streams_are_refused():
     transform.inv(data(batched))
     with pytest.raises(SchemaError, match="streams"):
         transform.inv(data(batched)[:2])
-    with pytest.raises(SchemaError, match="extend"):
-        MultiStepTransform(2, 0.5).inv(TensorDict({}, []))
+
+
+def test_steps_that_are_added_one_by_one():
+    rows = data(single)
+    whole = MultiStepTransform(2, 0.5).inv(rows)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(len(rows)), transform=MultiStepTransform(2, 0.5))
+    for row in rows.unbind(0):
+        buffer.add(row)
+    assert len(buffer) == len(rows) - 2
+    for key in whole.keys(True, True):
+        assert torch.equal(buffer[:][key], whole[key]), key
+    transform = MultiStepTransform(2, 0.5)
+    assert transform.inv(rows[0]) is None and transform.inv(rows[1]) is None
+    transform.n_steps = 1
+    with pytest.raises(SchemaError, match="use extend"):
+        transform.inv(rows[2])
 
 
 def test_in_an_environment_it_is_refused():

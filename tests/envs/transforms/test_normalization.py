@@ -83,6 +83,7 @@ def test_bad_numbers_are_refused():
         ObservationNorm(loc=1.0)
     assert float(ObservationNorm(0.0, 0.0, in_keys=["a"], standard_normal=True, eps=0.5).scale) == 0.5
     with pytest.raises(InvalidArgumentError, match="num_iter"):
-        TransformedEnv(single(), ObservationNorm(in_keys=["observation"])).transform.init_stats(1)
+        env = TransformedEnv(single(), ObservationNorm(in_keys=["observation"]))
+        env.transform.init_stats(1)
     with pytest.raises(UnsupportedError, match="TransformedEnv"):
         ObservationNorm(in_keys=["observation"]).init_stats(10)

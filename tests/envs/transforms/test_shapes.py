@@ -16,7 +16,7 @@ from gleanrl.envs.transforms import (
     UnsqueezeTransform,
 )
 from gleanrl.envs.transforms.base import Transform
-from gleanrl.errors import InvalidArgumentError, MissingArgumentError, MissingKeyError
+from gleanrl.errors import InvalidArgumentError, MissingKeyError
 from tests.envs.transforms.ways import SCRIPT, batched, collect_both_ways, joined, single
 from tests.fakes_base import TwoKeyEnv
 
@@ -104,11 +104,17 @@ def test_scalars_are_unsqueezed_if_asked():
     assert CatTensors(["a", "b"], "c", unsqueeze_if_oor=True)(td)["c"].tolist() == [1.0, 2.0, 3.0]
 
 
+@pytest.mark.parametrize("make", [SqueezeTransform, UnsqueezeTransform])
+def test_without_keys_nothing_changes(make):
+    data = TensorDict({"a": torch.ones(2, 1)}, [2])
+    assert make(dim=-1)(data)["a"].shape == (2, 1)
+    env = TransformedEnv(single(), make(-1))
+    assert env.rollout(2)["observation"].shape == (2, 3)
+
+
 def test_mistakes_are_named():
     with pytest.raises(MissingKeyError, match="nothing"):
         CatTensors(["nothing"])(TensorDict({"a": torch.ones(1)}, []))
-    with pytest.raises(MissingArgumentError, match="in_keys"):
-        UnsqueezeTransform(-1)
     with pytest.raises(InvalidArgumentError, match="dims"):
         PermuteTransform([-1, -1])
     mixed = Composite(a=Bounded(0.0, 1.0, (2,)), b=Bounded(0, 3, (1,), dtype=torch.int64))

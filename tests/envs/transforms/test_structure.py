@@ -4,7 +4,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from gleanrl.data import Composite, LazyTensorStorage, ReplayBuffer
+from gleanrl.collectors import SyncDataCollector
+from gleanrl.data import Composite, LazyTensorStorage, ReplayBuffer, Unbounded
 from gleanrl.envs import check_env_specs
 from gleanrl.envs.transforms import (
     Compose,
@@ -17,9 +18,9 @@ from gleanrl.envs.transforms import (
     StepCounter,
     TransformedEnv,
 )
-from gleanrl.errors import InvalidArgumentError, MissingArgumentError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, UnsupportedError
 from tests.envs.transforms.ways import SCRIPT, batched, collect_both_ways, joined, single, team
-from tests.fakes_base import TwoKeyEnv
+from tests.fakes_base import CountingEnv, TwoKeyEnv
 
 
 def two():
@@ -83,11 +84,72 @@ def test_groups_are_selected_whole():
     assert set(env.rollout(2)["agents"].keys()) >= {"observation", "action", "done"}
 
 
-def test_without_truncated_flags():
-    env = TransformedEnv(two(), SelectTransform("clock", keep_dones=False))
-    assert set(env.done_keys) == {"done", "terminated"}
+@pytest.mark.parametrize("env", [two, batched])
+def test_without_flags_no_episode_ends(env):
+    key = "clock" if env is two else "observation"
+    made = TransformedEnv(env(), SelectTransform(key, keep_dones=False))
+    check_env_specs(made)
+    assert made.done_keys == [] and set(made.reset().keys()) == {key}
+    batches = list(SyncDataCollector(made, frames_per_batch=12, total_frames=24))
+    assert "done" not in batches[0]["next"].keys()
+    for batch in batches:
+        assert len(batch["collector", "traj_ids"].unique()) == made.numel()
+    clock = torch.cat(batches, -1)["next", key][..., -1]
+    assert torch.equal(clock, torch.arange(1, clock.shape[-1] + 1).expand(clock.shape).to(clock.dtype))
+
+
+def test_done_is_made_of_the_flags_that_are_left():
+    expected, batch = (
+        TransformedEnv(two(), Compose(*chain)).rollout(9, break_when_any_done=False)
+        for chain in ([], [ExcludeTransform("done")])
+    )
+    assert expected["next", "done"].any()
+    assert torch.equal(batch["next", "done"], expected["next", "done"])
+
+
+class GroupEnv(CountingEnv):
+    """Has a group of observations beside the others."""
+
+    def _declare(self):
+        super()._declare()
+        spec, shape = self.observation_spec, self.batch_size
+        spec["info"] = Composite(a=Unbounded((*shape, 2)), b=Unbounded((*shape, 1)), shape=shape)
+        self.observation_spec = spec
+
+    def _package(self, flags):
+        out = super()._package(flags)
+        out["info"] = TensorDict(
+            {"a": out["observation"][..., :2], "b": out["observation"][..., 2:]}, out.batch_size
+        )
+        return out
+
+
+@pytest.mark.parametrize("create_copy", [False, True])
+@pytest.mark.parametrize("size", [(), (2,)], ids=str)
+def test_a_group_is_renamed_as_a_whole(create_copy, size):
+    def chain():
+        return [RenameTransform(["info"], ["more"], create_copy=create_copy)]
+
+    env = TransformedEnv(GroupEnv(SCRIPT, size), Compose(*chain()))
     check_env_specs(env)
-    joined(collect_both_ways(two, lambda: [SelectTransform("clock", keep_dones=False)]))
+    assert ("info" in env.observation_spec.keys()) == create_copy
+    assert ("info" in env.step(env.rand_action(env.reset()))["next"].keys()) == create_copy
+    batch = joined(collect_both_ways(lambda: GroupEnv(SCRIPT, size), chain))
+    assert torch.equal(batch["more", "b"], batch["observation"][..., 2:])
+    assert torch.equal(batch["next", "more", "a"], batch["next", "observation"][..., :2])
+    assert ("info" in batch.keys()) == create_copy
+
+
+def test_a_group_of_a_batch_is_renamed_as_a_whole():
+    data = TensorDict({"a": {"x": torch.ones(3), "y": torch.zeros(3)}, "b": torch.ones(3)}, [3])
+    out = RenameTransform(["a"], ["c"])(data.clone())
+    assert set(out.keys(True, True)) == {("c", "x"), ("c", "y"), "b"} and "a" not in out.keys()
+
+
+@pytest.mark.parametrize("make", [ExcludeTransform, lambda: ExcludeTransform("nothing")])
+def test_nothing_is_excluded_where_nothing_is_named(make):
+    batch = joined(collect_both_ways(two, lambda: [make()]))
+    assert "clock" in batch.keys() and ("next", "done") in batch.keys(True)
 
 
 def test_excluded_keys_go():
@@ -109,6 +171,9 @@ def test_in_buffers():
     )
     buffer.extend(data)
     assert set(buffer.sample().keys()) == {"b"}
+    assert set(
+        ExcludeTransform("done")(TensorDict({"done": torch.ones(3), "a": torch.ones(3)}, [3])).keys()
+    ) == {"a"}
     assert set(data.keys()) == {"a", "b"}
 
 
@@ -126,10 +191,6 @@ def test_empty_groups_go():
 
 
 def test_mistakes_are_named():
-    with pytest.raises(MissingArgumentError, match="at least one"):
-        SelectTransform()
-    with pytest.raises(InvalidArgumentError, match="done"):
-        ExcludeTransform("done")
     with pytest.raises(InvalidArgumentError, match="as many"):
         RenameTransform(["a"], ["b", "c"])
     with pytest.raises(KeyError, match="absent"):

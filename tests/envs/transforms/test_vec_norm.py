@@ -5,10 +5,12 @@ import copy
 import cloudpickle
 import pytest
 import torch
+from tensordict import TensorDict
 
+from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from gleanrl.envs import check_env_specs
-from gleanrl.envs.transforms import Compose, ObservationNorm, TransformedEnv, VecNorm
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError
+from gleanrl.envs.transforms import Compose, ObservationNorm, TransformedEnv, VecNorm, VecNormV2
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, UnsupportedError
 from tests.envs.transforms.ways import batched, collect_both_ways, joined, single
 
 
@@ -123,3 +125,52 @@ def test_specs_hold_and_mistakes_are_named():
     shared = VecNorm.build_td_for_shared_vecnorm(batched(), ["observation"])
     with pytest.raises(MissingKeyError, match="reward"):
         VecNorm(shared_td=shared)
+
+
+def test_without_an_environment_it_learns_from_what_it_is_called_on():
+    norm, rows = VecNorm(in_keys=["a"]), torch.tensor([[0.0, 1.0], [2.0, 5.0]])
+    assert torch.equal(norm(TensorDict({"a": rows}, [2]))["a"], torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
+    assert norm.loc["a"].tolist() == [1.0, 3.0] and norm.scale["a"].tolist() == [1.0, 2.0]
+    with pytest.raises(UnsupportedError, match="call it"):
+        VecNorm(in_keys=["a"]).loc  # noqa: B018
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_it_goes_on_learning_in_a_buffer(chained):
+    norm = VecNorm(in_keys=["a"])
+    transform = Compose(ObservationNorm(0.0, 1.0, in_keys=["a"]), norm) if chained else norm
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=transform, batch_size=4)
+    buffer.extend(TensorDict({"a": torch.arange(8.0).reshape(4, 2)}, [4]))
+    served = buffer[:]["a"]
+    assert served.mean(0).abs().max() < 1e-6 and (served.std(0, unbiased=False) - 1).abs().max() < 1e-6
+
+
+def test_a_frozen_copy_stays_as_it_is():
+    shared = VecNorm.build_td_for_shared_vecnorm(single(), ["observation"])
+    for given in (None, shared):
+        env = TransformedEnv(single(), VecNorm(in_keys=["observation"], shared_td=given))
+        env.rollout(5, break_when_any_done=False)
+        copy = env.transform.frozen_copy()
+        before = copy.loc["observation"].clone()
+        assert torch.equal(before, env.transform.loc["observation"]) and copy.frozen
+        fresh = TransformedEnv(single(), copy)
+        fresh.rollout(5, break_when_any_done=False)
+        env.rollout(7, break_when_any_done=False)
+        assert torch.equal(copy.loc["observation"], before)
+        assert not torch.equal(env.transform.loc["observation"], before)
+
+
+def test_the_second_version_keeps_environments_apart():
+    apart, together = (
+        TransformedEnv(batched(), VecNormV2(["observation"], reduce_batch_dims=together, decay=1.0))
+        for together in (False, True)
+    )
+    for env in (apart, together):
+        env.rollout(6, break_when_any_done=False)
+    assert apart.transform.loc["observation"].shape == (3, 3) and together.transform.loc[
+        "observation"
+    ].shape == (3,)
+    assert apart.transform.loc["observation"][:, 0].tolist() == [0.0, 1.0, 2.0]  # the stream
+    with pytest.raises(UnsupportedError, match="stateful"):
+        VecNormV2(["observation"], stateful=False)
+    assert VecNorm(["a"], None, None, None, 0.5, new_api=True).decay == 0.5

@@ -35,7 +35,10 @@ class Stage:
                 f"transform: expected a callable or an object with forward and inv, got {transform!r}"
             )
         if isinstance(transform, nn.Module):
+            learning = [m for m in transform.modules() if isinstance(m, Stateful) and m.learns and m.training]
             transform.eval()
+            for module in learning:
+                module.train()
         self.transform = transform
         self.invert = invert
         self.is_plain = not callable(getattr(transform, "inv", None))

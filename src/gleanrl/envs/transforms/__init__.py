@@ -47,7 +47,7 @@ from gleanrl.envs.transforms.structure import (
     RenameTransform,
     SelectTransform,
 )
-from gleanrl.envs.transforms.vec_norm import VecNorm
+from gleanrl.envs.transforms.vec_norm import VecNorm, VecNormV2
 
 __all__ = [
     "ActionDiscretizer",
@@ -100,6 +100,7 @@ __all__ = [
     "UnsqueezeTransform",
     "VecGymEnvTransform",
     "VecNorm",
+    "VecNormV2",
 ]
 
 bind(__name__, globals())

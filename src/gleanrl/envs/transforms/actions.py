@@ -87,8 +87,9 @@ class ActionMask(Following):
 class ActionDiscretizer(Transform):
     """Replaces a bounded continuous action by the number of an interval.
 
-    Each component's range is cut into equal intervals. An action with one component becomes ``(*batch,)`` integers or
-    ``(*batch, n)`` one-hot vectors; one with several components, ``(*batch, d)`` integers or the vectors side by side.
+    Each component's range is cut into equal intervals. An action without dimensions of its own, ``(*batch,)``, becomes
+    integers of that shape or one-hot vectors ``(*batch, n)``; one with d components ``(*batch, d)`` integers, also if d
+    is 1, or the vectors side by side.
 
     Args:
         num_intervals: how many intervals; one number, or one for each component.
@@ -144,9 +145,13 @@ class ActionDiscretizer(Transform):
             raise InvalidArgumentError(f"ActionDiscretizer: expected finite bounds, got {spec!r}")
         return low, high
 
+    def _is_scalar(self, spec: TensorSpec) -> bool:
+        """Return whether the action has no dimensions beside the environment's."""
+        return len(spec.shape) == len(self.parent.batch_size)
+
     def _counts(self, spec: TensorSpec) -> Tensor:
         """Return the number of intervals of each component, ``(d,)``."""
-        size = spec.shape[-1] if len(spec.shape) else 1
+        size = 1 if self._is_scalar(spec) else spec.shape[-1]
         if self.num_intervals.ndim and len(self.num_intervals) != size:
             raise InvalidArgumentError(
                 f"num_intervals: expected {size} numbers, got {self.num_intervals.tolist()}"
@@ -159,10 +164,12 @@ class ActionDiscretizer(Transform):
             self._box = self._bounds(spec)
         low, high = self._box
         counts = self._counts(spec)
-        if self.categorical:
-            index = value.unsqueeze(-1) if len(counts) == 1 else value
-        else:
+        index = value
+        if not self.categorical:
             index = torch.stack([part.long().argmax(-1) for part in value.split(counts.tolist(), -1)], -1)
+        if self._is_scalar(spec):
+            counts = counts[0]
+            index = index if self.categorical else index.squeeze(-1)
         offset: Any = {"MEDIAN": 0.5, "LOW": 0.0, "HIGH": 1.0}.get(self.sampling.name)
         if offset is None:
             drawn = torch.rand(index.shape, dtype=low.dtype, device="cpu", generator=self.generator.get())
@@ -178,14 +185,14 @@ class ActionDiscretizer(Transform):
             raise MissingKeyError(f"ActionDiscretizer: no action {key!r} in {action_spec!r}")
         self._bounds(leaf)
         counts = self._counts(leaf)
-        batch = leaf.shape[:-1]
+        scalar = self._is_scalar(leaf)
         out = action_spec.clone()
         del out[key]
-        out[out_key] = self._choice(counts, batch, leaf.device)
+        out[out_key] = self._choice(counts, leaf.shape if scalar else leaf.shape[:-1], leaf.device, scalar)
         return out
 
-    def _choice(self, counts: Tensor, batch: torch.Size, device: Any) -> TensorSpec:
-        if len(counts) == 1:
+    def _choice(self, counts: Tensor, batch: torch.Size, device: Any, scalar: bool) -> TensorSpec:
+        if scalar:
             n = int(counts[0])
             if self.categorical:
                 return Categorical(n, shape=batch, device=device)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import functools
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.data.specs import Composite, TensorSpec
+from gleanrl.data.specs.mapping import SpecMapping
 from gleanrl.envs.module_state import StatefulModule
 from gleanrl.envs.transforms.keys import KeyList, Keys, paired
 from gleanrl.envs.transforms.rows import Record
@@ -21,6 +24,23 @@ from gleanrl.state import Stateful
 from gleanrl.tree import NestedKey
 
 _HOOKS = ("_call", "_step", "_reset", "_inv_call", "inv", "_reset_env_preprocess")
+
+
+def _takes_values(forward: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """Let a `forward` take values instead of a batch of them."""
+
+    @functools.wraps(forward)
+    def wrapped(self: Any, tensordict: Any = None, /, *values: Any, **entries: Any) -> Any:
+        if tensordict is not None and not isinstance(tensordict, torch.Tensor):
+            return forward(self, tensordict)
+        batch, given = TensorDict({}, []), () if tensordict is None else (tensordict, *values)
+        for key, value in (*zip(self.in_keys, given, strict=False), *entries.items()):
+            batch.set(key, value)
+        made = forward(self, batch)
+        results = tuple(made.get(key) for key in self.out_keys)
+        return results[0] if len(results) == 1 else results
+
+    return wrapped
 
 
 class Transform(StatefulModule):
@@ -66,7 +86,6 @@ class Transform(StatefulModule):
     enable_inv_on_reset: bool = False  # whether the requests of resets pass `inv`, too
     actions_vary: ClassVar[bool] = False  # whether a step changes what the action spec allows
     generator: OwnedTorchGenerator | None = None  # what random numbers are drawn from
-    learns: ClassVar[bool] = False  # whether an environment leaves it in training mode
     shows: ClassVar[tuple[str, ...]] = ()  # the attributes that its repr shows
 
     def __init__(
@@ -78,7 +97,7 @@ class Transform(StatefulModule):
     ) -> None:
         super().__init__()
         self.missing_tolerance = False
-        self._holder: list[Any] = []  # in a list: a container isn't a submodule of what it contains
+        self._holder: weakref.ref[Any] | None = None  # a chain that nobody else keeps is gone
         self._parent_found: list[Any] | None = None
         self._pairs_found: list[tuple[NestedKey, NestedKey]] | None = None
         self._pairs_inv_found: list[tuple[NestedKey, NestedKey]] | None = None
@@ -194,8 +213,12 @@ class Transform(StatefulModule):
         )
 
     # ------------------------------------------------------------ the caller's
-    def forward(self, tensordict: TensorDictBase) -> Any:
-        """Transform a batch that is read from a buffer; changes and returns it."""
+    @_takes_values
+    def forward(self, tensordict: Any) -> Any:
+        """Transform a batch that is read from a buffer; changes and returns it.
+
+        Given the values of `in_keys` instead, in order or by name, return those of `out_keys`.
+        """
         return self._call(tensordict)
 
     def inv(self, tensordict: TensorDictBase) -> Any:
@@ -255,7 +278,9 @@ class Transform(StatefulModule):
         return self._spec("state", state_spec)
 
     def _spec(self, role: str, spec: Any) -> Any:
-        """Return what becomes of the spec of a role that has no method of its own."""
+        """Return what becomes of the spec of a role that has no method of its own; a leaf stays."""
+        if not isinstance(spec, SpecMapping):
+            return spec
         fresh = (
             [(i, o) for i, o in self.pairs() if o not in spec.keys(True, True)]
             if role == "observation"
@@ -290,7 +315,7 @@ class Transform(StatefulModule):
     @property
     def holder(self) -> Any:
         """The `Compose` or `TransformedEnv` that the transform stands in directly; None if it's in none."""
-        return self._holder[0] if self._holder else None
+        return None if self._holder is None else self._holder()
 
     @property
     def container(self) -> Any:
@@ -303,11 +328,11 @@ class Transform(StatefulModule):
         Raises:
             ContainerError: if it is in another one already (also an AttributeError).
         """
-        if self._holder and self._holder[0] is not container:
+        if self.holder not in (None, container):
             raise ContainerError(
                 f"{type(self).__name__} is part of another Compose or TransformedEnv already; use transform.clone()"
             )
-        self._holder = [container]
+        self._holder = weakref.ref(container)
         self.empty_cache()
         self.enter()
 
@@ -318,8 +343,18 @@ class Transform(StatefulModule):
 
     def reset_parent(self) -> None:
         """Take the transform out of its container."""
-        self._holder = []
+        self._holder = None
         self.empty_cache()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes, with what holds the transform: copies and pickles of that know their own."""
+        return {**self.__dict__, "_holder": self.holder}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the attributes of a copy."""
+        super().__setstate__(state)
+        holder = self.__dict__["_holder"]
+        self._holder = None if holder is None else weakref.ref(holder)
 
     @property
     def parent(self) -> Any:
@@ -353,7 +388,7 @@ class Transform(StatefulModule):
 
     def clone(self) -> Any:
         """Return an independent copy that is in no container."""
-        holder, self._holder = self._holder, []
+        holder, self._holder = self._holder, None
         self.empty_cache()
         try:
             return copy.deepcopy(self)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from gleanrl.arguments import non_negative, positive
@@ -50,14 +50,15 @@ class BufferTransform(Transform):
 
 
 class Reward2GoTransform(BufferTransform):
-    """Adds the discounted sum of the rewards to come, of what is written to a buffer.
+    """Replaces rewards by the discounted sum of those to come, in what is written to a buffer.
 
-    It goes to the end of the trajectory, or of the batch for one that goes on after it. Batches are ``[*B, T]``.
+    It goes to the end of the trajectory, or of the batch for one that goes on after it. Rewards are ``[*B, T, 1]``; the
+    batch size may leave T out.
 
     Args:
         gamma: discount of one step.
         in_keys: rewards; None for ``[("next", "reward")]``.
-        out_keys: where the sums stand; None for ``["reward_to_go"]``.
+        out_keys: where the sums stand; None for in place.
         done_key: the done flag to go by, without its leading ``"next"`` or with it; None for all flags.
 
     Raises:
@@ -72,8 +73,6 @@ class Reward2GoTransform(BufferTransform):
         done_key: NestedKey | None = ("next", "done"),
     ) -> None:
         super().__init__([("next", "reward")] if in_keys is None else in_keys, out_keys)
-        if self._out_keys is None:
-            self.out_keys = ["reward_to_go"]
         self.gamma = float(gamma)
         path = None if done_key is None else as_path(done_key)
         self.done_key = None if path is None else as_key(path[1:] if path[0] == "next" else path)
@@ -84,9 +83,13 @@ class Reward2GoTransform(BufferTransform):
         return tensordict
 
     def _inv_call(self, tensordict: Record) -> Record:
-        ends = trajectory_ends(tensordict, done_key=self.done_key)
         done = tensordict.get(("next", *as_path(self.done_key or "done")))
-        rows = done.reshape(*tensordict.batch_size, -1).any(-1)
+        steps = tensordict
+        if tensordict.ndim == done.ndim - 2:  # records hold whole trajectories
+            steps = TensorDict({"next": tensordict.get("next").clone(recurse=False)}, tensordict.batch_size)
+            steps.batch_size = steps["next"].batch_size = done.shape[:-1]
+        ends = trajectory_ends(steps, done_key=self.done_key)
+        rows = done.reshape(*steps.batch_size, -1).any(-1)
         if not bool(rows.any(-1).all()):
             raise SchemaError(
                 "Reward2GoTransform: a row of the batch has no end of a trajectory: the reward to go isn't known; "

@@ -335,6 +335,7 @@ class TransformedEnv(EnvBase):
         traits = self.traits
         waits = traits.masks_frames and traits.resets_some
         rows = self.transform.takes_rows() and not base.state_keys and not waits
+        rows = rows and set(self.reset_keys) == set(base.reset_keys)  # else base would reset by others
         rows = rows and is_native(self, *REPLACED, "_base_reset", of=TransformedEnv) and lists_pass(self)
         return TransformedStepper(self, rules) if rows else TensorDictStepper(self, rules)
 

@@ -8,6 +8,7 @@ import torch
 
 from gleanrl.block import Field
 from gleanrl.data.specs import Bounded, Categorical, Composite, Unbounded
+from gleanrl.envs.transforms.compose import flattened
 from gleanrl.envs.transforms.following import Following
 from gleanrl.envs.transforms.keys import Keys, as_keys
 from gleanrl.envs.transforms.rows import Record, sibling, trailing
@@ -20,7 +21,8 @@ class StepCounter(Following):
     """Counts the steps of each episode from 0 at its reset, and truncates it at a limit.
 
     Every group of flags (of agents, say) has its count beside its done flag, with that flag's shape, and is truncated
-    by it. The root's count is that before the step, the one below ``"next"`` that after it.
+    by it. Several counters may share a count. The root's count is that before the step, the one below ``"next"`` that
+    after it.
 
     Args:
         max_steps: truncate at so many steps, at least 1; None for no limit.
@@ -118,13 +120,34 @@ class StepCounter(Following):
         out = observation_spec.clone()
         spec = self.surroundings().full_done_spec
         for done_key, _, count_key in self._groups():
-            self._require_free(observation_spec, count_key, "step_count_key")
             leaf = spec[done_key]
+            if self._counted_before(count_key):
+                if self.max_steps is None:
+                    continue  # what the other one declares is right
+            else:
+                self._require_free(observation_spec, count_key, "step_count_key")
             if self.max_steps is None or not self.update_done:  # without it the episode goes on
                 out[count_key] = Unbounded(leaf.shape, device=leaf.device, dtype=torch.int64)
             else:
                 out[count_key] = Bounded(0, self.max_steps, leaf.shape, leaf.device, torch.int64)
         return out
+
+    def _counted_before(self, count_key: NestedKey) -> bool:
+        """Return whether another counter writes the same count, which is the same number."""
+        return any(
+            isinstance(transform, StepCounter) and count_key in transform.step_count_keys
+            for transform in flattened(self.surroundings().transform)
+        )
+
+    @property
+    def step_count_keys(self) -> list[NestedKey]:
+        """The counts, one for each group of flags."""
+        return [count for _, _, count in self._groups()]
+
+    @property
+    def truncated_keys(self) -> list[NestedKey]:
+        """The flags that are set at the limit, one for each group."""
+        return [truncated for _, truncated, _ in self._groups()]
 
     def transform_done_spec(self, done_spec: Any) -> Any:
         """Add missing truncated flags if there is a limit."""
@@ -157,13 +180,18 @@ class InitTracker(Following):
         super().__init__()
         self.init_key = init_key
 
+    @property
+    def init_keys(self) -> list[NestedKey]:
+        """The marks, one for each group of flags."""
+        return [mark for _, mark in self._marks()]
+
     def _marks(self) -> list[tuple[NestedKey, ...]]:
         """Return done and mark of each group of flags."""
         return self.groups(self.init_key)
 
     def written_keys(self) -> list[NestedKey]:
         """Return the marks."""
-        return [mark for _, mark in self._marks()]
+        return self.init_keys
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
         for done_key, mark in self._marks():

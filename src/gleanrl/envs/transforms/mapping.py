@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from gleanrl.data.specs import TensorSpec
+from gleanrl.data.specs.mapping import SpecMapping
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.rows import Record
 from gleanrl.envs.transforms.spec_tools import map_leaves, mapped
@@ -27,7 +28,9 @@ class EntryTransform(Transform):
         return mapped(spec, self._apply_transform, monotone=True)
 
     def _spec(self, role: str, spec: Any) -> Any:
-        if role in ("observation", "reward"):
-            return map_leaves(spec, self.pairs(), self._leaf)
-        inputs = role in ("action", "state") and self.maps_inputs
-        return map_leaves(spec, self.pairs_inv(), self._leaf) if inputs else spec
+        outputs, inputs = role in ("observation", "reward"), role in ("action", "state") and self.maps_inputs
+        if not (outputs or inputs):
+            return spec
+        if not isinstance(spec, SpecMapping):  # a leaf is taken for that of one of the keys
+            return self._leaf(spec)
+        return map_leaves(spec, self.pairs() if outputs else self.pairs_inv(), self._leaf)

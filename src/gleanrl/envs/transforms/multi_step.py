@@ -78,8 +78,14 @@ class MultiStepTransform(BufferTransform):
         return tensordict
 
     def _inv_call(self, tensordict: Record) -> Record:
-        if tensordict.ndim == 0:
-            raise SchemaError("MultiStepTransform: expected steps [*B, T], got a single one; use extend")
+        if tensordict.ndim == 0:  # `add` gives one step after the other
+            made = self._inv_call(tensordict.unsqueeze(0))
+            if made is not None and len(made) != 1:
+                raise SchemaError(
+                    f"MultiStepTransform: {len(made)} steps are ready at once, because n_steps was made smaller; use "
+                    "extend"
+                )
+            return None if made is None else made.squeeze(0)
         total = tensordict
         if self._held is not None:
             if self._held.batch_size[:-1] != tensordict.batch_size[:-1]:

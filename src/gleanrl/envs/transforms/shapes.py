@@ -64,7 +64,7 @@ class UnsqueezeTransform(_Reshaping):
     Args:
         dim: where, as in `torch.unsqueeze`.
         allow_positive_dim: whether it may be positive; it counts from the environment's batch dimensions on then.
-        in_keys: what to change of what comes out.
+        in_keys: what to change of what comes out; None for nothing.
         out_keys: where the results stand; None for in place.
         in_keys_inv: what the environment reads: there the dimension is taken away.
         out_keys_inv: what the user writes; None for the same keys.
@@ -80,8 +80,6 @@ class UnsqueezeTransform(_Reshaping):
         out_keys_inv: Keys | None = None,
     ) -> None:
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
-        if self._in_keys is None and self._in_keys_inv is None:
-            raise MissingArgumentError(f"{type(self).__name__}: in_keys or in_keys_inv is needed")
         _require_dim("dim", dim, allow_positive_dim)
         self.dim = dim
 

@@ -40,11 +40,11 @@ def mapped(
 
 
 def map_leaves(
-    spec: Composite,
+    spec: Any,
     pairs: Iterable[tuple[NestedKey, NestedKey]],
     function: Callable[[TensorSpec], TensorSpec],
-) -> Composite:
-    """Return `spec` with ``function(leaf)`` under the second key of each pair, the leaf from under the first.
+) -> Any:
+    """Return a composite with ``function(leaf)`` under the second key of each pair, the leaf from under the first.
 
     Pairs whose first key `spec` doesn't have are left out.
     """

@@ -7,11 +7,12 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from gleanrl.data.specs import Composite
+from gleanrl.data.specs.mapping import SpecMapping
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.keys import Keys, as_keys
 from gleanrl.envs.transforms.rows import Record, Row
 from gleanrl.envs.transforms.spec_tools import keys_of
-from gleanrl.errors import InvalidArgumentError, MissingArgumentError, UnsupportedError
+from gleanrl.errors import UnsupportedError
 from gleanrl.overrides import overridden
 from gleanrl.tree import FLAGS, NestedKey, as_key, as_path
 
@@ -19,7 +20,7 @@ from gleanrl.tree import FLAGS, NestedKey, as_key, as_path
 class RenameTransform(Transform):
     """Gives entries other keys: what comes out from `in_keys` to `out_keys`, what goes in from `out_keys_inv`.
 
-    Flags can't be renamed: environments and collectors look for them.
+    The key of a group stands for all entries in it. Flags can't be renamed: environments and collectors look for them.
 
     Args:
         in_keys: the environment's keys of what comes out.
@@ -47,8 +48,44 @@ class RenameTransform(Transform):
         if flags:
             raise UnsupportedError(f"RenameTransform: {flags} are flags, which keep their names")
 
+    def pairs(self) -> list[tuple[NestedKey, NestedKey]]:
+        """Return `in_keys` with `out_keys`, those of an environment's groups entry by entry."""
+        if self._pairs_found is None:
+            self._pairs_found = self._by_entry(super().pairs(), "full_observation_spec", "full_reward_spec")
+        return self._pairs_found
+
+    def pairs_inv(self) -> list[tuple[NestedKey, NestedKey]]:
+        """Return `in_keys_inv` with `out_keys_inv`, those of an environment's groups entry by entry."""
+        if self._pairs_inv_found is None:
+            self._pairs_inv_found = self._by_entry(super().pairs_inv(), "full_action_spec", "full_state_spec")
+        return self._pairs_inv_found
+
+    def _by_entry(
+        self, pairs: list[tuple[NestedKey, NestedKey]], *specs: str
+    ) -> list[tuple[NestedKey, NestedKey]]:
+        known = (
+            [as_path(key) for name in specs for key in keys_of(getattr(self.parent, name))]
+            if self.parent
+            else []
+        )
+        found = []
+        for in_key, out_key in pairs:
+            source, target = as_path(in_key), as_path(out_key)
+            below = [path for path in known if path[: len(source)] == source]
+            found += [(as_key(path), as_key((*target, *path[len(source) :]))) for path in below or [source]]
+        return found
+
     def _call(self, tensordict: Record) -> Record:
-        return self._moved(tensordict, self.pairs())
+        return self._without_empty(self._moved(tensordict, self.pairs()))
+
+    def _without_empty(self, record: Record) -> Record:
+        """Drop the groups that were renamed as a whole."""
+        if isinstance(record, TensorDictBase) and not self.create_copy:
+            for key in self.in_keys:
+                group = record.get(key, None)
+                if isinstance(group, TensorDictBase) and group.is_empty():
+                    record = record.exclude(key)
+        return record
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         return self._called(tensordict_reset)
@@ -83,6 +120,9 @@ class RenameTransform(Transform):
         out = spec.clone()
         for key in gone:
             del out[key]
+        for key in () if self.create_copy else (*self.in_keys, *self.in_keys_inv):
+            if key in out.keys(True) and isinstance(out[key], SpecMapping) and out[key].is_empty():
+                del out[key]
         for key, leaf in leaves.items():
             out[key] = leaf.clone()
         return out
@@ -124,13 +164,11 @@ class SelectTransform(_Keeping):
     Args:
         selected_keys: what stays; a key of a group keeps all of it.
         keep_rewards: whether rewards stay.
-        keep_dones: whether flags stay; done and terminated always do.
+        keep_dones: whether flags stay; without them no episode ends any more.
     """
 
     def __init__(self, *selected_keys: NestedKey, keep_rewards: bool = True, keep_dones: bool = True) -> None:
         super().__init__()
-        if not selected_keys:
-            raise MissingArgumentError("SelectTransform: expected at least one key")
         self.selected_keys = as_keys("selected_keys", list(selected_keys)) or []
         self.keep_rewards, self.keep_dones = keep_rewards, keep_dones
 
@@ -142,8 +180,7 @@ class SelectTransform(_Keeping):
         if parent is None:
             return False
         if path[-1] in FLAGS:
-            # Without done nobody would know of an episode's end.
-            return self.keep_dones or path[-1] in ("done", "terminated")
+            return self.keep_dones
         return self.keep_rewards and key in parent.reward_keys
 
     def extra_repr(self) -> str:
@@ -154,8 +191,10 @@ class SelectTransform(_Keeping):
 class ExcludeTransform(_Keeping):
     """Drops some keys of what comes out, or of what goes in.
 
+    In an environment done is made anew of the flags that are left beside it. Where none is, no episode ends any more.
+
     Args:
-        excluded_keys: what is dropped; a key of a group drops all of it.
+        excluded_keys: what is dropped; a key of a group drops all of it. None of them drops nothing.
         inverse: whether that is done to what goes in (what is written to a buffer) instead.
     """
 
@@ -163,14 +202,8 @@ class ExcludeTransform(_Keeping):
 
     def __init__(self, *excluded_keys: NestedKey, inverse: bool = False) -> None:
         super().__init__()
-        if not excluded_keys:
-            raise MissingArgumentError("ExcludeTransform: expected at least one key")
         self.excluded_keys = as_keys("excluded_keys", list(excluded_keys)) or []
         self.inverse = inverse
-        if any(as_path(key)[-1] == "done" for key in self.excluded_keys) and not inverse:
-            raise InvalidArgumentError(
-                "ExcludeTransform: 'done' can't be dropped: it tells where episodes end"
-            )
 
     def _keeps(self, key: NestedKey) -> bool:
         path = as_path(key)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 
 from gleanrl.data.specs import TensorSpec, Unbounded
@@ -16,7 +17,7 @@ from gleanrl.envs.transforms.mapping import EntryTransform
 from gleanrl.envs.transforms.normalization import ObservationNorm
 from gleanrl.envs.transforms.rows import Record, reset_rows
 from gleanrl.envs.transforms.statistics import RunningSums, Sums, checked_sums
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, UnsupportedError
 from gleanrl.state import Stateful, StateReader
 from gleanrl.tree import NestedKey, as_key, as_path
 
@@ -34,10 +35,12 @@ class VecNorm(EntryTransform):
         in_keys: what to normalise; None for ``["observation", "reward"]``.
         out_keys: where the results stand; None for in place.
         shared_td: what `build_td_for_shared_vecnorm` returned.
+        lock: no effect: what is shared has a lock of its own.
         decay: by what the past is weighted down at each update, in (0, 1].
         eps: the least standard deviation.
         shapes: for each key the shape of its statistics, the last dimensions of the entry; None for all but the batch
             dimensions.
+        new_api: no effect: there is one way here, see `VecNormV2`.
 
     Examples:
         >>> from gleanrl.envs import GymEnv, TransformedEnv
@@ -54,9 +57,11 @@ class VecNorm(EntryTransform):
         in_keys: Keys | None = None,
         out_keys: Keys | None = None,
         shared_td: RunningSums | None = None,
+        lock: Any = None,
         decay: float = 0.9999,
         eps: float = 1e-4,
         shapes: Sequence[torch.Size] | None = None,
+        new_api: bool | None = None,
     ) -> None:
         super().__init__(["observation", "reward"] if in_keys is None else in_keys, out_keys)
         if shared_td is not None and not isinstance(shared_td, RunningSums):
@@ -115,9 +120,17 @@ class VecNorm(EntryTransform):
         self._sums, self._saved = sums, None
 
     # ----------------------------------------------------------------- hooks
-    def _statistics(self) -> RunningSums:
+    def _shape_of(self, key: NestedKey, record: Record | None) -> torch.Size:
+        """Return the shape of an entry's statistics: as the environment declares it, or as it comes."""
+        if self.parent is not None:
+            return _shape(self.parent, key)
+        if record is None:
+            raise UnsupportedError("VecNorm: nothing is known of the entries yet; call it on a batch first")
+        return torch.Size(record.get(key).shape[len(record.batch_size) :])
+
+    def _statistics(self, record: Record | None = None) -> RunningSums:
         if self._sums is None:
-            shapes = self.shapes or [_shape(self.parent, key) for key in self.in_keys]
+            shapes = self.shapes or [self._shape_of(key, record) for key in self.in_keys]
             sums = RunningSums(dict(zip(self.in_keys, shapes, strict=True)))
             if self._saved is not None:
                 sums.adopt(sums.parse(self._saved))
@@ -140,7 +153,7 @@ class VecNorm(EntryTransform):
         return self._normalise(tensordict, None, at_reset=False)
 
     def _normalise(self, record: Record, rows: Tensor | None, at_reset: bool) -> Record:
-        sums = self._statistics()
+        sums = self._statistics(record)
         for in_key, out_key in self.pairs():
             value = record.get(in_key, None)
             if value is None:
@@ -170,16 +183,31 @@ class VecNorm(EntryTransform):
         self.frozen = False
         return self
 
-    @property
-    def loc(self) -> dict[NestedKey, Tensor]:
-        """The means, float64 by key; of what was seen."""
-        return {key: m[0] for key in self.in_keys if (m := self._statistics().moments(key)) is not None}
+    def frozen_copy(self) -> Any:
+        """Return a copy with statistics of its own, which stay as they are now: for an environment to evaluate in."""
+        sums, copy = self._statistics(), self.clone()
+        own = RunningSums(sums.shapes)
+        own.adopt(sums.snapshot())
+        copy.use_statistics(own)
+        return copy.freeze()
 
     @property
-    def scale(self) -> dict[NestedKey, Tensor]:
+    def loc(self) -> TensorDict:
+        """The means, float64 by key; of what was seen."""
+        return self._by_key(lambda mean, variance: mean)
+
+    @property
+    def scale(self) -> TensorDict:
         """The standard deviations, at least `eps`, float64 by key."""
-        found = {key: self._statistics().moments(key) for key in self.in_keys}
-        return {key: m[1].sqrt().clamp_min(self.eps) for key, m in found.items() if m is not None}
+        return self._by_key(lambda mean, variance: variance.sqrt().clamp_min(self.eps))
+
+    def _by_key(self, number: Callable[[Tensor, Tensor], Tensor]) -> TensorDict:
+        found = TensorDict({}, [])
+        for key in self.in_keys:
+            moments = self._statistics().moments(key)
+            if moments is not None:
+                found.set(key, number(*moments))
+        return found
 
     def to_observation_norm(self) -> ObservationNorm | Compose:
         """Return the present statistics as a fixed `ObservationNorm`, for several keys as a `Compose` of them."""
@@ -204,6 +232,57 @@ class VecNorm(EntryTransform):
         """Show the numbers and the keys."""
         shared = self._sums is not None and self._sums.shared
         return f"decay={self.decay}, eps={self.eps}, in_keys={self.in_keys}, shared={shared}"
+
+
+class VecNormV2(VecNorm):
+    """`VecNorm` whose statistics are for each environment of a batch by itself, unless they are put together.
+
+    Mean and deviation are those of `VecNorm`. Where only some environments are reset, their first observations aren't
+    counted.
+
+    Args:
+        in_keys: what to normalise.
+        out_keys: where the results stand; None for in place.
+        lock: no effect.
+        stateful: True: the statistics are the transform's state.
+        decay: see `VecNorm`.
+        eps: the least standard deviation.
+        shared_data: see `shared_td` of `VecNorm`.
+        reduce_batch_dims: whether the environments of a batch have one statistic.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys | None = None,
+        *,
+        lock: Any = None,
+        stateful: bool = True,
+        decay: float = 0.9999,
+        eps: float = 1e-4,
+        shared_data: RunningSums | None = None,
+        reduce_batch_dims: bool = False,
+    ) -> None:
+        if not stateful:
+            raise UnsupportedError(
+                "VecNormV2: statistics aren't kept in the data; leave stateful on, they are in the state_dict"
+            )
+        super().__init__(in_keys, out_keys, shared_data, lock, decay, eps)
+        self.reduce_batch_dims = reduce_batch_dims
+
+    def _shape_of(self, key: NestedKey, record: Record | None) -> torch.Size:
+        shape = super()._shape_of(key, record)
+        some: Any = record if self.parent is None else self.parent
+        return shape if self.reduce_batch_dims else torch.Size((*some.batch_size, *shape))
+
+    def _normalise(self, record: Record, rows: Tensor | None, at_reset: bool) -> Record:
+        if rows is None or self.reduce_batch_dims:
+            return super()._normalise(record, rows, at_reset)
+        before, self.frozen = self.frozen, True
+        try:
+            return super()._normalise(record, None, at_reset)
+        finally:
+            self.frozen = before
 
 
 @dataclass(frozen=True)
