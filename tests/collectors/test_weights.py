@@ -12,7 +12,8 @@ from torch import nn
 
 from gleanrl.collectors.weights import PolicyWeights
 from gleanrl.errors import InvalidTypeError, PolicyError, SchemaError
-from tests.collectors.helpers import Staying
+from tests.collectors.helpers import NEVER, Staying, make
+from tests.fakes_base import CountingEnv
 
 CPU = torch.device("cpu")
 
@@ -201,3 +202,38 @@ def test_a_policy_that_is_no_module(policy: Any, device: Any) -> None:
     held.push()
     with pytest.raises(PolicyError, match="isn't a module"):
         held.push(TensorDict.from_module(net()))
+
+
+class TestWithoutValues:
+    """Parameters on the meta device, and those that the first call makes."""
+
+    def on_meta(self) -> nn.Module:
+        with torch.device("meta"):
+            return nn.Linear(3, 2)
+
+    @pytest.mark.parametrize("device", [None, "cpu"])
+    def test_the_meta_device(self, device: Any) -> None:
+        policy, trained = self.on_meta(), nn.Linear(3, 2)
+        collector = make(CountingEnv(NEVER), policy, policy_device=device)
+        for missing in (collector.next, collector.state_dict):
+            with pytest.raises(PolicyError, match=r"meta device.*update_policy_weights_\(weights\)"):
+                missing()
+        with pytest.raises(SchemaError, match="'bias'|'weight' is on the meta device"):
+            collector.update_policy_weights_()
+        collector.update_policy_weights_(TensorDict.from_module(trained))
+        batch = collector.next()
+        assert batch is not None and torch.allclose(batch["action"], trained(batch["observation"]), atol=1e-5)
+        assert all(weight.is_meta for weight in policy.parameters())
+
+    @pytest.mark.parametrize("elsewhere", [False, True])
+    @pytest.mark.parametrize(
+        "wrap", [lambda m: m, lambda m: TensorDictModule(m, ["observation"], ["action"]), nn.Sequential]
+    )
+    def test_lazy_parameters(self, wrap: Any, elsewhere: bool) -> None:
+        lazy = nn.LazyLinear(2)
+        policy: Any = wrap(lazy)
+        collector = make(CountingEnv(NEVER), policy, policy_device="cpu" if elsewhere else None)
+        assert lazy.weight.shape == (2, 3), "made when the collector was"
+        assert collector.state_dict()["policy_state_dict"]
+        batch = collector.next()
+        assert batch is not None and torch.allclose(batch["action"], lazy(batch["observation"]), atol=1e-5)

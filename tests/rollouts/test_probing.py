@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import nn
 
 from gleanrl.block import Field
+from gleanrl.collectors import SyncDataCollector
 from gleanrl.errors import PolicyError
 from gleanrl.rollouts.probing import probe, spare
+from tests.fakes import Script
+from tests.fakes_base import CountingEnv
 
 ACTION = {("action",): Field(torch.Size([2]), torch.float32)}
 
@@ -76,3 +80,38 @@ def test_spare() -> None:
     assert copied is not layer and torch.equal(copied.weight, layer.weight)
     assert copied.weight.data_ptr() != layer.weight.data_ptr()
     assert spare(stubborn) is stubborn and spare(function) is function
+
+
+class Silent(TensorDictModuleBase):
+    """Says nothing of what it writes."""
+
+    in_keys = ["observation"]
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        value = tensordict["observation"].sum(-1, keepdim=True)
+        out: TensorDictBase = tensordict.update(
+            {"action": tensordict["observation"][..., :2], "value": value}
+        )
+        return out
+
+
+class Brief(Silent):
+    """Names fewer entries than it writes."""
+
+    out_keys = ["action"]
+
+
+class Vain(Silent):
+    """Names other entries than it writes."""
+
+    out_keys = ["value"]
+
+
+@pytest.mark.parametrize("policy", [Silent(), Brief(), Vain(), TensorDictSequential(Brief())])
+@pytest.mark.parametrize("size", [(), (2,)])
+def test_a_trial_shows_what_a_module_writes_whatever_it_names(policy: Any, size: tuple[int, ...]) -> None:
+    env = CountingEnv(Script(ending="never"), size)
+    batch = next(iter(SyncDataCollector(env, policy, frames_per_batch=8)))
+    assert torch.equal(batch["value"], batch["observation"].sum(-1, keepdim=True))
+    rollout = CountingEnv(Script(ending="never"), size).rollout(3, policy)
+    assert torch.equal(rollout["value"], rollout["observation"].sum(-1, keepdim=True))

@@ -24,11 +24,13 @@ from gleanrl.collectors.weight_updaters import WeightUpdaterBase, made_updater
 from gleanrl.collectors.weights import PolicyWeights, made_policy
 from gleanrl.devices import columns_device
 from gleanrl.envs.exploration import ExplorationType, exploration_from_string
+from gleanrl.envs.policy_state import with_policy_state
 from gleanrl.envs.transforms.env import TransformedEnv
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 from gleanrl.rollouts.compiling import compiler_of
 from gleanrl.rollouts.plan import Handling, RolloutPlan, plan_rollout
 from gleanrl.rollouts.policies import drawing_device
+from gleanrl.rollouts.probing import is_unmade
 from gleanrl.rollouts.protocol import EpisodeRules
 from gleanrl.seeding import OwnedTorchGenerator
 
@@ -187,6 +189,9 @@ class SyncDataCollector(SourceCollector):
                 )
             if options.max_steps is not None and not has_truncated(self.env):
                 self.env.add_truncated_keys()  # the limit needs a flag to set
+            self.env = with_policy_state(self.env, policy, self.devices.policy)
+            if is_unmade(policy):
+                plan_rollout(self.env, policy)  # its first call, where it is
             generator = OwnedTorchGenerator(device=drawing_device(self.env.full_action_spec))
             weights = PolicyWeights(policy, self.devices.policy)
             self.plan: RolloutPlan = plan_rollout(

@@ -33,7 +33,8 @@ class PolicyWeights:
 
     A policy that is where it has to run is run itself: hooks, steps of exploration and updates of its weights show
     at once. One that has to move is copied; its current weights then go to the copy before every batch (`refresh`),
-    until the user pushes some (`push`), and from then on by pushing only.
+    until the user pushes some (`push`), and from then on by pushing only. One whose weights are on the meta device has
+    none: a copy with memory of its own runs, once some were pushed.
 
     Args:
         policy: what the user gave.
@@ -42,7 +43,13 @@ class PolicyWeights:
 
     def __init__(self, policy: Any, device: torch.device | None) -> None:
         self.policy = self._source = policy
-        self._by_hand = False
+        self._by_hand = self._lacking = False
+        if isinstance(policy, torch.nn.Module) and any(weight.is_meta for weight in policy.parameters()):
+            self._by_hand = self._lacking = True
+            self.policy = copy.deepcopy(policy).to_empty(device="cpu" if device is None else device)
+            for tensor in chain(self.policy.parameters(), self.policy.buffers()):
+                tensor.detach().zero_()
+            return
         if device is None or not isinstance(policy, torch.nn.Module) or _is_on(policy, device):
             return
         try:
@@ -59,7 +66,16 @@ class PolicyWeights:
         return self.policy is not self._source and not self._by_hand
 
     def refresh(self) -> None:
-        """Give a copy the current weights of the user's module, unless the user pushes them."""
+        """Give a copy the current weights of the user's module, unless the user pushes them.
+
+        Raises:
+            PolicyError: there are no weights yet.
+        """
+        if self._lacking:
+            raise PolicyError(
+                "policy: its parameters are on the meta device, without values; give it weights first, "
+                "collector.update_policy_weights_(weights)"
+            )
         if self._follows:
             copy_weights(TensorDict.from_module(self._source), TensorDict.from_module(self.policy))
 
@@ -90,7 +106,7 @@ class PolicyWeights:
         if weights is not None or self.policy is not self._source:
             given = weights_of(self._source if weights is None else weights)
             copy_weights(given, TensorDict.from_module(self.policy))
-        self._by_hand = True
+        self._by_hand, self._lacking = True, False
 
 
 def weights_of(source: Any) -> TensorDictBase:
@@ -127,6 +143,10 @@ def copy_weights(weights: TensorDictBase, target: TensorDictBase) -> None:
         )
     for path, mine in own.items():
         value = given[path]
+        if value.is_meta and not mine.is_meta:
+            raise SchemaError(
+                f"update_policy_weights_: {as_key(path)!r} is on the meta device and has no values"
+            )
         if mine.shape != value.shape or mine.dtype is not value.dtype:
             raise SchemaError(
                 f"update_policy_weights_: {as_key(path)!r} expected shape {tuple(mine.shape)} "

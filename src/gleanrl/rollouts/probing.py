@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from tensordict.nn import TensorDictModule
+from torch.nn.parameter import is_lazy
 
 from gleanrl.block import Field
 from gleanrl.errors import PolicyError
 from gleanrl.layout import Layout
 from gleanrl.objects import Leaf, Objects
 from gleanrl.rollouts.actors import missing_output
-from gleanrl.rollouts.modules import Values
+from gleanrl.rollouts.modules import Values, calls_of
 from gleanrl.rollouts.policies import OwnActions, only_draws
 from gleanrl.rollouts.protocol import Stepper
 from gleanrl.rollouts.traits import Env
@@ -104,22 +105,32 @@ def outputs_of(
     """Return the policy and the columns that it writes; it's called only if they can't be known otherwise."""
     if only_draws(wrapped) or isinstance(wrapped, OwnActions):
         return wrapped, actions
-    if isinstance(wrapped, TensorDictModuleBase):
-        promised = {as_path(key) for key in wrapped.out_keys}
-        if any(path[0] == "next" and path not in trial.primed for path in promised):
-            raise PolicyError(
-                f"policy: out_keys {wrapped.out_keys} contain 'next': a policy writes actions only"
-            )
+    promised = promised_by(wrapped)
+    if any(path[0] == "next" and path not in trial.primed for path in promised):
+        raise PolicyError(
+            f"policy: out_keys {list(wrapped.out_keys)} contain 'next': a policy writes actions, and below 'next' only "
+            "a state of its own"
+        )
+    # Only modules that are taken apart are certain to write their out_keys and nothing else.
+    if calls_of(wrapped, torch.Size()):
         missing = [as_key(path) for path in actions if path not in promised]
         if missing:
             raise PolicyError(
                 f"policy: out_keys {list(wrapped.out_keys)} lack the environment's action keys {missing}"
             )
-        if isinstance(wrapped, TensorDictModule) and wrapped is not given:
+        if wrapped is not given and isinstance(wrapped, TensorDictModule):
             return trial.run_wrapped(wrapped, actions)
-        if promised == set(actions) and not torch.is_grad_enabled():
+        if set(promised) == set(actions) and not torch.is_grad_enabled() and not is_unmade(wrapped):
             return wrapped, actions
     return wrapped, trial.run(wrapped, actions)
+
+
+def promised_by(policy: Any) -> list[Path]:
+    """Return what a policy says that it writes; nothing of one that doesn't say."""
+    try:
+        return [as_path(key) for key in policy.out_keys or ()]
+    except AttributeError:  # neither the class nor its constructor set them
+        return []
 
 
 def sizes_of_groups(env: Env, dims: int, fields: Mapping[Path, Field]) -> dict[Path, tuple[int, ...]]:
@@ -165,7 +176,7 @@ def probe(
             f"policy: no {missing} among its outputs {made}; the environment needs them as actions"
         )
     dims = len(root.batch_size)
-    promised = {as_path(key) for key in getattr(policy, "out_keys", ())}
+    promised = promised_by(policy)
     found: dict[Path, Field] = dict(actions)
     for path, leaf in after.items():
         unsaid = bool(promised) and path not in promised
@@ -183,9 +194,14 @@ def _changed(before: tuple[Leaf, Leaf] | None, leaf: Leaf, copied: bool) -> bool
     return not torch.equal(before[1], leaf) or (before[0] is not leaf and not copied)
 
 
+def is_unmade(policy: Any) -> bool:
+    """Return whether a policy has parameters that its first call makes."""
+    return isinstance(policy, torch.nn.Module) and any(is_lazy(part) for part in policy.parameters())
+
+
 def spare(policy: Any) -> Any:
-    """Return a copy of `policy` to try out; itself if it can't be copied."""
-    if not isinstance(policy, torch.nn.Module):
+    """Return a copy of `policy` to try out; itself if it can't be copied, or if the call makes its parameters."""
+    if not isinstance(policy, torch.nn.Module) or is_unmade(policy):
         return policy
     try:
         return copy.deepcopy(policy)

@@ -1,0 +1,59 @@
+"""Recurrent policies without a primer: the state that they write below ``"next"`` becomes one of the environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+
+from gleanrl.data.specs import Unbounded
+from gleanrl.envs.transforms.env import TransformedEnv
+from gleanrl.envs.transforms.primer import TensorDictPrimer
+from gleanrl.errors import PolicyError
+from gleanrl.rollouts.probing import promised_by, spare
+from gleanrl.rollouts.traits import Env
+from gleanrl.tree import Path, as_key, as_path
+
+
+def with_policy_state(env: Any, policy: Any, device: torch.device | None = None) -> Any:
+    """Return `env`, with an entry for each state of `policy` that it hasn't got, zero after a reset.
+
+    A recurrent module (torchrl's LSTM and GRU modules, say) reads its state in the root and writes it below ``"next"``.
+    What it promises to write there and the environment doesn't is taken for its state; its shape and dtype are found
+    by calling a copy of the policy.
+
+    Args:
+        env: any environment.
+        policy: any policy.
+        device: where it runs; None for where the environment is.
+
+    Raises:
+        PolicyError: the call failed.
+    """
+    state = _state_of(policy, env) if isinstance(policy, TensorDictModuleBase) else []
+    if not state:
+        return env
+    root = env.fake_tensordict().exclude("next", *env.action_keys)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            out = spare(policy)(root if device is None else root.to(device))
+        found = {as_key(path): out.get(("next", *path)) for path in state}
+    except Exception as cause:
+        raise PolicyError(
+            f"policy: it writes its state, {[('next', *path) for path in state]}, which the environment hasn't got; "
+            f"calling it to learn the shape raised {type(cause).__name__}: {cause}; does the environment lack a "
+            "transform that it relies on, InitTracker() for 'is_init' say? TensorDictPrimer(...) makes entries by hand"
+        ) from cause
+    specs = {
+        key: Unbounded(shape=leaf.shape, dtype=leaf.dtype, device=env.device) for key, leaf in found.items()
+    }
+    return TransformedEnv(env, TensorDictPrimer(specs), auto_unwrap=False)
+
+
+def _state_of(policy: TensorDictModuleBase, env: Env) -> list[Path]:
+    """Return what a policy writes below ``"next"``; nothing if the environment writes any of it."""
+    specs = (env.full_observation_spec, env.full_reward_spec, env.full_done_spec)
+    known = {as_path(key) for spec in specs for key in spec.keys(True, True)}
+    state = [path[1:] for path in promised_by(policy) if path[0] == "next"]
+    return [] if known & set(state) else state
