@@ -94,10 +94,8 @@ class Tolerant(ListStorage):
 class Trusting(ListStorage):
     """Believes every state."""
 
-    def load_state_dict(self, state_dict: Any) -> None:
-        if "items" in state_dict:
-            self.clear()
-            self.set(0, list(state_dict["items"]))
+    def parse(self, state: Any) -> Any:
+        return super().parse({**super().state_dict(), **state})
 
 
 class Shallow(LazyTensorStorage):

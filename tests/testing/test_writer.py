@@ -11,7 +11,7 @@ from gleanrl.data.replay_buffers import (
     TensorDictRoundRobinWriter,
     Writer,
 )
-from gleanrl.errors import ConformanceError, InvalidArgumentError, InvalidTypeError, UnsupportedError
+from gleanrl.errors import ConformanceError, InvalidArgumentError, InvalidTypeError
 from gleanrl.records import Selection
 from gleanrl.testing import check_writer
 from gleanrl.testing.writer import RULES
@@ -101,7 +101,42 @@ def test_what_it_is_given():
         check_writer(RoundRobinWriter, skip=["nothing"])
 
 
-@pytest.mark.parametrize("name", ["add", "extend", "_empty"])
-def test_a_writer_with_methods_that_nothing_calls_is_refused(name):
-    with pytest.raises(UnsupportedError, match=f"class Lost: nothing calls {name}"):
-        type("Lost", (RoundRobinWriter,), {name: lambda self, data: data})
+class Familiar(Writer):
+    """A ring by the protocol of other releases."""
+
+    cursor = 0
+
+    def _taken(self, count):
+        steps = (self.cursor + torch.arange(count)) % 10
+        self.cursor = int(steps[-1] + 1) % 10
+        return steps
+
+    def add(self, data):
+        (step,) = self._taken(1).tolist()
+        self._storage.set(step, data)
+        return step
+
+    def extend(self, data):
+        steps = self._taken(len(data))[-10:]
+        self._storage.set(steps, data[-10:])
+        return steps
+
+    def state_dict(self):
+        return {"cursor": self.cursor}
+
+    def load_state_dict(self, state):
+        self.cursor = state["cursor"]
+
+
+class Elsewhere(Familiar):
+    """Says another index."""
+
+    def extend(self, data):
+        return super().extend(data).flip(0)
+
+
+def test_a_writer_of_another_release():
+    report = check_writer(Familiar)
+    assert report.passed == ("index", "state") and "by itself" in report.skipped["place"]
+    with pytest.raises(ConformanceError, match="index"):
+        check_writer(Elsewhere)

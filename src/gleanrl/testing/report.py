@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from gleanrl.errors import ConformanceError, InvalidArgumentError, InvalidTypeError
@@ -94,6 +95,37 @@ class PartReport:
     def __str__(self) -> str:
         """Return one line for each rule."""
         return _lines(self.name, self.passed, self.skipped)
+
+
+def part_report(
+    name: str,
+    rules: Mapping[str, Callable[[Any], None]],
+    subject: Callable[[str], Any],
+    skip: Iterable[str],
+    unknown: Mapping[str, str],
+) -> PartReport:
+    """Check the rules of a suite in order and report which.
+
+    Args:
+        name: what is checked.
+        rules: each takes a subject.
+        subject: makes one for the rule of that name.
+        skip: rules that the caller leaves out.
+        unknown: rules that can't be asked for here, and why.
+
+    Raises:
+        ConformanceError: at the first broken rule.
+        InvalidArgumentError: if `skip` names an unknown rule.
+    """
+
+    def check(rule: str) -> None:
+        if rule in unknown:
+            raise Skip(unknown[rule])
+        rules[rule](subject(rule))
+
+    return PartReport(
+        name, *check_rules({rule: partial(check, rule) for rule in rules}, left_out(skip, rules))
+    )
 
 
 def _lines(head: str, passed: tuple[str, ...], skipped: Mapping[str, str]) -> str:

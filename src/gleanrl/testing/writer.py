@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer, Writer
+from gleanrl.data.replay_buffers.writers.familiar import as_writer
 from gleanrl.errors import ConformanceError, SchemaError
 from gleanrl.records import Placement
-from gleanrl.testing.report import PartReport, check_rules, expect, left_out, made
+from gleanrl.testing.report import PartReport, expect, made, part_report
 
 _CAPACITY = 10
+_OF_OURS = ("place", "behind its back", "failed load")
 _SIZES = (3, 1, 4, 7, 12, 2)  # of writes: beyond the end, and more than fit
 
 Make = Callable[[], Writer]
@@ -31,6 +32,8 @@ def check_writer(make: Make, *, skip: Iterable[str] = ()) -> PartReport:
     | behind its back | it goes on with what the storage holds, although nobody told it of writes, clearings and loads |
     | state | one that loads a saved state goes on with the same places, and so does a copy |
     | failed load | what isn't a state is a SchemaError and changes nothing |
+
+    Of a writer by the protocol of other releases (see the page on writers) the rules on index and state are checked.
 
     Args:
         make: makes the writer, a fresh one at each call.
@@ -48,10 +51,13 @@ def check_writer(make: Make, *, skip: Iterable[str] = ()) -> PartReport:
         >>> check_writer(RoundRobinWriter).passed[:2]
         ('place', 'index')
     """
-    without, name = left_out(skip, RULES), type(made(make, Writer)).__name__
-    return PartReport(
-        name, *check_rules({name: partial(rule, make) for name, rule in RULES.items()}, without)
+    first = made(lambda: as_writer(make()), Writer)
+    unknown = (
+        {}
+        if first.given is first
+        else dict.fromkeys(_OF_OURS, "a writer of another release places by itself")
     )
+    return part_report(type(first).__name__, RULES, lambda rule: make, skip, unknown)
 
 
 def _rows(first: int, count: int) -> TensorDict:

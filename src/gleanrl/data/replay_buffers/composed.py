@@ -66,17 +66,20 @@ class Composed:
     @property
     def storage(self) -> Storage:
         """Where the records are."""
-        return self._parts.storage
+        found: Storage = self._parts.storage.given
+        return found
 
     @property
     def sampler(self) -> Sampler:
         """What decides which records make a batch."""
-        return self._parts.sampler
+        found: Sampler = self._parts.sampler.given
+        return found
 
     @property
     def writer(self) -> Writer:
         """What decides where new records go."""
-        return self._parts.writer
+        found: Writer = self._parts.writer.given
+        return found
 
     _storage, _sampler, _writer = storage, sampler, writer
 

@@ -143,6 +143,7 @@ class Draws(Stateful[DrawsState]):
         def clear() -> None:
             self.take_back()
             parts.storage.clear()
+            parts.writer.emptied()
 
         with self._gate.lock:
             parts.writer.check_clear()

@@ -13,7 +13,6 @@ from gleanrl.data.replay_buffers.members import EnsembleServer, assemble
 from gleanrl.data.replay_buffers.pipeline import Pipeline
 from gleanrl.data.replay_buffers.samplers.ensemble import SamplerEnsemble
 from gleanrl.data.replay_buffers.samplers.mixture import Mixture
-from gleanrl.data.replay_buffers.samplers.prioritized import Prioritized
 from gleanrl.data.replay_buffers.storages.ensemble import StorageEnsemble
 from gleanrl.data.replay_buffers.storages.indexing import is_key, members_at
 from gleanrl.data.replay_buffers.utils import load_all, states_in
@@ -266,7 +265,7 @@ class ReplayBufferEnsemble:
                     f"update_priority: {len(values)} parts in {name}, {len(members)} in the index"
                 )
         for part, number in enumerate(members):
-            if isinstance(self._members[number].sampler, Prioritized):
+            if self._members[number].sampler.takes_priorities:
                 self._members[number].update_priority(
                     inside[part],
                     priorities[part] if priorities.ndim else priorities,

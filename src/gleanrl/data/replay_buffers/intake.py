@@ -9,10 +9,10 @@ from tensordict import TensorDictBase, is_tensor_collection
 
 from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.parts import Parts
-from gleanrl.data.replay_buffers.samplers.prioritized import Prioritized
 from gleanrl.data.replay_buffers.samplers.priority_values import reduce_priority
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import is_key, slots_of_update
+from gleanrl.data.replay_buffers.writers.base import no_index
 from gleanrl.errors import (
     IndexRangeError,
     InvalidArgumentError,
@@ -21,7 +21,6 @@ from gleanrl.errors import (
     SchemaError,
     UnsupportedError,
 )
-from gleanrl.records import Placement, Selection
 from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import NestedKey, as_key, as_path
 
@@ -64,19 +63,11 @@ class Intake:
                 transforms.settle(data, slot_dims)
                 data = transforms.write(data, slot_dims)
                 if data is None:
-                    return _no_index(storage)
-            parts.writer.check_write(data, where)
-            prepared = storage.prepare(data, single=single, dim_extend=dim_extend, where=where)
-            if not prepared.num_steps:
-                return _no_index(storage)
-            placement = parts.writer.place(prepared)
+                    return no_index(storage)
+            index = parts.writer.store(data, single, dim_extend, where)
             transforms.settled = True
-            if isinstance(placement, Selection):
-                storage.write_selected(prepared, placement)
-            else:
-                storage.write(prepared, placement)
             parts.sampler.follow(storage)
-            return _index_of(placement, storage, single)
+            return index
 
     def replace(self, index: Any, value: Any) -> None:
         """Replace stored records, or a column of them (see `ReplayBuffer.__setitem__`)."""
@@ -108,7 +99,7 @@ class Intake:
                 else torch.Size((storage.capacity_steps, *storage.batch_shape))
             )
             slots = slots_of_update(index, shape, check=not sampler.takes_priorities)
-            sampler.update_priority(storage, slots, priority, generation)
+            sampler.prioritize(storage, slots, priority, generation)
 
     def mark_update(self, index: Any) -> None:
         """Give records the priority of new ones (see `ReplayBuffer.mark_update`)."""
@@ -116,7 +107,7 @@ class Intake:
             storage = self._parts.storage
             slots = slots_of_update(index, storage.shape)
             slots = slots[slots >= 0]
-            to_the_end(lambda: self._parts.sampler.mark_update(storage, slots))
+            to_the_end(lambda: self._parts.sampler.mark(storage, slots))
 
     def generation(self, index: Any) -> torch.Tensor:
         """Return how often slots were written (see `ReplayBuffer.generation`)."""
@@ -159,14 +150,14 @@ class TensorDictIntake(Intake):
                 slots = slots_of_update(index, storage.shape)
                 stored = slots >= 0  # a writer that chooses may have left it out
                 slots, values = slots[stored], values[: slots.shape[0]][stored]
-                self._parts.sampler.update_priority(storage, slots, values, storage.generation(slots))
+                self._parts.sampler.prioritize(storage, slots, values, storage.generation(slots))
             return index
 
     def _brought(self, record: TensorDictBase) -> torch.Tensor | None:
         """Return the priorities that a record brings, ``(n,)``, after checking them; None if it brings none."""
         sampler = self._parts.sampler
         priority = record.get(as_path(self.priority_key), None)
-        if priority is None or not isinstance(sampler, Prioritized):
+        if priority is None or not sampler.takes_priorities:
             return None
         count = record.batch_size[: self._parts.storage.ndim - 1].numel()
         values = self._reduced(priority, count, sampler.reduction, "add")
@@ -190,7 +181,7 @@ class TensorDictIntake(Intake):
         """
         where = "update_tensordict_priority"
         sampler, ndim = self._parts.sampler, self._parts.storage.ndim
-        if not isinstance(sampler, Prioritized):
+        if not sampler.takes_priorities:
             return None
         index = data.get("index", None)
         if index is None:
@@ -217,23 +208,3 @@ def _with_column(storage: Storage, key: Any, column: Any) -> Any:
             f"__setitem__: expected a tensor with {tuple(whole.batch_size)} rows for the column {key!r}: {cause}"
         ) from cause
     return changed
-
-
-def _no_index(storage: Storage) -> torch.Tensor:
-    """Return what a write returns that stored nothing."""
-    shape = (0,) if storage.ndim == 1 else (0, storage.ndim)
-    return torch.empty(shape, dtype=torch.int64, device="cpu")
-
-
-def _index_of(placement: Placement | Selection, storage: Storage, single: bool) -> Any:
-    """Return what a write returns: an int, slots ``(n,)``, or coordinates ``(n, ndim)``."""
-    if isinstance(placement, Selection):
-        return int(placement.returned[0]) if single else placement.returned
-    if storage.ndim == 1 and single:
-        return placement.start
-    steps = torch.arange(placement.start, placement.start + placement.num_steps, device="cpu")
-    if placement.start + placement.num_steps > placement.capacity:
-        steps %= placement.capacity
-    if storage.ndim == 1:
-        return steps
-    return torch.cartesian_prod(steps, *(torch.arange(size, device="cpu") for size in storage.batch_shape))

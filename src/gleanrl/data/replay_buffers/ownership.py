@@ -22,6 +22,11 @@ class Part:
     _gate: Gate | None = None
 
     @property
+    def given(self) -> Any:
+        """What the user gave, where the part is a view of that (see `familiar.py`); else the part itself."""
+        return self
+
+    @property
     def owner(self) -> Any:
         """The buffer that the part belongs to; None if it is free."""
         return None if self._owner is None else self._owner()

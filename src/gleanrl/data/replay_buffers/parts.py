@@ -8,20 +8,29 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gleanrl.data.replay_buffers.familiar import plain_state
 from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.pipeline import Pipeline
 from gleanrl.data.replay_buffers.samplers.base import Sampler
+from gleanrl.data.replay_buffers.samplers.familiar import as_sampler
 from gleanrl.data.replay_buffers.samplers.random import RandomSampler
 from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.familiar import as_storage
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.data.replay_buffers.storages.snapshots import Copying, StorageState
 from gleanrl.data.replay_buffers.writers.base import Writer
+from gleanrl.data.replay_buffers.writers.familiar import as_writer
 from gleanrl.data.replay_buffers.writers.round_robin import RoundRobinWriter
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
-from gleanrl.state import Stateful, StateReader, plain
+from gleanrl.state import Stateful, StateReader
 from gleanrl.system.interrupts import to_the_end
 
 _KINDS: Mapping[str, type[Any]] = {"storage": Storage, "sampler": Sampler, "writer": Writer}
+_ADAPTERS: Mapping[str, Callable[[Any], Any]] = {
+    "storage": as_storage,
+    "sampler": as_sampler,
+    "writer": as_writer,
+}
 
 
 class PartsState(NamedTuple):
@@ -103,7 +112,11 @@ class Parts(Stateful[PartsState]):
         self._owner = weakref.ref(owner)
         for part in (self.storage, self.sampler, self.writer):
             part.join_buffer(owner, gate)
+        self._register()
+
+    def _register(self) -> None:
         self.writer.register_storage(self.storage)
+        self.sampler.use_storage(self.storage)
 
     def exchange(
         self, name: str, part: Any, gate: Gate, collate_fn: Callable[[Any], Any] | None = None
@@ -135,11 +148,11 @@ class Parts(Stateful[PartsState]):
                 part.set_rng(self.generator)
             old.leave_buffer()
             part.join_buffer(owner, gate)
-            writer.register_storage(storage)
+            self._register()
 
         to_the_end(hand_over)
         sampler.follow(storage)
-        return old
+        return old.given
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the owner; the copy goes on with the same sequence of samples."""
@@ -168,8 +181,8 @@ class Parts(Stateful[PartsState]):
         """Return a snapshot as plain values and its own tensors."""
         return {
             "_storage": self.storage.plain_state(value.storage),
-            "_sampler": plain(value.sampler),
-            "_writer": plain(value.writer),
+            "_sampler": plain_state(value.sampler),
+            "_writer": plain_state(value.writer),
             "_transforms": list(value.transforms),
         }
 
@@ -195,10 +208,11 @@ class Parts(Stateful[PartsState]):
 
 
 def made(name: str, part: Any) -> Any:
-    """Return a storage, sampler or writer: itself, or what a callable makes.
+    """Return a storage, sampler or writer as buffers use it: itself, a view, or what a callable makes.
 
     Args:
         name: which of the three.
         part: one, or a callable without arguments, a class say.
     """
-    return part() if callable(part) and not isinstance(part, _KINDS[name]) else part
+    found = _ADAPTERS[name](part)
+    return _ADAPTERS[name](part()) if callable(part) and not isinstance(found, _KINDS[name]) else found

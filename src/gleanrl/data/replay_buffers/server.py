@@ -150,7 +150,12 @@ class BufferServer(Server):
         """Return a batch; one of the buffer's size and all columns may have been drawn ahead."""
         stamped = wants_info or self._carries
         draws = self.draws
-        if draws.prefetcher is not None and keys is None and size == self.batch_size:
+        if (
+            draws.prefetcher is not None
+            and keys is None
+            and size == self.batch_size
+            and self._parts.sampler.draws_ahead
+        ):
             ticket, (records, flags) = draws.ahead(draws.prefetcher, size)
         else:
             ticket, (records, flags) = draws.now(size, keys, stamped)
@@ -192,7 +197,7 @@ class BufferServer(Server):
         parts = self._parts
         with self._gate.lock:
             storage = parts.storage
-            records = storage.get(index)
+            records = storage[index]
             if len(parts.transforms):
                 records = copied(records)
         if isinstance(storage, ListStorage) and is_position(index):

@@ -115,7 +115,7 @@ def test_what_an_interrupt_left_undone_is_caught_up(make, change, call):
         storage.set(0, KIND.rows(storage.max_size, 3))
         sampler.draw(storage, 4)
         if sampler.takes_priorities:
-            sampler.update_priority(storage, torch.arange(len(storage)), 3.0, None)
+            sampler.prioritize(storage, torch.arange(len(storage)), 3.0, None)
         change(storage)
         return sampler, storage
 
@@ -189,10 +189,49 @@ def test_a_users_sample_that_returns_something_else():
         Odd().draw(filled(), 2)
 
 
-@pytest.mark.parametrize("name", ["extend", "add", "_empty", "state_dict", "load_state_dict", "dumps"])
-def test_methods_that_nothing_calls_are_refused(name):
-    with pytest.raises(UnsupportedError, match=f"class Mine: nothing calls {name}"):
-        type("Mine", (RandomSampler,), {name: lambda self: None})
+PRIORITIZED = {
+    "transitions": lambda: PrioritizedSampler(30, 1.0, 1.0, seed=0),
+    "slices": lambda: PrioritizedSliceSampler(30, 1.0, 1.0, slice_len=1, seed=0),
+}
+
+
+@pytest.mark.parametrize("make", PRIORITIZED.values(), ids=PRIORITIZED)
+@pytest.mark.parametrize("when", ["before any storage", "after a sample", "with the storage", "in a buffer"])
+def test_priorities_are_taken_without_a_buffer(make, when):
+    sampler, storage = make(), filled()
+    index, priority = torch.arange(20), torch.zeros(20).index_fill(0, torch.tensor([7]), 1.0)
+    if when == "in a buffer":
+        ReplayBuffer(storage=storage, sampler=sampler)
+    elif when == "after a sample":
+        sampler.sample(storage, 4)
+    sampler.update_priority(index, priority, **({"storage": storage} if when == "with the storage" else {}))
+    drawn, info = sampler.sample(storage, 5)
+    assert drawn.tolist() == [7] * 5 and info["_weight"].shape == (5,)
+    sampler.mark_update(torch.tensor([3, -1]))
+    assert set(sampler.sample(storage, 50)[0].tolist()) == {3, 7}
+
+
+def test_a_storage_tells_a_sampler_that_is_attached():
+    sampler, storage = PrioritizedSampler(20, 1.0, 1.0, seed=0), LazyTensorStorage(20)
+    storage.attach(sampler)
+    storage.set(range(5), ted(5))
+    sampler.update_priority(torch.arange(5), torch.tensor([0.0, 0, 0, 0, 1]), storage=storage)
+    storage.set(range(2), ted(2))
+    assert set(sampler.sample(storage, 50)[0].tolist()) == {0, 1, 4}
+
+
+@pytest.mark.parametrize("make", SAMPLERS)
+def test_a_sampler_hears_of_writes_by_itself(make):
+    sampler, storage = make(seed=0), filled()
+    sampler.add(3)
+    sampler.extend(torch.arange(20))
+    assert sorted(sampler.sample(storage, 20)[0].tolist()) == sorted(
+        make(seed=0).sample(storage, 20)[0].tolist()
+    )
+    sampler._empty()
+    assert not sampler.ran_out
+    with pytest.warns(UserWarning, match="has no priorities"):
+        sampler.update_priority(torch.arange(3), 1.0, storage=storage)
 
 
 def test_a_sampler_has_to_draw():

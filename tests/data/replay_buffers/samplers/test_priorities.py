@@ -94,13 +94,13 @@ def test_the_table_keeps_what_was_given(kind, within, script):
         if name == "update" and len(storage):
             slots = [number % len(storage), number // 5 % len(storage)]
             values = [float(number % 7), float(number % 4)]
-            buffer.sampler.update_priority(storage, torch.tensor(slots), values, before(torch.tensor(slots)))
+            buffer.sampler.prioritize(storage, torch.tensor(slots), values, before(torch.tensor(slots)))
             for slot, value in zip(slots, values, strict=True):
                 model.raw[slot] = value
                 model.seen = max(value, model.seen or 0.0)
         elif name == "mark" and len(storage):
             model.enter([number % len(storage)])
-            buffer.sampler.mark_update(storage, torch.tensor([number % len(storage)]))
+            buffer.sampler.mark(storage, torch.tensor([number % len(storage)]))
         elif name == "draw" and len(storage):
             buffer.sample(4)
         elif name == "alpha":

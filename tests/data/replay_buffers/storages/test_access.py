@@ -36,7 +36,7 @@ class Follower:
 def test_indexing_and_iteration(kind):
     storage = kind(6)
     assert list(storage) == []
-    storage.set(0, ted(4))
+    storage.set(range(4), ted(4))
     assert [int(clock(record)) for record in storage] == [0, 1, 2, 3]
     assert int(clock(storage[2])) == 2
     with pytest.raises(IndexRangeError):

@@ -13,8 +13,8 @@ from tests.data.replay_buffers.oracle import clock, ted
 
 def pair() -> tuple[LazyTensorStorage, ListStorage]:
     first, second = LazyTensorStorage(10), ListStorage(5)
-    first.set(0, ted(6))
-    second.set(0, ted(4, start=50))
+    first.set(range(6), ted(6))
+    second.set(range(4), ted(4, start=50))
     return first, second
 
 

@@ -42,7 +42,7 @@ def test_the_default_buffer_keeps_any_object():
 def test_batches_are_split_into_copies():
     data = ted(4)
     storage = ListStorage(10)
-    storage.set(0, data)
+    storage.set(range(4), data)
     data["observation"].zero_()
     assert clock(torch.stack(storage.get([0, 3]))).tolist() == [0, 3]
 

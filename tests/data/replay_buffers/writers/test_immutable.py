@@ -12,7 +12,7 @@ from gleanrl.data import (
     RoundRobinWriter,
     TensorStorage,
 )
-from gleanrl.data.replay_buffers.storages.base import Prepared
+from gleanrl.data.replay_buffers.storages.direct import Prepared
 from gleanrl.errors import UnsupportedError
 from tests.data.replay_buffers.oracle import clock, fingerprint, ted
 

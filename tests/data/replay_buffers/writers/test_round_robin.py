@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gleanrl.data.replay_buffers import LazyTensorStorage, RoundRobinWriter
-from gleanrl.data.replay_buffers.storages.base import Prepared
+from gleanrl.data.replay_buffers.storages.direct import Prepared
 from gleanrl.errors import SchemaError
 
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from gleanrl.data.replay_buffers.ownership import Part
 from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.indexing import slots_of_update
 from gleanrl.errors import EmptyBufferError, InvalidArgumentError, InvalidTypeError, UnsupportedError
-from gleanrl.overrides import overridden, refuse_overrides
+from gleanrl.overrides import overridden
 from gleanrl.records import Draw
 from gleanrl.seeding import GeneratorState, GivenGenerator, OwnedGenerator, RandomSource
 from gleanrl.state import Stateful, StateReader
 from gleanrl.tree import NestedKey, Path
 
 MOST_TRIES = 20  # draws of masked rows in a row, before a look whether there are others
-_STATE = "the state is what snapshot() gives: override snapshot, parse and adopt"
-_CHANGES = "follow(storage) is called after every change, whatever it was"
 
 
 class SamplerState(NamedTuple):
@@ -43,28 +44,39 @@ class Sampler(Part, Stateful[Any]):
     The buffer calls every method under its lock. A sampler belongs to one buffer (see `Part`); only slots of
     the stored part of the storage that `draw` is given are ever drawn, whatever was drawn from before.
 
-    A sampler of one's own overrides `sample`, and `follow` if it derives something from what is stored; see the page
-    on samplers.
+    A sampler of one's own overrides `sample`, and `follow` if it derives something from what is stored; one that was
+    written for another release may have `add`, `extend`, `update_priority`, `mark_update`, `_empty` and `state_dict`
+    instead (see `FamiliarSampler`, and the page on samplers).
 
     Args:
         seed: where the sampler's random sequence starts; None takes a seed from torch's global generator at
             the first draw.
 
     Raises:
-        UnsupportedError: a class that doesn't override `sample`, or has methods that nothing calls.
+        UnsupportedError: a class that doesn't override `sample`.
     """
 
     takes_priorities = False
-    """Whether `update_priority` does something; it checks its slots then."""
+    """Whether `prioritize` does something; it checks its slots then."""
+    draws_ahead = True
+    """Whether draws may be taken back (see `place`), so that batches can be drawn ahead."""
+    reduction = "max"
+    """How several priorities of one record become one."""
+    ran_out = False
+    """Whether the last draw ended an epoch; always False for samplers without epochs."""
+    epoch = 0
+    """Epochs begun so far; stays 0 for samplers without epochs."""
     _by_sample = False  # whether a user's class draws by `sample`
     _last: Draw | None = None  # what `sample` drew, for a user's class that builds on it
+    _rng: torch.Generator | None = (
+        None  # a user's generator, by the name that samplers of other releases know
+    )
+    _home: weakref.ref[Storage] | None = None  # what index numbers are of, where nobody says
+    _early: tuple[tuple[Any, Any], ...] = ()  # priorities that came before any storage
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse methods that nothing would call."""
-        super().__init_subclass__(**kwargs)
-        unheard = {**dict.fromkeys(("add", "extend", "_empty"), _CHANGES)}
-        unheard |= dict.fromkeys(("state_dict", "load_state_dict", "dumps", "loads"), _STATE)
-        refuse_overrides(cls, Sampler, unheard)
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Look whether the class draws by `sample`."""
+        super().__init_subclass__(**options)
         cls._by_sample = bool(overridden(cls, "sample", of=Sampler))
 
     def __init__(self, seed: int | None = None) -> None:
@@ -72,14 +84,11 @@ class Sampler(Part, Stateful[Any]):
             raise UnsupportedError(f"class {type(self).__name__}: a sampler has to override sample()")
         self.random: RandomSource = OwnedGenerator(seed)
         """The generator to draw with; part of the state."""
-        self.ran_out = False
-        """Whether the last draw ended an epoch; always False for samplers without epochs."""
-        self.epoch = 0
-        """Epochs begun so far; stays 0 for samplers without epochs."""
 
     def new_epoch(self) -> None:
         """Begin a new epoch with the next draw; samplers without epochs go on."""
-        self.ran_out = False
+        if self.ran_out:  # a user's class may forbid setting it
+            self.ran_out = False
 
     def set_seed(self, seed: int) -> None:
         """Start the random sequence of `seed`."""
@@ -88,6 +97,7 @@ class Sampler(Part, Stateful[Any]):
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Draw from a user's generator from now on (see `GivenGenerator`); None for one of the sampler's own."""
         self.random = OwnedGenerator() if generator is None else GivenGenerator(generator)
+        self._rng = generator
 
     @property
     def room(self) -> int | None:
@@ -124,6 +134,7 @@ class Sampler(Part, Stateful[Any]):
             raise InvalidArgumentError(f"batch_size: expected 1 or more, got {batch_size}")
         if not storage.num_steps:
             raise _nothing_stored()
+        self.use_storage(storage)
         drawn = self._draw(storage, batch_size)
         if drawn.generation is None:
             drawn = _stamped(drawn, storage)
@@ -167,16 +178,23 @@ class Sampler(Part, Stateful[Any]):
         index, info = self.sample(storage, batch_size)
         slots, _ = storage.slots_of(index)
         count, last = slots.shape[0], self._last
-        extras = {key: value for key, value in info.items() if key not in ("index", "generation")}
-        for key, value in extras.items():
-            if not isinstance(value, torch.Tensor) or value.shape[:1] != (count,):
-                raise InvalidTypeError(
-                    f"{type(self).__name__}.sample: expected a tensor ({count}, ...) for {key!r}, one value for each "
-                    f"row, got {value!r}"
-                )
+        extras = {
+            key: self._per_row(key, value, count)
+            for key, value in info.items()
+            if key not in ("index", "generation")
+        }
         if last is None or not torch.equal(last.slots, slots):
             return Draw(slots, extras, asked=batch_size)
         return last._replace(extras=extras, asked=batch_size if last.asked is None else last.asked)
+
+    def _per_row(self, key: Any, value: Any, count: int) -> torch.Tensor:
+        rows = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        if not isinstance(rows, torch.Tensor) or rows.shape[:1] != (count,):
+            raise InvalidTypeError(
+                f"{type(self).__name__}.sample: expected a tensor ({count}, ...) for {key!r}, one value for each "
+                f"row, got {value!r}"
+            )
+        return rows
 
     def on_serve(self, storage: Storage, draw: Draw) -> None:
         """Learn that a batch is about to be handed out, in the order of the batches."""
@@ -191,7 +209,7 @@ class Sampler(Part, Stateful[Any]):
 
     # Priorities
 
-    def update_priority(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
+    def prioritize(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
         """Take new priorities; a sampler without priorities warns and goes on.
 
         Args:
@@ -204,8 +222,11 @@ class Sampler(Part, Stateful[Any]):
             f"update_priority: a {type(self).__name__} has no priorities, the update is ignored", stacklevel=5
         )
 
-    def mark_update(self, storage: Storage, slots: torch.Tensor) -> None:
+    def mark(self, storage: Storage, slots: torch.Tensor) -> None:
         """Give `slots`, ``(n,)`` int64, the priority of new records; nothing to do without priorities."""
+
+    def check_priorities(self, values: torch.Tensor) -> None:
+        """Raise `InvalidArgumentError` unless rows can have the priorities `values`, ``(n,)``."""
 
     @property
     def default_priority(self) -> float:
@@ -216,6 +237,61 @@ class Sampler(Part, Stateful[Any]):
     def priorities_dropped(self) -> int:
         """Priority updates that came too late; 0 for samplers without priorities."""
         return 0
+
+    # For callers without a buffer, and what a user's class may override instead of the native methods
+
+    def use_storage(self, storage: Storage) -> None:
+        """Take `storage` for what indices are of, and priorities that came before it."""
+        if self._home is None or self._home() is not storage:
+            self._home = weakref.ref(storage)
+            early, self._early = self._early, ()
+            for index, priority in early:
+                self.update_priority(index, priority, storage=storage)
+
+    def update_priority(
+        self, index: Any, priority: Any, *, storage: Storage | None = None, generation: Any = None
+    ) -> None:
+        """Take new priorities, for callers without a buffer; see `ReplayBuffer.update_priority`.
+
+        Args:
+            index: slots, as `sample` returned them.
+            priority: one number, or one for each index.
+            storage: what the index is of; None for the storage of the buffer or of the last `sample`. Priorities
+                that come before any storage are kept for the first one.
+            generation: the slots' generations when they were drawn; None for those at their last draw.
+        """
+        storage = self._home_of(storage)
+        if storage is None:
+            self._early += ((index, priority),)
+            return
+        with self.guard():
+            slots = slots_of_update(index, storage.shape, check=not self.takes_priorities)
+            self.prioritize(storage, slots, priority, generation)
+
+    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
+        """Give records the priority of new ones; those of no known storage are new when one is sampled from."""
+        storage = self._home_of(storage)
+        if storage is not None:
+            with self.guard():
+                slots = slots_of_update(index, storage.shape)
+                self.mark(storage, slots[slots >= 0])
+
+    def add(self, index: Any) -> None:
+        """Learn that a record was written: nothing to do, samplers look at the storage's versions."""
+
+    def extend(self, index: Any) -> None:
+        """Learn that records were written: nothing to do, samplers look at the storage's versions."""
+
+    def _empty(self) -> None:
+        """Begin anew."""
+        self.new_epoch()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the storage."""
+        return {name: value for name, value in super().__getstate__().items() if name != "_home"}
+
+    def _home_of(self, storage: Storage | None) -> Storage | None:
+        return storage if storage is not None or self._home is None else self._home()
 
     # State
 
@@ -240,7 +316,9 @@ class Sampler(Part, Stateful[Any]):
     def adopt(self, value: Any) -> None:
         """Go on from a place or a state; priorities belong to the storage of the next draw or write."""
         self.random.adopt(GeneratorState(value.generator))
-        self.ran_out, self.epoch = value.ran_out, value.epoch
+        self.epoch = value.epoch
+        if self.ran_out != value.ran_out:
+            self.ran_out = value.ran_out
 
 
 def _nothing_stored() -> EmptyBufferError:

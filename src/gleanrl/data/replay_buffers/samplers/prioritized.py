@@ -105,7 +105,7 @@ class Prioritized(UnitSampler):
         # As a whole: its weights belong together.
         return self._draw(storage, draw.slots.shape[0] if draw.asked is None else draw.asked)
 
-    def update_priority(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
+    def prioritize(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
         """Take new priorities; those for records that were overwritten since are dropped and counted."""
         self._priorities.update(storage, slots, priority, generation)
 
@@ -113,7 +113,7 @@ class Prioritized(UnitSampler):
         """Raise `InvalidArgumentError` unless rows can have the priorities `values`, ``(n,)``."""
         self._priorities.check(values)
 
-    def mark_update(self, storage: Storage, slots: torch.Tensor) -> None:
+    def mark(self, storage: Storage, slots: torch.Tensor) -> None:
         """Give `slots` the priority of new records."""
         self._priorities.reset(storage, slots)
 

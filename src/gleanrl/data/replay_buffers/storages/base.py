@@ -5,15 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from gleanrl.data.replay_buffers.familiar import make_concrete
+from gleanrl.data.replay_buffers.storages.direct import Direct, Prepared
 from gleanrl.data.replay_buffers.storages.indexing import ranges_of
-from gleanrl.data.replay_buffers.storages.slots import Slots
 from gleanrl.data.replay_buffers.storages.snapshots import ContentCopy, Copying, StorageState
 from gleanrl.data.replay_buffers.versions import Version, moved_past
-from gleanrl.errors import GleanError, IndexRangeError, SchemaError, UnsupportedError
+from gleanrl.errors import GleanError, SchemaError, UnsupportedError
 from gleanrl.native import bump, bump_at
 from gleanrl.overrides import overridden
 from gleanrl.records import Placement, Selection
@@ -21,20 +22,8 @@ from gleanrl.state import Stateful, StateReader
 from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import NestedKey, Path
 
-# What users call by themselves, and what buffers call in its place.
-_CALLED = {"get": "fetch", "__getitem__": "fetch", "set": "prepare"}
 
-
-class Prepared(NamedTuple):
-    """Data that passed every check and can be copied into the slots of a storage without failing."""
-
-    rows: Any
-    """The leaves or items, in the storage's own form."""
-    num_steps: int
-    """Time steps in it."""
-
-
-class Storage(Slots, Stateful[StorageState]):
+class Storage(Direct, Stateful[StorageState]):
     """Slots for records: ``[steps, *batch]`` of them, time first.
 
     A slot's number counts over time and batch dimensions flattened. Each slot has a *generation*, the number
@@ -53,48 +42,27 @@ class Storage(Slots, Stateful[StorageState]):
 
     Args:
         max_size: transitions that fit, at least 1.
+        checkpointer: not available yet, must be None.
+        compilable: has no effect: compiled programs call buffers, they don't contain them.
         ndim: batch dimensions of a storage, at least 1; the first is time.
     """
 
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        """Refuse a class that replaces a method which buffers don't call, but not the one that they call.
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let a class with `get` and `set` of its own do without the native methods (see `FamiliarStorage`)."""
+        super().__init_subclass__(**options)
+        if len(overridden(cls, "get", "set", of=Storage)) == 2:
+            make_concrete(cls, Storage.__abstractmethods__)
 
-        Raises:
-            UnsupportedError: naming both.
-        """
-        super().__init_subclass__(**arguments)
-        parent = next(base for base in cls.__mro__[1:] if issubclass(base, Storage))
-        for name, called in _CALLED.items():
-            if overridden(cls, name, of=parent) and not overridden(cls, called, of=parent):
-                raise UnsupportedError(
-                    f"class {cls.__name__}: buffers don't call {name}() when they sample or extend, they call "
-                    f"{called}(): override that as well"
-                )
+    def __init__(
+        self, max_size: int, checkpointer: Any = None, compilable: bool = False, *, ndim: int = 1
+    ) -> None:
+        if checkpointer is not None:
+            raise UnsupportedError("checkpointer: not available yet; save state_dict() with torch.save")
+        super().__init__(max_size, ndim)
 
     collate: Callable[[Any], Any] | None = None
     """What makes a batch of fetched records; None where `fetch` returns one."""
-
     # Writing
-
-    @abstractmethod
-    def join(self, records: list[Any], where: str) -> Any:
-        """Return a list of single records (time steps) in the form of many, as `prepare` takes them."""
-
-    @abstractmethod
-    def prepare(self, data: Any, *, single: bool, dim_extend: int, where: str) -> Prepared:
-        """Check `data` and return it in the storage's form; the first call also fixes schema and memory.
-
-        Args:
-            data: records, ``[steps, *batch]`` of them, or one time step, ``[*batch]``.
-            single: whether `data` is one time step without its time dimension.
-            dim_extend: the dimension of `data` that is time; it changes places with dimension 0 (not if
-                `single`).
-            where: the call that error messages name.
-
-        Raises:
-            SchemaError: data of another structure, shape or dtype, naming the key; nothing changed.
-            CapacityError: the first write found too little memory or disk; nothing changed.
-        """
 
     @abstractmethod
     def _copy_span(self, rows: Any, skipped: int, start: int, count: int) -> None:
@@ -107,10 +75,6 @@ class Storage(Slots, Stateful[StorageState]):
     @abstractmethod
     def _pick(self, rows: Any, positions: torch.Tensor) -> Any:
         """Return the rows at `positions`, ``(n,)`` int64, as `_copy_slots` takes them."""
-
-    @abstractmethod
-    def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
-        """Check records ``[*shape]`` that are to go to a selection of slots of that shape; see `prepare`."""
 
     def write(self, prepared: Prepared, placement: Placement, end: int | None = None) -> None:
         """Copy prepared data to its placement and publish the new length and end.
@@ -187,33 +151,6 @@ class Storage(Slots, Stateful[StorageState]):
 
         to_the_end(change)
         self._announce(slots)
-
-    def set(self, start: int, data: Any) -> None:
-        """Write the records of `data` to time step `start` and the following, without a writer.
-
-        Records that replace stored ones are corrections: `end` moves only if the stored part grows.
-
-        Args:
-            start: first time step, in ``[0, num_steps]``: no gap is left.
-            data: records ``[steps, *batch]``; they may not reach past the capacity.
-        """
-        prepared = self.prepare(data, single=False, dim_extend=0, where="set")
-        stop = start + prepared.num_steps
-        if not 0 <= start <= self.num_steps or stop > self.capacity_steps:
-            raise IndexRangeError(
-                f"set: steps [{start}, {stop}) don't lie within [0, {self.capacity_steps}), or leave a gap "
-                f"after the {self.num_steps} steps stored"
-            )
-        before = self.num_steps
-        placement = Placement(
-            start,
-            prepared.num_steps,
-            0,
-            min(stop, before) - start,
-            max(stop, before),
-            self.capacity_steps,
-        )
-        self.write(prepared, placement, self._end if stop <= before else None)
 
     def _publish_all(self, num_steps: int) -> None:
         """Count every slot of `num_steps` time steps as written, by a constructor that adopts records."""

@@ -115,6 +115,22 @@ def slots_of_update(index: Any, shape: torch.Size, check: bool = True) -> torch.
     return _updatable(slots, shape.numel()) if check else slots
 
 
+def steps_at(cursor: Any, capacity: int) -> torch.Tensor:
+    """Return the time steps that `cursor` (a range, slice, list, array or tensor) names, ``(n,)`` int64, n >= 1.
+
+    They need not be stored yet; a slice without an end reaches to the end of the `capacity`.
+    """
+    if isinstance(cursor, slice):
+        cursor = range(*cursor.indices(capacity))
+    if isinstance(cursor, range):
+        steps = torch.arange(cursor.start, cursor.stop, cursor.step, device="cpu")
+    else:
+        steps = _integers(cursor).reshape(-1)
+    if not steps.shape[0]:
+        raise IndexRangeError(f"cursor {cursor!r} names no time step")
+    return steps
+
+
 def ranges_of(slots: torch.Tensor) -> list[tuple[int, int]]:
     """Return slots as ``(start, count)`` ranges of neighbours."""
     if not slots.shape[0]:

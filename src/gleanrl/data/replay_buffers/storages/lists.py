@@ -10,7 +10,8 @@ import torch
 from tensordict import is_tensor_collection
 from torch.utils import _pytree
 
-from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.direct import Prepared
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
 from gleanrl.data.replay_buffers.storages.slots import UNBOUNDED
 from gleanrl.data.replay_buffers.storages.snapshots import ContentCopy, StorageState
@@ -84,6 +85,9 @@ class ListStorage(Storage):
         if len(items) != shape.numel():
             raise SchemaError(f"{where}: the index selects {shape.numel()} records, got {len(items)}")
         return Prepared(self._moved(items), len(items))
+
+    def _is_one(self, data: Any) -> bool:
+        return not isinstance(data, list)
 
     def _copy_span(self, rows: list[Any], skipped: int, start: int, count: int) -> None:
         for offset, item in enumerate(rows[skipped : skipped + count]):

@@ -6,10 +6,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from tensordict import is_tensor_collection
+from torch.utils import _pytree
 
 from gleanrl.arguments import positive
-from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
+from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.columns import apart, plain
+from gleanrl.data.replay_buffers.storages.direct import Prepared
 from gleanrl.data.replay_buffers.storages.formats import (
     check_all_storable,
     find_format,
@@ -22,6 +25,7 @@ from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.saved import Rows, RowsCopy, read_rows
 from gleanrl.data.replay_buffers.storages.snapshots import ContentCopy, StorageState
 from gleanrl.data.replay_buffers.storages.table import Table
+from gleanrl.data.replay_buffers.storages.tree_format import as_tensor
 from gleanrl.data.rows import take_rows
 from gleanrl.devices import usable_device
 from gleanrl.errors import (
@@ -95,7 +99,7 @@ class TensorStorage(Storage):
 
     def _open(self, max_size: int, allocator: Allocator, device: torch.device, ndim: int) -> None:
         """Set up an empty storage; what every constructor of the family does."""
-        Storage.__init__(self, max_size, ndim)
+        Storage.__init__(self, max_size, ndim=ndim)
         self.device = device
         self._allocate = allocator
         self._follows_data = False
@@ -170,6 +174,17 @@ class TensorStorage(Storage):
             leaves = [plain(leaf, self.device) for leaf in leaves]
             table = self._initialize(form, batch)
         return Prepared(table.ready(leaves), num_steps)
+
+    def _is_one(self, data: Any) -> bool:
+        if self._table is not None:  # the schema says
+            form = self._table.form
+            dims = form.read(data, self.ndim - 1, "set")[1][0].ndim - len(form.schema.fields[0].shape)
+        elif is_tensor_collection(data):
+            dims = data.batch_dims
+        else:
+            leaves = [as_tensor(leaf) for leaf in _pytree.tree_leaves(data)]
+            dims = min((leaf.ndim for leaf in leaves if isinstance(leaf, torch.Tensor)), default=0)
+        return dims < self.ndim
 
     def _check_batch(self, batch: torch.Size, num_steps: int, where: str) -> None:
         if self._batch_shape is None:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, NamedTuple
 
+import torch
+
+from gleanrl.data.replay_buffers.familiar import make_concrete
 from gleanrl.data.replay_buffers.ownership import Part
-from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.direct import Prepared
 from gleanrl.data.replay_buffers.storages.snapshots import StorageState
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
-from gleanrl.overrides import refuse_overrides
+from gleanrl.overrides import overridden
 from gleanrl.records import Placement, Selection
 from gleanrl.state import Stateful, StateReader
-
-_PLACE = "override place(prepared), which decides where records go"
-_UNHEARD = {
-    **dict.fromkeys(("add", "extend"), _PLACE),
-    "_empty": "override check_clear(), or follow the storage",
-}
 
 
 class NoState(NamedTuple):
@@ -36,13 +34,16 @@ class Writer(Part, Stateful[Any]):
         compilable: has no effect: compiled programs call buffers, they don't contain them.
     """
 
+    _storage: Storage | None = None
+
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse methods that nothing would call."""
+        """Let a class with `add` or `extend` of its own do without `place` (see `FamiliarWriter`)."""
         super().__init_subclass__(**options)
-        refuse_overrides(cls, Writer, _UNHEARD)
+        if overridden(cls, "add", "extend", of=Writer):
+            make_concrete(cls, ("place",))
 
     def __init__(self, compilable: bool = False) -> None:
-        self._storage: Storage | None = None
+        self._storage = None
 
     @property
     def storage(self) -> Storage:
@@ -58,12 +59,14 @@ class Writer(Part, Stateful[Any]):
             InvalidArgumentError: the writer belongs to a buffer with another storage.
         """
         owner = self.owner
-        if owner is not None and owner.storage is not storage:
+        if owner is not None and owner.storage is not storage.given:
             raise InvalidArgumentError(
                 f"register_storage: this {type(self).__name__} belongs to a {type(owner).__name__} with "
                 "another storage; use the buffer's set_storage, or a writer of its own for this storage"
             )
         self._storage = storage
+        if overridden(self, "add", "extend", of=Writer):
+            storage.takes_one = True
 
     def check_storage(self, storage: Storage) -> None:
         """Raise if the writer can't write to `storage`; a buffer asks before it takes either."""
@@ -83,6 +86,44 @@ class Writer(Part, Stateful[Any]):
         Returns:
             A `Placement` for a run of time steps, or a `Selection` for chosen records in slots of their own.
         """
+
+    def store(self, data: Any, single: bool, dim_extend: int, where: str) -> Any:
+        """Write one record or many and return their index (see `ReplayBuffer.add` and `extend`).
+
+        Args:
+            data: the records; a list was joined before.
+            single: whether it is one time step without its time dimension.
+            dim_extend: the dimension that is time.
+            where: the call that error messages name.
+        """
+        self.check_write(data, where)
+        storage = self._storage or self.storage
+        prepared = storage.prepare(data, single=single, dim_extend=dim_extend, where=where)
+        if not prepared.num_steps:
+            return no_index(storage)
+        placement = self.place(prepared)
+        if isinstance(placement, Selection):
+            storage.write_selected(prepared, placement)
+        else:
+            storage.write(prepared, placement)
+        return index_of(placement, storage, single)
+
+    def add(self, data: Any) -> Any:
+        """Write one record to the storage and return its index, for callers without a buffer."""
+        with self.guard():
+            return self.store(data, True, 0, "add")
+
+    def extend(self, data: Any) -> Any:
+        """Write many records, time first, to the storage and return their index, for callers without a buffer."""
+        with self.guard():
+            joined = self.storage.join(data, "extend") if isinstance(data, list) else data
+            return self.store(joined, False, 0, "extend")
+
+    def emptied(self) -> None:
+        """Learn that the storage was emptied."""
+
+    def _empty(self) -> None:
+        """Begin anew: nothing to do, the storage knows where a ring goes on."""
 
     def check_clear(self) -> None:
         """Raise if the storage may not be emptied."""
@@ -112,3 +153,23 @@ class Writer(Part, Stateful[Any]):
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the storage: a buffer registers its own with the copy."""
         return {**super().__getstate__(), "_storage": None}
+
+
+def no_index(storage: Storage) -> torch.Tensor:
+    """Return what a write returns that stored nothing."""
+    shape = (0,) if storage.ndim == 1 else (0, storage.ndim)
+    return torch.empty(shape, dtype=torch.int64, device="cpu")
+
+
+def index_of(placement: Placement | Selection, storage: Storage, single: bool) -> Any:
+    """Return what a write returns: an int, slots ``(n,)``, or coordinates ``(n, ndim)``."""
+    if isinstance(placement, Selection):
+        return int(placement.returned[0]) if single else placement.returned
+    if storage.ndim == 1 and single:
+        return placement.start
+    steps = torch.arange(placement.start, placement.start + placement.num_steps, device="cpu")
+    if placement.start + placement.num_steps > placement.capacity:
+        steps %= placement.capacity
+    if storage.ndim == 1:
+        return steps
+    return torch.cartesian_prod(steps, *(torch.arange(size, device="cpu") for size in storage.batch_shape))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from gleanrl.data.replay_buffers.storages.base import Prepared
+from gleanrl.data.replay_buffers.storages.direct import Prepared
 from gleanrl.data.replay_buffers.writers.base import NoState, Writer
 from gleanrl.errors import UnsupportedError
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.direct import Prepared
 from gleanrl.data.replay_buffers.storages.slots import UNBOUNDED
 from gleanrl.data.replay_buffers.storages.snapshots import StorageState
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
@@ -213,7 +214,7 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
 
     def _offered(self, storage: Storage, prepared: Prepared) -> Floats:
         rows = prepared.rows
-        if isinstance(storage, TensorStorage):
+        if isinstance(storage, TensorStorage) and storage.given is storage:
             leaf = rows[storage.format.schema.index(as_path(self.rank_key))]
             return self._reduced(leaf.reshape(prepared.num_steps, -1), "writer")
         return self._ranks(rows, prepared.num_steps, "writer")

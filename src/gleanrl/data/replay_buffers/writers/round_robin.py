@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.direct import Prepared
 from gleanrl.data.replay_buffers.storages.snapshots import StorageState
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.records import Placement

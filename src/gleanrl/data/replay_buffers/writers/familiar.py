@@ -1,0 +1,97 @@
+"""Writers by the protocol that other releases have."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+from gleanrl.data.replay_buffers.familiar import Saved, View, view_of
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.direct import Prepared
+from gleanrl.data.replay_buffers.storages.formats import swap_batch_dims
+from gleanrl.data.replay_buffers.storages.snapshots import StorageState
+from gleanrl.data.replay_buffers.writers.base import Writer
+from gleanrl.records import Placement, Selection
+
+_METHODS = dict.fromkeys(("add", "extend", "register_storage", "_empty", "state_dict", "load_state_dict"))
+
+
+@runtime_checkable
+class WriterLike(Protocol):
+    """What a writer of another library has."""
+
+    def register_storage(self, storage: Any) -> Any:
+        """Write there."""
+
+    def add(self, data: Any) -> Any:
+        """Take one."""
+
+    def extend(self, data: Any) -> Any:
+        """Take many."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Take a state."""
+
+
+def as_writer(writer: Any) -> Any:
+    """Return a writer as buffers use it (see `view_of`); what is none stays as it is."""
+    if isinstance(writer, (Writer, WriterLike)) and not isinstance(writer, type):
+        return view_of(writer, Writer, FamiliarWriter, _METHODS)
+    return writer
+
+
+class FamiliarWriter(View, Writer):
+    """Writes by `add` and `extend`, which call the storage's `set` by themselves and return the index."""
+
+    __slots__ = ()
+
+    def register_storage(self, storage: Storage) -> None:
+        """Write to `storage` from now on."""
+        super().register_storage(storage)
+        if not self.own.isdisjoint({"add", "extend"}):
+            storage.takes_one = True
+        if "register_storage" in self.own:
+            self.part.register_storage(storage.given if self.foreign else storage)
+
+    def store(self, data: Any, single: bool, dim_extend: int, where: str) -> Any:
+        """Have the user's method write, and return its index."""
+        name = "add" if single else "extend"
+        if name not in self.own:
+            return super().store(data, single, dim_extend, where)
+        self.check_write(data, where)
+        if dim_extend and not single:
+            data = swap_batch_dims(data, dim_extend, where)
+        storage = self.storage
+        version = storage.version
+        index = self.part.add(data) if single else self.part.extend(data)
+        if storage.version == version:
+            storage.note_written(index)
+        return index
+
+    def place(self, prepared: Prepared) -> Placement | Selection:
+        """Return where the user's class places records, if it does so by itself."""
+        return super().place(prepared)  # type: ignore[safe-super]
+
+    def emptied(self) -> None:
+        """Tell that the storage was emptied."""
+        if "_empty" in self.own:
+            self.call("_empty")
+
+    # State
+
+    def snapshot(self) -> Any:
+        """Return the state; the user's own where there is one."""
+        return self.saved() if "state_dict" in self.own else super().snapshot()
+
+    def parse(self, state: Any, stored: Storage | StorageState | None = None) -> Any:
+        """Return the value of a saved state."""
+        return self.parsed(state) if "load_state_dict" in self.own else super().parse(state, stored)
+
+    def adopt(self, value: Any) -> None:
+        """Go on from a value."""
+        if isinstance(value, Saved):
+            self.restore(value)
+        else:
+            super().adopt(value)

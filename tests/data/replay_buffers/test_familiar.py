@@ -1,0 +1,80 @@
+"""Views of parts: one object seen twice."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+
+import torch
+
+from gleanrl.data.replay_buffers import RandomSampler, RoundRobinWriter, Sampler
+from gleanrl.data.replay_buffers.familiar import View, with_keywords
+from gleanrl.data.replay_buffers.samplers.familiar import as_sampler
+from gleanrl.data.replay_buffers.storages.familiar import as_storage
+from gleanrl.data.replay_buffers.writers.familiar import as_writer
+from tests.data.replay_buffers.familiar import Ring, Shelf, Told
+
+
+class Native(RandomSampler):
+    """Overrides what buffers call."""
+
+    def follow(self, storage):
+        super().follow(storage)
+
+
+def test_native_parts_have_no_view():
+    for part, adapt in (
+        (RandomSampler(), as_sampler),
+        (Native(), as_sampler),
+        (RoundRobinWriter(), as_writer),
+    ):
+        assert adapt(part) is part and part.given is part
+
+
+def test_a_view_is_the_part_seen_again():
+    for part, adapt in ((Told(), as_sampler), (Ring(), as_writer), (Shelf(3), as_storage)):
+        view = adapt(part)
+        assert isinstance(view, type(part)) and type(view).__name__ == type(part).__name__
+        assert view.given is part and adapt(view) is view
+        part.mark = 3
+        assert view.mark == 3
+        view.mark = 4
+        assert part.mark == 4
+        for copied in (copy.deepcopy(view), pickle.loads(pickle.dumps(view))):
+            assert isinstance(copied, View) and copied.given is not part and copied.given.mark == 4
+
+
+def test_a_view_keeps_its_part_and_nobody_keeps_the_view():
+    part = Told()
+    view, ref = as_sampler(part), weakref.ref(part)
+    del part
+    assert ref() is view.given
+    del view
+    gc.collect()
+    assert ref() is None
+
+
+def test_a_class_with_a_hook_of_its_own_is_not_called_again():
+    made = []
+
+    class Registered(Sampler):
+        def __init_subclass__(cls):
+            super().__init_subclass__()
+            made.append(cls)
+
+        def sample(self, storage, batch_size):
+            return torch.zeros(batch_size, dtype=torch.int64), {}
+
+    class Mine(Registered):
+        pass
+
+    as_sampler(Mine())
+    assert made == [Mine]
+
+
+def test_options_that_a_users_function_takes():
+    assert with_keywords(lambda index, *, storage=None: None, storage=3) == {"storage": 3}
+    assert with_keywords(lambda index: None, storage=3) == {}
+    assert with_keywords(lambda index, **more: None, storage=3) == {"storage": 3}
