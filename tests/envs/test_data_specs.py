@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 
+from gleanrl.data import NonTensor
 from gleanrl.envs.utils import make_composite_from_td
-from gleanrl.errors import SchemaError
 
 
 def test_every_leaf_has_its_spec() -> None:
@@ -29,5 +29,11 @@ def test_leaves_without_dimensions(unsqueeze: bool) -> None:
 
 
 def test_leaves_that_are_no_tensors() -> None:
-    with pytest.raises(SchemaError, match="'x'"):
-        make_composite_from_td(TensorDict({"x": "text"}, []))
+    found = make_composite_from_td(TensorDict({"x": NonTensorData("a"), "y": torch.zeros(2)}, []))
+    assert isinstance(found["x"], NonTensor) and found["y"].shape == (2,)
+
+
+def test_last_dimensions_of_any_size() -> None:
+    data = TensorDict({"x": torch.zeros(2, 3), "y": torch.tensor(1)}, [])
+    found = make_composite_from_td(data, dynamic_shape=True)
+    assert found["x"].shape == (2, -1) and found["y"].shape == (-1,)

@@ -81,7 +81,7 @@ class TestRoles:
     def test_a_device_moves_them(self) -> None:
         specs = EnvSpecs(SIZE, torch.device("cpu"))
         assert {specs.full(role).device for role in ROLES} == {torch.device("cpu")}
-        specs.move(torch.device("meta"))
+        specs.settle(SIZE, torch.device("meta"))
         assert {specs.full(role).device for role in ROLES} == {torch.device("meta")}
         specs.set("action", Unbounded(shape=(3, 2)))
         assert specs.full("action")["action"].device == torch.device("meta")

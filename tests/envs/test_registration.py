@@ -21,7 +21,7 @@ from gleanrl.data import (
     OneHot,
     Unbounded,
 )
-from gleanrl.envs import GymEnv
+from gleanrl.envs import GymEnv, StepCounter
 from gleanrl.envs.registration import GymAdapter, _leaf_space
 from gleanrl.errors import UnsupportedError
 from gleanrl.testing import check_env
@@ -42,7 +42,7 @@ def name(request: pytest.FixtureRequest) -> Any:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_gymnasium_finds_nothing_to_complain_about(name: str) -> None:
-    Walk.register_gym(name, kwargs={"batch_size": ()})
+    Walk.register_gym(name, to_numpy=True, batch_size=())
     env = gym.make(name)
     check_gym_env(env.unwrapped, skip_render_check=True)
     assert env.observation_space == spaces.Box(-np.inf, np.inf, (2,)) and env.action_space == spaces.Box(
@@ -51,7 +51,7 @@ def test_gymnasium_finds_nothing_to_complain_about(name: str) -> None:
 
 
 def test_there_and_back_is_the_same(name: str) -> None:
-    Walk.register_gym(name, entry_point=lambda: Walk(()), max_episode_steps=50)
+    Walk.register_gym(name, to_numpy=True, entry_point=lambda: Walk(()), max_episode_steps=50)
     back, own = GymEnv(name), Walk(())
     for env in (back, own):
         env.set_seed(3)
@@ -65,12 +65,25 @@ def test_there_and_back_is_the_same(name: str) -> None:
 
 
 def test_keyword_arguments_info_and_limits(name: str) -> None:
-    TwoKeyEnv.register_gym(name, info_keys=["place"], max_episode_steps=4)
+    TwoKeyEnv.register_gym(
+        name, info_keys=["place"], max_episode_steps=4, backend="gymnasium", script=Script(lengths=(2,))
+    )
     env = gym.make(name, script=LONG)
     obs, info = env.reset()
-    assert set(info) == {"place"} and isinstance(obs, np.ndarray)
+    assert set(info) == {"place"} and isinstance(obs, torch.Tensor)
     ends = [env.step(env.action_space.sample())[3] for _ in range(4)]
     assert ends == [False, False, False, True]
+
+
+def test_a_transform_around_each(name: str) -> None:
+    counter = StepCounter(max_steps=3)
+    CountingEnv.register_gym(name, transform=counter, to_numpy=True, kwargs={"script": LONG})
+    first, second = gym.make(name), gym.make(name)
+    for env in (first, second):
+        obs, _ = env.reset()
+        assert obs["step_count"] == 0
+        assert [env.step(env.action_space.sample())[3] for _ in range(3)] == [False, False, True]
+    assert counter.parent is None
 
 
 def test_several_entries_are_dicts() -> None:
@@ -117,6 +130,8 @@ def test_what_gymnasium_can_not_show(name: str) -> None:
         _leaf_space("x", NonTensor(()))
     with pytest.raises(ValueError, match="info_keys"):
         GymAdapter(Walk(()), ["speed"])
+    with pytest.raises(UnsupportedError, match="backend"):
+        Walk.register_gym(name, backend="gym")
     Walk.register_gym(name)
     with pytest.raises(ValueError, match="registered already"):
         Walk.register_gym(name)

@@ -18,7 +18,7 @@ from gleanrl.envs.resets import (
     reset_rows,
     terminated_or_truncated,
 )
-from gleanrl.errors import MissingKeyError, SchemaError
+from gleanrl.errors import MissingKeyError
 from gleanrl.tree import Path, as_key, flatten
 from tests.fakes_marl import SurvivorEnv
 
@@ -102,8 +102,11 @@ def test_dtypes_are_not_promoted() -> None:
 
 
 def test_missing_rows_of_an_observation() -> None:
-    with pytest.raises(SchemaError, match="no 'observation' for the rows that aren't reset"):
-        merge_reset(side(0.0), side(1.0).exclude("observation"), {ROOT: torch.tensor([True, False, False])})
+    with pytest.warns(UserWarning, match="no 'observation' for the rows that aren't reset"):
+        merged = merge_reset(
+            side(0.0), side(1.0).exclude("observation"), {ROOT: torch.tensor([True, False, False])}
+        )
+    assert (merged["observation"] == 0).all(), "they hold what the environment returned"
 
 
 def test_missing_rows_of_a_flag_warn() -> None:

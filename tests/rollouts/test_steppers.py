@@ -15,7 +15,7 @@ from gleanrl.rollouts.faults import BATCH, StepFault
 from gleanrl.rollouts.loop import collect
 from gleanrl.rollouts.plan import action_fields
 from gleanrl.rollouts.protocol import EpisodeRules
-from gleanrl.rollouts.steppers import TensorDictStepper, make_stepper
+from gleanrl.rollouts.steppers import TensorDictStepper, UndeclaredKeyWarning, make_stepper
 from gleanrl.rollouts.stepping import step_mdp
 from gleanrl.tree import as_key, as_path, flatten
 from tests.fakes import Script
@@ -295,7 +295,6 @@ class TestFaults:
         ("fault", "message"),
         [
             ("missing", r"returned no \('next', 'observation'\), expected \(3,\) float32"),
-            ("extra", r"returned \['surprise'\], which the specs don't declare"),
             ("dtype", "'observation' expected dtype torch.float32, got torch.float64"),
             ("shape", r"'observation' expected shape \(.*3,?\) torch.float32, got \(.*2,?\)"),
             ("raise", "the fake broke on purpose"),
@@ -312,6 +311,14 @@ class TestFaults:
         assert found.__cause__ is found.cause and block.num_whole == 3
         steps = steps_of(run(env, stepper, 2))
         assert steps.reshape(-1, 2).tolist() == [[0, 1]] * env.numel(), "it starts afresh"
+
+    def test_a_key_that_no_spec_declares_is_left_out(self) -> None:
+        env = CrookedEnv("extra", at=4, script=LONG)
+        stepper = TensorDictStepper(env)
+        block = make_block(env, stepper)
+        with pytest.warns(UndeclaredKeyWarning, match=r"step returned \['surprise'\]") as caught:
+            collect(Fixed(actions(env, T)), stepper, block)
+        assert len(caught) == 1 and ("next", "surprise") not in block.batch().keys(True)
 
     def test_a_reset_that_fails(self) -> None:
         class Failing(CountingEnv):

@@ -14,7 +14,7 @@ from gleanrl.block import Field
 from gleanrl.data import Composite, NonTensor, Unbounded
 from gleanrl.errors import EnvironmentContractError
 from gleanrl.rollouts.faults import StepFault
-from gleanrl.rollouts.steppers import TensorDictStepper
+from gleanrl.rollouts.steppers import TensorDictStepper, UndeclaredKeyWarning
 from tests.fakes import Script
 from tests.fakes_base import (
     CountingEnv,
@@ -43,8 +43,11 @@ class TestSchema:
                 out = super()._reset(tensordict, **kwargs)
                 return out.update({"task": torch.full((2,), 3.0), "_private": torch.ones(1)})
 
-        with pytest.raises(EnvironmentContractError, match="Extra returned 'task', which its specs don't"):
-            TensorDictStepper(Extra(LONG)).schema()
+        with pytest.warns(UndeclaredKeyWarning, match=r"Extra: reset returned \['task'\]"):
+            batch = run(env := Extra(LONG), TensorDictStepper(env))
+        assert (batch["task"] == 3).all() and (batch["next", "task"] == 3).all(), (
+            "it goes on to the next root"
+        )
         env = Extra(LONG)
         env.state_spec = Composite(task=Unbounded((2,)))
         stepper = TensorDictStepper(env)

@@ -62,12 +62,11 @@ def oracle(leaves: dict[Path, Any], keys: dict[str, Any], **on: bool) -> dict[Pa
             out[path] = value
     out.update({path[1:]: value for path, value in leaves.items() if path[0] == "next"})
     for name in list(out):
-        flag = name[-1] in FLAGS and (*name[:-1], "done") in paths("done_keys")
         if (
             on["exclude_reward"]
             and name in paths("reward_keys")
             or on["exclude_done"]
-            and flag
+            and name in paths("done_keys")
             or on["exclude_action"]
             and name in actions
         ):
@@ -129,7 +128,8 @@ class TestFlags:
 def test_default_keys_touch_the_root_alone() -> None:
     out = step_mdp(record(), exclude_done=True)
     assert ("agents", "reward") in out.keys(True) and ("agents", "done") in out.keys(True)
-    assert not {"reward", "action", *FLAGS} & set(out.keys())
+    assert not {"reward", "action", "done"} & set(out.keys())
+    assert {"terminated", "truncated"} <= set(out.keys()), "only the keys that were named are left out"
 
 
 def test_groups_that_held_only_excluded_entries_are_gone() -> None:

@@ -169,9 +169,10 @@ class Zeroing(Walk):
     """partial reset"""
 
     def reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
-        out = super().reset(tensordict, **kwargs)
         mask = None if tensordict is None else tensordict.get("_reset", None)
-        if mask is not None and not torch.equal(mask, tensordict["done"]):
+        wanted = mask is not None and not torch.equal(mask, tensordict["done"])
+        out = super().reset(tensordict, **kwargs)
+        if wanted:
             out["observation"] = out["observation"] * mask
         return out
 

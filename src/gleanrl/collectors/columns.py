@@ -17,6 +17,7 @@ from gleanrl.collectors.tracking import Numbering, Trajectories
 from gleanrl.data.boundaries import MASK
 from gleanrl.errors import InvalidArgumentError
 from gleanrl.rollouts.plan import RolloutPlan
+from gleanrl.rollouts.traits import EnvTraits
 from gleanrl.tree import Path, as_path
 
 IDS: Path = ("collector", "traj_ids")
@@ -69,6 +70,9 @@ class Columns:
         self._action_paths = [p for p in floats if p in actions]
         outcomes_first = sorted(floats, key=lambda path: path[0] != "next")  # a bad value shows there first
         self._env_paths = [p for p in outcomes_first if p not in plan.policy_paths]
+        if EnvTraits.of(env).loses_last:  # the other ones stand in the row that follows, too
+            lost = {("next", *as_path(key)) for key in env.full_observation_spec.keys(True, True)}
+            self._env_paths = [p for p in self._env_paths if p not in lost]
 
     def _added(self, plan: RolloutPlan) -> dict[Path, Field]:
         added = {IDS: Field(torch.Size(), torch.int64)}

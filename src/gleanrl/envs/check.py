@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from gleanrl.data.boundaries import MASK
 from gleanrl.data.specs.encodings import ChoiceSpec
 from gleanrl.errors import EnvironmentContractError, GleanError, SpecError
+from gleanrl.rollouts.steppers import UndeclaredKeyWarning
 from gleanrl.tree import as_key, as_path, flatten
 
 
@@ -29,13 +31,14 @@ def check_env_specs(
         SpecError: at the first difference (also an AssertionError), naming the key, what was expected and
             what came.
     """
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("error", UndeclaredKeyWarning)
         if seed is not None:
             torch.manual_seed(seed)
             env.set_seed(seed)
         try:
             real = env.rollout(3, return_contiguous=return_contiguous)
-        except EnvironmentContractError as cause:
+        except (EnvironmentContractError, UndeclaredKeyWarning) as cause:
             raise SpecError(f"check_env_specs: {cause}") from cause
     if not return_contiguous:
         real = real.contiguous()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 
 from gleanrl.data.specs import Categorical, Composite, TensorSpec, Unbounded
 from gleanrl.data.specs.mapping import SpecMapping
-from gleanrl.errors import EnvironmentContractError, InvalidTypeError, MissingKeyError
+from gleanrl.errors import EnvironmentContractError, InvalidTypeError, MissingKeyError, UnsupportedError
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path
 
 ROLES = ("observation", "action", "reward", "done", "state")
@@ -20,23 +21,41 @@ class EnvSpecs:
     A leaf given for action, reward or done stands under the key of that name. Whatever the environment
     declares of done, terminated and truncated, each group of flags gets both ``done`` and ``terminated``.
 
-    Args:
+    They can be declared before the batch size is known, which `settle` then checks them against. Reward and flags are
+    one of each until they are declared otherwise.
+
+    Attributes:
         batch_size: leading dimensions that every leaf must have.
         device: where the specs live; None leaves them as they are.
+        locked: whether the composites refuse to be written into; a whole spec can be replaced at any time.
     """
 
-    def __init__(self, batch_size: torch.Size, device: torch.device | None) -> None:
-        self.batch_size = batch_size
-        self.device = device
+    def __init__(self, batch_size: Sequence[int] = (), device: torch.device | None = None) -> None:
+        self.batch_size, self.device, self.locked = torch.Size(batch_size), device, False
         self._specs: dict[str, Composite] = {role: self._empty() for role in ROLES}
-        self.set("reward", Unbounded(shape=(*batch_size, 1), device=device))
-        self.set("done", self._flag((*batch_size, 1)))
+        self._declared: set[str] = set()
+        self._set_defaults()
+
+    def _set_defaults(self) -> None:
+        shape = (*self.batch_size, 1)
+        flag = Categorical(2, shape=shape, dtype=torch.bool, device=self.device)
+        for role, spec in (("reward", Unbounded(shape, device=self.device)), ("done", flag)):
+            if role not in self._declared:
+                self._specs[role] = self._checked(role, spec)
 
     def _empty(self) -> Composite:
         return Composite({}, shape=self.batch_size, device=self.device)
 
-    def _flag(self, shape: tuple[int, ...]) -> Categorical:
-        return Categorical(2, shape=shape, dtype=torch.bool, device=self.device)
+    def settle(self, batch_size: torch.Size, device: torch.device | None) -> None:
+        """Give the environment a batch size and a device, which everything declared before must have, or get.
+
+        Raises:
+            EnvironmentContractError: if a leaf lacks the environment's batch dimensions.
+        """
+        self.batch_size, self.device = batch_size, device
+        self._set_defaults()
+        for role, spec in self._specs.items():
+            self._specs[role] = self._checked(role, self._empty() if spec.is_empty() else spec)
 
     def set(self, role: str, spec: TensorSpec | None) -> None:
         """Replace the spec of `role`.
@@ -45,8 +64,26 @@ class EnvSpecs:
             EnvironmentContractError: if a leaf lacks the environment's batch dimensions.
             InvalidTypeError: if `spec` isn't a spec, or is a leaf where keys are needed.
         """
-        if spec is None:
-            spec = self._empty()
+        self._specs[role] = self._checked(role, self._empty() if spec is None else spec)
+        self._declared.add(role)
+
+    def set_unbatched(self, role: str, spec: TensorSpec | None) -> None:
+        """Replace the spec of `role` by that of a batch of such values."""
+        self.set(role, None if spec is None else spec.expand(*self.batch_size, *spec.shape))
+
+    def without_batch(self, spec: TensorSpec) -> TensorSpec:
+        """Return the spec of one of the batch's values."""
+        one: TensorSpec = spec[(0,) * len(self.batch_size)]
+        return one
+
+    def set_groups(self, specs: Composite) -> None:
+        """Replace the specs that ``"full_action_spec"`` and the like name in an input or an output spec."""
+        for role in ROLES:
+            if (name := f"full_{role}_spec") in specs:
+                self.set(role, specs[name])
+
+    def _checked(self, role: str, spec: TensorSpec) -> Composite:
+        """Return the composite for a spec of `role`."""
         if not isinstance(spec, TensorSpec):
             raise InvalidTypeError(f"{role}_spec: expected a spec, got {type(spec).__name__}")
         leaves: dict[NestedKey, TensorSpec | None] = {role: spec}
@@ -58,13 +95,22 @@ class EnvSpecs:
             if leaf is not None and tuple(leaf.shape[: len(self.batch_size)]) != tuple(self.batch_size):
                 raise EnvironmentContractError(
                     f"{role}_spec: {key!r} has shape {tuple(leaf.shape)}, which doesn't begin with the "
-                    f"environment's batch size {tuple(self.batch_size)}"
+                    f"environment's batch size {tuple(self.batch_size)}; {role}_spec_unbatched takes a spec "
+                    "without batch dimensions"
                 )
         if not isinstance(spec, SpecMapping):
             spec = Composite({role: spec}, shape=self.batch_size, device=self.device)
         # A stack of unlike composites has the methods of one.
+        spec = _of_shape(spec, self.batch_size)
         found = cast(Composite, spec if self.device is None else spec.to(self.device))
-        self._specs[role] = self._complete(found) if role == "done" else found
+        found = self._complete(found.clone()) if role == "done" else found
+        return found.lock_() if self.locked else found
+
+    def lock(self, mode: bool) -> None:
+        """Forbid, or allow, writing into the composites."""
+        self.locked = mode
+        change = Composite.lock_ if mode else _unlocked
+        self._specs = {role: change(spec) for role, spec in self._specs.items()}
 
     def full(self, role: str) -> Composite:
         """Return the composite spec of `role`."""
@@ -112,15 +158,9 @@ class EnvSpecs:
             done = spec[as_key((*group, "done"))]
             if (*group, "truncated") not in {as_path(key) for key in spec.keys(True, True)}:
                 spec[as_key((*group, "truncated"))] = done.clone()
-        self._specs["done"] = spec
-
-    def move(self, device: torch.device) -> None:
-        """Move every spec to `device`."""
-        self.device = device
-        self._specs = {role: spec.to(device) for role, spec in self._specs.items()}
+        self.set("done", spec)
 
     def _complete(self, spec: Composite) -> Composite:
-        spec = spec.clone()
         found = [as_path(key) for key in spec.keys(True, True)]
         for group in dict.fromkeys(path[:-1] for path in found):
             known = next(
@@ -135,6 +175,21 @@ class EnvSpecs:
                 if (*group, flag) not in found:
                     spec[as_key((*group, flag))] = spec[as_key(known)].clone()
         return spec
+
+
+def _unlocked(spec: Composite) -> Composite:
+    try:
+        return spec.unlock_()
+    except UnsupportedError:  # locked with a group that showed it: a copy isn't
+        return spec.clone()
+
+
+def _of_shape(spec: TensorSpec, size: torch.Size) -> TensorSpec:
+    """Return a composite with the batch dimensions that all of its leaves have, whatever its own shape is."""
+    if not isinstance(spec, Composite) or spec.shape[: len(size)] == size:
+        return spec
+    parts = {key: None if part is None else _of_shape(part, size) for key, part in spec.items()}
+    return Composite(parts, shape=size, device=spec.device)
 
 
 def complete_flags(flags: dict[str, Any], zeros: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

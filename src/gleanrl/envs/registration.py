@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,14 @@ from gleanrl.errors import InvalidArgumentError, UnsupportedError
 from gleanrl.rollouts.stepping import advance
 from gleanrl.tree import NestedKey, as_key, as_path
 
+_GYMNASIUMS = frozenset(
+    (
+        *("max_episode_steps", "reward_threshold", "nondeterministic", "order_enforce"),
+        *("disable_env_checker", "additional_wrappers", "vector_entry_point", "kwargs"),
+    )
+)
+"""Keywords of `register_gym` that are for gymnasium."""
+
 
 class GymRegistration:
     """Gives an environment class `register_gym`."""
@@ -34,8 +43,10 @@ class GymRegistration:
         id: str,
         *,
         entry_point: Callable[..., Any] | None = None,
-        info_keys: Sequence[NestedKey] = (),
-        to_numpy: bool = True,
+        transform: Any = None,
+        info_keys: Sequence[NestedKey] | None = None,
+        backend: str | None = None,
+        to_numpy: bool = False,
         **kwargs: Any,
     ) -> None:
         """Register the class with gymnasium, so that ``gymnasium.make(id, ...)`` makes its environments.
@@ -43,22 +54,31 @@ class GymRegistration:
         Args:
             id: the environment's id, ``"Walk-v0"``.
             entry_point: makes the environment; None for the class. It gets the keyword arguments of `gymnasium.make`.
+            transform: put around each environment, as a copy.
             info_keys: entries of the environment's outcome that go into info instead of the observation.
+            backend: ``"gymnasium"`` or None.
             to_numpy: whether observations are arrays; if not, tensors.
-            **kwargs: for `gymnasium.register`: `max_episode_steps`, `reward_threshold`, `nondeterministic`,
-                `order_enforce`, `disable_env_checker`, and `kwargs` for the environment.
+            **kwargs: `max_episode_steps`, `reward_threshold`, `nondeterministic`, `order_enforce`,
+                `disable_env_checker` and `kwargs` are gymnasium's; all others go to `entry_point`, with `kwargs`.
 
         Raises:
             InvalidArgumentError: if the id is taken.
+            UnsupportedError: for another backend.
         """
+        if backend not in (None, "gymnasium"):
+            raise UnsupportedError(f"register_gym: backend: expected 'gymnasium', got {backend!r}")
         if id in gymnasium.registry:
             raise InvalidArgumentError(f"id: {id!r} is registered already")
         make = entry_point or cls
 
         def adapted(**options: Any) -> GymAdapter:
-            return GymAdapter(make(**options), info_keys, to_numpy)
+            env: Any = make(**options)
+            if transform is not None:
+                env = env.append_transform(copy.deepcopy(transform))
+            return GymAdapter(env, info_keys or (), to_numpy)
 
-        gymnasium.register(id, entry_point=adapted, **kwargs)
+        theirs = {name: kwargs.pop(name) for name in _GYMNASIUMS & kwargs.keys()}
+        gymnasium.register(id, entry_point=adapted, kwargs={**theirs.pop("kwargs", {}), **kwargs}, **theirs)
 
 
 class GymAdapter(gymnasium.Env[Any, Any]):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.errors import MissingKeyError, SchemaError
+from gleanrl.errors import MissingKeyError
 from gleanrl.layout import record_of
 from gleanrl.objects import Leaf, Objects, as_entry
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, flatten, outermost
@@ -114,17 +114,13 @@ def merge_reset(
 ) -> TensorDictBase:
     """Return the rows of `fresh` where the masks are True and those of `before` elsewhere.
 
-    A group's own mask rules the entries under that group; any mask of any group rules everything else.
-
-    Raises:
-        SchemaError: if `before` lacks an observation of the rows that aren't reset.
+    A group's own mask rules the entries under that group; any mask of any group rules everything else. Where `before`
+    lacks an entry there is a warning, and the other rows hold what the environment returned.
     """
     size, leaves, kept = fresh.batch_size, flatten(fresh), flatten(before)
     for path, value in leaves.items():
         key, old = as_key(path), kept.get(path)
         if old is None:
-            if path[-1] not in FLAGS:
-                raise SchemaError(f"partial reset: the input has no {key!r} for the rows that aren't reset")
             warnings.warn(
                 f"partial reset: the input has no {key!r} for the rows that aren't reset", stacklevel=4
             )

@@ -16,10 +16,10 @@ from gleanrl.errors import MissingArgumentError, UnsupportedError
 from gleanrl.objects import cat_leaves
 from gleanrl.rollouts.faults import StepFault, explain
 from gleanrl.rollouts.loop import collect
-from gleanrl.rollouts.plan import RolloutPlan, plan_rollout
+from gleanrl.rollouts.plan import Handling, RolloutPlan, plan_rollout
 from gleanrl.rollouts.protocol import EpisodeRules
 from gleanrl.rollouts.traits import Env, EnvTraits
-from gleanrl.tree import NestedKey, as_key, as_path
+from gleanrl.tree import NestedKey, Path, as_key, as_path
 
 _CHUNK = 1024
 """Steps of one block; a rollout that ends early has reserved no more than this."""
@@ -32,9 +32,11 @@ class RolloutOptions:
     auto_reset: bool = True
     auto_cast_to_device: bool = False
     break_when_any_done: bool = True
+    break_when_all_done: bool = False
     return_contiguous: bool = True
     set_truncated: bool = False
     callback: Callable[[Any, TensorDictBase], Any] | None = None
+    trust_policy: bool = False
 
 
 def run_rollout(
@@ -55,8 +57,9 @@ def run_rollout(
         start = env.reset(root) if options.auto_reset else _undone(env, root)
     if not EnvTraits.of(env).stackable:
         return _unstacked(env, max_steps, policy, env.reset() if start is None else start, options, out)
+    handling = Handling(trusted=options.trust_policy)
     rules = EpisodeRules(reset_when_done=not options.break_when_any_done)
-    plan = plan_rollout(env, policy, policy_device, start, act_now=True, rules=rules)
+    plan = plan_rollout(env, policy, policy_device, start, act_now=True, rules=rules, handling=handling)
     with torch.set_grad_enabled(plan.gradients):
         try:
             blocks = _run(env, plan, max_steps, options)
@@ -65,10 +68,13 @@ def run_rollout(
     batch = _joined(plan, blocks, env.device)
     if options.set_truncated:
         mark_truncated(batch, env.done_keys)
+    if options.break_when_all_done and batch.ndim > 1:
+        batch = waiting(batch, plan.done_paths)
     if out is not None:
         batch = out.copy_(batch)
     if not options.return_contiguous and not isinstance(batch, LazyStackedTensorDict):
         batch = LazyStackedTensorDict.lazy_stack(list(batch.unbind(-1)), -1)
+        batch.names = [*[None] * (batch.ndim - 1), "time"]
     return batch
 
 
@@ -89,43 +95,71 @@ def _unstacked(
 
 
 def _run(env: Env, plan: RolloutPlan, max_steps: int, options: RolloutOptions) -> list[tuple[Block, int]]:
-    """Fill blocks until `max_steps` or the first end; return each with its number of steps."""
+    """Fill blocks until `max_steps` or the end; return each with its number of steps."""
     blocks: list[tuple[Block, int]] = []
-    done = 0
+    done, callback = 0, options.callback
+    ends = options.break_when_any_done or options.break_when_all_done
+    end = _End(plan, options.break_when_all_done) if ends else None
     while done < max_steps:
         block = plan.block(min(_CHUNK, max_steps - done))
-        count = collect(plan.actor, plan.stepper, block, _stopper(env, plan, block, options))
+        over = None if end is None else end.test(block)
+        count = collect(plan.actor, plan.stepper, block, _observed(env, block, over, callback))
         blocks.append((block.owned(), count))
         done += count
-        if options.break_when_any_done and ended(plan, block, count - 1):
+        if over is not None and over(count - 1):
             break
     return blocks
 
 
-def _stopper(
-    env: Env, plan: RolloutPlan, block: Block, options: RolloutOptions
-) -> Callable[[int], bool] | None:
-    """Return what is called after every step: the user's callback and the test for an end; None if none."""
-    callback = options.callback
-    if callback is None and not options.break_when_any_done:
-        return None
-    flags = _done_rows(plan, block)
+def _observed(env: Env, block: Block, over: Callable[[int], bool] | None, callback: Any) -> Any:
+    """Return what is called after every step: the user's callback, then the test for the end; None if neither."""
+    if callback is None:
+        return over
 
     def stop(t: int) -> bool:
-        if callback is not None:
-            callback(env, block.record(t, env.device))
-        return options.break_when_any_done and any(bool(rows[t].any()) for rows in flags)
+        callback(env, block.record(t, env.device))
+        return over is not None and over(t)
 
     return stop
 
 
-def _done_rows(plan: RolloutPlan, block: Block) -> list[tuple[torch.Tensor, ...]]:
-    return [block.rows(path) for path in plan.done_paths]
+class _End:
+    """When a rollout is over: at the first end of an episode, or once those of all environments have ended."""
+
+    def __init__(self, plan: RolloutPlan, wait: bool) -> None:
+        self._plan, self._wait = plan, wait
+        self._ended = torch.zeros(plan.batch_size, dtype=torch.bool)
+
+    def test(self, block: Block) -> Callable[[int], bool]:
+        """Return what says, after step `t` of a block, whether the rollout is over."""
+        flags = [block.rows(path) for path in self._plan.done_paths]
+        if not self._wait:
+            return lambda t: any(bool(rows[t].any()) for rows in flags)
+
+        def all_ended(t: int) -> bool:
+            for rows in flags:
+                self._ended |= rows[t].reshape(*self._ended.shape, -1).any(-1).cpu()
+            return bool(self._ended.all())
+
+        return all_ended
 
 
-def ended(plan: RolloutPlan, block: Block, t: int) -> bool:
-    """Return whether any environment's episode ended at step `t` of `block`."""
-    return any(bool(rows[t].any()) for rows in _done_rows(plan, block))
+def waiting(batch: TensorDictBase, done_paths: Sequence[Path]) -> TensorDictBase:
+    """Return `batch` with the step that ended each environment's first episode in place of all that follow it.
+
+    Args:
+        batch: ``[*batch, T]``.
+        done_paths: the flags that end episodes.
+    """
+    size, steps = batch.batch_size[:-1], batch.batch_size[-1]
+    flags = [batch.get(as_key(path)).reshape(*batch.batch_size, -1).any(-1) for path in done_paths]
+    before = torch.stack(flags).any(0).cpu().cumsum(-1).clamp(max=1)  # (*batch, T), 1 from the first end on
+    last = steps - before.sum(-1, keepdim=True)  # (*batch, 1), where it stands
+    index = torch.minimum(torch.arange(steps).expand(batch.batch_size), last).reshape(-1, steps)
+    rows = torch.arange(index.shape[0]).unsqueeze(-1)
+    held = batch.reshape(-1, steps)[rows, index].reshape(*size, steps)
+    held.names = batch.names
+    return held
 
 
 def _joined(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
 
 from gleanrl.data.specs import Composite, TensorSpec
 from gleanrl.envs.env_specs import EnvSpecs
@@ -11,61 +15,112 @@ from gleanrl.tree import NestedKey, as_key, as_path
 _Env = TypeVar("_Env", bound="SpecProperties")
 
 
+def _spec(role: str, get: Callable[[EnvSpecs, str], Any], doc: str) -> Any:
+    """Return a property that gives the spec of a role, and takes another one."""
+
+    def read(self: SpecProperties) -> Any:
+        return get(self._specs, role)
+
+    def write(self: SpecProperties, spec: TensorSpec | None) -> None:
+        self._specs.set(role, spec)
+
+    return property(read, write, doc=doc)
+
+
+def _unbatched(role: str, get: Callable[[EnvSpecs, str], Any]) -> Any:
+    """Return the same without the environment's batch dimensions."""
+
+    def read(self: SpecProperties) -> Any:
+        return self._specs.without_batch(get(self._specs, role))
+
+    def write(self: SpecProperties, spec: TensorSpec | None) -> None:
+        self._specs.set_unbatched(role, spec)
+
+    return property(read, write, doc="The same without the environment's batch dimensions.")
+
+
+def as_size(batch_size: Any) -> torch.Size:
+    """Return a batch size that was given as None, a number or several."""
+    return torch.Size(() if batch_size is None else np.atleast_1d(batch_size).tolist())
+
+
 class SpecProperties:
-    """Reads and writes an `EnvSpecs` under the names of the public API; `EnvBase` derives from it."""
+    """Reads and writes an `EnvSpecs` under the names of the public API; `EnvBase` derives from it.
+
+    Of each role there are the short spec (a leaf where there is only one), the full one, which is a composite, and both
+    of them without batch dimensions. Assigning any of the four replaces the role's spec.
+    """
 
     _specs: EnvSpecs
 
+    # ------------------------------------------------------------------ size
     @property
-    def observation_spec(self) -> Composite:
-        """What `reset` and `step` return beside reward and flags."""
-        return self._specs.full("observation")
+    def batch_size(self) -> torch.Size:
+        """Batch dimensions, ``()`` for one environment; those that the specs have can be set."""
+        return self._specs.batch_size
 
-    @observation_spec.setter
-    def observation_spec(self, spec: Composite) -> None:
-        self._specs.set("observation", spec)
-
-    @property
-    def action_spec(self) -> TensorSpec:
-        """The action's spec: a leaf if there is one action, a composite otherwise."""
-        return self._specs.short("action")
-
-    @action_spec.setter
-    def action_spec(self, spec: TensorSpec) -> None:
-        self._specs.set("action", spec)
+    @batch_size.setter
+    def batch_size(self, size: Any) -> None:
+        self._specs.settle(as_size(size), self._specs.device)
 
     @property
-    def reward_spec(self) -> TensorSpec:
-        """The reward's spec: a leaf if there is one reward, a composite otherwise."""
-        return self._specs.short("reward")
-
-    @reward_spec.setter
-    def reward_spec(self, spec: TensorSpec) -> None:
-        self._specs.set("reward", spec)
+    def shape(self) -> torch.Size:
+        """The same as `batch_size`."""
+        return self.batch_size
 
     @property
-    def done_spec(self) -> TensorSpec:
-        """The flags' spec, completed with done and terminated."""
-        return self._specs.short("done")
-
-    @done_spec.setter
-    def done_spec(self, spec: TensorSpec) -> None:
-        self._specs.set("done", spec)
+    def ndim(self) -> int:
+        """Number of batch dimensions."""
+        return len(self.batch_size)
 
     @property
-    def state_spec(self) -> Composite:
-        """What `step` reads beside the action."""
-        return self._specs.full("state")
+    def batch_dims(self) -> int:
+        """The same as `ndim`."""
+        return len(self.batch_size)
 
-    @state_spec.setter
-    def state_spec(self, spec: Composite | None) -> None:
-        self._specs.set("state", spec)
+    def ndimension(self) -> int:
+        """Return the number of batch dimensions."""
+        return len(self.batch_size)
 
-    full_observation_spec = property(lambda self: self._specs.full("observation"))
-    full_action_spec = property(lambda self: self._specs.full("action"))
-    full_reward_spec = property(lambda self: self._specs.full("reward"))
-    full_done_spec = property(lambda self: self._specs.full("done"))
-    full_state_spec = property(lambda self: self._specs.full("state"))
+    def numel(self) -> int:
+        """Return the number of environments, at least one."""
+        return max(1, self.batch_size.numel())
+
+    @property
+    def device(self) -> torch.device | None:
+        """Device of the environment's TensorDicts; None if they have none."""
+        return self._specs.device
+
+    # ----------------------------------------------------------------- specs
+    observation_spec = _spec(
+        "observation", EnvSpecs.full, "What `reset` and `step` return beside reward and flags."
+    )
+    action_spec = _spec(
+        "action", EnvSpecs.short, "The action's: a leaf if there is one, a composite otherwise."
+    )
+    reward_spec = _spec(
+        "reward", EnvSpecs.short, "The reward's: a leaf if there is one, a composite otherwise."
+    )
+    done_spec = _spec("done", EnvSpecs.short, "The flags', completed with done and terminated.")
+    state_spec = _spec("state", EnvSpecs.full, "What `step` reads beside the action.")
+
+    full_observation_spec = _spec("observation", EnvSpecs.full, "The same as `observation_spec`.")
+    full_action_spec = _spec("action", EnvSpecs.full, "The actions' by key.")
+    full_reward_spec = _spec("reward", EnvSpecs.full, "The rewards' by key.")
+    full_done_spec = _spec("done", EnvSpecs.full, "The flags' by key.")
+    full_state_spec = _spec("state", EnvSpecs.full, "The same as `state_spec`.")
+
+    observation_spec_unbatched = _unbatched("observation", EnvSpecs.full)
+    action_spec_unbatched = _unbatched("action", EnvSpecs.short)
+    reward_spec_unbatched = _unbatched("reward", EnvSpecs.short)
+    done_spec_unbatched = _unbatched("done", EnvSpecs.short)
+    state_spec_unbatched = _unbatched("state", EnvSpecs.full)
+
+    full_observation_spec_unbatched = _unbatched("observation", EnvSpecs.full)
+    full_action_spec_unbatched = _unbatched("action", EnvSpecs.full)
+    full_reward_spec_unbatched = _unbatched("reward", EnvSpecs.full)
+    full_done_spec_unbatched = _unbatched("done", EnvSpecs.full)
+    full_state_spec_unbatched = _unbatched("state", EnvSpecs.full)
 
     @property
     def input_spec(self) -> Composite:
@@ -78,6 +133,16 @@ class SpecProperties:
         return self._group("observation", "reward", "done")
 
     @property
+    def input_spec_unbatched(self) -> TensorSpec:
+        """The same as `input_spec` without the environment's batch dimensions."""
+        return self._specs.without_batch(self.input_spec)
+
+    @property
+    def output_spec_unbatched(self) -> TensorSpec:
+        """The same as `output_spec` without the environment's batch dimensions."""
+        return self._specs.without_batch(self.output_spec)
+
+    @property
     def specs(self) -> Composite:
         """`input_spec` and `output_spec` under those names."""
         parts = {"input_spec": self.input_spec, "output_spec": self.output_spec}
@@ -87,7 +152,23 @@ class SpecProperties:
         parts = {f"full_{role}_spec": self._specs.full(role) for role in roles}
         return Composite(parts, shape=self._specs.batch_size, device=self._specs.device)
 
+    def set_spec_lock_(self: _Env, mode: bool = True) -> _Env:
+        """Forbid, or allow, writing into the composite specs; assigning whole ones is always allowed.
+
+        Returns:
+            The environment.
+        """
+        self._specs.lock(mode)
+        return self
+
+    @property
+    def is_spec_locked(self) -> bool:
+        """Whether the composite specs refuse to be written into."""
+        return self._specs.locked
+
+    # ------------------------------------------------------------------ keys
     action_keys = property(lambda self: self._specs.keys("action"))
+    observation_keys = property(lambda self: self._specs.keys("observation"))
     reward_keys = property(lambda self: self._specs.keys("reward"))
     done_keys = property(lambda self: self._specs.keys("done"))
     state_keys = property(lambda self: self._specs.keys("state"))

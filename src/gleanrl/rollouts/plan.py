@@ -130,12 +130,12 @@ def plan_rollout(
     actions = action_fields(env, dims)
     keys = list(env.observation_spec.keys(True, True))
     wrapped = policy if handling.trusted and callable(policy) else wrap_policy(policy, env, keys)
-    moved = policy_device if policy_device != columns_device(stepper.device) else None
     if only_draws(wrapped) or isinstance(wrapped, OwnActions):
-        moved = None
+        policy_device = None
+    moved = policy_device if policy_device != columns_device(stepper.device) else None
     traits = EnvTraits.of(env)
     primed = frozenset(("next", *as_path(key)) for key in traits.primed_keys)
-    trial = Trial(stepper, env, moved, act_now, primed)
+    trial = Trial(stepper, env, policy_device, act_now, primed)
     with torch.set_grad_enabled(gradients):
         wrapped, written = outputs_of(wrapped, policy, trial, actions)
     if gradients and not isinstance(stepper, TensorDictStepper):
@@ -150,8 +150,9 @@ def plan_rollout(
     device = env.device
     roots = tuple(path for path in env_schema.paths if path[0] != "next" and path != MASK)
     sizes = sizes_of_groups(env, dims, fields)
+    shown = policy_device if policy_device is not None and moved is None else device
     lists = frozenset(env_schema.lists)
-    layout = RowLayout(roots, tuple(actions), stepper.batch_size, device, moved, sizes, lists)
+    layout = RowLayout(roots, tuple(actions), stepper.batch_size, shown, moved, sizes, lists)
     vary = traits.actions_vary
     actor: Actor
     if only_draws(wrapped):

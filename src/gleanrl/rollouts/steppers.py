@@ -32,6 +32,10 @@ def make_stepper(env: Env, rules: EpisodeRules = FREELY) -> Stepper:
     return factory(rules) if factory is not None else TensorDictStepper(env, rules)
 
 
+class UndeclaredKeyWarning(UserWarning):
+    """An environment returned a key that no spec of it declares."""
+
+
 class TensorDictStepper(Stepper):
     """Steps any environment that keeps EnvBase's public protocol; see `Stepper` for the contract.
 
@@ -53,6 +57,9 @@ class TensorDictStepper(Stepper):
         self._limit = StepLimit(self.batch_size, rules.max_steps)
         self._accepted: dict[Path, torch.dtype] = {}
         self._rewards = {as_path(key) for key in env.reward_keys}
+        self._states = {as_path(key) for key in env.state_keys}
+        self._undeclared: set[Path] = set()  # what the first reset returned all the same
+        self._passed_on = set(self._states)  # what steps return for the root that follows alone
 
     # ------------------------------------------------------------------ state
     def reset(self, mask: torch.Tensor | None = None) -> None:
@@ -110,16 +117,14 @@ class TensorDictStepper(Stepper):
         assert self._carry is not None
         declared = _declared_fields(self.env, self.batch_size)
         actions = {as_path(key) for key in self.env.action_keys}
-        states = {as_path(key) for key in self.env.state_keys}
         fields: dict[Path, Field] = {}
         for path, leaf in _public(self._carry):
             if path in actions or path in self._rewards:
                 continue
-            if path not in declared and path not in states:
-                raise EnvironmentContractError(
-                    f"reset of {_name(self.env)} returned {as_key(path)!r}, which its specs don't declare"
-                )
             came = Field.of(leaf, len(self.batch_size))
+            if path not in declared and path not in self._states:
+                self._undeclared.add(path)
+                fields[("next", *path)] = came
             fields[path] = self._agreed(path, came, declared.get(path))
         missing = [as_key(p) for p in declared if p not in fields and p not in self._rewards]
         if missing:
@@ -130,7 +135,14 @@ class TensorDictStepper(Stepper):
         for path, field in declared.items():
             fields[("next", *path)] = fields[path] if path in fields and field.is_list else field
         self._schema = Schema(fields)
+        if self._undeclared:
+            keys = [as_key(path) for path in self._undeclared]
+            self._warn(f"reset returned {keys}, which no spec declares; they are recorded as they came then")
         return self._schema
+
+    def _warn(self, what: str) -> None:
+        message = f"{_name(self.env)}: {what}; declare such keys in observation_spec"
+        warnings.warn(message, UndeclaredKeyWarning, stacklevel=4)
 
     def _agreed(self, path: Path, came: Field, declared: Field | None) -> Field:
         if declared is None:
@@ -158,7 +170,7 @@ class TensorDictStepper(Stepper):
         schema = self.schema()
         self._next = [(p[1:], p, block.rows(p), schema[p]) for p in schema.paths if p[0] == "next"]
         self._root = [(p, block.rows(p), schema[p]) for p in schema.paths if p[0] != "next"]
-        inputs = {as_path(key) for key in (*self.env.action_keys, *self.env.state_keys)}
+        inputs = {*(as_path(key) for key in self.env.action_keys), *self._states}
         self._acted = [(as_key(p), block.rows(p)) for p in inputs if p in block.schema and p not in schema]
         self._acted += [(path, block.rows(path)) for path in primed]
         self._last, self._has_lists = block.num_steps - 1, bool(schema.lists)
@@ -192,13 +204,15 @@ class TensorDictStepper(Stepper):
         found = {path: leaf for path, leaf in iter_leaves(outcome) if not is_private(path)}
         for path, full, rows, field in self._next:
             value = found.pop(path, None)
+            if value is None and path in self._undeclared and self._carry is not None:
+                value = self._carry.get(as_key(path))  # what only resets return is in the root that follows
             if value is None:
                 raise EnvironmentContractError(f"step returned no {as_key(full)!r}, expected {field}")
             self._write(path, rows[t], value, field)
-        if found:
-            raise EnvironmentContractError(
-                f"step returned {[as_key(p) for p in found]}, which the specs don't declare"
-            )
+        if found and not self._passed_on.issuperset(found):
+            keys = [as_key(path) for path in found if path not in self._passed_on]
+            self._passed_on.update(found)
+            self._warn(f"step returned {keys}, which no spec declares; they aren't recorded")
 
     def _write_root(self, t: int, root: TensorDictBase) -> None:
         if t > self._last:

@@ -8,7 +8,7 @@ from typing import Any
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_non_tensor
 
 from gleanrl.errors import MissingKeyError
-from gleanrl.tree import FLAGS, NestedKey, Path, as_path
+from gleanrl.tree import NestedKey, Path, as_path
 
 
 def step_mdp(
@@ -31,7 +31,7 @@ def step_mdp(
         next_tensordict: where to write the result; None makes a new TensorDict.
         keep_other: whether root entries that ``"next"`` doesn't replace are kept.
         exclude_reward: whether rewards are left out.
-        exclude_done: whether the flags (done, terminated, truncated beside each of `done_keys`) are left out.
+        exclude_done: whether `done_keys` are left out; other flags stay.
         exclude_action: whether actions are left out; kept ones come from the root.
         reward_keys: the reward keys.
         done_keys: the done keys.
@@ -54,7 +54,7 @@ def step_mdp(
     if exclude_reward:
         excluded |= _paths(reward_keys)
     if exclude_done:
-        excluded |= {(*path[:-1], flag) for path in _paths(done_keys) for flag in FLAGS} | _paths(done_keys)
+        excluded |= _paths(done_keys)
     actions = _paths(action_keys)
     if isinstance(tensordict, LazyStackedTensorDict):
         pieces = [

@@ -94,6 +94,7 @@ class EnvTraits:
 
     Attributes:
         masks_frames: whether rollouts hold steps that are no frames but resets.
+        loses_last: whether the last observations of episodes are lost, with NaN in their place.
         resets_some: whether some environments of a batch can be reset while the others go on.
         stackable: whether the data of a batch of environments have the same keys, dtypes and numbers of dimensions.
         actions_vary: whether what may be drawn as an action follows from the row before.
@@ -104,6 +105,7 @@ class EnvTraits:
     """
 
     masks_frames: bool = False
+    loses_last: bool = False
     resets_some: bool = True
     stackable: bool = True
     actions_vary: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from gleanrl.data.specs import TensorSpec
@@ -28,10 +30,15 @@ def specs(runs: Runs) -> None:
     """Keys, shapes, dtypes and values are as declared."""
     root, outcome = runs.declared
     for place, leaves, after in runs.places():
-        as_declared("specs", place, leaves, outcome if after else root, exact=after)
+        if after:
+            as_declared("specs", place, leaves, outcome, runs.states)
+        else:
+            as_declared("specs", place, leaves, root, leaves)
 
 
-def as_declared(rule: str, place: str, leaves: Leaves, declared: dict[Path, TensorSpec], exact: bool) -> None:
+def as_declared(
+    rule: str, place: str, leaves: Leaves, declared: dict[Path, TensorSpec], besides: Collection[Path]
+) -> None:
     """Check keys, shapes, dtypes and domains of `leaves`.
 
     Args:
@@ -39,10 +46,10 @@ def as_declared(rule: str, place: str, leaves: Leaves, declared: dict[Path, Tens
         place: where the data came from.
         leaves: the data.
         declared: path -> spec.
-        exact: whether keys beyond the declared ones are wrong.
+        besides: what may be there, too.
     """
-    missing, extra = set(declared) - set(leaves), set(leaves) - set(declared)
-    if missing or (exact and extra):
+    missing, extra = set(declared) - set(leaves), set(leaves) - set(declared) - set(besides)
+    if missing or extra:
         keys = sorted(map(str, map(as_key, missing or extra)))
         got = f"no {keys}" if missing else f"{keys} beside them"
         raise ConformanceError(rule, place, f"the keys {sorted(map(str, map(as_key, declared)))}", got)
@@ -57,8 +64,11 @@ def as_declared(rule: str, place: str, leaves: Leaves, declared: dict[Path, Tens
 
 
 def finite(runs: Runs) -> None:
-    """No NaN and no infinity in observations and rewards."""
-    for place, leaves, _ in runs.places():
+    """No NaN and no infinity in observations and rewards; last observations that are lost may be NaN."""
+    lost = EnvTraits.of(runs.env).loses_last
+    for place, leaves, after in runs.places():
+        if lost and after and bool(leaves[("done",)].any()):
+            continue
         for path in runs.declared[1]:
             leaf = leaves.get(path)
             if leaf is not None and leaf.dtype.is_floating_point and not bool(leaf.isfinite().all()):

@@ -117,7 +117,7 @@ def odd_actions(runs: Runs) -> None:
         leaves = None
     if leaves is not None:
         as_declared(
-            "odd actions", "a step with an action out of its domain", leaves, runs.declared[1], exact=True
+            "odd actions", "a step with an action out of its domain", leaves, runs.declared[1], runs.states
         )
         runs_finite = all(bool(v.isfinite().all()) for v in leaves.values() if v.dtype.is_floating_point)
         if not runs_finite:

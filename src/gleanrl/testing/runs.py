@@ -221,6 +221,11 @@ class Runs:
         root = dict(leaf_specs(self.env.full_observation_spec, self.env.full_done_spec))
         return root, {**root, **dict(leaf_specs(self.env.full_reward_spec))}
 
+    @cached_property
+    def states(self) -> set[Path]:
+        """What steps read beside actions, and may return for the next one."""
+        return {as_path(key) for key in self.env.state_keys}
+
     def places(self) -> Iterator[tuple[str, Leaves, bool]]:
         """Yield where data came from, the data, and whether it's an outcome rather than a root."""
         yield "reset", self.first.first, False

@@ -181,7 +181,7 @@ def test_empty_groups_go():
     td = TensorDict({"a": torch.ones(1), "b": {"c": {}}}, [])
     assert set(RemoveEmptySpecs()(td).keys(True)) == {"a"}
     env = single()
-    spec = env.observation_spec
+    spec = env.observation_spec.clone()
     spec["group"] = Composite({})
     env.observation_spec = spec
     env = TransformedEnv(env, RemoveEmptySpecs())

@@ -17,6 +17,7 @@ from gleanrl.envs.vector.base import dispatched
 from gleanrl.errors import ClosedError, InvalidArgumentError, LengthError, MissingKeyError, UnsupportedError
 from tests.contract.helpers import check_stream
 from tests.envs.vector.makers import SCRIPT, counting, equal, nested, oracle, streams, with_goal
+from tests.fakes import Script
 from tests.fakes_base import CountingEnv, StillDoneEnv, TeamEnv
 
 KINDS = {"serial": SerialEnv, "parallel": ParallelEnv}
@@ -68,7 +69,7 @@ def test_steps_and_resets_by_mask(make):
     kept = mask.clone()
     fresh = env.reset(root)
     assert fresh["observation"].tolist() == [[0, 0, 1], [1, 1, 0], [2, 0, 1]]
-    assert torch.equal(root["_reset"], kept) and "_reset" not in fresh.keys()
+    assert fresh is root and torch.equal(mask, kept) and "_reset" not in fresh.keys()
     none = env.reset(fresh.set("_reset", torch.zeros(3, 1, dtype=torch.bool)))
     assert none["observation"].tolist() == fresh["observation"].tolist()
 
@@ -132,11 +133,16 @@ def test_keyword_arguments_can_be_added_before_the_start(make):
         make(2, oracle).update_kwargs([{}])
 
 
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn", None])
+def test_ways_to_start_processes_need_nothing(make, method):
+    env = make(2, oracle, mp_start_method=method)
+    assert env.reset().shape == (2,)
+
+
 def test_closed(make):
     env = make(2, oracle)
     env.close()
     for use in (
-        env.reset,
         env.rand_step,
         lambda: env.stream,
         lambda: env.set_seed(0),
@@ -144,6 +150,45 @@ def test_closed(make):
     ):
         with pytest.raises(ClosedError):
             use()
+
+
+def test_a_closed_batch_opens_again_at_a_reset(make):
+    env = make(2, oracle, create_env_kwargs=streams(2))
+    first = env.reset()
+    env.close()
+    again = env.reset()
+    assert not env.is_closed and torch.equal(again["observation"], first["observation"])
+    env.rollout(3)
+    env.close()
+    env.close()
+    with pytest.raises(ClosedError):
+        env.rollout(3, auto_reset=False, tensordict=again)
+    assert env.rollout(3).shape == (2, 3)
+    assert env.state_dict().keys() == {"worker0", "worker1"}
+
+
+def test_a_closed_batch_of_environments_that_were_given_stays_closed():
+    env = SerialEnv(1, oracle())
+    env.reset()
+    env.close()
+    with pytest.raises(ClosedError, match="pass a callable"):
+        env.reset()
+    assert env.is_closed
+
+
+def test_only_those_that_a_mask_names_are_stepped(make):
+    env = make(3, CountingEnv, create_env_kwargs={"script": Script(lengths=(9,))})
+    root = env.step_mdp(env.rand_step(env.reset()))
+    root["_step"] = torch.tensor([True, False, True])
+    after = env.step(env.rand_action(root))["next"]
+    assert after["observation"][:, 2].tolist() == [2, 1, 2] and not after["done"].any()
+    assert after["reward"][1] == 0 and (after["reward"][[0, 2]] != 0).all()
+    root = env.rand_action(env.step_mdp(root))
+    del root["_step"]
+    assert env.step(root)["next", "observation"][:, 2].tolist() == [3, 2, 3]
+    root["_step"] = torch.zeros(3, dtype=torch.bool)
+    with pytest.raises(InvalidArgumentError, match="names no environment"):
+        env.step(root)
 
 
 def test_copies_and_pickles_while_unstarted(make):

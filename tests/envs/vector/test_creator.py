@@ -8,7 +8,10 @@ import torch
 from torch import nn
 
 from gleanrl.envs import EnvCreator, GymEnv, ParallelEnv, SerialEnv, env_creator, get_env_metadata
+from gleanrl.envs.transforms import TransformedEnv, VecNorm
+from gleanrl.errors import SchemaError
 from tests.envs.vector.makers import oracle, streams
+from tests.fakes import Script
 from tests.fakes_base import CountingEnv
 
 
@@ -57,6 +60,31 @@ def test_one_environment_is_built_for_the_specs():
     assert SerialEnv(2, creator, create_env_kwargs=streams(2)).stream == [0, 1]
     assert creator(stream=5).stream == 5
     assert "GymWrapper" in repr(creator)
+
+
+def test_keywords_and_variants():
+    creator = EnvCreator(oracle, {"stream": 3}, script=Script(lengths=(2,)))
+    assert len(creator().rollout(9)) == 2
+    variant = creator.make_variant(stream=6)
+    assert (creator().stream, variant().stream) == (3, 6) and len(variant().rollout(9)) == 2
+    assert variant.meta_data is creator.meta_data
+
+
+def test_a_variant_shares_the_statistics_and_they_can_be_saved():
+    creator = EnvCreator(lambda **_: TransformedEnv(GymEnv("Pendulum-v1"), VecNorm(["observation"])))
+    variant = creator.make_variant(unused=1)
+    variant().rollout(5)
+    state = creator.state_dict()
+    loc = creator().transform.loc
+    creator().rollout(5)
+    assert not torch.equal(variant().transform.loc, loc)
+    creator.load_state_dict(state)
+    assert torch.equal(variant().transform.loc, loc)
+    for odd in ({}, {"0": {}}, [state]):
+        with pytest.raises(SchemaError):
+            creator.load_state_dict(odd)
+    assert torch.equal(variant().transform.loc, loc)
+    assert EnvCreator(oracle).state_dict() == {}
 
 
 def test_it_travels():

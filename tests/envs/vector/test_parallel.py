@@ -16,7 +16,7 @@ from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import ReplayBuffer
 from gleanrl.data.replay_buffers.storages import LazyTensorStorage
 from gleanrl.envs import GymEnv, ParallelEnv, SerialEnv
-from gleanrl.errors import ClosedError, InvalidArgumentError, InvalidTypeError, UnsupportedError
+from gleanrl.errors import ClosedError, InvalidArgumentError, InvalidTypeError
 from gleanrl.rollouts.steppers import TensorDictStepper
 from tests.contract.helpers import check_stream
 from tests.envs.vector.makers import SCRIPT, equal, nested, oracle, streams
@@ -165,8 +165,6 @@ def test_one_environment_may_be_serial(make):
 
 
 def test_refused(make):
-    with pytest.raises(UnsupportedError, match="fork"):
-        make(2, oracle, mp_start_method="fork")
     with pytest.raises(InvalidArgumentError, match="mp_start_method"):
         make(2, oracle, mp_start_method="thread")
     with pytest.raises(InvalidArgumentError, match="num_processes"):

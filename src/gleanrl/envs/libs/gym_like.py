@@ -227,6 +227,12 @@ class GymLikeEnv(EnvBase):
 
     # ------------------------------------------------------------------ protocol
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        mask = tensordict.get("_step", None)
+        if mask is not None and not bool(mask.all()):
+            raise UnsupportedError(
+                f"step: {self._env} steps all of its environments at once, it can't leave some out ('_step'); use a "
+                "SerialEnv or a ParallelEnv"
+            )
         action = self.read_action(tensordict.get("action"))
         result = self._output_transform(self._simulator.stepping()(action))
         observation, reward, terminated, truncated, done, info = result

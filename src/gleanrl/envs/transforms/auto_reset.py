@@ -5,6 +5,7 @@ Such an environment returns the first observation of the new episode from the ve
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from gleanrl.block import Field
+from gleanrl.envs.construction import RESETTING_ITSELF
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.env import TransformedEnv
 from gleanrl.envs.transforms.rows import Record, reset_rows, trailing
@@ -95,6 +97,7 @@ class AutoResetTransform(_Keeper):
         super().__init__()
         self.replace = replace
         self.fill_float = float(fill_float)
+        self.loses_last = replace and not math.isfinite(self.fill_float)
         self.fill_int, self.fill_bool = int(fill_int), bool(fill_bool)
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
@@ -145,6 +148,9 @@ class AutoResetEnv(TransformedEnv):
                 "all of them"
             )
         return self.base_env.reset(**kwargs)
+
+
+RESETTING_ITSELF.append(lambda env, replace: AutoResetEnv(env, AutoResetTransform(replace=replace)))
 
 
 class VecGymEnvTransform(_Keeper):

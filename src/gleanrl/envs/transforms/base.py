@@ -85,6 +85,7 @@ class Transform(StatefulModule):
     invertible: ClassVar[bool] = False  # whether what goes in can't pass without an _inv_apply_transform
     enable_inv_on_reset: bool = False  # whether the requests of resets pass `inv`, too
     actions_vary: ClassVar[bool] = False  # whether a step changes what the action spec allows
+    loses_last: bool = False  # whether it puts NaN in place of the last observations of episodes
     generator: OwnedTorchGenerator | None = None  # what random numbers are drawn from
     shows: ClassVar[tuple[str, ...]] = ()  # the attributes that its repr shows
 

@@ -77,6 +77,7 @@ class TransformedEnv(EnvBase):
         if device is not None:
             env = env.to(device)
         kwargs.setdefault("allow_done_after_reset", EnvTraits.of(env).allow_done_after_reset)
+        kwargs.setdefault("spec_locked", extra(env, "is_spec_locked", True))
         super().__init__(**kwargs)
         transform = Compose() if transform is None else as_transform(transform)
         if isinstance(env, TransformedEnv) and auto_unwrap:
@@ -119,9 +120,17 @@ class TransformedEnv(EnvBase):
             specs.set(role, output[f"full_{role}_spec"])
         for role in ("action", "state"):
             specs.set(role, inputs[f"full_{role}_spec"])
+        specs.lock(extra(base, "is_spec_locked", True))
         return specs
 
-    @property
+    def set_spec_lock_(self, mode: bool = True) -> TransformedEnv:
+        """Forbid, or allow, writing into the composite specs of the base environment, which those here follow."""
+        if extra(self.base_env, "set_spec_lock_") is not None:
+            self.base_env.set_spec_lock_(mode)
+        self.empty_cache()
+        return self
+
+    @property  # type: ignore[misc]
     def batch_size(self) -> torch.Size:
         """Batch dimensions on the user's side."""
         return self.transform.transform_env_batch_size(torch.Size(self.base_env.batch_size))
@@ -157,6 +166,7 @@ class TransformedEnv(EnvBase):
         chain, inner = flattened(self.transform), EnvTraits.of(self.base_env)
         return replace(
             inner,
+            loses_last=inner.loses_last or any(transform.loses_last for transform in chain),
             actions_vary=inner.actions_vary or any(transform.actions_vary for transform in chain),
             own_actions=bool(overridden(self, "rand_action", of=TransformedEnv)) or self._passes_actions(),
             allow_done_after_reset=self.allow_done_after_reset,
@@ -279,7 +289,7 @@ class TransformedEnv(EnvBase):
         self._check_open()
         base.usage.direct()
         fresh = base._reset(tensordict, **kwargs)
-        return base._completed(fresh.exclude(*base.reset_keys), with_reward=False)
+        return base.completed_root(fresh.exclude(*base.reset_keys))
 
     def _with_base_entries(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return a reset request with zeros for observations that don't look as on the base environment's side.

@@ -1,7 +1,8 @@
 """What every batch of environments offers; `SerialEnv` and `ParallelEnv` say where the members live.
 
 A batch is *unstarted* until somebody steps, resets, seeds or asks a member something: it knows what its
-environments declare (`metadata`), and can be copied and pickled. Started, it owns its members until `close`.
+environments declare (`metadata`), and can be copied and pickled. Started, it owns its members until `close`. A reset
+of a closed one, or a rollout that begins with a reset, makes new members.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class BatchedEnv(EnvBase):
         super().__init__(
             device=device,
             batch_size=(num_envs, *common_batch_size(each)),
-            allow_done_after_reset=any(metadata.allow_done_after_reset for metadata in each),
+            allow_done_after_reset=any(metadata.traits.allow_done_after_reset for metadata in each),
         )
         self.num_workers: int = num_envs
         self.options = options
@@ -102,9 +103,13 @@ class BatchedEnv(EnvBase):
     @property
     def traits(self) -> EnvTraits:
         """See `EnvTraits`; what may be drawn as an action is what the specs say at any time."""
-        masks = any(metadata.masks_frames for metadata in self.meta_data)
+        each = [metadata.traits for metadata in self.meta_data]
         return replace(
-            super().traits, masks_frames=masks, stackable=same_keys(self.meta_data), actions_vary=False
+            super().traits,
+            masks_frames=any(traits.masks_frames for traits in each),
+            loses_last=any(traits.loses_last for traits in each),
+            stackable=same_keys(self.meta_data),
+            actions_vary=False,
         )
 
     # ---------------------------------------------------- for the two subclasses
@@ -122,8 +127,12 @@ class BatchedEnv(EnvBase):
         """Close the members; they have been started."""
 
     @abstractmethod
-    def _step_members(self, roots: Sequence[TensorDictBase]) -> list[TensorDictBase]:
-        """Step every member; StepFault if one raised."""
+    def _forget(self) -> None:
+        """Be unstarted again; the members were closed."""
+
+    @abstractmethod
+    def _step_members(self, roots: Sequence[TensorDictBase | None]) -> list[TensorDictBase]:
+        """Step every member that has a root, and return what came, None for the others; StepFault if one raised."""
 
     @abstractmethod
     def _reset_members(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
@@ -186,6 +195,17 @@ class BatchedEnv(EnvBase):
             raise
         self._ended = True
 
+    def _reopen(self) -> None:
+        if not self._ended:
+            return
+        self._forget()
+        self.is_closed = self._ended = False
+        try:
+            self.start()
+        except BaseException:
+            self.is_closed = self._ended = True
+            raise
+
     def update_kwargs(self, kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Add keyword arguments to those of the members' callables, for all or a list with one for each.
 
@@ -227,11 +247,21 @@ class BatchedEnv(EnvBase):
     # ------------------------------------------------------------------ steps
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         self.start()
+        parts: Sequence[TensorDictBase] = self._parts(tensordict)
+        mask = tensordict.get("_step", None)
+        wanted = (
+            [True] * self.num_workers if mask is None else mask.reshape(self.num_workers, -1).any(-1).tolist()
+        )
+        if not any(wanted):
+            raise InvalidArgumentError("step: the '_step' mask names no environment")
         try:
-            outcomes = self._step_members(self._parts(tensordict))
+            came = self._step_members([part if wanted[i] else None for i, part in enumerate(parts)])
         except StepFault as fault:
             raise explain(fault, self, action=self._action_of(tensordict, fault)) from fault.cause
-        return self._together(outcomes)
+        fresh = {i: outcome for i, outcome in enumerate(came) if wanted[i]}
+        return self._together(
+            [fresh[i] if wanted[i] else self._kept(parts[i], fresh) for i in range(len(parts))]
+        )
 
     def _parts(self, tensordict: TensorDictBase) -> list[TensorDictBase]:
         """Return the members' rows, each where its member lives."""

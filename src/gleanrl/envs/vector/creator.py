@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from gleanrl.envs.vector.factories import Factory, factories, is_environment
 from gleanrl.envs.vector.metadata import EnvMetaData
+from gleanrl.errors import SchemaError
 
 
 class EnvCreator:
@@ -21,6 +24,7 @@ class EnvCreator:
         create_env_fn: a callable that makes an environment.
         create_env_kwargs: its keyword arguments.
         share_memory: whether statistics are shared.
+        **kwargs: further keyword arguments of the callable.
 
     Attributes:
         meta_data: what the environments declare.
@@ -39,8 +43,9 @@ class EnvCreator:
         create_env_fn: Callable[..., Any],
         create_env_kwargs: Mapping[str, Any] | None = None,
         share_memory: bool = True,
+        **kwargs: Any,
     ) -> None:
-        self._factory: Factory = factories(1, create_env_fn, create_env_kwargs)[0]
+        self._factory: Factory = factories(1, create_env_fn, {**(create_env_kwargs or {}), **kwargs})[0]
         env = self._factory.own_copy()()
         try:
             self.meta_data = EnvMetaData.of(env)
@@ -59,6 +64,34 @@ class EnvCreator:
         for part, statistics in zip(_sharing(env), self._shared, strict=bool(self._shared)):
             part.use_statistics(statistics)
         return env
+
+    def make_variant(self, **kwargs: Any) -> EnvCreator:
+        """Return a creator with other keyword arguments and the same metadata and statistics.
+
+        Args:
+            **kwargs: take the place of those of the same names, or are added.
+        """
+        variant = copy.copy(self)
+        variant._factory = replace(self._factory, kwargs={**self._factory.kwargs, **kwargs})
+        return variant
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the shared statistics."""
+        return {str(index): part.state_dict() for index, part in enumerate(self._shared)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Let the shared statistics go on from a saved state, in every environment that uses them.
+
+        Raises:
+            SchemaError: a state that doesn't fit; nothing changed.
+        """
+        if not isinstance(state_dict, Mapping) or len(state_dict) != len(self._shared):
+            raise SchemaError(
+                f"load_state_dict: expected the state of an EnvCreator with {len(self._shared)} statistics"
+            )
+        parsed = [part.parse(state_dict[str(index)]) for index, part in enumerate(self._shared)]
+        for part, value in zip(self._shared, parsed, strict=True):
+            part.adopt(value)
 
     def __repr__(self) -> str:
         """Show what it makes."""

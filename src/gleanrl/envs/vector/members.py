@@ -59,14 +59,17 @@ class MemberGroup:
             yield env
 
     # ------------------------------------------------------------------ steps
-    def step(self, roots: Sequence[TensorDictBase]) -> list[TensorDictBase]:
-        """Return what ``"next"`` holds of each environment after taking the actions in its root.
+    def step(self, roots: Sequence[TensorDictBase | None]) -> list[Any]:
+        """Return what ``"next"`` holds of each environment after taking the actions in its root; None without one.
 
         Raises:
             StepFault: if an environment raised; those before it were stepped.
         """
         with self._faults(STEP):
-            return [env.step(root).get("next") for env, root in zip(self.each(), roots, strict=True)]
+            return [
+                None if root is None else env.step(root).get("next")
+                for env, root in zip(self.each(), roots, strict=True)
+            ]
 
     def reset(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
         """Reset the environments that `requests` names, by their number; return what each gave.

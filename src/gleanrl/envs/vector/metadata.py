@@ -24,25 +24,21 @@ class EnvMetaData:
         specs: the composite spec of each role: observation, action, reward, done, state.
         batch_size: its batch dimensions.
         device: its device; None for none.
-        allow_done_after_reset: whether its resets may return done.
+        traits: what it does otherwise than others.
         name: its class.
-        masks_frames: whether its rollouts hold steps that are no frames.
     """
 
     specs: Mapping[str, Any]
     batch_size: torch.Size
     device: torch.device | None
-    allow_done_after_reset: bool
+    traits: EnvTraits
     name: str
-    masks_frames: bool = False
 
     @classmethod
     def of(cls, env: Any) -> EnvMetaData:
         """Read them off an environment."""
         specs = {role: from_torchrl(getattr(env, f"full_{role}_spec")).clone() for role in ROLES}
-        traits = EnvTraits.of(env)
-        allow, masks = traits.allow_done_after_reset, traits.masks_frames
-        return cls(specs, torch.Size(env.batch_size), env.device, allow, type(env).__name__, masks)
+        return cls(specs, torch.Size(env.batch_size), env.device, EnvTraits.of(env), type(env).__name__)
 
     def fields(self, role: str) -> dict[Path, tuple[torch.Size, Any]]:
         """Return shape and dtype of each leaf of `role`."""

@@ -69,6 +69,14 @@ def positive(name: str, value: Any) -> int | None:
     return value
 
 
+def check_start_method(method: Any) -> None:
+    """Raise unless `method` is a way of Python's to start processes, or None."""
+    if method not in (None, "fork", "forkserver", "spawn"):
+        raise InvalidArgumentError(
+            f"mp_start_method: expected 'fork', 'forkserver' or 'spawn', got {method!r}"
+        )
+
+
 class ThreadCap:
     """Torch's number of threads in this process while a batch lives.
 

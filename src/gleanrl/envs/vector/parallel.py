@@ -13,11 +13,11 @@ from gleanrl.envs.base import REPLACED
 from gleanrl.envs.vector.base import MEMBERWISE, BatchedEnv
 from gleanrl.envs.vector.env_crew import EnvCrew
 from gleanrl.envs.vector.members import ResetRequest
-from gleanrl.envs.vector.options import BatchOptions, positive
+from gleanrl.envs.vector.options import BatchOptions, check_start_method, positive
 from gleanrl.envs.vector.packing import pack, unpack
 from gleanrl.envs.vector.parallel_stepper import ParallelStepper
 from gleanrl.envs.vector.serial import SerialEnv
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 from gleanrl.overrides import is_native
 from gleanrl.rollouts.faults import StepFault, explain
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
@@ -59,8 +59,8 @@ class ParallelEnv(BatchedEnv):
         num_sub_threads: torch threads of each worker.
         serial_for_single: whether one environment gives a `SerialEnv` instead.
         non_blocking: no effect; accepted for compatibility.
-        mp_start_method: None, ``"forkserver"`` or ``"spawn"``: workers come from a clean process anyway.
-            ``"fork"`` would copy this process with its threads: it's refused.
+        mp_start_method: ``"fork"``, ``"forkserver"``, ``"spawn"`` or None: needs nothing, as workers are forked from a
+            clean process anyway, which takes the shortest of the three ways and copies none of this one's threads.
         use_buffers: no effect; accepted for compatibility.
         timeouts: how long workers may take; None for the defaults of `Timeouts`.
 
@@ -83,7 +83,7 @@ class ParallelEnv(BatchedEnv):
     def __new__(cls, num_workers: Any = None, create_env_fn: Any = None, **kwargs: Any) -> Any:
         """Make the batch, or a `SerialEnv` for one environment if that is wanted."""
         if kwargs.get("serial_for_single") and num_workers == 1:
-            for name in ("num_processes", "mp_start_method", "timeouts", "num_sub_threads"):
+            for name in ("num_processes", "timeouts", "num_sub_threads"):
                 kwargs.pop(name, None)
             return SerialEnv(num_workers, create_env_fn, **kwargs)
         return super().__new__(cls)
@@ -116,7 +116,7 @@ class ParallelEnv(BatchedEnv):
             "allow_step_when_done": allow_step_when_done,
         }
         options = BatchOptions.of(device, num_threads, share_individual_td, refused, shared_memory, memmap)
-        _check_start_method(mp_start_method)
+        check_start_method(mp_start_method)
         self._crew: EnvCrew | None = None
         super().__init__(num_workers, create_env_fn, create_env_kwargs, options)
         wanted = positive("num_processes", num_processes) or num_workers
@@ -149,6 +149,9 @@ class ParallelEnv(BatchedEnv):
     def _end(self) -> None:
         self._running.close()
 
+    def _forget(self) -> None:
+        self._crew = None
+
     @property
     def _running(self) -> EnvCrew:
         assert self._crew is not None
@@ -165,7 +168,7 @@ class ParallelEnv(BatchedEnv):
         super()._check_open()
 
     # ------------------------------------------------------------------ steps
-    def _step_members(self, roots: Sequence[TensorDictBase]) -> list[TensorDictBase]:
+    def _step_members(self, roots: Sequence[TensorDictBase | None]) -> list[TensorDictBase]:
         crew = self._running
         parts = crew.by_worker([pack(root) for root in roots])
         answers = crew.ask("step", "step", {w: (part,) for w, part in enumerate(parts)})
@@ -244,12 +247,3 @@ class ParallelEnv(BatchedEnv):
         """Let every member go on from its value, which the workers keep: from those that were parsed last."""
         if not self._running.is_closed:  # whoever ends a change that broke off does it again
             self._ask_all("load_state_dict", "adopt_states")
-
-
-def _check_start_method(method: str | None) -> None:
-    if method == "fork":
-        raise UnsupportedError(
-            "mp_start_method: 'fork' would copy this process in the midst of whatever its threads do; leave it out"
-        )
-    if method not in (None, "forkserver", "spawn"):
-        raise InvalidArgumentError(f"mp_start_method: expected 'forkserver' or 'spawn', got {method!r}")

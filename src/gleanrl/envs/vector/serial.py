@@ -12,7 +12,7 @@ from gleanrl.envs.base import REPLACED
 from gleanrl.envs.vector.base import MEMBERWISE, BatchedEnv, dispatched
 from gleanrl.envs.vector.factories import with_own_copies
 from gleanrl.envs.vector.members import MemberGroup, ResetRequest, close_all
-from gleanrl.envs.vector.options import BatchOptions
+from gleanrl.envs.vector.options import BatchOptions, check_start_method
 from gleanrl.envs.vector.steppers import MemberSteppers
 from gleanrl.errors import InvalidArgumentError
 from gleanrl.overrides import is_native
@@ -50,6 +50,7 @@ class SerialEnv(BatchedEnv):
         num_sub_threads: must be 1: there are no processes.
         serial_for_single: no effect: the batch is serial anyway.
         non_blocking: no effect; accepted for compatibility.
+        mp_start_method: no effect: there are no processes.
         use_buffers: no effect; accepted for compatibility.
 
     Raises:
@@ -84,6 +85,7 @@ class SerialEnv(BatchedEnv):
         num_sub_threads: int = 1,
         serial_for_single: bool = False,
         non_blocking: bool = False,
+        mp_start_method: str | None = None,
         use_buffers: bool | None = None,
     ) -> None:
         refused = {
@@ -92,6 +94,7 @@ class SerialEnv(BatchedEnv):
             "allow_step_when_done": allow_step_when_done,
         }
         options = BatchOptions.of(device, num_threads, share_individual_td, refused, shared_memory, memmap)
+        check_start_method(mp_start_method)
         if num_sub_threads != 1:
             raise InvalidArgumentError(
                 f"num_sub_threads: a SerialEnv has no processes, expected 1, got {num_sub_threads!r}"
@@ -118,13 +121,16 @@ class SerialEnv(BatchedEnv):
     def _end(self) -> None:
         self._running.close()
 
+    def _forget(self) -> None:
+        self._live = None
+
     @property
     def _running(self) -> MemberGroup:
         assert self._live is not None
         return self._live
 
     # ------------------------------------------------------------------ steps
-    def _step_members(self, roots: Sequence[TensorDictBase]) -> list[TensorDictBase]:
+    def _step_members(self, roots: Sequence[TensorDictBase | None]) -> list[TensorDictBase]:
         return self._running.step(roots)
 
     def _reset_members(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:

@@ -1,0 +1,50 @@
+"""How environments are made: what holds for every class of them, whatever its constructor takes."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABCMeta
+from collections.abc import Callable
+from typing import Any
+
+# How an environment that resets itself becomes one that doesn't; `envs.transforms` fills this in, as the base class
+# can't import those who derive from it.
+RESETTING_ITSELF: list[Callable[[Any, bool], Any]] = []
+
+
+class EnvType(ABCMeta):
+    """The type of environment classes: their constructors take three keywords more than they name."""
+
+    def __call__(
+        cls,
+        *args: Any,
+        spec_locked: bool | None = None,
+        auto_reset: bool | None = None,
+        auto_reset_replace: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """Make an environment.
+
+        Args:
+            *args: of the class's constructor.
+            spec_locked: whether its composite specs can't be written into once it stands; None for what its constructor
+                passes on to `EnvBase`.
+            auto_reset: whether it resets itself, in the step that ends an episode: an `AutoResetEnv` around it is
+                returned. None for what its constructor passes on to `EnvBase`.
+            auto_reset_replace: see `AutoResetTransform`.
+            **kwargs: of the class's constructor.
+        """
+        env = super().__call__(*args, **kwargs)
+        if not isinstance(env, cls):  # `__new__` chose another class, which has been here already
+            return env
+        env.set_spec_lock_(env.wants_lock if spec_locked is None else spec_locked)
+        if env.resets_itself if auto_reset is None else auto_reset:
+            return RESETTING_ITSELF[0](env, auto_reset_replace)
+        return env
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """The constructor's own: `inspect` would show that of `__call__`."""
+        init: Any = cls.__init__  # type: ignore[misc]
+        whole = inspect.signature(init)
+        return whole.replace(parameters=list(whole.parameters.values())[1:])

@@ -1,0 +1,112 @@
+"""What `step` and `reset` make of the TensorDicts that an environment's own methods return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from tensordict import TensorDictBase
+
+from gleanrl.envs.env_specs import EnvSpecs, complete_flags
+from gleanrl.envs.resets import merge_reset, reset_rows
+from gleanrl.errors import EnvironmentContractError
+from gleanrl.tree import Path, as_key, as_path
+
+
+def complete_root(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:
+    """Add missing flags to `batch`, in place, and the trailing dimension that flags may come without; return it."""
+    lead = _lead(batch, specs)
+    for group in specs.groups():
+        zeros = {
+            as_path(key)[-1]: specs.full("done")[key].zero(lead)
+            for key in specs.keys("done")
+            if as_path(key)[:-1] == group
+        }
+        keys = {name: as_key((*group, name)) for name in zeros}
+        came = {name: batch.get(key, None) for name, key in keys.items()}
+        given = {n: _with_last_dim(v, zeros[n].shape) for n, v in came.items() if v is not None}
+        for name, value in complete_flags(given, zeros).items():
+            batch.set(keys[name], value)
+    return batch
+
+
+def complete_outcome(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:
+    """Complete flags and rewards of a step's outcome, in place; return it.
+
+    Raises:
+        EnvironmentContractError: if a reward is missing.
+    """
+    lead = _lead(batch, specs)
+    for key in specs.keys("reward"):
+        value = batch.get(key, None)
+        if value is None:
+            raise EnvironmentContractError(
+                f"_step returned no {key!r}; got {sorted(map(str, batch.keys(True)))}. An environment without rewards "
+                "declares that: reward_spec = Composite()"
+            )
+        spec = specs.full("reward")[key]
+        batch.set(key, _with_last_dim(value, torch.Size((*lead, *spec.shape))).to(spec.dtype))
+    return complete_root(batch, specs)
+
+
+def with_rows_held(
+    outcome: TensorDictBase, root: TensorDictBase, mask: torch.Tensor, specs: EnvSpecs
+) -> TensorDictBase:
+    """Return `outcome` where `mask` is True; in the other rows the entries of `root`, and rewards of zero."""
+    if bool(mask.all()):
+        return outcome
+    before = root.copy()
+    for key in specs.keys("reward"):
+        before.set(key, torch.zeros_like(outcome.get(key)))
+    return merge_reset(outcome, before, {(): mask})
+
+
+def check_outcome(outcome: TensorDictBase, specs: EnvSpecs) -> None:
+    """Raise unless every value of a step's outcome is as declared.
+
+    Raises:
+        SpecError: at the first that isn't.
+    """
+    lead = _lead(outcome, specs)
+    for role in ("observation", "reward", "done"):
+        spec = specs.full(role)
+        for key in spec.keys(True, True):
+            leaf = spec[key]
+            leaf.expand(*lead, *leaf.shape).assert_is_in(outcome.get(key))
+
+
+def check_not_done(
+    fresh: TensorDictBase, masks: Mapping[Path, torch.Tensor], specs: EnvSpecs, name: str
+) -> None:
+    """Raise if a row that was reset is done.
+
+    Args:
+        fresh: what a reset returns.
+        masks: the groups' ``"_reset"`` masks; none for all rows.
+        specs: the environment's.
+        name: the environment's.
+
+    Raises:
+        EnvironmentContractError: if one is.
+    """
+    for group in specs.groups():
+        done = fresh.get(as_key((*group, "done")))
+        if masks:
+            mask = masks[group] if group in masks else reset_rows(masks, fresh.batch_size)
+            done = done & mask.reshape((*mask.shape, *[1] * (done.ndim - mask.ndim)))
+        if bool(done.any()):
+            raise EnvironmentContractError(
+                f"reset of {name} returned done; pass allow_done_after_reset=True if that is meant"
+            )
+
+
+def _lead(batch: TensorDictBase, specs: EnvSpecs) -> torch.Size:
+    """Return the batch dimensions that data have beyond the specs', of environments without a fixed batch size."""
+    return batch.batch_size[: batch.ndim - len(specs.batch_size)]
+
+
+def _with_last_dim(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Add the last dimension of size 1 that `value` may have come without."""
+    if value.shape != shape and len(shape) and shape[-1] == 1 and value.shape == shape[:-1]:
+        return value.unsqueeze(-1)
+    return value

@@ -1,0 +1,208 @@
+"""What every environment offers on top of its `step` and `reset`: random actions, rollouts, questions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict import TensorDict, TensorDictBase
+
+from gleanrl.envs.check import check_env_specs
+from gleanrl.envs.data_specs import learn_specs
+from gleanrl.envs.resets import terminated_or_truncated
+from gleanrl.envs.rollout import RolloutOptions, run_rollout
+from gleanrl.envs.spec_properties import SpecProperties
+from gleanrl.errors import ClosedError, InvalidArgumentError
+from gleanrl.rollouts.policies import RandomPolicy
+from gleanrl.rollouts.stepping import step_mdp
+from gleanrl.tree import NestedKey
+
+
+class Running(SpecProperties):
+    """The methods of `EnvBase` that need nothing but its `step`, its `reset` and its specs."""
+
+    batch_locked: bool
+    is_closed: bool
+    step: Any
+    reset: Any
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise ClosedError(f"{type(self).__name__} was closed; make a new one")
+
+    def _reopen(self) -> None:
+        """Begin anew if the environment was closed, where that is possible; for resets."""
+
+    def _blank(self) -> TensorDictBase:
+        """Return a TensorDict without entries; environments whose data are stacked lazily override it."""
+        return TensorDict({}, self.batch_size, device=self.device)
+
+    # ------------------------------------------------------------------- run
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Write random actions into `tensordict` (a new one if None) and return it."""
+        if tensordict is None:
+            tensordict = self._blank()
+        spec = self.full_action_spec
+        if not self.batch_locked:
+            spec = spec.expand(*tensordict.batch_size, *spec.shape[len(self.batch_size) :])
+        return RandomPolicy(spec)(tensordict)
+
+    def rand_step(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Take random actions: `rand_action`, then `step`."""
+        out: TensorDictBase = self.step(self.rand_action(tensordict))
+        return out
+
+    def rollout(
+        self,
+        max_steps: int,
+        policy: Any = None,
+        callback: Any = None,
+        auto_reset: bool = True,
+        auto_cast_to_device: bool = False,
+        break_when_any_done: bool | None = None,
+        return_contiguous: bool = True,
+        tensordict: TensorDictBase | None = None,
+        set_truncated: bool = False,
+        out: TensorDictBase | None = None,
+        *,
+        break_when_all_done: bool | None = None,
+        trust_policy: bool = False,
+    ) -> TensorDictBase:
+        """Run `policy` for at most `max_steps` steps and return the trajectories, ``[*batch, T]``.
+
+        Gradients flow where grad mode is on and the policy, or an environment written in torch, requires them. That
+        costs more than a rollout under `torch.no_grad`, whose steps are written into memory allocated beforehand.
+
+        Args:
+            max_steps: the most steps.
+            policy: as in the collectors; None draws random actions.
+            callback: called as ``callback(env, step)`` after every step with that step's TensorDict.
+            auto_reset: whether to reset first; if not, the rollout starts from `tensordict`, after a reset of the
+                environments that are done there.
+            auto_cast_to_device: whether to move what the policy reads to the policy's device.
+            break_when_any_done: whether to stop at the first end of any episode; if not, ended ones are
+                reset. None for yes, unless `break_when_all_done`.
+            return_contiguous: whether the result is one TensorDict; if not, a lazy stack of steps.
+            tensordict: where to start from; with `auto_reset`, passed to `reset`. Of an environment that isn't
+                batch-locked its batch size says how many are stepped at once.
+            set_truncated: whether the last step is marked as truncated.
+            out: a TensorDict to write the result into.
+            break_when_all_done: whether to stop once every environment's episode has ended. Those that ended before
+                repeat their last step in the result, while they are reset and stepped on.
+            trust_policy: whether the policy is called on TensorDicts, whatever its signature says.
+
+        Returns:
+            The steps; the last dimension is called ``"time"``.
+
+        Raises:
+            EnvironmentFailure: if the environment raised; it carries the cause, and can be caught as its
+                type too.
+            InvalidArgumentError: if both ends are to stop it.
+        """
+        if auto_reset:
+            self._reopen()
+        self._check_open()
+        if break_when_any_done and break_when_all_done:
+            raise InvalidArgumentError("rollout: break_when_any_done and break_when_all_done: choose one")
+        any_done = not break_when_all_done if break_when_any_done is None else break_when_any_done
+        options = RolloutOptions(
+            auto_reset,
+            auto_cast_to_device,
+            any_done,
+            bool(break_when_all_done),
+            return_contiguous,
+            set_truncated,
+            callback,
+            trust_policy,
+        )
+        env: Any = self
+        return run_rollout(env, max_steps, policy, tensordict, options, out)
+
+    def step_mdp(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        """Return the root of the step that follows `next_tensordict`, the result of `step`; see `step_mdp`.
+
+        Actions stay, as everything does that the next step doesn't replace; rewards don't.
+        """
+        return step_mdp(
+            next_tensordict,
+            exclude_action=False,
+            reward_keys=self.reward_keys,
+            done_keys=self.done_keys,
+            action_keys=self.action_keys,
+        )
+
+    # ------------------------------------------------------------------- ask
+    def fake_tensordict(self) -> TensorDict:
+        """Return one step's TensorDict, zero everywhere, as `rollout` would return it (without time)."""
+        out = TensorDict({}, self.batch_size, device=self.device)
+        for role in ("state", "observation", "action", "done"):
+            out.update(self._specs.full(role).zero())
+        after = TensorDict({}, self.batch_size, device=self.device)
+        for role in ("observation", "reward", "done"):
+            after.update(self._specs.full(role).zero())
+        return out.set("next", after)
+
+    def any_done(self, tensordict: TensorDictBase) -> bool:
+        """Return whether any episode ended in a root; where, is written as ``"_reset"``, as `maybe_reset` reads it."""
+        return terminated_or_truncated(tensordict, self._specs.full("done"))
+
+    def all_actions(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Return every action that there is, stacked along a new first dimension; with a mask, those it allows.
+
+        Args:
+            tensordict: passed to `reset` first, where the actions follow from the state; None for no reset.
+
+        Raises:
+            UnsupportedError: if there are infinitely many.
+        """
+        if tensordict is not None:
+            self.reset(tensordict)
+        spec: Any = self.full_action_spec
+        actions: TensorDictBase = spec.enumerate(use_mask=True)
+        return actions
+
+    def cardinality(self, tensordict: TensorDictBase | None = None) -> int | float:
+        """Return how many actions there are, infinity for real ones.
+
+        Args:
+            tensordict: for environments that override this, whose actions follow from the state.
+        """
+        number: int | float = self.full_action_spec.cardinality()
+        return number
+
+    def check_env_specs(
+        self, return_contiguous: bool = True, check_dtype: bool = True, seed: int | None = None
+    ) -> None:
+        """Check the environment; see the function `check_env_specs`."""
+        check_env_specs(self, return_contiguous, check_dtype, seed)
+
+    def auto_specs_(
+        self,
+        policy: Any,
+        *,
+        tensordict: TensorDictBase | None = None,
+        action_key: NestedKey | list[NestedKey] = "action",
+        done_key: NestedKey | list[NestedKey] | None = None,
+        observation_key: NestedKey | list[NestedKey] = "observation",
+        reward_key: NestedKey | list[NestedKey] = "reward",
+    ) -> Any:
+        """Declare what a step of `policy` shows: shapes and dtypes, without bounds.
+
+        Args:
+            policy: maps a root to one with an action.
+            tensordict: where to start from; None for a reset.
+            action_key: the actions.
+            done_key: the flags; None for those that there are.
+            observation_key: the observations. Entries of the root that aren't observations or flags are states.
+            reward_key: the rewards.
+
+        Returns:
+            The environment.
+
+        Raises:
+            MissingKeyError: if a step returns what none of the keys names, or lacks one of them.
+        """
+        keys = {"action": action_key, "done": done_key, "observation": observation_key, "reward": reward_key}
+        start = self.reset() if tensordict is None else tensordict
+        for role, spec in learn_specs(self, policy, start, keys).items():
+            self._specs.set(role, spec)
+        return self

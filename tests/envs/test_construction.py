@@ -1,0 +1,91 @@
+"""What every environment class does with the keywords that its constructor needn't name."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+from gleanrl.data import Unbounded
+from gleanrl.envs import AutoResetEnv, EnvBase, GymEnv, ParallelEnv, SerialEnv
+from gleanrl.errors import InvalidTypeError, UnsupportedError
+from tests.fakes import Script
+from tests.fakes_base import CountingEnv
+
+LONG = Script(lengths=(50,))
+
+
+class Bare(CountingEnv):
+    def __init__(self) -> None:
+        super().__init__(LONG)
+
+
+class Open(EnvBase):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(spec_locked=False, auto_reset=True, **kwargs)
+
+
+class TestLock:
+    def test_specs_are_locked_once_it_stands(self) -> None:
+        env = Bare()
+        assert env.is_spec_locked
+        with pytest.raises(RuntimeError, match="locked composite"):
+            env.observation_spec["more"] = Unbounded(3)
+        assert env.set_spec_lock_(False) is env and not env.is_spec_locked
+        env.observation_spec["more"] = Unbounded(3)
+        assert env.set_spec_lock_().is_spec_locked and env.observation_keys == ["observation", "more"]
+        env.action_spec = Unbounded(2)
+        with pytest.raises(UnsupportedError):
+            env.full_action_spec["more"] = Unbounded(3)
+
+    def test_a_lock_put_on_from_above(self) -> None:
+        env = Bare()
+        env.output_spec.unlock_()["full_observation_spec"]["more"] = Unbounded(3)
+        env.output_spec.lock_()
+        assert "more" in env.observation_keys
+        env.set_spec_lock_(False).observation_spec["again"] = Unbounded(3)
+
+    def test_the_keyword_needs_no_place_in_the_constructor(self) -> None:
+        env: Any = Bare(spec_locked=False)  # type: ignore[call-arg]
+        env.observation_spec["more"] = Unbounded(3)
+        assert "more" in env.observation_keys
+
+    def test_what_a_constructor_passes_on(self) -> None:
+        assert isinstance(Open(), AutoResetEnv) and not Open().is_spec_locked
+        open_: Any = Open
+        assert type(open_(auto_reset=False, spec_locked=True)) is Open
+        assert open_(auto_reset=False, spec_locked=True).is_spec_locked
+
+    def test_a_transformed_environment_has_its_bases(self) -> None:
+        env = Bare().append_transform(lambda td: td)
+        assert env.is_spec_locked and not env.set_spec_lock_(False).is_spec_locked
+        assert not env.base_env.is_spec_locked
+
+
+class TestKind:
+    def test_signatures_are_those_of_the_constructors(self) -> None:
+        assert list(inspect.signature(Open).parameters) == ["kwargs"]
+        assert "env_name" in inspect.signature(GymEnv).parameters
+
+    def test_abstract_methods_are_asked_for(self) -> None:
+        class Half(SerialEnv.__mro__[1]):  # type: ignore[misc]
+            """Has none of the methods of a batch."""
+
+        with pytest.raises(TypeError, match="abstract"):
+            Half(1, Bare, None, None)
+
+    def test_a_class_that_chooses_another(self) -> None:
+        env = ParallelEnv(1, Bare, serial_for_single=True)
+        assert type(env) is SerialEnv and env.is_spec_locked
+
+    def test_a_mistyped_keyword(self) -> None:
+        with pytest.raises(InvalidTypeError, match="spec_locked"):
+            EnvBase(spec_lockd=True)  # type: ignore[call-arg]
+
+    def test_gymnasiums_environments_too(self) -> None:
+        env: Any = GymEnv("CartPole-v1", auto_reset=True, auto_reset_replace=False)
+        assert type(env) is AutoResetEnv and env.transform.replace is False
+        assert torch.equal(env.observation_spec.zero()["observation"], torch.zeros(4))
+        env.close()

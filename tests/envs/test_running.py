@@ -1,0 +1,164 @@
+"""What every environment offers on top of its `step` and `reset`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict
+
+from gleanrl.data import Composite, OneHot, Unbounded
+from gleanrl.envs import EnvBase, GymEnv
+from gleanrl.envs import rollout as module
+from gleanrl.errors import InvalidArgumentError, MissingKeyError
+from tests.fakes import Script
+from tests.fakes_base import CountingEnv
+
+SCRIPT = Script(lengths=(2, 5, 3))
+
+
+class TestEnds:
+    """`break_when_any_done`, `break_when_all_done`."""
+
+    @pytest.mark.parametrize("chunk", [1, 2, 1024])
+    def test_once_all_have_ended(self, monkeypatch: Any, chunk: int) -> None:
+        monkeypatch.setattr(module, "_CHUNK", chunk)
+        batch = CountingEnv(SCRIPT, (3,)).rollout(20, break_when_all_done=True)
+        assert batch.shape == (3, 5) and batch.names == [None, "time"]
+        assert batch["next", "observation"][..., 2].tolist() == [
+            [1, 2, 2, 2, 2],
+            [1, 2, 3, 4, 5],
+            [1, 2, 3, 3, 3],
+        ]
+        assert batch["observation"][..., 2].tolist() == [[0, 1, 1, 1, 1], [0, 1, 2, 3, 4], [0, 1, 2, 2, 2]]
+        assert (batch["observation"][..., 1] == 0).all(), "nothing of the following episodes"
+        assert batch["next", "done"].squeeze(-1).sum(-1).tolist() == [4, 1, 3]
+
+    def test_before_all_have_ended(self) -> None:
+        batch = CountingEnv(SCRIPT, (3,)).rollout(4, break_when_all_done=True)
+        assert batch["next", "observation"][..., 2].tolist() == [[1, 2, 2, 2], [1, 2, 3, 4], [1, 2, 3, 3]]
+
+    @pytest.mark.parametrize(
+        ("ends", "steps"),
+        [
+            ({}, 2),
+            ({"break_when_any_done": True}, 2),
+            ({"break_when_all_done": False}, 2),
+            ({"break_when_any_done": False}, 9),
+            ({"break_when_any_done": False, "break_when_all_done": False}, 9),
+            ({"break_when_all_done": True, "break_when_any_done": False}, 5),
+        ],
+        ids=str,
+    )
+    def test_which_end_counts(self, ends: dict[str, Any], steps: int) -> None:
+        assert CountingEnv(SCRIPT, (3,)).rollout(9, trust_policy=True, **ends).shape == (3, steps)
+
+    def test_of_one_environment_both_are_the_same(self) -> None:
+        assert CountingEnv(SCRIPT).rollout(9, break_when_all_done=True).shape == (2,)
+
+    def test_a_vector_of_gymnasium(self) -> None:
+        env = GymEnv("CartPole-v1", num_envs=3)
+        env.set_seed(0)
+        batch = env.rollout(500, break_when_all_done=True)
+        assert batch["next", "done"][:, -1].all() and not batch["done"].any()
+        env.close()
+
+    def test_both(self) -> None:
+        with pytest.raises(InvalidArgumentError, match="choose one"):
+            CountingEnv(SCRIPT).rollout(2, break_when_any_done=True, break_when_all_done=True)
+
+
+def test_lazy_rollouts_have_their_dimension_named():
+    batch = CountingEnv(SCRIPT, (3,)).rollout(2, return_contiguous=False)
+    assert isinstance(batch, LazyStackedTensorDict) and batch.names == [None, "time"]
+
+
+class TestQuestions:
+    def test_any_done_writes_where(self) -> None:
+        env = CountingEnv(SCRIPT, (3,))
+        root = env.reset()
+        assert env.any_done(root) is False and "_reset" not in root.keys()
+        root["done"][1] = True
+        assert env.any_done(root) is True and root["_reset"].flatten().tolist() == [False, True, False]
+
+    def test_step_mdp_keeps_actions(self) -> None:
+        env = CountingEnv(SCRIPT)
+        stepped = env.rand_step(env.reset())
+        root = env.step_mdp(stepped)
+        assert "action" in root.keys() and "reward" not in root.keys() and "next" not in root.keys()
+        assert torch.equal(root["observation"], stepped["next", "observation"])
+
+    def test_how_many_actions(self) -> None:
+        env = GymEnv("CartPole-v1")
+        assert env.cardinality() == 2 and CountingEnv(SCRIPT).cardinality() == float("inf")
+        env.close()
+
+    def test_what_a_step_looks_like(self) -> None:
+        env = CountingEnv(SCRIPT, (3,))
+        fake = env.fake_tensordict()
+        assert set(fake.keys(True, True)) == set(env.rollout(2).keys(True, True))
+
+    def test_a_check_of_itself(self) -> None:
+        env = CountingEnv(SCRIPT)
+        env.check_env_specs(seed=4)
+        assert env.seeds == [4]
+
+
+class Bare(EnvBase):
+    """Declares nothing."""
+
+    def _reset(self, tensordict=None, **kwargs):
+        size = torch.Size() if tensordict is None else tensordict.batch_size
+        return TensorDict({"place": torch.zeros(*size, 2), "task": torch.ones(size)}, size)
+
+    def _step(self, tensordict):
+        size = tensordict.batch_size
+        done = torch.zeros(*size, 1, dtype=torch.bool)
+        out = {
+            "place": tensordict["place"] + tensordict["move"],
+            "reward": torch.ones(*size, 1),
+            "done": done,
+        }
+        return TensorDict(out, size)
+
+    def _set_seed(self, seed):
+        pass
+
+
+class TestAutoSpecs:
+    def test_what_a_step_shows_is_declared(self) -> None:
+        env = Bare()
+        found = env.auto_specs_(
+            lambda td: td.set("move", torch.ones(2)), action_key="move", observation_key=["place"]
+        )
+        assert found is env and env.is_spec_locked
+        assert (env.action_keys, env.observation_keys, env.reward_keys) == (["move"], ["place"], ["reward"])
+        assert env.state_keys == ["task"] and env.done_keys == ["done", "terminated"]
+        assert env.rollout(3).shape == (3,)
+
+    def test_keys_that_nobody_named(self) -> None:
+        with pytest.raises(MissingKeyError, match=r"a step returned .*'place'.*; named are .*'observation'"):
+            Bare().auto_specs_(lambda td: td.set("move", torch.ones(2)), action_key="move")
+
+
+class TestUnlocked:
+    """Environments without a fixed batch size step as many as they are given."""
+
+    def test_alone(self) -> None:
+        env = Bare().auto_specs_(
+            lambda td: td.set("move", torch.ones(2)), action_key="move", observation_key="place"
+        )
+        env.batch_locked = False
+        many = env.reset(TensorDict({}, [10]))
+        assert many.shape == (10,) and many["done"].shape == (10, 1)
+        stepped = env.rand_step(many)
+        assert stepped["move"].shape == (10, 2) and stepped["next", "reward"].shape == (10, 1)
+        assert env.rand_step(env.reset()).shape == ()
+
+
+def test_random_actions_are_drawn_from_the_declared_ones():
+    env = CountingEnv(SCRIPT)
+    env.action_spec = OneHot(3)
+    env.observation_spec = Composite(observation=Unbounded(3))
+    assert env.rand_action()["action"].sum() == 1
