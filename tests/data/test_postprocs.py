@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
-from gleanrl.data.postprocs import MultiStep
+from gleanrl.data.postprocs import DensifyReward, MultiStep
 from gleanrl.errors import GleanError, InvalidArgumentError, MissingKeyError, SchemaError, UnsupportedError
 
 ADDED = ("steps_to_next_obs", "gamma", "nonterminal")
@@ -345,3 +345,16 @@ def test_strings_outside_next_stay() -> None:
     batch = stream(3, {})
     batch["task"] = NonTensorData("walk", batch_size=[1, 3])
     assert MultiStep(0.9, 2)(batch)["task"] == "walk"
+
+
+def test_sparse_rewards_become_dense() -> None:
+    done, reward = torch.zeros(10, 1, dtype=torch.bool), torch.zeros(10, 1)
+    done[[3, 7]], reward[[3, 7]] = True, torch.tensor([[3.0], [7.0]])
+    data = TensorDict({"next": {"reward": reward, "done": done}}, [10])
+    out = DensifyReward(reward_key_out="dense")(data.clone())
+    assert out["next", "dense"].flatten().tolist() == [3.0] * 4 + [7.0] * 4 + [0.0] * 2
+    assert torch.equal(out["next", "reward"], reward)
+    out = DensifyReward(discount=0.5)(torch.stack([data, data]))
+    assert out["next", "reward"][1, :4].flatten().tolist() == [0.375, 0.75, 1.5, 3.0]
+    with pytest.raises(MissingKeyError, match="bonus"):
+        DensifyReward(reward_key="bonus")(data)

@@ -128,8 +128,14 @@ MODULES: dict[str, tuple[str, ...]] = {
         )
     ),
     "gleanrl.envs.common": ("gleanrl.envs:EnvBase", "gleanrl.envs:EnvMetaData"),
+    "gleanrl.envs.transforms.gym_transforms": ("gleanrl.envs.transforms:EndOfLifeTransform",),
+    "gleanrl.envs.transforms.rb_transforms": ("gleanrl.envs.transforms:MultiStepTransform",),
     "gleanrl.envs.transforms.transforms": ("gleanrl.envs.transforms",),
+    "gleanrl.envs.transforms.utils": ("gleanrl.envs.transforms.checks:check_finite",),
 }
 
 # Older spellings of keywords of public constructors: {"class": {"older": "ours"}}.
-KEYWORDS: dict[str, dict[str, str]] = {}
+KEYWORDS: dict[str, dict[str, str]] = {
+    "TransformedEnv": {"base_env": "env"},
+    "UnsqueezeTransform": {"squeeze_dim": "dim", "unsqueeze_dim": "dim"},
+}

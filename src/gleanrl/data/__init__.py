@@ -3,11 +3,11 @@
 from gleanrl.compat import bind
 from gleanrl.data import replay_buffers as _replay_buffers
 from gleanrl.data import specs as _specs
-from gleanrl.data.postprocs import MultiStep
+from gleanrl.data.postprocs import DensifyReward, MultiStep
 from gleanrl.data.replay_buffers import *  # noqa: F403 - every part, under its own list of names
 from gleanrl.data.specs import *  # noqa: F403 - every spec, under its own list of names
 
-__all__ = ["MultiStep"]
+__all__ = ["DensifyReward", "MultiStep"]
 __all__ += _replay_buffers.__all__
 __all__ += _specs.__all__
 

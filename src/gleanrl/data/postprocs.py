@@ -12,7 +12,7 @@ from gleanrl.data.rows import take_rows
 from gleanrl.errors import InvalidArgumentError, MissingKeyError, SchemaError, UnsupportedError
 from gleanrl.tree import NestedKey, Path, as_key, as_path, iter_leaves, set_leaf
 
-__all__ = ["MultiStep"]
+__all__ = ["DensifyReward", "MultiStep"]
 
 
 class MultiStep(nn.Module):
@@ -191,6 +191,67 @@ def _last_rows(steps: Tensor) -> Tensor:
     """Return the row of the step ``steps - 1`` further on, in the flattened batch: ``[B * T]`` int64."""
     own = torch.arange(steps.numel(), device=steps.device)
     return own + steps.flatten() - 1
+
+
+class DensifyReward(nn.Module):
+    """Replace each reward by the discounted sum of the rewards from its step to the end of its trajectory.
+
+    For rewards that come at the end only. What goes on after the batch is summed up to the batch's end.
+
+    Args:
+        reward_key: the reward, below ``"next"``.
+        done_key: the flag to go by, below ``"next"``.
+        reward_key_out: where the sums stand, below ``"next"``; None for the reward's own key.
+        time_dim: no effect: time is the last batch dimension.
+        discount: of one step, in (0, 1].
+    """
+
+    def __init__(
+        self,
+        *,
+        reward_key: NestedKey = "reward",
+        done_key: NestedKey = "done",
+        reward_key_out: NestedKey | None = None,
+        time_dim: int = 2,
+        discount: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.reward_key, self.done_key = as_path(reward_key), as_path(done_key)
+        self.reward_key_out = self.reward_key if reward_key_out is None else as_path(reward_key_out)
+        self.time_dim, self.discount = time_dim, _discount(discount)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return the batch ``[*B, T]`` with the sums; it is changed in place.
+
+        Raises:
+            MissingKeyError: if the reward or the flag isn't there.
+        """
+        reward = tensordict.get(("next", *self.reward_key), None)
+        if reward is None:
+            raise MissingKeyError(f"DensifyReward: no {('next', *self.reward_key)} in the batch")
+        ends = trajectory_ends(tensordict, done_key=as_key(self.done_key))
+        sums = discounted_sum(reward, ends, self.discount)
+        return tensordict.set(("next", *self.reward_key_out), sums)
+
+
+def discounted_sum(reward: Tensor, ends: Tensor, gamma: float) -> Tensor:
+    """Return the sums of the rewards from each step to the end of its piece.
+
+    Args:
+        reward: ``[*B, T, *feature]``.
+        ends: ``[*B, T]`` bool.
+        gamma: discount.
+    """
+    time = ends.ndim - 1
+    out = torch.empty_like(reward)
+    total = torch.zeros_like(reward.select(time, 0)) if reward.shape[time] else None
+    for t in reversed(range(reward.shape[time])):
+        assert total is not None
+        end = ends.select(time, t).to(reward.device)
+        end = end.reshape((*end.shape, *[1] * (total.ndim - end.ndim)))
+        total = reward.select(time, t) + gamma * total.masked_fill(end, 0)
+        out.select(time, t).copy_(total)
+    return out
 
 
 def _discount(gamma: float) -> float:

@@ -8,7 +8,7 @@ from gleanrl.data import Bounded, Composite, LazyTensorStorage, ReplayBuffer, Un
 from gleanrl.envs import EnvBase
 from gleanrl.envs.transforms import BatchSizeTransform, TransformedEnv
 from gleanrl.errors import InvalidArgumentError
-from tests.envs.transforms.ways import batched
+from tests.envs.transforms.ways import batched, single
 
 
 class Unlocked(EnvBase):
@@ -75,3 +75,16 @@ def test_in_a_buffer():
 def test_one_of_the_two_is_needed():
     with pytest.raises(InvalidArgumentError, match="not both"):
         BatchSizeTransform()
+
+
+def test_what_makes_the_reset_may_have_the_environment():
+    seen = []
+
+    def made(tensordict, tensordict_reset, env):
+        seen.append(env)
+        return tensordict_reset
+
+    env = TransformedEnv(
+        single(), BatchSizeTransform(reshape_fn=lambda td: td.unsqueeze(0), reset_func=made, env_kwarg=True)
+    )
+    assert env.reset().batch_size == (1,) and seen == [env]

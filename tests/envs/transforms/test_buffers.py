@@ -13,7 +13,7 @@ from gleanrl.envs.transforms import (
     Reward2GoTransform,
     TransformedEnv,
 )
-from gleanrl.errors import InvalidArgumentError, MissingArgumentError
+from gleanrl.errors import InvalidArgumentError, MissingArgumentError, SchemaError
 from tests.envs.transforms.ways import single
 
 
@@ -112,9 +112,16 @@ def test_bad_arguments_are_refused():
         BurnInTransform(Counter(), -1)
     with pytest.raises(InvalidArgumentError, match="sub_seq_len"):
         RandomCropTensorDict(0)
-    with pytest.raises(InvalidArgumentError, match="sample_dim"):
-        RandomCropTensorDict(2, sample_dim=1)
     stateless = Counter()
     stateless.out_keys = ["y"]
     with pytest.raises(MissingArgumentError, match="out_keys"):
         BurnInTransform(stateless, 1)
+
+
+@pytest.mark.parametrize("dim", [1, -1])
+def test_the_dimension_that_is_cropped_may_be_counted_from_the_front(dim):
+    data = TensorDict({"a": torch.arange(12).reshape(2, 6)}, [2, 6])
+    out = RandomCropTensorDict(3, sample_dim=dim, seed=0)(data)
+    assert out.batch_size == (2, 3) and (out["a"].diff(dim=1) == 1).all()
+    with pytest.raises(SchemaError, match="dimension 2"):
+        RandomCropTensorDict(3, sample_dim=2)(data)

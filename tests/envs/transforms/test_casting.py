@@ -7,7 +7,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
-from gleanrl.envs import GymWrapper
+from gleanrl.envs import GymWrapper, check_env_specs
 from gleanrl.envs.transforms import (
     DeviceCastTransform,
     DoubleToFloat,
@@ -18,6 +18,7 @@ from gleanrl.envs.transforms import (
 from gleanrl.errors import InvalidTypeError, UnsupportedError
 from tests.envs.transforms.ways import SCRIPT, collect_both_ways, joined
 from tests.fakes import OracleEnv
+from tests.fakes_base import CountingEnv
 
 
 def double():
@@ -96,3 +97,17 @@ def test_device_cast_in_a_buffer():
 def test_pinned_memory_needs_an_accelerator():
     with pytest.raises(UnsupportedError, match="CUDA"):
         PinMemoryTransform()(TensorDict({"a": torch.ones(3)}, [3]))
+
+
+def test_single_entries_change_their_device():
+    move = DeviceCastTransform("meta", orig_device="cpu", in_keys=["a"], out_keys=["b"])
+    out = move(TensorDict({"a": torch.ones(2), "c": torch.ones(2)}, [2]))
+    assert out["b"].device.type == "meta" and out["a"].device.type == out["c"].device.type == "cpu"
+    env = TransformedEnv(CountingEnv(device="cpu"), DeviceCastTransform("cpu", in_keys=["observation"]))
+    check_env_specs(env)
+    assert env.device == torch.device("cpu")
+    env = TransformedEnv(CountingEnv(), DeviceCastTransform("meta", in_keys=["observation"]))
+    assert env.device is None and env.full_observation_spec["observation"].device.type == "meta"
+    assert (
+        env.full_action_spec["action"].device is None or env.full_action_spec["action"].device.type == "cpu"
+    )

@@ -6,6 +6,7 @@ from tensordict import TensorDict
 
 from gleanrl.envs import GymWrapper
 from gleanrl.envs.transforms import FiniteTensorDictCheck, TransformedEnv
+from gleanrl.envs.transforms.checks import check_finite
 from tests.envs.transforms.ways import SCRIPT, batched, collect_both_ways
 from tests.fakes import NonFiniteEnv
 
@@ -26,3 +27,9 @@ def test_in_a_buffer():
     td = TensorDict({"a": torch.tensor([1.0, float("nan")]), "n": torch.ones(2, dtype=torch.int64)}, [2])
     with pytest.raises(ValueError, match="'a'"):
         FiniteTensorDictCheck()(td)
+
+
+def test_tensors_are_checked():
+    check_finite(torch.ones(2))
+    with pytest.raises(ValueError, match="infinity"):
+        check_finite(torch.tensor([1.0, float("inf")]))

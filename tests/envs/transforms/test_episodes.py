@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gleanrl.envs import check_env_specs
 from gleanrl.envs.transforms import (
     Compose,
     InitTracker,
@@ -206,3 +207,26 @@ def test_a_partial_reset_by_hand_touches_its_rows_only():
     assert fresh["observation"][:, 1].tolist() == [0.0, 1.0, 0.0]
     assert torch.equal(fresh["episode_reward"][[0, 2]], root["episode_reward"][[0, 2]])
     assert fresh["episode_reward"][1].item() == 0
+
+
+def test_keys_that_follow_from_the_groups_of_flags():
+    env = TransformedEnv(team(), Compose(StepCounter(), InitTracker()))
+    counter, tracker = env.transform
+    assert ("agents", "step_count") in counter.step_count_keys and len(counter.step_count_keys) == len(
+        env.reset_keys
+    )
+    assert ("agents", "truncated") in counter.truncated_keys
+    assert ("agents", "is_init") in tracker.init_keys
+
+
+@pytest.mark.parametrize("limits", [(3, None), (None, 3), (2, 3)])
+def test_counters_may_share_a_count(limits):
+    def chain():
+        return [StepCounter(limit) for limit in limits]
+
+    env = TransformedEnv(batched(), Compose(*chain()))
+    check_env_specs(env)
+    rows = joined(collect_both_ways(batched, chain))
+    expected = joined(collect_both_ways(batched, lambda: [StepCounter(min(x for x in limits if x))]))
+    for key in expected.keys(True, True):
+        assert torch.equal(rows[key], expected[key]), key

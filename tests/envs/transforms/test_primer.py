@@ -11,6 +11,8 @@ from gleanrl.envs import check_env_specs
 from gleanrl.envs.transforms import Compose, StepCounter, TensorDictPrimer, TransformedEnv
 from gleanrl.errors import InvalidArgumentError, PolicyError
 from tests.envs.transforms.ways import batched, collect_both_ways, joined, single
+from tests.fakes import Script
+from tests.fakes_base import CountingEnv
 
 
 @pytest.mark.parametrize("env", [single, batched])
@@ -114,3 +116,42 @@ def test_mistakes_are_named():
         TransformedEnv(batched(), TensorDictPrimer(h=Unbounded((1,)), expand_specs=False)).reset()
     with pytest.raises(InvalidArgumentError, match="nothing for 'h'"):
         TransformedEnv(single(), TensorDictPrimer(h=Unbounded((1,)), default_value={"g": 1.0})).reset()
+
+
+@pytest.mark.parametrize("size", [(), (3,)], ids=str)
+@pytest.mark.parametrize("some_only", [False, True])
+def test_one_function_gives_all_entries(size, some_only):
+    asked = []
+
+    def give(reset):
+        asked.append(reset.clone())
+        rows = TensorDict({"task": torch.full((*size, 2), float(len(asked))), "goal": torch.ones(size)}, size)
+        return rows[reset] if some_only and size else rows
+
+    primers = {"task": Unbounded((2,)), "goal": Unbounded(())}
+    primer = TensorDictPrimer(primers, default_value=give, single_default_value=True)
+    env = TransformedEnv(CountingEnv(Script(lengths=(2, 3)), size), primer)
+    data = env.rollout(6, break_when_any_done=False)
+    assert asked[0].shape == size and asked[0].all()
+    assert torch.equal(data["task"], data["next", "task"]) and (data["goal"] == 1).all()
+    ends = data["next", "done"][..., :-1, 0]
+    assert ends.any() and torch.equal(data["task"].diff(dim=-2)[..., 0] > 0, ends)
+    with pytest.raises(InvalidArgumentError, match="function"):
+        TensorDictPrimer(primers, single_default_value=True)
+
+
+def test_entries_may_be_there_before_the_environment_is_reset():
+    class Placed(CountingEnv):
+        places = []
+
+        def _reset(self, tensordict=None, **kwargs):
+            self.places.append(None if tensordict is None else tensordict.get("place", None))
+            return super()._reset(tensordict, **kwargs)
+
+    primer = TensorDictPrimer(place=Unbounded((2,)), default_value=3.0, call_before_env_reset=True)
+    env = TransformedEnv(Placed(Script(lengths=(2,))), primer)
+    data = env.rollout(5, break_when_any_done=False)
+    assert (
+        all(place.tolist() == [3.0, 3.0] for place in env.base_env.places) and len(env.base_env.places) == 3
+    )
+    assert (data["place"] == 3).all() and (data["next", "place"] == 3).all()

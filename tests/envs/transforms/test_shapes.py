@@ -112,6 +112,13 @@ def test_without_keys_nothing_changes(make):
     assert env.rollout(2)["observation"].shape == (2, 3)
 
 
+def test_older_keywords():
+    data = TensorDict({"a": torch.ones(2, 1)}, [2])
+    assert SqueezeTransform(squeeze_dim=-1, in_keys=["a"])(data.clone())["a"].shape == (2,)
+    assert UnsqueezeTransform(unsqueeze_dim=-1, in_keys=["a"])(data)["a"].shape == (2, 1, 1)
+    assert TransformedEnv(base_env=single()).reset().batch_size == ()
+
+
 def test_mistakes_are_named():
     with pytest.raises(MissingKeyError, match="nothing"):
         CatTensors(["nothing"])(TensorDict({"a": torch.ones(1)}, []))

@@ -24,6 +24,7 @@ class BatchSizeTransform(Transform):
             `squeeze`, …) and leaves the order of records as it is.
         reset_func: called as ``reset_func(tensordict, tensordict_reset)`` at a reset; what it returns takes the place
             of what the environment's reset returned.
+        env_kwarg: whether `reset_func` gets the environment, with this transform, as ``env=``, too.
 
     Raises:
         InvalidArgumentError: unless exactly one of `batch_size` and `reshape_fn` is given.
@@ -34,13 +35,14 @@ class BatchSizeTransform(Transform):
         *,
         batch_size: Sequence[int] | None = None,
         reshape_fn: Callable[[Any], Any] | None = None,
-        reset_func: Callable[[Any, Any], Any] | None = None,
+        reset_func: Callable[..., Any] | None = None,
+        env_kwarg: bool = False,
     ) -> None:
         if (batch_size is None) == (reshape_fn is None):
             raise InvalidArgumentError("BatchSizeTransform: give batch_size or reshape_fn, and not both")
         super().__init__()
         self.batch_size = None if batch_size is None else torch.Size(batch_size)
-        self.reshape_fn, self.reset_func = reshape_fn, reset_func
+        self.reshape_fn, self.reset_func, self.env_kwarg = reshape_fn, reset_func, env_kwarg
 
     def _call(self, tensordict: Record) -> Record:
         if self.reshape_fn is not None:
@@ -50,7 +52,8 @@ class BatchSizeTransform(Transform):
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         if self.reset_func is not None:
-            tensordict_reset = self.reset_func(tensordict, tensordict_reset)
+            also = {"env": self.container} if self.env_kwarg else {}
+            tensordict_reset = self.reset_func(tensordict, tensordict_reset, **also)
         return self._call(tensordict_reset)
 
     def _inv_call(self, tensordict: Record) -> Record:

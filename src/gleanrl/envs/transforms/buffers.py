@@ -9,8 +9,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from gleanrl.arguments import non_negative, positive
+from gleanrl.arguments import integer, non_negative, positive
 from gleanrl.data.boundaries import trajectory_ends
+from gleanrl.data.postprocs import discounted_sum
 from gleanrl.data.specs import Composite
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.keys import Keys
@@ -103,26 +104,6 @@ class Reward2GoTransform(BufferTransform):
         return tensordict
 
 
-def discounted_sum(reward: Tensor, ends: Tensor, gamma: float) -> Tensor:
-    """Return the sums of the rewards from each step to the end of its piece.
-
-    Args:
-        reward: ``[*B, T, *feature]``.
-        ends: ``[*B, T]`` bool.
-        gamma: discount.
-    """
-    time = ends.ndim - 1
-    out = torch.empty_like(reward)
-    total = torch.zeros_like(reward.select(time, 0)) if reward.shape[time] else None
-    for t in reversed(range(reward.shape[time])):
-        assert total is not None
-        end = ends.select(time, t).to(reward.device)
-        end = end.reshape((*end.shape, *[1] * (total.ndim - end.ndim)))
-        total = reward.select(time, t) + gamma * total.masked_fill(end, 0)
-        out.select(time, t).copy_(total)
-    return out
-
-
 class BurnInTransform(BufferTransform):
     """Runs recurrent modules over the first steps of each sequence that is read, and drops those steps.
 
@@ -190,7 +171,7 @@ class RandomCropTensorDict(BufferTransform):
 
     Args:
         sub_seq_len: its length.
-        sample_dim: the dimension that is cut, negative.
+        sample_dim: the dimension that is cut; negative ones hold whatever dimensions come before.
         mask_key: a bool entry of the batch's shape that marks real steps, which come first; pieces hold no others.
         seed: of the places; None for one drawn from torch's global generator at the first draw.
 
@@ -209,9 +190,8 @@ class RandomCropTensorDict(BufferTransform):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        if sample_dim >= 0:
-            raise InvalidArgumentError(f"sample_dim: expected a negative dimension, got {sample_dim}")
-        self.sub_seq_len, self.sample_dim = positive("sub_seq_len", sub_seq_len), sample_dim
+        self.sub_seq_len = positive("sub_seq_len", sub_seq_len)
+        self.sample_dim = integer("sample_dim", sample_dim)
         self.mask_key = None if mask_key is None else as_key(as_path(mask_key))
         self.generator = OwnedTorchGenerator(seed)
 
@@ -222,11 +202,11 @@ class RandomCropTensorDict(BufferTransform):
             tensordict: ``[*B]`` with at least as many dimensions as `sample_dim` names.
         """
         shape = tensordict.batch_size
-        if tensordict.ndim < -self.sample_dim:
+        if not -tensordict.ndim <= self.sample_dim < tensordict.ndim:
             raise SchemaError(
                 f"RandomCropTensorDict: expected a dimension {self.sample_dim}, got {tuple(shape)}"
             )
-        dim = tensordict.ndim + self.sample_dim
+        dim = self.sample_dim % tensordict.ndim
         lead = torch.Size((*shape[:dim], 1, *shape[dim + 1 :]))
         lengths = torch.full(lead, shape[dim])
         if self.mask_key is not None:

@@ -116,19 +116,46 @@ class DoubleToFloat(DTypeCastTransform):
         super().__init__(torch.float64, torch.float32, in_keys, out_keys, in_keys_inv, out_keys_inv)
 
 
-class DeviceCastTransform(Transform):
-    """Moves what comes out to a device, and what goes in back.
+class DeviceCastTransform(EntryTransform):
+    """Moves what comes out to a device, and what goes in back: everything, or the entries that are named.
 
     Args:
         device: the device on the user's side.
         orig_device: the device on the environment's, or the storage's, side; None for the environment's own, or in a
             buffer for leaving what is written where it is.
+        in_keys: what to move of what comes out; if they or `in_keys_inv` are given nothing else is moved, and
+            TensorDicts have no device then.
+        out_keys: where the results stand; None for in place.
+        in_keys_inv: what to move back of what goes in.
+        out_keys_inv: what the user writes; None for the same keys.
     """
 
-    def __init__(self, device: Any, orig_device: Any = None) -> None:
-        super().__init__()
+    on_rows = False
+    maps_inputs = True
+
+    def __init__(
+        self,
+        device: Any,
+        orig_device: Any = None,
+        *,
+        in_keys: Keys | None = None,
+        out_keys: Keys | None = None,
+        in_keys_inv: Keys | None = None,
+        out_keys_inv: Keys | None = None,
+    ) -> None:
+        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
+        self.everything = in_keys is None and in_keys_inv is None
         self.device = as_device(device)
         self._orig_device = as_device(orig_device)
+
+    def _apply_transform(self, value: Tensor) -> Tensor:
+        return value.to(self.device)
+
+    def _inv_apply_transform(self, value: Tensor) -> Tensor:
+        return value.to(self.orig_device or "cpu")
+
+    def _leaf(self, spec: TensorSpec) -> TensorSpec:
+        return spec if self.device is None else spec.to(self.device)
 
     @property
     def orig_device(self) -> torch.device | None:
@@ -138,24 +165,30 @@ class DeviceCastTransform(Transform):
         return self._orig_device
 
     def _call(self, tensordict: Record) -> Record:
-        return tensordict.to(self.device)
+        if self.everything:
+            return tensordict.to(self.device)
+        return super()._call(tensordict.clear_device_() if tensordict.device != self.device else tensordict)
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        return self._call(tensordict_reset)
+        return self._call(tensordict_reset) if self.everything else self._called(tensordict_reset)
 
     def _inv_call(self, tensordict: Record) -> Record:
         if self.parent is None and self._orig_device is None:
             return tensordict
+        if not self.everything:
+            return super()._inv_call(tensordict)
         device = self.orig_device
         # An environment without a device of its own takes what lies on the CPU.
         return tensordict.to(device or "cpu") if device or self.device != torch.device("cpu") else tensordict
 
     def _transformed(self, specs: Composite, *roles: str) -> Composite:
+        if not self.everything:
+            return super()._transformed(specs, *roles)
         return specs.to(self.device) if self.device is not None else specs
 
     def transform_env_device(self, device: torch.device | None) -> torch.device | None:
         """Return the device on the user's side."""
-        return self.device
+        return self.device if self.everything or device == self.device else None
 
     def extra_repr(self) -> str:
         """Show the devices."""

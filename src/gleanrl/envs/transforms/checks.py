@@ -30,6 +30,16 @@ class FiniteTensorDictCheck(Transform):
         return self._call(tensordict_reset)
 
 
+def check_finite(value: torch.Tensor) -> None:
+    """Raise if a number is NaN or infinite.
+
+    Raises:
+        NonFiniteError: if one is (also a ValueError).
+    """
+    if _is_bad(value):
+        raise NonFiniteError("check_finite: NaN or infinity")
+
+
 def _is_bad(value: object) -> bool:
     if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
         return False

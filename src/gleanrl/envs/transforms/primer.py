@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from gleanrl.data.specs import Composite, TensorSpec
@@ -27,9 +29,14 @@ class TensorDictPrimer(Transform):
         primers: a composite spec, or a mapping from keys to specs, of the entries.
         random: whether they are drawn from their specs.
         default_value: the value of all entries, or a mapping from keys to values; a function without arguments is
-            called at each reset and returns a value for all environments.
+            called at each reset and returns a value for all environments. See also `single_default_value`.
         reset_key: the ``"_reset"`` mask that renews them; None for any of the environment's.
         expand_specs: whether specs that lack the environment's batch dimensions get them; None for yes.
+        single_default_value: whether `default_value` is a function that is called once a reset, as
+            ``default_value(reset=mask)`` with the environments that are reset, ``(*batch,)`` bool, or without
+            arguments, and returns a TensorDict of all entries, for all environments or for those that are reset.
+        call_before_env_reset: whether the entries are made before the environment is reset, which then finds them in
+            its request.
         seed: of what is drawn; None for one drawn from torch's global generator at the first draw.
         **kwargs: more entries by keyword.
 
@@ -46,6 +53,8 @@ class TensorDictPrimer(Transform):
         default_value: Any = None,
         reset_key: NestedKey | None = None,
         expand_specs: bool | None = None,
+        single_default_value: bool = False,
+        call_before_env_reset: bool = False,
         seed: int | None = None,
         **kwargs: TensorSpec,
     ) -> None:
@@ -54,9 +63,12 @@ class TensorDictPrimer(Transform):
         spec = primers.clone() if isinstance(primers, Composite) else Composite(dict(primers or {}))
         for key, leaf in kwargs.items():
             spec[key] = leaf
+        if single_default_value and not callable(default_value):
+            raise InvalidArgumentError("single_default_value: expected default_value to be a function")
         super().__init__()
+        self.single_default_value, self.call_before_env_reset = single_default_value, call_before_env_reset
         self.primers, self.random, self.reset_key = spec, bool(random), reset_key
-        self.default_value = 0.0 if default_value is None else default_value
+        self.default_value: Any = 0.0 if default_value is None else default_value
         self.expand_specs = True if expand_specs is None else expand_specs
         self.generator = OwnedTorchGenerator(seed) if random else None
         self._expanded: Composite | None = None
@@ -123,12 +135,47 @@ class TensorDictPrimer(Transform):
                 )
         return next_tensordict
 
+    def takes_rows(self) -> bool:
+        """Return False if the environment is to find the entries in what its reset is asked with."""
+        return super().takes_rows() and not self.call_before_env_reset
+
+    def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
+        tensordict = super()._reset_env_preprocess(tensordict)
+        if not self.call_before_env_reset:
+            return tensordict
+        if tensordict is None:
+            tensordict = TensorDict({}, self.parent.batch_size, device=self.parent.device)
+        return self._primed(tensordict, tensordict)
+
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        if not self.call_before_env_reset:
+            return self._primed(tensordict, tensordict_reset)
+        for key in self.out_keys:
+            tensordict_reset.set(key, tensordict.get(key))
+        return tensordict_reset
+
+    def _single(self, mask: Tensor | None) -> Any:
+        """Return the values of all entries that one call of `default_value` gives."""
+        if not self.single_default_value:
+            return None
+        size = torch.Size(self.parent.batch_size)
+        rows = torch.ones(size, dtype=torch.bool) if mask is None else mask
+        takes_mask = "reset" in inspect.signature(self.default_value).parameters
+        made = self.default_value(reset=rows) if takes_mask else self.default_value()
+        if torch.Size(made.batch_size) == size:
+            return made
+        whole = self._specs().zero()
+        whole[rows] = made.select(*self.out_keys)
+        return whole
+
+    def _primed(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        """Set the entries in `tensordict_reset` where `tensordict` asks for a reset."""
         specs = self._specs()
         keys = self.parent.reset_keys if self.reset_key is None else [self.reset_key]
         mask = reset_rows(tensordict, keys)
+        single = self._single(mask)
         for key in self.out_keys:
-            fresh = self._fresh(key, specs[key])
+            fresh = self._fresh(key, specs[key]) if single is None else single.get(key)
             before = tensordict.get(key, None)
             if mask is not None and before is not None:
                 fresh = torch.where(trailing(mask, fresh), fresh, before)
