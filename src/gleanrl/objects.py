@@ -134,12 +134,22 @@ class Objects:
         np.copyto(self.array, source.array)
         return self
 
+    def put(self, index: torch.Tensor, rows: Objects) -> None:
+        """Take over objects at `index`, ``(n,)`` int64; of equal ones the last wins."""
+        self.array[index.cpu().numpy()] = rows.array
+
+    def on(self, device: torch.device) -> Objects:
+        """Return these objects, tensors on `device`."""
+        if self.blank is None or all(item.device == device for item in self.array.flat):
+            return self
+        return Objects.of([item.to(device) for item in self.items()], self.shape, self.blank)
+
     def take(self, index: torch.Tensor, pad: bool = False) -> Objects:
-        """Return the rows at `index`, ``(n,)`` int64; with `pad` the one behind the last is blank."""
+        """Return the rows at `index`, ``(n,)`` int64, tensors copied; with `pad` the one behind the last is blank."""
         array = self.array
         if pad:
             array = np.concatenate([array, Objects.blanks((1, *array.shape[1:]), self.blank).array])
-        return Objects(array[index.cpu().numpy()], self.blank)
+        return Objects(array[index.cpu().numpy()], self.blank).clone()
 
     def where(self, mask: torch.Tensor, other: Objects) -> Objects:
         """Return these objects where `mask` is True, those of `other` elsewhere."""

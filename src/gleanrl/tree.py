@@ -93,6 +93,9 @@ def flatten(batch: TensorDictBase) -> dict[Path, Leaf]:
 def set_leaf(batch: Any, path: Path, leaf: Leaf) -> None:
     """Set an entry of a TensorDict to a leaf; tensors of unlike shapes only in a lazy stack."""
     if isinstance(leaf, Objects) and leaf.blank is not None and leaf.ndim:
+        if not isinstance(batch, LazyStackedTensorDict):  # the lazy stack is one of its groups
+            set_leaf(batch.get(path[0]), path[1:], leaf)
+            return
         for part, piece in zip(batch.tensordicts, leaf.unbind(batch.stack_dim), strict=True):
             set_leaf(part, path, piece)
     else:

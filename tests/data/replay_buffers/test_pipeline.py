@@ -161,8 +161,8 @@ def test_a_callable_that_fails_on_the_corner_is_for_samples():
 
 def test_a_failed_first_write_settles_nothing():
     rb = buffer(lambda data: data.reshape(-1))
-    with pytest.raises(ValueError, match="without any tensor"):
-        rb.extend(TensorDict({}, [4]))
+    with pytest.raises(ValueError, match="expected a dense tensor"):
+        rb.extend(TensorDict({"x": torch.ones(4).to_sparse()}, [4]))
     rb.extend(ted(6, streams=3))
     assert len(rb) == 18
 

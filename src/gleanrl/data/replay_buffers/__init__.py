@@ -21,6 +21,7 @@ from gleanrl.data.replay_buffers.samplers import (
 )
 from gleanrl.data.replay_buffers.storages import (
     LazyMemmapStorage,
+    LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
     Storage,
@@ -39,6 +40,7 @@ from gleanrl.data.replay_buffers.writers import (
 __all__ = [
     "ImmutableDatasetWriter",
     "LazyMemmapStorage",
+    "LazyStackStorage",
     "LazyTensorStorage",
     "ListStorage",
     "PrioritizedReplayBuffer",

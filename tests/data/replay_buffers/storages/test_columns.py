@@ -133,9 +133,9 @@ def test_slots_outside_the_columns_raise_and_change_nothing():
 
 def test_the_device_decides_the_kind():
     field = Field(torch.Size([]), torch.float32)
-    assert type(column_store([field], [torch.zeros(2)], True)) is OwnColumns
-    assert type(column_store([field], [torch.zeros(2)], False)) is BorrowedColumns
-    assert type(column_store([field], [torch.zeros(2, device="meta")], True)) is DeviceColumns
+    assert type(column_store([field], [torch.zeros(2)], True, 2)) is OwnColumns
+    assert type(column_store([field], [torch.zeros(2)], False, 2)) is BorrowedColumns
+    assert type(column_store([field], [torch.zeros(2, device="meta")], True, 2)) is DeviceColumns
 
 
 # Moves the memory behind views, and behind tensors that were given to a storage, in every way that torch has. Where the

@@ -22,6 +22,7 @@ from gleanrl.block import Field, numpy_dtype, numpy_twin, numpy_view
 from gleanrl.data.replay_buffers.storages.stored import Sources
 from gleanrl.errors import SchemaError, UnsupportedError
 from gleanrl.native import Columns as NativeColumns
+from gleanrl.objects import Leaf, Objects
 from gleanrl.pool import BufferPool
 
 _CPU = torch.device("cpu")
@@ -317,21 +318,57 @@ class DeviceColumns(ColumnStore):
         return [self.columns[column].index_select(0, where[array]) for column, array in wanted]
 
 
-def column_store(fields: Sequence[Field], columns: Sequence[torch.Tensor], exclusive: bool) -> ColumnStore:
+class NoColumns(ColumnStore):
+    """No column at all: records that are lists, or hold nothing."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.fields, self.columns, self.num_rows = (), [], num_rows
+
+    def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return nothing."""
+        return []
+
+    def part(self, leaves: list[torch.Tensor]) -> None:
+        """Do nothing."""
+
+    def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
+        """Do nothing."""
+
+    def put(self, slots: torch.Tensor, leaves: list[torch.Tensor]) -> None:
+        """Do nothing."""
+
+    def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
+        """Return nothing."""
+        return []
+
+
+def column_store(
+    fields: Sequence[Field], columns: Sequence[torch.Tensor], exclusive: bool, num_rows: int
+) -> ColumnStore:
     """Return the store for columns on the CPU or on another device.
 
     Args:
         fields: the leaves.
         columns: see `ColumnStore`.
         exclusive: whether nobody else holds a tensor of the columns' storages.
+        num_rows: of each column.
     """
+    if not columns:
+        return NoColumns(num_rows)
     if not columns[0].is_cpu:
         return DeviceColumns(fields, columns)
     return OwnColumns(fields, columns) if exclusive else BorrowedColumns(fields, columns)
 
 
-def plain(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
+def device_of(leaves: Sequence[Leaf]) -> torch.device:
+    """Return the device of the first leaf that is a tensor, the CPU if none is."""
+    return next((leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)), _CPU)
+
+
+def plain(leaf: Leaf, device: torch.device) -> Leaf:
     """Return `leaf` on `device`, contiguous, with lazy conjugations and negations carried out."""
+    if isinstance(leaf, Objects):
+        return leaf.on(device)
     return leaf.detach().to(device).resolve_conj().resolve_neg().contiguous()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import is_tensor_collection
+from tensordict import LazyStackedTensorDict, is_tensor_collection
 from torch.utils import _pytree
 
 from gleanrl.block import Field, Schema
@@ -25,7 +25,7 @@ from gleanrl.data.replay_buffers.storages.tree_format import (
     tree_path,
 )
 from gleanrl.errors import SchemaError
-from gleanrl.tree import iter_leaves
+from gleanrl.tree import check_uniform, iter_leaves
 
 
 def find_format(data: Any, dims: int, where: str) -> RecordFormat:
@@ -60,7 +60,8 @@ def format_from_state(state: dict[str, Any]) -> RecordFormat:
         return TreeFormat(Schema(fields), _pytree.tree_flatten(state["tree"])[1])
     classes = from_names(state.get("classes", ()))
     groups = {tuple(path): tuple(size) for path, size in state.get("groups", ())}
-    return TensorDictFormat(Schema(fields, groups), torch.Size(state["item_shape"]), classes)
+    empty = [tuple(path) for path in state.get("empty", ())]
+    return TensorDictFormat(Schema(fields, groups, empty), torch.Size(state["item_shape"]), classes)
 
 
 def swap_batch_dims(data: Any, dim: int, where: str) -> Any:
@@ -77,7 +78,19 @@ def stack_records(records: Sequence[Any], where: str) -> Any:
         raise SchemaError(f"{where}: got no record at all; write at least one")
     try:
         if is_tensor_collection(records[0]):
-            return torch.stack(list(records))
+            return _stacked(records)
         return _pytree.tree_map(lambda *leaves: torch.stack([as_tensor(leaf) for leaf in leaves]), *records)
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as cause:
         raise SchemaError(f"{where}: a list holds records of one structure, these differ: {cause}") from cause
+
+
+def _stacked(records: Sequence[Any]) -> Any:
+    """Return records stacked, lazily if they differ in shapes alone."""
+    try:
+        return torch.stack(list(records))
+    except RuntimeError:
+        lazy = LazyStackedTensorDict.lazy_stack(list(records))
+        check_uniform(lazy, "stack")
+        for _ in iter_leaves(lazy):  # which raises where more differs
+            pass
+        return lazy

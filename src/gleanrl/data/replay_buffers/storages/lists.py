@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import is_tensor_collection
+from tensordict import TensorDict, is_tensor_collection
 from torch.utils import _pytree
 
 from gleanrl.data.replay_buffers.storages.base import Storage
@@ -115,14 +115,18 @@ class ListStorage(Storage):
         return [items[slot] for slot in slots.tolist()]
 
     def get(self, index: Any) -> Any:
-        """Return the object at an int, or the list of objects at any other index; never copies."""
+        """Return the object at an int, or those at any other index, as a list; never copies."""
         if not self._items:
             raise EmptyBufferError("the storage is empty: write records first")
         basic = basic_index(index, self.shape)
         if basic is not None and len(basic) == 1:
             return self._items[basic[0]]
         slots, _ = slots_at(index, self.shape)
-        return self.fetch(slots)
+        return self._together(self.fetch(slots))
+
+    def _together(self, items: list[Any]) -> Any:
+        """Return several objects as `get` gives them."""
+        return items
 
     def _start_copy(self) -> ContentCopy:
         return _ItemsCopy(self._items)
@@ -196,8 +200,13 @@ def split(data: Any, where: str) -> list[Any]:
 
 
 def collate(items: list[Any]) -> Any:
-    """Return a batch of objects: tensors and TensorDicts stacked, others by torch's `default_collate`."""
+    """Return a batch of objects: tensors and TensorDicts stacked, others by torch's `default_collate`.
+
+    TensorDicts that differ in keys or shapes give a lazy stack.
+    """
     first = items[0]
-    if isinstance(first, torch.Tensor) or is_tensor_collection(first):
+    if is_tensor_collection(first):
+        return TensorDict.maybe_dense_stack(list(items))
+    if isinstance(first, torch.Tensor):
         return torch.stack(list(items))
     return torch.utils.data.default_collate(items)

@@ -15,6 +15,7 @@ import torch
 
 from gleanrl.block import Field
 from gleanrl.errors import CapacityError, UnsupportedError
+from gleanrl.objects import Leaf, Objects
 from gleanrl.system import fs, proc
 from gleanrl.tree import Path as KeyPath
 
@@ -30,6 +31,8 @@ class Allocator(Protocol):
     """Whether nobody else will hold a tensor of the columns' torch storages (see `columns`)."""
     shared: bool
     """Whether a forked child would write into the same memory, not into a copy of its own."""
+    lists: Sequence[Objects]
+    """Lists that exist already, all of them; or none, and they are made anew."""
 
     def __call__(
         self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
@@ -48,22 +51,21 @@ class GivenColumns:
     """Columns that exist already, all in the memory of their device.
 
     Args:
-        columns: contiguous, ``[num_rows, *field]`` each.
+        columns: contiguous, ``[num_rows, *field]`` each; lists among them.
         exclusive: see `Allocator`.
         shared: see `Allocator`; memory that the user shares is the user's to share.
     """
 
-    def __init__(
-        self, columns: Sequence[torch.Tensor], exclusive: bool = False, shared: bool = False
-    ) -> None:
-        self.columns = columns
+    def __init__(self, columns: Sequence[Leaf], exclusive: bool = False, shared: bool = False) -> None:
+        self.columns = [column for column in columns if isinstance(column, torch.Tensor)]
+        self.lists: Sequence[Objects] = [column for column in columns if isinstance(column, Objects)]
         self.exclusive = exclusive
         self.shared = shared
 
     def __call__(
         self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
     ) -> list[torch.Tensor]:
-        """Return the columns."""
+        """Return the columns that aren't lists."""
         return list(self.columns)
 
     def discard(self) -> None:
@@ -81,6 +83,7 @@ class HeapAllocator:
 
     exclusive = True
     shared = False
+    lists: Sequence[Objects] = ()
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -120,6 +123,7 @@ class FileAllocator:
 
     exclusive = True
     shared = True
+    lists: Sequence[Objects] = ()
 
     def __init__(self, directory: Path | None, replace: bool = False) -> None:
         self.directory = directory

@@ -31,7 +31,7 @@ class RecordFormat(ABC):
         self._narrowed: dict[tuple[Path, ...], RecordFormat] = {}
 
     @abstractmethod
-    def read(self, data: Any, dims: int, where: str) -> tuple[torch.Size, list[torch.Tensor]]:
+    def read(self, data: Any, dims: int, where: str) -> tuple[torch.Size, list[Leaf]]:
         """Return the first `dims` batch dimensions of `data`, and its leaves in the schema's order.
 
         Shapes and dtypes of the leaves are for `check` to look at.
@@ -73,10 +73,10 @@ class RecordFormat(ABC):
 
 
 def check_storable(leaf: Leaf, path: Path, where: str) -> None:
-    """Raise `SchemaError` unless `leaf` is dense, with data, and one number to an element."""
+    """Raise `SchemaError` unless `leaf` is a list, or dense, with data, and one number to an element."""
     if isinstance(leaf, Objects):
-        found, advice = "what isn't a tensor, or tensors of unlike shapes", "drop the key"
-    elif leaf.is_meta:
+        return
+    if leaf.is_meta:
         found, advice = "a meta tensor, which holds no data", "make it on a real device"
     elif leaf.is_nested:
         found, advice = "a nested tensor, whose rows differ in shape", "pad the rows to one shape"

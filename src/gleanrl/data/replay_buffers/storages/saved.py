@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from gleanrl.data.replay_buffers.storages.formats import check_all_storable, for
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.snapshots import ContentCopy, StorageState
 from gleanrl.data.replay_buffers.storages.table import Table
+from gleanrl.objects import Leaf, Objects
 from gleanrl.state import StateReader
 
 
@@ -21,8 +23,8 @@ class Rows:
     """Records in columns of their own."""
 
     form: RecordFormat
-    columns: list[torch.Tensor]
-    """``[rows, *field]`` each, in the order of a table's columns."""
+    columns: list[Leaf]
+    """``[rows, *field]`` each, lists among them, in the order of a table's columns."""
     table: Table | None = None
     """Where they are to be copied; None if that isn't known yet."""
 
@@ -44,14 +46,23 @@ def read_rows(reader: StateReader, state: StorageState) -> Rows | None:
     form = format_from_state(reader.get("format"))
     if not isinstance(columns, (list, tuple)) or len(columns) != len(form.schema):
         raise reader.wrong("columns", f"a list of {len(form.schema)} tensors")
-    for column in columns:
-        if not isinstance(column, torch.Tensor):
-            raise reader.wrong("columns", "tensors")
+    leaves: list[Leaf] = []
+    for column, field in zip(columns, form.schema.fields, strict=True):
+        if field.is_list and isinstance(column, list):
+            shape = torch.Size((state.rows, *field.row_shape))
+            if len(column) != shape.numel():
+                raise reader.wrong("columns", f"lists of {shape.numel()} objects")
+            leaves.append(Objects.of(copy.deepcopy(column), shape, field.blank))
+        elif field.is_list or not isinstance(column, torch.Tensor):
+            raise reader.wrong("columns", "tensors, and lists of objects")
+        else:
+            leaves.append(column)
     if 0 in state.batch_shape:
         raise reader.wrong("batch_shape", "sizes of 1 or more")
-    form.schema.check(columns, torch.Size([state.rows]), "load_state_dict")
-    check_all_storable(list(columns), "load_state_dict")
-    return Rows(form, list(columns))
+    lead = torch.Size([state.rows])
+    form.schema.check(form.schema.as_lists(leaves, lead, "load_state_dict"), lead, "load_state_dict")
+    check_all_storable([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], "load_state_dict")
+    return Rows(form, leaves)
 
 
 class RowsCopy(ContentCopy):
@@ -60,13 +71,13 @@ class RowsCopy(ContentCopy):
     def __init__(self, table: Table) -> None:
         self._table = table
         self._room = 0
-        self._columns: list[torch.Tensor] = []
+        self._columns: list[Leaf] = []
 
     def take(self, rows: int, spans: list[tuple[int, int]]) -> None:
         """Copy ranges of rows; all of them if the copy has to move to where there is more room."""
         if rows > self._room or not self._columns:
             self._room = min(rows + rows // 8, self._table.columns.num_rows)
-            self._columns = [_empty(self._room, column) for column in self._table.columns.columns]
+            self._columns = [_empty(self._room, column) for column in self._table.all]
             spans = [(0, rows)]
         for start, stop in spans:
             self._table.copy_rows(self._columns, start, stop)
@@ -76,14 +87,18 @@ class RowsCopy(ContentCopy):
         return Rows(self._table.form, [_first(column, rows) for column in self._columns])
 
 
-def _empty(rows: int, like: torch.Tensor) -> torch.Tensor:
+def _empty(rows: int, like: Leaf) -> Leaf:
+    if isinstance(like, Objects):
+        return Objects.blanks((rows, *like.shape[1:]), like.blank)
     if not like.is_cpu:
         return torch.empty(rows, *like.shape[1:], dtype=like.dtype, device=like.device)
     array: np.ndarray[Any, Any] = np.empty((rows, *like.shape[1:]), numpy_dtype(like.dtype))
     return torch.from_numpy(array).view(like.dtype)
 
 
-def _first(column: torch.Tensor, rows: int) -> torch.Tensor:
+def _first(column: Leaf, rows: int) -> Leaf:
+    if isinstance(column, Objects):
+        return Objects.of(copy.deepcopy(column[:rows].items()), column[:rows].shape, column.blank)
     if rows == column.shape[0]:
         return column
     if not column.is_cpu:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-import torch
-
 from gleanrl.block import Schema
 from gleanrl.errors import SchemaError
+from gleanrl.objects import Leaf
 from gleanrl.tree import Path
 
 
@@ -58,7 +57,7 @@ class StoredSchema:
         self.fields = tuple(schema.fields[leaf] for leaf in self._holders)
         """The columns' rows."""
 
-    def to_store(self, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    def to_store(self, leaves: list[Leaf]) -> list[Leaf]:
         """Return what goes into the columns, of leaves in the schema's order."""
         return leaves if self._is_plain else [leaves[leaf] for leaf in self._holders]
 

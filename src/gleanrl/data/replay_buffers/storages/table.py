@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 
+from gleanrl.block import new_column
 from gleanrl.data.replay_buffers.storages.columns import ParentsColumns, column_store
 from gleanrl.data.replay_buffers.storages.memory import Allocator
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
-from gleanrl.data.replay_buffers.storages.stored import StoredSchema
+from gleanrl.data.replay_buffers.storages.stored import Source, StoredSchema
 from gleanrl.data.rows import take_rows
+from gleanrl.errors import UnsupportedError
+from gleanrl.objects import Leaf, Objects
 from gleanrl.system.forks import renew_in_child
-from gleanrl.tree import Path
+from gleanrl.tree import Path, as_key
 
 
 class Table:
@@ -32,10 +35,20 @@ class Table:
     def __init__(self, form: RecordFormat, num_rows: int, allocate: Allocator) -> None:
         self.form = form
         self.stored = StoredSchema(form.schema)
-        columns = allocate(self.stored.paths, self.stored.fields, num_rows)
-        self.columns = column_store(self.stored.fields, columns, allocate.exclusive)
-        self.device = columns[0].device
+        stored = [*zip(self.stored.paths, self.stored.fields, strict=True)]
+        dense = [(path, field) for path, field in stored if not field.is_list]
+        columns = allocate([path for path, _ in dense], [field for _, field in dense], num_rows)
+        self.columns = column_store([field for _, field in dense], columns, allocate.exclusive, num_rows)
+        self.device = columns[0].device if columns else torch.device("cpu")
         """Where the columns are, with its number: ``cuda:0``."""
+        self.lists: dict[Path, Objects] = dict(
+            zip(
+                form.schema.lists,
+                allocate.lists or [new_column((num_rows,), form.schema[path]) for path in form.schema.lists],
+                strict=True,
+            )
+        )
+        """What columns can't hold, by path: ``[num_rows, *field]`` objects each, kept beside the columns."""
         self.mask: torch.Tensor | None = None
         """Which rows are steps, ``(num_rows,)`` bool, all columns' rows; None while all are."""
         self._all = self.stored.wanted()
@@ -45,7 +58,8 @@ class Table:
 
     def after_fork(self, lineage: tuple[int, ...]) -> None:
         """Leave the columns to the parent."""
-        self.columns = ParentsColumns(self.columns.fields, self.columns.columns)
+        if self.columns.columns:
+            self.columns = ParentsColumns(self.columns.fields, self.columns.columns)
         self._undo.detach()
 
     def keep(self) -> None:
@@ -56,49 +70,118 @@ class Table:
         """Look at the mask from now on, if there is one: if rows of `leaves` are no steps, or at once for None."""
         mask = self.form.mask
         if mask is not None and self.mask is None and (leaves is None or not leaves[mask].all()):
-            self.mask = self.columns.columns[self.stored.sources[mask].column].view(-1)
+            self.mask = self.all[self.stored.sources[mask].column].view(-1)
 
-    def ready(self, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return what is copied into the columns, of leaves in the format's order."""
-        return self.columns.ready(self.stored.to_store(leaves))
+    @property
+    def all(self) -> list[Leaf]:
+        """Columns and lists, in the stored schema's order."""
+        columns = iter(self.columns.columns)
+        return [self.lists[path] if path in self.lists else next(columns) for path in self.stored.paths]
 
-    def pick(self, rows: list[torch.Tensor], positions: torch.Tensor) -> list[torch.Tensor]:
+    def ready(self, leaves: list[Leaf]) -> list[Leaf]:
+        """Return what is copied into columns and lists, of leaves in the format's order: columns first."""
+        stored = self.stored.to_store(leaves)
+        if not self.lists:
+            return self.columns.ready(stored)
+        dense = self.columns.ready([leaf for leaf in stored if isinstance(leaf, torch.Tensor)])
+        return [*dense, *(objects.on(self.device) for objects in stored if isinstance(objects, Objects))]
+
+    def write(self, rows: list[Leaf], skipped: int, start: int, count: int) -> None:
+        """Copy ready rows, those from `skipped` on, to `count` rows from `start` on, around the end."""
+        columns = self.columns
+        dense, lists = (rows, ()) if not self.lists else _parted(rows, len(columns.fields))
+        if skipped:
+            columns.part(dense)
+            dense, lists = ([leaf[skipped:] for leaf in leaves] for leaves in (dense, lists))
+        columns.write(start, count, dense)
+        head = min(count, columns.num_rows - start)
+        for objects, leaf in zip(self.lists.values(), lists, strict=True):
+            given = leaf.reshape(-1, *objects.shape[1:])
+            objects[start : start + head].copy_(given[:head])
+            objects[: count - head].copy_(given[head:count])
+
+    def put(self, rows: list[Leaf], slots: torch.Tensor) -> None:
+        """Copy ready rows to `slots`, ``(n,)`` int64; of equal ones the last one wins."""
+        dense, lists = (rows, ()) if not self.lists else _parted(rows, len(self.columns.fields))
+        self.columns.put(slots, dense)
+        for objects, leaf in zip(self.lists.values(), lists, strict=True):
+            objects.put(slots, leaf.reshape(-1, *objects.shape[1:]))
+
+    def pick(self, rows: list[Leaf], positions: torch.Tensor) -> list[Leaf]:
         """Return some of ready rows, by their positions, ``(n,)`` int64."""
+        fields = [*self.columns.fields, *(self.form.schema[path] for path in self.lists)]
         # A single record comes without its time dimension.
         many = [
-            leaf if leaf.ndim > len(field.shape) else leaf.unsqueeze(0)
-            for leaf, field in zip(rows, self.columns.fields, strict=True)
+            leaf if leaf.ndim > len(field.row_shape) else leaf.unsqueeze(0)
+            for leaf, field in zip(rows, fields, strict=True)
         ]
         return [take_rows(leaf, 1, positions) for leaf in many]
 
     def fetch(self, slots: torch.Tensor, lead: torch.Size, paths: tuple[Path, ...] | None = None) -> Any:
         """Return the records in `slots`, ``(n,)`` int64, as ``[*lead]`` with n elements, in fresh memory."""
-        if paths is None:
+        if self.lists:
+            form, leaves = self._fetch_with_lists(slots, paths)
+        elif paths is None:
             form, leaves = self.form, self.columns.gather((slots,), self._all)
         else:
             form, leaves = self.form.narrow(paths), self.columns.gather((slots,), self.stored.wanted(paths))
         if len(lead) != 1:
-            leaves = [leaf.view(*lead, *leaf.shape[1:]) for leaf in leaves]
+            leaves = [leaf.reshape(*lead, *leaf.shape[1:]) for leaf in leaves]
         return form.build(leaves, lead, self.device)
+
+    def _fetch_with_lists(
+        self, slots: torch.Tensor, paths: tuple[Path, ...] | None
+    ) -> tuple[RecordFormat, list[Leaf]]:
+        form = self.form if paths is None else self.form.narrow(paths)
+        wanted = tuple(
+            Source(self._number(path), self.stored.sources[self.form.schema.index(path)].array)
+            for path in form.schema.paths
+            if path not in self.lists
+        )
+        columns = iter(self.columns.gather((slots,), wanted) if wanted else ())
+        return form, [
+            self.lists[path].take(slots) if path in self.lists else next(columns)
+            for path in form.schema.paths
+        ]
+
+    def _number(self, path: Path) -> int:
+        """Return which of the columns holds the leaf at `path`; lists aren't counted."""
+        column = self.stored.column_of(path)
+        return column - sum(own in self.lists for own in self.stored.paths[:column])
 
     def view(self, lead: torch.Size, index: tuple[int | slice, ...] = ()) -> Any:
         """Return a live view of the first rows, seen as ``[*lead]``, at a basic index of `lead`."""
-        leaves = self.columns.views(lead, index)
+        leaves: list[Leaf] = self.columns.views(lead, index)
+        if self.lists:
+            views, rows = iter(leaves), lead.numel()
+            seen = {p: o[:rows].reshape(*lead, *o.shape[1:])[(*index, ...)] for p, o in self.lists.items()}
+            leaves = [seen[path] if path in seen else next(views) for path in self.form.schema.paths]
         # The selection's shape, from a tensor of no memory.
         shape = torch.empty(1, device="cpu").expand(lead)[index].shape if index else lead
         return self.form.build(leaves, shape, self.device)
 
     def column(self, path: Path) -> torch.Tensor:
-        """Return a live view of the column at `path`, ``[num_rows, *field]``."""
-        return self.columns.view(self.stored.column_of(path))
+        """Return a live view of the column at `path`, ``[num_rows, *field]``.
 
-    def copy_rows(self, to: Sequence[torch.Tensor], start: int, stop: int) -> None:
+        Raises:
+            UnsupportedError: it is a list.
+        """
+        if path in self.lists:
+            raise UnsupportedError(f"key {as_key(path)!r} isn't a tensor of one shape, it has no column")
+        return self.columns.view(self._number(path))
+
+    def copy_rows(self, to: Sequence[Leaf], start: int, stop: int) -> None:
         """Copy rows ``[start, stop)`` of all columns to the same rows of others, one for each column."""
-        for column, target in zip(self.columns.columns, to, strict=True):
+        for column, target in zip(self.all, to, strict=True):
             target[start:stop].copy_(column[start:stop])
 
-    def take(self, columns: Sequence[torch.Tensor]) -> None:
+    def take(self, columns: Sequence[Leaf]) -> None:
         """Copy other columns' rows, ``[rows, *field]``, to the first rows."""
-        for column, source in zip(self.columns.columns, columns, strict=True):
+        for column, source in zip(self.all, columns, strict=True):
             column[: source.shape[0]].copy_(source)
         self.watch_mask(columns)
+
+
+def _parted(rows: list[Leaf], columns: int) -> tuple[list[Leaf], list[Leaf]]:
+    """Return the leaves of columns, and those of lists behind them."""
+    return rows[:columns], rows[columns:]

@@ -11,7 +11,7 @@ from torch.utils import _pytree
 
 from gleanrl.arguments import positive
 from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.data.replay_buffers.storages.columns import apart, plain
+from gleanrl.data.replay_buffers.storages.columns import apart, device_of, plain
 from gleanrl.data.replay_buffers.storages.direct import Prepared
 from gleanrl.data.replay_buffers.storages.formats import (
     check_all_storable,
@@ -35,6 +35,7 @@ from gleanrl.errors import (
     InvalidArgumentError,
     SchemaError,
 )
+from gleanrl.objects import Objects
 from gleanrl.state import StateReader
 from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import NestedKey, Path, as_key
@@ -84,10 +85,12 @@ class TensorStorage(Storage):
             raise InvalidArgumentError(
                 f"max_size: expected {lead.numel()}, the records in `storage`, got {max_size}"
             )
-        place = leaves[0].device if device == "auto" else usable_device(device)
-        rows = [leaf.detach().to(place).contiguous() for leaf in leaves]
+        place = device_of(leaves) if device == "auto" else usable_device(device)
+        rows = [leaf.detach().to(place).contiguous() for leaf in leaves if isinstance(leaf, torch.Tensor)]
         columns = [row.view(lead.numel(), *row.shape[ndim:]) for row in rows]
-        self._wrap(form, lead, GivenColumns(apart(columns)), place)
+        lists = [objects.on(place) for objects in leaves if isinstance(objects, Objects)]
+        flat = [objects.reshape(lead.numel(), *objects.shape[ndim:]) for objects in lists]
+        self._wrap(form, lead, GivenColumns([*apart(columns), *flat]), place)
 
     def _wrap(self, form: RecordFormat, lead: torch.Size, given: GivenColumns, device: torch.device) -> None:
         """Set up a storage that is full of `given` columns' records ``[*lead]``."""
@@ -128,7 +131,8 @@ class TensorStorage(Storage):
     def _flattened(self) -> TensorStorage:
         """Return the stored part as a storage with one batch dimension; the columns are shared."""
         table, lead = self._initialized(), torch.Size([len(self)])
-        given = GivenColumns(table.columns.views(lead), self._allocate.exclusive, self._allocate.shared)
+        columns = [*table.columns.views(lead), *(objects[: len(self)] for objects in table.lists.values())]
+        given = GivenColumns(columns, self._allocate.exclusive, self._allocate.shared)
         flat = TensorStorage.__new__(TensorStorage)
         flat._wrap(table.form, lead, given, self.device)
         return flat
@@ -158,7 +162,7 @@ class TensorStorage(Storage):
         form.schema.check(leaves, lead, where)
         if dim_extend and not single:
             leaves = [leaf.transpose(0, dim_extend) for leaf in leaves]
-            lead = leaves[0].shape[: self.ndim]
+            lead = torch.Size((lead[dim_extend], *lead[1:dim_extend], lead[0], *lead[dim_extend + 1 :]))
         batch, num_steps = (lead, 1) if single else (lead[1:], lead[0])
         self._check_batch(batch, num_steps, where)
         if self.ndim == 1 and form.mask is not None:
@@ -169,7 +173,7 @@ class TensorStorage(Storage):
                 leaves = [take_rows(leaf, 1, steps.nonzero()[:, 0]) for leaf in leaves]
                 num_steps = leaves[0].shape[0]
         if table is None:
-            self._settle(leaves[0].device)
+            self._settle(device_of(leaves))
             # Whatever fails does so before the memory is taken and the schema fixed.
             leaves = [plain(leaf, self.device) for leaf in leaves]
             table = self._initialize(form, batch)
@@ -222,14 +226,11 @@ class TensorStorage(Storage):
         self.device, self._table = table.device, table
 
     def _copy_span(self, rows: list[torch.Tensor], skipped: int, start: int, count: int) -> None:
-        columns, per_step = self._initialized().columns, self.rows_per_step
-        if skipped:
-            columns.part(rows)
-            rows = [leaf[skipped:] for leaf in rows]
-        columns.write(start * per_step, count * per_step, rows)
+        per_step = self.rows_per_step
+        self._initialized().write(rows, skipped, start * per_step, count * per_step)
 
     def _copy_slots(self, rows: list[torch.Tensor], slots: torch.Tensor) -> None:
-        self._initialized().columns.put(slots, rows)
+        self._initialized().put(rows, slots)
 
     def _pick(self, rows: list[torch.Tensor], positions: torch.Tensor) -> list[torch.Tensor]:
         return self._initialized().pick(rows, positions)
@@ -309,7 +310,10 @@ class TensorStorage(Storage):
         return None if self._table is None else RowsCopy(self._table)
 
     def _plain_content(self, content: Rows | None) -> dict[str, Any]:
-        return {} if content is None else {"format": content.form.state(), "columns": content.columns}
+        if content is None:
+            return {}
+        columns = [column.items() if isinstance(column, Objects) else column for column in content.columns]
+        return {"format": content.form.state(), "columns": columns}
 
     def _parse_content(self, reader: StateReader, state: StorageState) -> Rows | None:
         rows = read_rows(reader, state)
@@ -317,7 +321,7 @@ class TensorStorage(Storage):
             return None
         table = self._table
         if table is None:
-            self._settle(rows.columns[0].device)
+            self._settle(device_of(rows.columns))
             table = self._make_table(rows.form, torch.Size(state.batch_shape))
         elif not table.form.same_as(rows.form) or state.batch_shape != self._batch_shape:
             raise SchemaError(
@@ -362,10 +366,11 @@ class TensorStorage(Storage):
         assert 0 <= self.num_steps <= self.capacity_steps
         assert len(self) <= self.max_size
         if self._table is not None:
-            for column, path in zip(self._table.columns.columns, self.format.schema.paths, strict=True):
+            for column, path in zip(self._table.all, self.format.schema.paths, strict=True):
                 field = self.format.schema[path]
-                assert column.shape == (self.max_size, *field.shape), as_key(path)
-                assert column.dtype == field.dtype and column.is_contiguous(), as_key(path)
+                assert column.shape == (self.max_size, *field.row_shape), as_key(path)
+                if not field.is_list:
+                    assert column.dtype == field.dtype and column.is_contiguous(), as_key(path)
         generations = self._counters()
         assert bool((generations[: len(self)] > 0).all()), "a stored row was never written"
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensordict import TensorDict, is_non_tensor, is_tensor_collection, is_tensorclass
+from tensordict import LazyStackedTensorDict, TensorDict, is_non_tensor, is_tensor_collection, is_tensorclass
 
 from gleanrl.errors import SchemaError
 from gleanrl.tree import Path
@@ -16,9 +16,11 @@ def classes_of(data: Any, path: Path = ()) -> dict[Path, type[Any]]:
     """Return the tensorclasses in `data` by their paths, the deepest first; the root's path is empty.
 
     Args:
-        data: a TensorDict or tensorclass whose leaves are all tensors.
+        data: a TensorDict or tensorclass.
         path: where it stands.
     """
+    if isinstance(data, LazyStackedTensorDict):
+        return classes_of(data.tensordicts[0], path)  # of the others the stack shows the same
     found: dict[Path, type[Any]] = {}
     for key in data.keys():
         below = data.get(key)

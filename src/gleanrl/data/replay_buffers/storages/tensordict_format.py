@@ -22,6 +22,7 @@ from gleanrl.data.replay_buffers.storages.tensorclasses import (
     wrap,
 )
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, SchemaError
+from gleanrl.objects import Leaf
 from gleanrl.tree import NestedKey, Path, as_key, check_uniform, iter_leaves, key_argument
 
 # What samples carry beside the records. A sample that is written again must not store it as data.
@@ -43,7 +44,7 @@ class TensorDictFormat(RecordFormat):
         super().__init__(schema, item_shape)
         self.classes = dict(classes or {})
 
-    def read(self, data: Any, dims: int, where: str) -> tuple[torch.Size, list[torch.Tensor]]:
+    def read(self, data: Any, dims: int, where: str) -> tuple[torch.Size, list[Leaf]]:
         """Read `data`; keys that samples carry beside the records (`ADDED_KEYS`) are left out."""
         if not isinstance(data, TensorDictBase) or self.classes:
             self._check_classes(data, where)
@@ -51,12 +52,13 @@ class TensorDictFormat(RecordFormat):
             check_uniform(data, where)
         lead = leading(data.batch_size, dims, "batch dimensions", where)
         try:
-            return lead, self.schema.layout.read(data, where)
+            leaves = self.schema.layout.read(data, where)
         except SchemaError:
             known = without_added_keys(data)
             if known is data:
                 raise
-            return lead, self.schema.layout.read(known, where)
+            leaves = self.schema.layout.read(known, where)
+        return lead, self.schema.as_lists(leaves, lead, where) if self.schema.lists else leaves
 
     def _check_classes(self, data: Any, where: str) -> None:
         """Raise `InvalidTypeError` unless `data` is made of the very tensorclasses that the records are."""
@@ -104,7 +106,8 @@ class TensorDictFormat(RecordFormat):
         """Return the format as plain values; see `RecordFormat.state`."""
         classes = to_names(self.classes) if by_name else list(self.classes.items())
         groups = [[list(path), list(size)] for path, size in self.schema.groups.items()]
-        return {**plain_format("tensordict", self), "classes": classes, "groups": groups}
+        empty = [list(path) for path in self.schema.layout.empty]
+        return {**plain_format("tensordict", self), "classes": classes, "groups": groups, "empty": empty}
 
     def same_as(self, other: RecordFormat) -> bool:
         """Return whether the schemas and the tensorclasses are the same."""
@@ -118,12 +121,15 @@ def find_tensordict_format(data: Any, dims: int, where: str) -> TensorDictFormat
     known = without_added_keys(data)
     for path, leaf in iter_leaves(known):
         check_storable(leaf, path, where)
-    whole = Schema.of(known)
-    if not len(whole):
-        raise SchemaError(f"{where}: got a TensorDict without any tensor; there is nothing to store")
-    item_shape = data.batch_size[dims:]
+    whole, item_shape = Schema.of(known), data.batch_size[dims:]
+    for path in whole.lists if item_shape else ():
+        if -1 in whole[path].shape:
+            raise SchemaError(
+                f"{where}: key {as_key(path)!r} holds tensors of unlike shapes, and a record {tuple(item_shape)} of "
+                f"them; give the storage ndim={len(data.batch_size)}, or flatten the batch"
+            )
     fields = {path: Field(item_shape + field.shape, field.dtype) for path, field in whole.items().items()}
-    return TensorDictFormat(Schema(fields, whole.groups), item_shape, classes_of(known))
+    return TensorDictFormat(Schema(fields, whole.groups, whole.layout.empty), item_shape, classes_of(known))
 
 
 def without_added_keys(data: Any) -> Any:
