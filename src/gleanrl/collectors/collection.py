@@ -155,8 +155,8 @@ class Collection(Source, Stateful[CollectionState]):
             if explained is None:
                 raise
             raise explained from explained.__cause__
-        ledger = self._now.ledger.lasting(clock.monotonic() - begin)
-        ledger = ledger.delivering(done.frames, done.flagged, grant.counted)
+        seconds = clock.monotonic() - begin
+        ledger = self._now.ledger.delivering(done.frames, done.flagged, grant.counted, seconds)
         after = _Moment(ledger.discarding(done.excess, "budget"), done.trajectories)
         return Collected(self._wrap(block, count), after)
 

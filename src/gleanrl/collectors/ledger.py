@@ -73,20 +73,24 @@ class Ledger:
         """Return the counts after collecting for so much longer."""
         return replace(self, seconds=self.seconds + seconds)
 
-    def delivering(self, frames: int, flagged: int = 0, counted: bool = True) -> Ledger:
+    def delivering(
+        self, frames: int, flagged: int = 0, counted: bool = True, seconds: float = 0.0
+    ) -> Ledger:
         """Return the counts after another batch was handed out.
 
         Args:
             frames: that it has.
             flagged: how many of them are marked.
             counted: whether it counts against the budget.
+            seconds: that its collection took.
         """
-        return replace(
-            self,
-            delivered=self.delivered + frames - flagged,
-            flagged=self.flagged + flagged,
-            spent=self.spent + frames * counted,
-            batches=self.batches + counted,
+        return Ledger(  # `replace` would take three times as long, for each batch
+            self.delivered + frames - flagged,
+            self.flagged + flagged,
+            self.discards,
+            self.seconds + seconds,
+            self.spent + frames * counted,
+            self.batches + counted,
         )
 
     def discarding(self, frames: int, reason: str) -> Ledger:

@@ -86,6 +86,8 @@ class Trajectories:
             mask: ``(P, T)`` bool, False on steps that are no frames; None if all are.
             numbering: of the ids that are written; None for the local ones.
         """
+        if mask is None and not done.any():
+            return self._record_middle(reward, ids, counts, numbering)
         num_envs, num_steps = done.shape
         before = np.broadcast_to(
             np.arange(num_steps + 1), (num_envs, num_steps + 1)
@@ -121,6 +123,29 @@ class Trajectories:
             self.num_ended + len(ended),
             (*self.recent_returns, *returns)[-_RECENT:],
             (*self.recent_lengths, *lengths)[-_RECENT:],
+        )
+
+    def _record_middle(
+        self, reward: Array | None, ids: Array, counts: Array | None, numbering: Numbering | None
+    ) -> Trajectories:
+        """Record a batch in which no trajectory ends: what small batches mostly are, in a third of the time."""
+        own, num_steps = self.ids.numpy()[:, None], ids.shape[1]
+        ids[...] = own if numbering is None else numbering(own)
+        if counts is not None:
+            counts[...] = self.steps.numpy()[:, None] + np.arange(num_steps)
+        returns = self.returns
+        if reward is not None and num_steps:
+            with np.errstate(invalid="ignore", over="ignore"):
+                begin = np.arange(len(reward)) * num_steps
+                returns = returns + from_numpy(np.add.reduceat(reward.ravel(), begin, dtype=np.float64))
+        return Trajectories(
+            self.ids,
+            self.steps + num_steps,
+            returns,
+            self.next_id,
+            self.num_ended,
+            self.recent_returns,
+            self.recent_lengths,
         )
 
     def _sum(self, reward: Array, done: Array, t: Array, env: Array) -> tuple[Tensor, list[float]]:
