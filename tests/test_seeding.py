@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 
 import pytest
@@ -142,6 +143,25 @@ class TestTorchGenerator:
         before = torch.get_rng_state()
         torch.rand(2, generator=owned.get())
         assert torch.equal(torch.get_rng_state(), before)
+
+    @pytest.mark.parametrize("used", [False, True])
+    def test_forked_children_draw_otherwise_than_their_parent_and_each_other(self, used):
+        owned = OwnedTorchGenerator(device="cpu")
+        if used:
+            torch.rand(1, generator=owned.get())
+        found = []
+        for _ in range(2):
+            reader, writer = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.write(writer, torch.rand(1, generator=owned.get()).numpy().tobytes())
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            found.append(os.read(reader, 4))
+            os.close(reader)
+            os.close(writer)
+        found.append(torch.rand(1, generator=owned.get()).numpy().tobytes())
+        assert len(set(found)) == 3
 
     def test_lent_it_serves_code_that_draws_from_the_global_one(self):
         one, other = OwnedTorchGenerator(4), OwnedTorchGenerator(4)

@@ -238,7 +238,8 @@ class GivenGenerator(RandomSource):
 class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
     """A generator that belongs to one part, for torch's own functions: ``torch.rand(3, generator=owned.get())``.
 
-    It begins as `OwnedGenerator` does. Its state before the first use is None. Not thread-safe: its owner locks.
+    It begins as `OwnedGenerator` does, and goes on so in a forked child. Its state before the first use is None. Not
+    thread-safe: its owner locks.
 
     Args:
         seed: a seed; None for one drawn at first use.
@@ -248,6 +249,8 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
     def __init__(self, seed: int | None = None, device: torch.device | str = "cpu") -> None:
         self._device = torch.device(device)
         self._torch: torch.Generator | None = None
+        self._lineage: tuple[int, ...] = ()
+        renew_in_child(self)
         if seed is not None:
             self.seed(seed)
 
@@ -258,9 +261,16 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
     def get(self) -> torch.Generator:
         """Return the generator; the first call without a seed takes one from torch's global generator."""
         if self._torch is None:
-            self.seed(fresh_seed())
+            seed = fresh_seed()
+            self.seed(_apart(seed.to_bytes(8, "big"), self._lineage) if self._lineage else seed)
             assert self._torch is not None
         return self._torch
+
+    def after_fork(self, lineage: tuple[int, ...]) -> None:
+        """Go on with a sequence of the child's own; other devices than the CPU can't be used there."""
+        self._lineage = lineage
+        if self._torch is not None and self._device.type == "cpu":
+            self.seed(_apart(self._torch.get_state().numpy().tobytes(), lineage))
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -299,5 +309,5 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle."""
-        self._device = state["device"]
+        self.__init__(device=state["device"])  # type: ignore[misc]
         self.adopt(state["generator"])

@@ -73,9 +73,7 @@ class Ledger:
         """Return the counts after collecting for so much longer."""
         return replace(self, seconds=self.seconds + seconds)
 
-    def delivering(
-        self, frames: int, flagged: int = 0, counted: bool = True, seconds: float = 0.0
-    ) -> Ledger:
+    def delivering(self, frames: int, flagged: int = 0, counted: bool = True, seconds: float = 0.0) -> Ledger:
         """Return the counts after another batch was handed out.
 
         Args:
