@@ -193,6 +193,16 @@ CASES = (
         peers=PEERS,
     ),
     Case(
+        "replay/foreign-sampler",
+        "sample(256) of the same by torchrl's RandomSampler: in its own buffer, and in ours",
+        "call",
+        {"gleanrl": ours_sampling("cartpole", 256, 500)},
+        "gleanrl",
+        targets=(Target(2 / 3, against="torchrl"),),
+        peers=("torchrl", "adapted"),
+        subject="adapted",
+    ),
+    Case(
         "replay/sample-1024",
         "sample(1024) of the same",
         "call",

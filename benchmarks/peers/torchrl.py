@@ -195,6 +195,7 @@ SETUPS = {
     "replay/extend": writing(False, 100),
     "replay/add": writing(True, 200),
     "replay/sample": sampling("cartpole", 200),
+    "replay/foreign-sampler": sampling("cartpole", 200),
     "replay/sample-1024": sampling("cartpole", 60, 1024),
     "replay/sample-humanoid": sampling("humanoid", 50),
     "replay/sample-image": sampling("image", 10),

@@ -1,0 +1,41 @@
+"""TorchRL's samplers in our buffer: what the adapter costs. Ours is imported from src, with the core that was built."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from torchrl.data import RandomSampler
+
+from benchmarks.workload import as_tensordict, stored
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "src"))
+
+from gleanrl.data import LazyTensorStorage, ReplayBuffer  # noqa: E402 - it may not be installed there
+
+VERSION = f"torchrl {importlib.metadata.version('torchrl')} in gleanrl"
+
+
+def sampling(kind: str, calls: int, batch: int = 256) -> Callable[[], Callable[[], float]]:
+    """`sample(batch)` by their sampler."""
+
+    def setup() -> Callable[[], float]:
+        columns = stored(kind)
+        storage = LazyTensorStorage(len(columns["observation",]))
+        buffer = ReplayBuffer(storage=storage, sampler=RandomSampler())
+        buffer.extend(as_tensordict(columns))
+        del columns
+
+        def work() -> int:
+            for _ in range(calls):
+                buffer.sample(batch)
+            return calls
+
+        return work
+
+    return setup
+
+
+SETUPS = {"replay/foreign-sampler": sampling("cartpole", 500)}
