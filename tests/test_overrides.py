@@ -1,9 +1,6 @@
 """Which methods a user's class replaced."""
 
-import pytest
-
-from gleanrl.errors import UnsupportedError
-from gleanrl.overrides import is_native, overridden, refuse_overrides
+from gleanrl.overrides import is_native, overridden
 
 
 class Base:
@@ -70,23 +67,3 @@ def test_what_attribute_access_makes_up_does_not_count():
             return lambda: name
 
     assert overridden(Chatty(), "step", "missing", of=Base) == ()
-
-
-def test_a_class_with_methods_that_nothing_calls_is_refused():
-    class Kept:
-        def __init_subclass__(cls, **options):
-            super().__init_subclass__(**options)
-            refuse_overrides(cls, Kept, {"_sample": "override sample"})
-
-    class Fine(Kept):
-        def sample(self):
-            return 1
-
-    assert Fine().sample() == 1
-    with pytest.raises(
-        UnsupportedError, match="class Wrong: nothing calls _sample.. of a Kept; override sample"
-    ):
-
-        class Wrong(Kept):
-            def _sample(self):
-                return 2

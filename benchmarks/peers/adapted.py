@@ -13,7 +13,7 @@ from benchmarks.workload import as_tensordict, stored
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "src"))
 
-from gleanrl.data import LazyTensorStorage, ReplayBuffer  # noqa: E402 - it may not be installed there
+from gleanrl.data import LazyTensorStorage, ReplayBuffer
 
 VERSION = f"torchrl {importlib.metadata.version('torchrl')} in gleanrl"
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
-
-from gleanrl.errors import UnsupportedError
 
 _MISSING = object()
 
@@ -40,20 +37,6 @@ def is_native(subject: Any, *names: str, of: type[Any]) -> bool:
     """Return whether a class, or an object, is one of `of` and has its `names` as they are; see `overridden`."""
     cls = subject if isinstance(subject, type) else type(subject)
     return issubclass(cls, of) and not overridden(subject, *names, of=of)
-
-
-def refuse_overrides(cls: type[Any], of: type[Any], advice: Mapping[str, str]) -> None:
-    """Raise `UnsupportedError` if a class has methods that nothing would call; for ``__init_subclass__``.
-
-    Args:
-        cls: the class that is being made.
-        of: the class that it derives from.
-        advice: what to do instead, by the names of such methods.
-    """
-    for name in overridden(cls, *advice, of=of):
-        raise UnsupportedError(
-            f"class {cls.__name__}: nothing calls {name}() of a {of.__name__}; {advice[name]}"
-        )
 
 
 def _found(cls: type[Any], name: str) -> Any:

@@ -10,9 +10,9 @@ from tensordict import TensorDict
 
 pytest.importorskip("torchrl")
 
-from torchrl.data.replay_buffers import samplers, storages, writers  # noqa: E402
+from torchrl.data.replay_buffers import samplers, storages, writers
 
-from gleanrl.data.replay_buffers import (  # noqa: E402
+from gleanrl.data.replay_buffers import (
     LazyTensorStorage,
     ListStorage,
     PrioritizedSampler,
@@ -21,7 +21,7 @@ from gleanrl.data.replay_buffers import (  # noqa: E402
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
-from gleanrl.testing import check_sampler, check_storage, check_writer  # noqa: E402
+from gleanrl.testing import check_sampler, check_storage, check_writer
 
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -353,7 +353,30 @@ def test_a_subclass_s_own_sampling_counts_everywhere(make, factor, depth):
     assert sorted(x for batch in ensemble for x in batch["x"].flatten().tolist()) == sorted(expected * 2)
 
 
-@pytest.mark.parametrize("name", ["_add", "_extend"])
-def test_methods_that_nothing_would_call_are_refused(name):
-    with pytest.raises(UnsupportedError, match=f"class Lost: nothing calls {name}"):
-        type("Lost", (ReplayBuffer,), {name: lambda self, data: data})
+class Scaled(TensorDictReplayBuffer):
+    """Writes otherwise, behind the transforms."""
+
+    def _add(self, data):
+        return super()._add(data * 10)
+
+    def _extend(self, data):
+        return super()._extend(data * 100)
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_a_users_add_and_extend_behind_the_transforms(ndim):
+    buffer = Scaled(storage=LazyTensorStorage(20, ndim=ndim), transform=Shift())
+    shape = [3, 4][-ndim:]
+    buffer.extend(TensorDict({"x": torch.ones(shape)}, shape))
+    buffer.add(TensorDict({"x": torch.ones(shape[:-1])}, shape[:-1]))
+    assert buffer.storage.get(slice(None))["x"].reshape(5, -1)[:, 0].tolist() == [200.0] * 4 + [20.0]
+
+
+class Shift:
+    """Adds one on the way in."""
+
+    def __call__(self, batch):
+        return batch
+
+    def inv(self, data):
+        return data + 1

@@ -19,10 +19,11 @@ from gleanrl.data.replay_buffers.prefetch import Prefetcher, make_prefetcher
 from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.server import BufferServer, column_of
 from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.formats import swap_batch_dims
 from gleanrl.data.replay_buffers.storages.indexing import is_key
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.errors import InvalidTypeError, UnsupportedError
-from gleanrl.overrides import overridden, refuse_overrides
+from gleanrl.overrides import overridden
 from gleanrl.records import BufferStats
 from gleanrl.tree import NestedKey
 
@@ -40,7 +41,7 @@ class ReplayBuffer(Composed):
     that has begun ends: an interrupt (Ctrl-C) is raised after it.
 
     A subclass may override any public method, and ``_sample(batch_size) -> (batch, info)``, which `sample` and
-    iteration then call; methods that nothing would call are refused when the class is made.
+    iteration then call, and ``_add(data)`` and ``_extend(data)``, which get records behind the transforms.
 
     Args:
         storage: where records are kept, or a callable that makes it; None for ``ListStorage(1000)``.
@@ -87,11 +88,6 @@ class ReplayBuffer(Composed):
     """
 
     _carries = False  # whether batches carry index, weights and generations as entries
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse methods that other libraries' buffers call and this one doesn't."""
-        super().__init_subclass__(**options)
-        refuse_overrides(cls, ReplayBuffer, {"_add": "override add()", "_extend": "override extend()"})
 
     def __init__(
         self,
@@ -153,6 +149,8 @@ class ReplayBuffer(Composed):
         own = self.sample if self._own_sample or overridden(self, "sample", of=ReplayBuffer) else None
         server = BufferServer(draws, gate, made, *served, self._carries, own)
         intake = self._make_intake(gate, made, dim_extend)
+        if overridden(self, "_add", "_extend", of=ReplayBuffer):
+            intake.put = self._put
         if seed is not None:
             made.sampler.set_seed(seed)
         # Nothing fails from here on: a buffer that couldn't be made keeps no part.
@@ -164,6 +162,19 @@ class ReplayBuffer(Composed):
         return Intake(gate, parts, dim_extend)
 
     # Writing
+
+    def _add(self, data: Any) -> Any:
+        """Store one record as it is, behind the transforms, for subclasses that have an `_add` of their own."""
+        return self._parts.writer.store(data, True, 0, "add")
+
+    def _extend(self, data: Any) -> Any:
+        """Store many records, time first, as they are, for subclasses that have an `_extend` of their own."""
+        return self._parts.writer.store(data, False, 0, "extend")
+
+    def _put(self, data: Any, single: bool, dim_extend: int, where: str) -> Any:
+        if dim_extend:
+            data = swap_batch_dims(data, dim_extend, where)
+        return self._add(data) if single else self._extend(data)
 
     @outside_graphs
     def add(self, data: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,6 +39,9 @@ class Intake:
         dim_extend: the batch dimension of extended data that is time; None for the last one that is slots.
     """
 
+    put: Callable[..., Any] | None = None
+    """What writes in place of `Writer.store`: a user's own `_add` and `_extend` of the buffer."""
+
     def __init__(self, gate: Gate, parts: Parts, dim_extend: int | None) -> None:
         self._gate = gate
         self._parts = parts
@@ -64,7 +68,7 @@ class Intake:
                 data = transforms.write(data, slot_dims)
                 if data is None:
                     return no_index(storage)
-            index = parts.writer.store(data, single, dim_extend, where)
+            index = (self.put or parts.writer.store)(data, single, dim_extend, where)
             transforms.settled = True
             parts.sampler.follow(storage)
             return index
