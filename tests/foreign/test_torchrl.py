@@ -25,7 +25,7 @@ from gleanrl.envs import (  # noqa: E402
     check_env_specs,
     transforms,
 )
-from gleanrl.errors import InvalidTypeError, UnsupportedError  # noqa: E402
+from gleanrl.errors import InvalidTypeError  # noqa: E402
 from gleanrl.testing import check_env  # noqa: E402
 from tests.foreign import torchrl_envs as envs  # noqa: E402 - it imports TorchRL
 
@@ -279,8 +279,3 @@ def test_our_transforms_around_a_batch_of_them():
     masked = TransformedEnv(SerialEnv(2, envs.Turns), transforms.ActionMask())
     batch = batches(masked)[0]
     assert torch.equal(batch["action"], batch["observation"][..., 0].long() % 4)
-
-
-def test_their_transforms_stay_in_their_environments():
-    with pytest.raises(UnsupportedError, match="RewardSum is another library's"):
-        TransformedEnv(envs.cartpole(), foreign.RewardSum())

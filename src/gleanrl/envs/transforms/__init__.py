@@ -22,6 +22,7 @@ from gleanrl.envs.transforms.control import (
 )
 from gleanrl.envs.transforms.env import TransformedEnv
 from gleanrl.envs.transforms.episodes import InitTracker, RewardSum, StepCounter, TargetReturn
+from gleanrl.envs.transforms.foreign import ForeignTransform
 from gleanrl.envs.transforms.frames import CatFrames
 from gleanrl.envs.transforms.multi_step import MultiStepTransform
 from gleanrl.envs.transforms.normalization import ObservationNorm
@@ -71,6 +72,7 @@ __all__ = [
     "ExcludeTransform",
     "FiniteTensorDictCheck",
     "FlattenObservation",
+    "ForeignTransform",
     "FrameSkipTransform",
     "GrayScale",
     "InitTracker",

@@ -15,6 +15,9 @@ from gleanrl.envs.transforms.rows import Record
 from gleanrl.errors import ContainerError, InvalidTypeError, UnsupportedError
 from gleanrl.tree import NestedKey
 
+# How a transform of TorchRL's becomes one of ours; `foreign` fills this in, which derives from what stands here.
+FOREIGN: list[Callable[[Any], Transform]] = []
+
 
 class Compose(Transform):
     """A chain of transforms. What comes out of the environment passes the first one first, what goes in the last one.
@@ -262,15 +265,17 @@ class CallableTransform(Transform):
 
 
 def as_transform(transform: Any) -> Any:
-    """Return `transform`, a plain callable as a `CallableTransform`.
+    """Return `transform`, a plain callable as a `CallableTransform`, TorchRL's as a `ForeignTransform`.
 
     Raises:
-        InvalidTypeError: if it is neither (also a TypeError).
-        UnsupportedError: if it is another library's transform, which knows that library's environments only.
+        InvalidTypeError: if it is none of these (also a TypeError).
+        UnsupportedError: if it is a transform of yet another library.
     """
     if isinstance(transform, Transform):
         return transform
     if hasattr(transform, "transform_observation_spec"):
+        if any(cls.__module__.startswith("torchrl.") for cls in type(transform).__mro__):
+            return FOREIGN[0](transform)
         raise UnsupportedError(
             f"transform: {type(transform).__name__} is another library's ({type(transform).__module__}); wrap an "
             "environment of that library in its own TransformedEnv, or take the transform of gleanrl.envs.transforms"
