@@ -333,8 +333,9 @@ class Block:
         return self.columns[self.schema.index(path)]
 
     def array(self, path: Path) -> np.ndarray[Any, Any]:
-        """Return a NumPy view of the column at `path` (CPU blocks only; bfloat16 as uint16)."""
-        return numpy_view(self.column(path))
+        """Return a NumPy view of the column at `path` (CPU blocks only; bfloat16 as uint16); of a list, the objects."""
+        column = self.column(path)
+        return column.array if isinstance(column, Objects) else numpy_view(column)
 
     def rows(self, path: Path) -> tuple[Leaf, ...]:
         """Return T views of the column at `path`, one for each step: ``[*batch, *leaf]``."""

@@ -88,6 +88,10 @@ class Objects:
         moved = np.moveaxis(self.array, dim, 0)
         return tuple(Objects(moved[position, ...], self.blank) for position in range(moved.shape[0]))
 
+    def select(self, dim: int, position: int) -> Objects:
+        """Return a view of one position along `dim`."""
+        return Objects(np.moveaxis(self.array, dim, 0)[position, ...], self.blank)
+
     def narrow(self, dim: int, start: int, length: int) -> Objects:
         """Return a view of a range along `dim`."""
         moved = np.moveaxis(self.array, dim, 0)[start : start + length]

@@ -301,7 +301,7 @@ class TestConstruction:
         class Texty(OracleEnv):
             def __init__(self) -> None:
                 super().__init__()
-                self.observation_space = spaces.Graph(spaces.Box(0, 1), None)
+                self.action_space = spaces.Graph(spaces.Box(0, 1), None)
 
         with pytest.raises((NotImplementedError, ValueError), match="Graph"):
             GymWrapper(Texty())

@@ -15,7 +15,7 @@ from gleanrl.collectors import SyncDataCollector
 from gleanrl.collectors.utils import split_trajectories
 from gleanrl.data import MultiStep
 from gleanrl.envs import EnvBase, ParallelEnv, SerialEnv, TransformedEnv
-from gleanrl.envs.transforms import Compose, RenameTransform, RewardSum, StepCounter
+from gleanrl.envs.transforms import Compose, InitTracker, RenameTransform, RewardSum, StepCounter
 from gleanrl.errors import EnvironmentContractError
 from tests.fakes_lists import TalkingEnv, check_rows, check_streams, rows_of, said, talking
 
@@ -24,7 +24,7 @@ ENVS: dict[str, Callable[[bool], EnvBase]] = {
     "serial": lambda ragged: SerialEnv(3, talking(3, ragged=ragged)),
     "parallel": lambda ragged: ParallelEnv(3, talking(3, ragged=ragged), num_processes=2),
     "transformed": lambda ragged: TransformedEnv(
-        SerialEnv(2, talking(2, ragged=ragged)), Compose(StepCounter(), RewardSum())
+        SerialEnv(2, talking(2, ragged=ragged)), Compose(StepCounter(), RewardSum(), InitTracker())
     ),
     "nested": lambda ragged: SerialEnv(
         2, lambda: ParallelEnv(2, talking(2, ragged=ragged), num_processes=1), create_env_kwargs=None
@@ -224,6 +224,14 @@ def test_transforms_may_touch_lists() -> None:
     env = TransformedEnv(TalkingEnv(ragged=False), RenameTransform(["text"], ["mission"]))
     batch = env.rollout(6, break_when_any_done=False)
     assert batch["mission"] == ["/".join(str(int(n)) for n in code) for code in batch["code"]]
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_transform_ends_episodes(ragged: bool) -> None:
+    env = TransformedEnv(SerialEnv(2, talking(2, ragged=ragged)), StepCounter(max_steps=2))
+    for batch in SyncDataCollector(env, None, frames_per_batch=10, total_frames=40):
+        check_streams(batch)
+        assert batch["code"][..., 2].max() <= 1
 
 
 def test_a_truncated_batch_of_unlike_shapes() -> None:

@@ -213,6 +213,12 @@ class LeafSpec(Unbindable, TensorSpec):
             setattr(new, name, attribute)
         return new
 
+    def opened(self, dim: int) -> Self:
+        """Return the spec of values that may have any size in dimension `dim`, in which all of them are alike."""
+        sizes = list(self.shape)
+        sizes[dim] = -1
+        return self._replaced(shape=torch.Size(sizes), space=self.space.map(lambda t: t.narrow(dim, 0, 1)))
+
     def _reshaped(self, transform: Transform) -> Self:
         batch = shape_after(transform, self.batch_shape)
         return self._replaced(shape=batch + self.shape[self.batch_ndim :], space=self.space.map(transform))

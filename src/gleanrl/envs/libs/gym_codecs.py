@@ -30,12 +30,17 @@ Array: TypeAlias = np.ndarray[Any, Any]
 class Codec(ABC):
     """One leaf: its key, its spec, and the conversions between the space's values and arrays of that spec.
 
+    Leaves that are lists have objects in place of arrays; see `gleanrl.envs.libs.gym_lists`.
+
     Not thread-safe: a codec remembers the dtype in which its values came first.
 
     Args:
         key: where the leaf stands; messages name it.
         spec: the leaf's spec, without batch dimensions.
     """
+
+    is_list = False
+    """Whether its leaf is a list of objects."""
 
     def __init__(self, key: Path, spec: TensorSpec) -> None:
         assert spec.dtype is not None

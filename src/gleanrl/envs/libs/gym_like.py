@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NonTensorData, TensorDict, TensorDictBase
 
 from gleanrl.arguments import positive
 from gleanrl.data.specs import Categorical, Composite, TensorSpec
@@ -278,7 +278,16 @@ class GymLikeEnv(EnvBase):
         return out
 
     def _tensors(self, codecs: list[Codec], arrays: list[Array]) -> dict[NestedKey, torch.Tensor]:
-        return {as_key(codec.key): self._tensor(array) for codec, array in zip(codecs, arrays, strict=True)}
+        return {
+            as_key(codec.key): self._listed(array) if codec.is_list else self._tensor(array)
+            for codec, array in zip(codecs, arrays, strict=True)
+        }
+
+    def _listed(self, value: Any) -> Any:
+        """Return a tensor on the environment's device; of another object, non-tensor data."""
+        if isinstance(value, torch.Tensor):
+            return value.to(self.device)
+        return NonTensorData(value, device=self.device)
 
     def _tensor(self, array: Array) -> torch.Tensor:
         """Return a tensor with a copy of `array`: environments may reuse their arrays."""

@@ -9,14 +9,22 @@
 | MultiBinary | Binary |
 | Dict | one leaf for each entry, nested like the space |
 | Tuple of spaces of one kind, shape and dtype | their specs, stacked along a new first dimension |
+| Tuple of Discretes | as a MultiDiscrete |
 
-Choices count from 0, whatever the space's start. Sequence, Graph, Text, OneOf and Tuples that don't stack
-have values without one fixed shape, which columns can't hold: they raise.
+Choices count from 0, whatever the space's start. Of observations also those whose values have no fixed shape:
+
+| space | spec |
+| --- | --- |
+| Text | NonTensor: the string |
+| Sequence | the element's with a first dimension of -1; NonTensor if elements have no fixed shape |
+| Graph | ``"nodes"``, ``"edges"`` and ``"edge_links"``, each a sequence |
+| any other Tuple | one leaf for each element, called ``"0"``, ``"1"``, ... |
+| OneOf | NonTensor: the pair as it is |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,6 +44,7 @@ from gleanrl.data.specs import (
 )
 from gleanrl.envs.libs.gym_choices import CategoricalCodec, MultiOneHotCodec, OneHotCodec
 from gleanrl.envs.libs.gym_codecs import Array, ArrayCodec, Codec, StackCodec, describe
+from gleanrl.envs.libs.gym_lists import ObjectCodec, SequenceCodec, TupleCodec, graph_entries, tuple_entries
 from gleanrl.errors import EnvironmentContractError, InvalidArgumentError, SpaceError
 from gleanrl.tree import Path, as_key
 
@@ -46,11 +55,15 @@ class Group:
     Args:
         key: where the group stands; messages name it.
         children: the space's name for each entry, and its codec or group.
+        entries: makes a dictionary of a value; None for values that are dictionaries.
     """
 
-    def __init__(self, key: Path, children: Mapping[str, Tree]) -> None:
+    def __init__(
+        self, key: Path, children: Mapping[str, Tree], entries: Callable[[Any], Any] | None = None
+    ) -> None:
         self.key = key
         self.children = dict(children)
+        self._entries = entries
 
     def collect(self, value: Any, out: list[Array]) -> None:
         """Append the encoded leaves of the dictionary `value` to `out`, in the order of `leaves`.
@@ -58,6 +71,8 @@ class Group:
         Raises:
             EnvironmentContractError: if an entry is missing, or there is one too many.
         """
+        if self._entries is not None:
+            value = self._entries(value)
         if not isinstance(value, Mapping) or value.keys() != self.children.keys():
             raise self._difference(value)
         for name, child in self.children.items():
@@ -75,7 +90,8 @@ class Group:
 
     def batched(self, num_envs: int) -> Group:
         """Return the codecs of the dictionaries of P environments."""
-        return Group(self.key, {name: child.batched(num_envs) for name, child in self.children.items()})
+        children = {name: child.batched(num_envs) for name, child in self.children.items()}
+        return Group(self.key, children, self._entries)
 
     def _difference(self, value: Any) -> EnvironmentContractError:
         where = f"observation {as_key(self.key)!r}" if self.key else "observation"
@@ -120,17 +136,27 @@ def tree_spec(tree: Tree, batch_size: Sequence[int] = ()) -> Composite:
     return Composite({as_key(leaf.key): leaf.spec for leaf in leaves(tree)}, shape=torch.Size(batch_size))
 
 
-def make_tree(space: spaces.Space[Any], key: Path, categorical: bool) -> Tree:
+def make_tree(space: spaces.Space[Any], key: Path, categorical: bool, lists: bool = False) -> Tree:
     """Return the codecs of a space.
 
     Args:
         space: the space; a Dict gives a leaf for each entry.
         key: where its leaf stands, or where the entries of a Dict stand below.
         categorical: whether choices are integers; if not, they are one-hot vectors.
+        lists: whether values without a fixed shape are allowed: those of observations are.
 
     Raises:
         SpaceError: if the space, or one inside it, has no spec; the message names it.
     """
+    if lists and isinstance(space, spaces.Graph):
+        return _graph(space, key, categorical)
+    if isinstance(space, spaces.Tuple) and lists and space.spaces and not _stackable(space, key, categorical):
+        parts = {str(i): make_tree(s, (*key, str(i)), categorical, lists) for i, s in enumerate(space.spaces)}
+        return Group(key, parts, tuple_entries)
+    if lists and not isinstance(space, spaces.Dict):
+        codec = _list_codec(space, key, categorical)
+        if codec is not None:
+            return codec
     if not isinstance(space, spaces.Dict):
         return make_codec(space, key, categorical)
     if not space.spaces:
@@ -141,8 +167,47 @@ def make_tree(space: spaces.Space[Any], key: Path, categorical: bool) -> Tree:
                 f"{_where(key)}: the key {name!r} of {space} isn't a public name (keys that start with an "
                 "underscore are private); rename it with a gymnasium wrapper"
             )
-    children = {name: make_tree(child, (*key, name), categorical) for name, child in space.spaces.items()}
+    children = {
+        name: make_tree(child, (*key, name), categorical, lists) for name, child in space.spaces.items()
+    }
     return Group(key, children)
+
+
+def _list_codec(space: spaces.Space[Any], key: Path, categorical: bool) -> Codec | None:
+    """Return the codec of a space whose values have no fixed shape; None for another."""
+    if isinstance(space, spaces.Text):
+        return ObjectCodec(key, str, "a string")
+    if isinstance(space, spaces.OneOf):
+        return ObjectCodec(key, tuple, None)
+    if not isinstance(space, spaces.Sequence):
+        return None
+    try:
+        return SequenceCodec(key, make_codec(space.feature_space, key, categorical))
+    except SpaceError:
+        return ObjectCodec(key, None, ())
+
+
+def _graph(space: spaces.Graph, key: Path, categorical: bool) -> Group:
+    nodes = make_codec(space.node_space, (*key, "nodes"), categorical)
+    children: dict[str, Tree] = {"nodes": SequenceCodec((*key, "nodes"), nodes)}
+    edges = space.edge_space
+    part = _NO_EDGES if edges is None else edges
+    children["edges"] = SequenceCodec((*key, "edges"), make_codec(part, (*key, "edges"), categorical))
+    links = ArrayCodec((*key, "edge_links"), Unbounded(shape=(2,), dtype=torch.int64))
+    children["edge_links"] = SequenceCodec((*key, "edge_links"), links)
+    return Group(key, children, graph_entries)
+
+
+_NO_EDGES: spaces.Space[Any] = spaces.Box(-np.inf, np.inf, (0,))
+
+
+def _stackable(space: spaces.Tuple[Any], key: Path, categorical: bool) -> bool:
+    """Return whether the elements of a tuple are one leaf."""
+    try:
+        make_codec(space, key, categorical)
+    except SpaceError:
+        return False
+    return True
 
 
 def make_codec(space: spaces.Space[Any], key: Path, categorical: bool) -> Codec:
@@ -212,6 +277,11 @@ def _tuple(space: spaces.Tuple[Any], key: Path, categorical: bool) -> Codec:
         raise SpaceError(f"{_where(key)}: {space} is empty; there is nothing to store")
     if any(isinstance(element, spaces.Dict) for element in space.spaces):
         raise _unlike(space, key)
+    choices = [element for element in space.spaces if isinstance(element, spaces.Discrete)]
+    if len(choices) == len(space.spaces) and len({int(choice.n) for choice in choices}) > 1:
+        starts = [int(choice.start) for choice in choices]
+        vector = spaces.MultiDiscrete([int(choice.n) for choice in choices], dtype=np.int64, start=starts)
+        return TupleCodec(key, _multi_discrete(vector, key, categorical), len(choices))
     parts = [make_codec(element, key, categorical) for element in space.spaces]
     return StackCodec(key, _stacked(space, [part.spec for part in parts], key), parts)
 
@@ -238,11 +308,11 @@ def _unlike(space: spaces.Tuple[Any], key: Path) -> SpaceError:
 def observation_tree(space: spaces.Space[Any], key: str, categorical: bool) -> Tree:
     """Return the codecs of an observation: a Dict's under its own keys, any other's under `key`."""
     if not isinstance(space, spaces.Dict):
-        return make_tree(space, (key,), categorical)
-    tree = make_tree(space, (), categorical)
+        return make_tree(space, (key,), categorical, lists=True)
+    tree = make_tree(space, (), categorical, lists=True)
     assert isinstance(tree, Group)
     if "state" in tree.children and "observation" not in tree.children:
-        tree.children["state"] = make_tree(space.spaces["state"], ("observation",), categorical)
+        tree.children["state"] = make_tree(space.spaces["state"], ("observation",), categorical, lists=True)
     return tree
 
 

@@ -22,6 +22,7 @@ from gleanrl.envs.libs.gym_info import default_info_dict_reader
 from gleanrl.envs.libs.gym_simulator import Simulator, checked_step
 from gleanrl.envs.libs.gym_spaces import Tree, assemble, encode, leaves
 from gleanrl.errors import SchemaError
+from gleanrl.objects import Leaf, Objects, as_leaf
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.usage import Lease
@@ -91,13 +92,17 @@ class GymRows(Stepper):
         return Schema({**root, **{("next", *path): field for path, field in outcome.items()}})
 
     def _field(self, codec: Codec) -> Field:
-        assert codec.spec.dtype is not None
         return Field(torch.Size(codec.shape[len(self.batch_size) :]), codec.spec.dtype)
 
-    def _carried_leaves(self) -> dict[Path, torch.Tensor]:
+    def _carried_leaves(self) -> dict[Path, Leaf]:
         """Return copies of the carry's leaves, flags not included."""
         carry = zip(self._root_leaves, self._carry_arrays(), strict=True)
-        return {codec.key: torch.from_numpy(np.array(array, codec.dtype)) for codec, array in carry}
+        return {
+            codec.key: Objects.of([array], (), self._field(codec).blank).clone()
+            if codec.is_list
+            else torch.from_numpy(np.array(array, codec.dtype))
+            for codec, array in carry
+        }
 
     def _bind_actions(self, block: Block, actions_ready: bool) -> None:
         columns: list[Array] = []
@@ -161,13 +166,18 @@ class GymStepper(GymRows):
     def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
         """Take `root` as the carry."""
         self.lease.take()
-        arrays = [loaded(root, codec.key, codec.shape, codec.spec.dtype) for codec in self._root_leaves]
+        arrays = [
+            _object(root, codec.key)
+            if codec.is_list
+            else loaded(root, codec.key, codec.shape, codec.spec.dtype)
+            for codec in self._root_leaves
+        ]
         flags = [loaded(root, (name,), (1,), torch.bool) for name in FLAGS if name in root.keys()]
         self._carry = arrays if self._plain is None else arrays[0]
         self._carry_flags = tuple(bool(flag[0]) for flag in flags) if len(flags) == 3 else (False,) * 3  # type: ignore[assignment]
         self._begin(self._t + 1 - (0 if steps is None else int(steps)))
 
-    def root(self) -> dict[Path, torch.Tensor]:
+    def root(self) -> dict[Path, Leaf]:
         """Return the carry's leaves."""
         out = self._carried_leaves()
         flags = zip(FLAGS, self._carry_flags, strict=True)
@@ -314,3 +324,9 @@ def loaded(root: TensorDictBase, key: Path, shape: tuple[int, ...], dtype: torch
         got = f"{tuple(leaf.shape)} {leaf.dtype}" if isinstance(leaf, torch.Tensor) else "none"
         raise SchemaError(f"root: key {as_key(key)!r} expected {shape} {dtype}, got {got}")
     return np.array(leaf.detach().cpu().numpy())
+
+
+def _object(root: TensorDictBase, key: Path) -> Any:
+    """Return what a list's leaf holds in a root that somebody else made."""
+    leaf = as_leaf(root.get(as_key(key)))
+    return leaf.array.item() if isinstance(leaf, Objects) else leaf.clone()

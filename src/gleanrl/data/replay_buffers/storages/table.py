@@ -89,10 +89,13 @@ class Table:
     def write(self, rows: list[Leaf], skipped: int, start: int, count: int) -> None:
         """Copy ready rows, those from `skipped` on, to `count` rows from `start` on, around the end."""
         columns = self.columns
-        dense, lists = (rows, ()) if not self.lists else _parted(rows, len(columns.fields))
         if skipped:
-            columns.part(dense)
-            dense, lists = ([leaf[skipped:] for leaf in leaves] for leaves in (dense, lists))
+            columns.part(rows[: len(columns.fields)])
+            rows = [leaf[skipped:] for leaf in rows]
+        if not self.lists:
+            columns.write(start, count, rows)
+            return
+        dense, lists = _parted(rows, len(columns.fields))
         columns.write(start, count, dense)
         head = min(count, columns.num_rows - start)
         for objects, leaf in zip(self.lists.values(), lists, strict=True):
@@ -102,7 +105,10 @@ class Table:
 
     def put(self, rows: list[Leaf], slots: torch.Tensor) -> None:
         """Copy ready rows to `slots`, ``(n,)`` int64; of equal ones the last one wins."""
-        dense, lists = (rows, ()) if not self.lists else _parted(rows, len(self.columns.fields))
+        if not self.lists:
+            self.columns.put(slots, rows)
+            return
+        dense, lists = _parted(rows, len(self.columns.fields))
         self.columns.put(slots, dense)
         for objects, leaf in zip(self.lists.values(), lists, strict=True):
             objects.put(slots, leaf.reshape(-1, *objects.shape[1:]))
