@@ -20,6 +20,13 @@ def non_negative(name: str, value: Any) -> int:
     return integer(name, value, 0)
 
 
+def flag(name: str, value: Any) -> bool:
+    """Return `value` if it is True or False; `InvalidTypeError`, naming the argument, if not."""
+    if not isinstance(value, bool):
+        raise InvalidTypeError(f"{name}: expected True or False, got {value!r}")
+    return value
+
+
 def optional_callable(name: str, value: Any) -> Any:
     """Return `value` if it can be called or is None; `InvalidTypeError`, naming the argument, if not."""
     if value is not None and not callable(value):

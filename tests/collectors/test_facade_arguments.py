@@ -99,6 +99,23 @@ class TestHooks:
                 make(**{name: 3})
 
 
+def test_every_frame_carries_the_version_of_the_policy() -> None:
+    collector = make(CountingEnv(SCRIPT, (2,)), Net(), track_policy_version=True)
+    versions = []
+    for update in (lambda: None, collector.update_policy_weights_, collector.increment_version):
+        update()
+        batch = collector.next()
+        assert batch is not None and batch["policy_version"].shape == batch.shape == (2, 3)
+        versions.append(batch["policy_version"].unique().tolist())
+    assert versions == [[0], [1], [2]] and collector.policy_version == collector.get_policy_version() == 2
+    other = make(CountingEnv(SCRIPT, (2,)), Net(), track_policy_version=True)
+    other.load_state_dict(collector.state_dict())
+    assert other.next()["policy_version"].eq(2).all()  # type: ignore[index]
+    assert "policy_version" not in make(CountingEnv(SCRIPT)).next().keys()  # type: ignore[union-attr]
+    with pytest.raises(InvalidTypeError, match="track_policy_version: expected True or False, got 'uuid'"):
+        make(track_policy_version="uuid")
+
+
 @pytest.mark.parametrize("given", ["random", "RANDOM", InteractionType.RANDOM, "mode", "deterministic"])
 def test_exploration_types_by_name(given: Any) -> None:
     seen = []

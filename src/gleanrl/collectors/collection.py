@@ -15,7 +15,7 @@ from tensordict.nn import set_interaction_type
 
 from gleanrl.block import Block
 from gleanrl.collectors.budget import Budget, Grant
-from gleanrl.collectors.columns import Columns
+from gleanrl.collectors.columns import VERSION, Columns
 from gleanrl.collectors.ledger import CollectorStats, Ledger
 from gleanrl.collectors.options import CollectionOptions, warn
 from gleanrl.collectors.source import Collected, Source
@@ -61,6 +61,7 @@ class CollectionState:
     """State of the generator of random actions; None before its first use."""
     carry: CarriedOutputs
     """What the policy finds again in the next row."""
+    policy_version: int
 
 
 class _Moment(NamedTuple):
@@ -144,6 +145,8 @@ class Collection(Source, Stateful[CollectionState]):
             count = self._fill(block, grant.random)
             self._now = self._now._replace(open=self.columns.frames(block, count))
             done = self.columns.complete(block, count, self._now.trajectories, grant.most)
+            if self.options.versioned:
+                block.column(VERSION).fill_(self.policy_version)
         except BaseException as error:
             explained = None
             if isinstance(error, StepFault):
@@ -286,6 +289,7 @@ class Collection(Source, Stateful[CollectionState]):
             self._now.trajectories,
             self._draws.snapshot(),
             self.plan.actor.carry.snapshot(),
+            self.policy_version,
         )
 
     def parse(self, state: Any) -> CollectionState:
@@ -296,12 +300,14 @@ class Collection(Source, Stateful[CollectionState]):
             Trajectories.read(reader.get("trajectories"), self.num_envs),
             self._draws.parse(reader.get("generator")),
             self.plan.actor.carry.parse(reader.get("carry")),
+            reader.integer("policy_version"),
         )
 
     def adopt(self, value: CollectionState) -> None:
         """Go on from a value: the environments, which aren't part of it, are reset before the next batch."""
         self._draws.adopt(value.generator)
         self.plan.actor.carry.adopt(value.carry)
+        self.policy_version = value.policy_version
         self._now = _Moment(value.ledger, value.trajectories, reset_first=True)
 
     def save(self) -> dict[str, Any]:

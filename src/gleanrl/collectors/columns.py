@@ -22,6 +22,7 @@ from gleanrl.tree import Path, as_path
 
 IDS: Path = ("collector", "traj_ids")
 NONFINITE: Path = ("collector", "nonfinite")
+VERSION: Path = ("policy_version",)
 _COUNT = ("step_count",)
 _NEXT_COUNT = ("next", "step_count")
 
@@ -55,6 +56,7 @@ class Columns:
         self.num_envs = max(1, plan.batch_size.numel())
         self._env_name, self._numbering = type(env).__name__, numbering
         self._nonfinite, self._counted = options.nonfinite, options.max_steps is not None
+        self._versioned = options.versioned
         self._done_paths = plan.done_paths
         self.schema = Schema({**plan.schema.items(), **self._added(plan)}, plan.schema.groups)
         rewards = {("next", *as_path(key)) for key in env.reward_keys}
@@ -83,6 +85,12 @@ class Columns:
                     "leave its own limit in place, or remove it"
                 )
             added[_COUNT] = added[_NEXT_COUNT] = Field(torch.Size((1,)), torch.int64)
+        if self._versioned:
+            if VERSION in plan.schema:
+                raise InvalidArgumentError(
+                    "track_policy_version: the environment has a 'policy_version' already"
+                )
+            added[VERSION] = Field(torch.Size(), torch.int64)
         if self._nonfinite == "mark":
             added[NONFINITE] = Field(torch.Size(), torch.bool)
         return added

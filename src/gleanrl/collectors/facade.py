@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from gleanrl.arguments import integer, optional_callable
+from gleanrl.arguments import flag, integer, optional_callable
 from gleanrl.collectors.budget import Budget
 from gleanrl.collectors.collection import Collection
 from gleanrl.collectors.delivery import Delivery
@@ -92,6 +92,8 @@ class SyncDataCollector(SourceCollector):
         no_cuda_sync: no effect: data are moved by copies that wait for themselves, never by global synchronisation.
         weight_updater: sends weights when `update_policy_weights_` is called, in place of the collector; or a callable
             that makes one.
+        track_policy_version: whether every frame carries the version of the policy that acted, int64 under
+            ``"policy_version"``: how often it got weights by `update_policy_weights_`.
         pre_collect_hook: called before every batch, without arguments.
         post_collect_hook: called on every batch, as it is delivered, before it goes into a buffer.
         nonfinite: what to do about NaN or infinity in observations and rewards: ``"raise"``; ``"mark"`` them
@@ -143,6 +145,7 @@ class SyncDataCollector(SourceCollector):
         cudagraph_policy: bool | Mapping[str, Any] | None = None,
         no_cuda_sync: bool = False,
         weight_updater: WeightUpdaterBase | Callable[[], WeightUpdaterBase] | None = None,
+        track_policy_version: bool = False,
         pre_collect_hook: Callable[[], Any] | None = None,
         post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
         nonfinite: str = "raise",
@@ -172,6 +175,7 @@ class SyncDataCollector(SourceCollector):
             reset_each=reset_at_each_iter,
             stop=stop_of(interruptor),
             before=optional_callable("pre_collect_hook", pre_collect_hook),
+            versioned=flag("track_policy_version", track_policy_version),
         )
         handling = Handling(bool(trust_policy), compiler_of(compile_policy, cudagraph_policy))
         policy = made_policy(policy, policy_factory)

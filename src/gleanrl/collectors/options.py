@@ -27,6 +27,7 @@ class CollectionOptions:
         reset_each: whether every batch begins with a reset.
         stop: asked after every step; True cuts the batch there.
         before: called before every batch.
+        versioned: whether every frame carries the version of the policy that acted.
     """
 
     max_steps: int | None = None
@@ -36,6 +37,7 @@ class CollectionOptions:
     reset_each: bool = False
     stop: Callable[[], bool] | None = None
     before: Callable[[], Any] | None = None
+    versioned: bool = False
 
     def __post_init__(self) -> None:
         """Check the choices."""

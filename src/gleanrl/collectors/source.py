@@ -32,6 +32,8 @@ class Source(ABC):
 
     num_envs: int
     """Environments that step at once: frames of a step."""
+    policy_version: int = 0
+    """How often the policy that collects got other weights; whoever gives it some counts it up."""
 
     @abstractmethod
     def next(self, budget: Budget) -> Collected:

@@ -219,6 +219,20 @@ class SourceCollector(DataCollectorBase):
                 raise InvalidTypeError("worker_ids: the collector has neither workers nor a weight_updater")
             else:
                 self._source.push_weights(weights)
+            self.increment_version()
+
+    @property
+    def policy_version(self) -> int:
+        """How often `update_policy_weights_` was called; see ``track_policy_version=``."""
+        return self._source.policy_version
+
+    def get_policy_version(self) -> int:
+        """Return `policy_version`."""
+        return self.policy_version
+
+    def increment_version(self) -> None:
+        """Count the policy's version up, for who gives it weights otherwise than by `update_policy_weights_`."""
+        self._source.policy_version += 1
 
     @property
     def weight_updater(self) -> WeightUpdaterBase | None:
