@@ -77,7 +77,29 @@ def test_batches_that_go_into_a_buffer_are_there_and_counted_or_neither() -> Non
                 self.collector.next()
             check_names([self.buffer[:]])
 
-    for subject, where in interruptions(Feeding, lambda subject: subject.collector.next(), most=250):
+    for subject, where in interruptions(Feeding, lambda subject: subject.collector.next(), most=100):
+        subject.check(where)
+
+
+def test_whole_trajectories_are_handed_out_and_counted_or_neither() -> None:
+    class Whole(Subject):
+        def __init__(self) -> None:
+            self.env, self.net = CountingEnv(SHORT, (2,)), Net()
+            self.collector = make(self.env, self.net, trajs_per_batch=2)
+            self.batches = []
+            self.next()
+
+        def check(self, where: Any) -> None:
+            for _ in range(3):
+                stats = self.collector.stats()
+                assert stats.stepped == stats.delivered + stats.discarded
+                assert stats.delivered == sum(int(b["collector", "mask"].sum()) for b in self.batches), where
+                self.next()
+            rows = [row[row["collector", "mask"]] for batch in self.batches for row in batch]
+            assert all((row["observation"][:, 2] == torch.arange(len(row))).all() for row in rows), where
+            check_names(rows)
+
+    for subject, where in interruptions(Whole, lambda subject: subject.next(), most=100):
         subject.check(where)
 
 

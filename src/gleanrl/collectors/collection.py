@@ -273,9 +273,9 @@ class Collection(Source, Stateful[CollectionState]):
         """Have the policy get other weights by `push_weights`, or by the user's hands, only."""
         self._weights.stop_following()
 
-    def close(self) -> None:
-        """Close the environment."""
-        if not getattr(self.env, "is_closed", False):
+    def close(self, close_env: bool = True) -> None:
+        """Close the environment, if it is to be."""
+        if close_env and not getattr(self.env, "is_closed", False):
             self.env.close()
 
     def stats(self) -> CollectorStats:

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from gleanrl.arguments import flag, integer, optional_callable
+from gleanrl.arguments import flag, integer, optional_callable, positive
 from gleanrl.collectors.budget import Budget
 from gleanrl.collectors.collection import Collection
 from gleanrl.collectors.delivery import Delivery
@@ -22,6 +22,7 @@ from gleanrl.collectors.progress import CollectorProgress
 from gleanrl.collectors.source_collector import SourceCollector
 from gleanrl.collectors.weight_updaters import WeightUpdaterBase, made_updater
 from gleanrl.collectors.weights import PolicyWeights, made_policy
+from gleanrl.collectors.whole import WholeTrajectories
 from gleanrl.devices import columns_device
 from gleanrl.envs.exploration import ExplorationType, exploration_from_string
 from gleanrl.envs.policy_state import with_policy_state
@@ -92,6 +93,10 @@ class SyncDataCollector(SourceCollector):
         no_cuda_sync: no effect: data are moved by copies that wait for themselves, never by global synchronisation.
         weight_updater: sends weights when `update_policy_weights_` is called, in place of the collector; or a callable
             that makes one.
+        trajs_per_batch: hand out batches of so many whole trajectories, padded, ``[trajs_per_batch, T]`` with
+            ``("collector", "mask")``; into a buffer they go one after the other, unpadded, as they end. Steps are held
+            back until then, `frames_per_batch` at a time. What hasn't ended, or isn't enough for a batch, when the
+            budget is spent is discarded.
         track_policy_version: whether every frame carries the version of the policy that acted, int64 under
             ``"policy_version"``: how often it got weights by `update_policy_weights_`.
         pre_collect_hook: called before every batch, without arguments.
@@ -145,6 +150,7 @@ class SyncDataCollector(SourceCollector):
         cudagraph_policy: bool | Mapping[str, Any] | None = None,
         no_cuda_sync: bool = False,
         weight_updater: WeightUpdaterBase | Callable[[], WeightUpdaterBase] | None = None,
+        trajs_per_batch: int | None = None,
         track_policy_version: bool = False,
         pre_collect_hook: Callable[[], Any] | None = None,
         post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
@@ -211,6 +217,19 @@ class SyncDataCollector(SourceCollector):
             self._source = Collection(
                 self.env, self.plan, options, here if storing == here else self.env.device, weights, generator
             )
+            if trajs_per_batch is not None:
+                count = positive("trajs_per_batch", trajs_per_batch)
+                for name, clash in (
+                    ("set_truncated", set_truncated),
+                    ("return_same_td", return_same_td),
+                    ("extend_buffer=False", not extend_buffer),
+                    ("nonfinite='mark'", nonfinite == "mark"),
+                ):
+                    if clash:
+                        raise UnsupportedError(f"trajs_per_batch: not together with {name}")
+                self._source = WholeTrajectories(
+                    self._source, self.plan.done_paths, count if self._feed is None else None
+                )
             if postproc is not None and hasattr(postproc, "to") and storing is not None:
                 postproc.to(storing)
             self._delivery = Delivery(

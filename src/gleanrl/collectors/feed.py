@@ -38,6 +38,9 @@ class Feed:
         An interrupt comes before the batch is in, or after both; that holds for buffers of ours, whose writes end
         whatever comes.
         """
+        if not batch.batch_size.numel():
+            arrived()
+            return
         before = self._written()
         try:
             self._put(batch)

@@ -22,6 +22,10 @@ class Collected:
     """What its source lives by once the batch has arrived."""
 
 
+class BudgetSpent(Exception):
+    """There is no further batch."""
+
+
 class Source(ABC):
     """Makes one batch after the other: one process, workers on this machine or on others. One caller at a time.
 
@@ -32,8 +36,14 @@ class Source(ABC):
 
     num_envs: int
     """Environments that step at once: frames of a step."""
+    steady = True
+    """Whether a batch holds as many frames as it was granted."""
     policy_version: int = 0
     """How often the policy that collects got other weights; whoever gives it some counts it up."""
+
+    def more(self, budget: Budget) -> bool:
+        """Return whether another batch can be had."""
+        return budget.grant(self.spent) is not None
 
     @abstractmethod
     def next(self, budget: Budget) -> Collected:
@@ -97,5 +107,9 @@ class Source(ABC):
         """Go on from a saved state; one that doesn't fit changes nothing."""
 
     @abstractmethod
-    def close(self) -> None:
-        """End what the source runs; a second call ends what an interrupted one left."""
+    def close(self, close_env: bool = True) -> None:
+        """End what the source runs; a second call ends what an interrupted one left.
+
+        Args:
+            close_env: whether environments of this process are closed, too.
+        """

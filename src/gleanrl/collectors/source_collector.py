@@ -16,7 +16,7 @@ from gleanrl.collectors.delivery import Delivery
 from gleanrl.collectors.feed import Feed
 from gleanrl.collectors.ledger import CollectorStats
 from gleanrl.collectors.progress import CollectorProgress
-from gleanrl.collectors.source import Collected, Source
+from gleanrl.collectors.source import BudgetSpent, Collected, Source
 from gleanrl.collectors.weight_updaters import WeightUpdaterBase
 from gleanrl.errors import (
     ClosedError,
@@ -27,10 +27,6 @@ from gleanrl.errors import (
     UnsupportedError,
     WorkerTimeoutError,
 )
-
-
-class BudgetSpent(Exception):
-    """There is no further batch."""
 
 
 class SourceCollector(DataCollectorBase):
@@ -72,8 +68,10 @@ class SourceCollector(DataCollectorBase):
         Raises:
             EndlessError: the budget is endless.
         """
-        if self._budget.total_frames is None:
-            raise EndlessError("a collector without total_frames is endless and has no len()")
+        if self._budget.total_frames is None or not self._source.steady:
+            raise EndlessError(
+                "a collector has a len() if it has total_frames, and if its batches aren't trajs_per_batch long"
+            )
         return -(-self._budget.total_frames // self._budget.frames_per_batch)
 
     def __bool__(self) -> bool:
@@ -120,10 +118,13 @@ class SourceCollector(DataCollectorBase):
         return self._take(finish)
 
     def _take(self, finish: Callable[[TensorDictBase], Any] | None = None) -> TensorDictBase | None:
-        if self._budget.grant(self._source.spent) is None:
+        try:
+            if not self._source.more(self._budget):
+                raise BudgetSpent
+            return self._hand_over(lambda: self._source.next(self._budget), finish, self._feed)
+        except BudgetSpent:
             self.shutdown()
-            raise BudgetSpent
-        return self._hand_over(lambda: self._source.next(self._budget), finish, self._feed)
+            raise
 
     def _hand_over(
         self,
@@ -328,8 +329,7 @@ class SourceCollector(DataCollectorBase):
 
     def _close(self, close_env: bool) -> None:
         self._show_progress(last=True)
-        if close_env:
-            self._source.close()
+        self._source.close(close_env)
 
     def state_dict(self) -> dict[str, Any]:
         """Return policy and environment state, the counters, and what keeps trajectory ids unique.

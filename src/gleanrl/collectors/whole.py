@@ -1,0 +1,211 @@
+"""Batches of whole trajectories: steps are held back until their trajectory has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from gleanrl.collectors.budget import Budget, Grant
+from gleanrl.collectors.ledger import CollectorStats
+from gleanrl.collectors.source import BudgetSpent, Collected, Source
+from gleanrl.collectors.trajectories import split_trajectories
+from gleanrl.errors import UnsupportedError
+from gleanrl.tree import Path, as_key
+
+Pieces = tuple[TensorDictBase, ...]
+"""Steps of one trajectory, ``[t]`` each."""
+
+
+class _Held(NamedTuple):
+    """What is held back, an immutable value: it becomes another one by one assignment."""
+
+    under_way: Mapping[int, Pieces]
+    """Trajectories that go on, by their ids."""
+    whole: tuple[Pieces, ...] = ()
+    """Those that have ended, in the order of their ends."""
+    open: int = 0
+    """How many of these are being handed out."""
+    discards: Mapping[str, int] = {}
+    """Frames that will never be, by reason."""
+
+    def frames(self) -> int:
+        return _frames(self.under_way.values()) + _frames(self.whole)
+
+    def without(self, reason: str, under_way: Iterable[int] = (), whole: int = 0) -> _Held:
+        """Return it without some trajectories under way and the first whole ones, which are lost."""
+        gone = [self.under_way[name] for name in under_way]
+        lost = _frames(gone) + _frames(self.whole[:whole])
+        left = {name: pieces for name, pieces in self.under_way.items() if name not in set(under_way)}
+        discards = {**self.discards, reason: self.discards.get(reason, 0) + lost} if lost else self.discards
+        return _Held(left, self.whole[whole:], 0, discards)
+
+
+class WholeTrajectories(Source):
+    """Joins the pieces of trajectories that another source delivers, and hands out whole ones only.
+
+    What is held back isn't in the counts, as a batch under way isn't. Trajectories that can't end any more (after a
+    reset or a failure, and at the end of the budget) are counted as discarded, as ``"unfinished"``.
+
+    Args:
+        source: makes batches, ``[*batch, T]``, each in memory of its own.
+        done_paths: the flags under ``next`` that end a trajectory.
+        count: trajectories of a batch, padded side by side; None for those that a batch of the source completes, one
+            after the other.
+    """
+
+    steady = False
+
+    def __init__(self, source: Source, done_paths: Sequence[Path], count: int | None) -> None:
+        self._source, self._done_keys, self._count = source, [as_key(path) for path in done_paths], count
+        self.num_envs = source.num_envs
+        self._held = _Held({})
+
+    def more(self, budget: Budget) -> bool:
+        """Return whether another batch can be had, should enough trajectories end."""
+        return self._enough() or self._source.more(budget)
+
+    def _enough(self) -> bool:
+        return self._count is not None and len(self._held.whole) >= self._count
+
+    def next(self, budget: Budget) -> Collected:
+        """Return ``[count, T]``, padded; or ``[frames]``, which may be none.
+
+        Raises:
+            BudgetSpent: not enough trajectories have ended.
+        """
+        while not self._enough():
+            if not self._source.more(budget):
+                raise BudgetSpent
+            collected = self._source.next(budget)
+            held = self._with(collected.batch)
+            # One line: an interrupt comes before all of it, or after it.
+            self._become(held, self._source.deliver(collected, collected.batch))
+            if self._count is None:
+                break
+        held = self._held
+        ready = held.whole if self._count is None else held.whole[: self._count]
+        self._held = held._replace(open=len(ready))
+        if not ready:
+            return Collected(collected.batch.reshape(-1)[:0], held)
+        batch: Any = torch.cat([piece for pieces in ready for piece in pieces])
+        if self._count is not None:
+            batch = split_trajectories(batch, prefix="collector")
+        return Collected(batch, held._replace(whole=held.whole[len(ready) :]))
+
+    def _with(self, batch: TensorDict) -> _Held:
+        """Return what is held once a batch was taken in."""
+        rows = batch.reshape(self.num_envs, batch.shape[-1])
+        under_way, whole, going_on = dict(self._held.under_way), list(self._held.whole), set()
+        for name, piece, ended in sorted(self._pieces(rows), key=lambda found: found[-1]):
+            pieces = (*under_way.pop(name, ()), piece)
+            if ended < 0:
+                under_way[name] = pieces
+                going_on.add(name)
+            else:
+                whole.append(pieces)
+        stale = under_way.keys() - going_on  # they were reset meanwhile
+        return self._held._replace(under_way=under_way, whole=tuple(whole)).without("unfinished", stale)
+
+    def _pieces(self, rows: TensorDictBase) -> Iterator[tuple[int, TensorDictBase, int]]:
+        """Yield id and steps of each trajectory in ``[P, T]``, and where it ended, -1 for one that goes on."""
+        ids = rows["collector", "traj_ids"].tolist()
+        done = torch.stack([rows[key].flatten(2).any(-1) for key in self._done_keys]).any(0).tolist()
+        for env, names in enumerate(ids):
+            begin = 0
+            for end in range(1, len(names) + 1):
+                if end < len(names) and names[end] == names[begin]:
+                    continue
+                if names[begin] >= 0:  # else steps that are no frames
+                    yield names[begin], rows[env, begin:end], end - 1 if done[env][end - 1] else -1
+                begin = end
+
+    def deliver(self, collected: Collected, batch: TensorDictBase) -> TensorDictBase:
+        """Let go of the trajectories of a batch and return `batch`, what became of it."""
+        return (batch, self._become(collected.after))[0]
+
+    def _become(self, held: _Held, *_: Any) -> Any:
+        self._held = held
+
+    def lose(self, reason: str) -> None:
+        """Count what is open as discarded."""
+        self._source.lose(reason)
+        if self._held.open:
+            self._held = self._held.without(reason, whole=self._held.open)
+
+    def collect(self, grant: Grant) -> Collected:
+        """Refuse: a batch aside would make holes in trajectories."""
+        raise UnsupportedError("rollout: not with trajs_per_batch, whose trajectories would have holes")
+
+    @property
+    def spent(self) -> int:
+        """Frames that count against the budget, those that are held back included."""
+        return self._source.spent
+
+    def stats(self) -> CollectorStats:
+        """Return the counters at this moment."""
+        held, found = self._held, self._source.stats()
+        unfinished, away = sum(held.discards.values()), held.frames()
+        return replace(
+            found,
+            stepped=found.stepped - away,
+            delivered=found.delivered - away - unfinished,
+            discarded=found.discarded + unfinished,
+            reasons={
+                name: found.reasons.get(name, 0) + held.discards.get(name, 0)
+                for name in {**found.reasons, **held.discards}
+            },
+        )
+
+    def reset(self, index: Any = None, **kwargs: Any) -> None:
+        """Reset; if all environments are, nothing from before is handed out any more."""
+        self._source.reset(index, **kwargs)
+        if index is None:
+            self._empty()
+
+    def set_seed(self, seed: int, static_seed: bool) -> int:
+        """Seed environments and random actions, and reset."""
+        last = self._source.set_seed(seed, static_seed)
+        self._empty()
+        return last
+
+    def _empty(self) -> None:
+        self._held = self._held.without("unfinished", self._held.under_way, len(self._held.whole))
+
+    @property
+    def policy_version(self) -> int:
+        """How often the policy got other weights."""
+        return self._source.policy_version
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        self._source.policy_version = version
+
+    def push_weights(self, weights: Any) -> None:
+        """Give the policy other weights."""
+        self._source.push_weights(weights)
+
+    def stop_following(self) -> None:
+        """Have the policy get weights by hand only."""
+        self._source.stop_following()
+
+    def save(self) -> dict[str, Any]:
+        """Return the state; what is held back isn't part of it."""
+        return self._source.save()
+
+    def load(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> None:
+        """Go on from a saved state; nothing from before is handed out any more."""
+        self._source.load(state, strict, **kwargs)
+        self._empty()
+
+    def close(self, close_env: bool = True) -> None:
+        """Close the source; what is held back is lost."""
+        self._empty()
+        self._source.close(close_env)
+
+
+def _frames(trajectories: Iterable[Pieces]) -> int:
+    return sum(piece.numel() for pieces in trajectories for piece in pieces)
