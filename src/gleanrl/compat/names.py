@@ -135,7 +135,11 @@ MODULES: dict[str, tuple[str, ...]] = {
 }
 
 # Older spellings of keywords of public constructors: {"class": {"older": "ours"}}.
+_OF_SLICES = {"pad_output": "pad", "trajectory_key": "traj_key"}
 KEYWORDS: dict[str, dict[str, str]] = {
+    "PrioritizedSliceSampler": _OF_SLICES,
+    "SliceSampler": _OF_SLICES,
+    "SliceSamplerWithoutReplacement": _OF_SLICES,
     "TransformedEnv": {"base_env": "env"},
     "UnsqueezeTransform": {"squeeze_dim": "dim", "unsqueeze_dim": "dim"},
 }

@@ -77,7 +77,7 @@ def _rows(first: int, count: int) -> TensorDict:
 
 def _storage(count: int = _CAPACITY) -> LazyTensorStorage:
     storage = LazyTensorStorage(_CAPACITY)
-    storage.set(0, _rows(0, count))
+    storage.set(range(count), _rows(0, count))
     return storage
 
 
@@ -162,7 +162,7 @@ def _redraw(make: Callable[[], Sampler]) -> None:
     sampler, storage = make(), _storage()
     for number in range(4):
         drawn = sampler.draw(storage, _BATCH, generations=True)
-        storage.set(0, _rows(_CAPACITY * (number + 1), _CAPACITY))
+        storage.set(range(_CAPACITY), _rows(_CAPACITY * (number + 1), _CAPACITY))
         stale = torch.arange(drawn.slots.shape[0]) % 2 == 0
         again = sampler.redraw(storage, drawn, stale, generations=True)
         _look_at("redraw", f"redraw {number}", again.slots, again.generation, storage)
@@ -173,10 +173,10 @@ def _behind(make: Callable[[], Sampler]) -> None:
     saved = _storage(2 * _LENGTH).state_dict()
     _sequence(sampler, storage, 2)
     changes: dict[str, Callable[[], None]] = {
-        "a write": lambda: storage.set(_LENGTH, _rows(_CAPACITY, _LENGTH)),
+        "a write": lambda: storage.set(slice(_LENGTH, 2 * _LENGTH), _rows(_CAPACITY, _LENGTH)),
         "clearing": storage.clear,
-        "fewer rows than before": lambda: storage.set(0, _rows(0, 2 * _LENGTH)),
-        "more rows": lambda: storage.set(2 * _LENGTH, _rows(2 * _LENGTH, 2 * _LENGTH)),
+        "fewer rows than before": lambda: storage.set(slice(2 * _LENGTH), _rows(0, 2 * _LENGTH)),
+        "more rows": lambda: storage.set(slice(2 * _LENGTH, 4 * _LENGTH), _rows(2 * _LENGTH, 2 * _LENGTH)),
         "loading": lambda: storage.load_state_dict(saved),
     }
     for name, change in changes.items():

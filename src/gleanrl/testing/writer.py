@@ -132,9 +132,9 @@ def _behind(make: Make) -> None:
     _written(saved)
     state, storage = saved.storage.state_dict(), buffer.storage
     changes: dict[str, Callable[[], None]] = {
-        "a write": lambda: storage.set(0, _rows(50, 4)),
+        "a write": lambda: storage.set(slice(4), _rows(50, 4)),
         "clearing": storage.clear,
-        "another write": lambda: storage.set(0, _rows(60, 6)),
+        "another write": lambda: storage.set(slice(6), _rows(60, 6)),
         "loading": lambda: storage.load_state_dict(state),
     }
     first = 100

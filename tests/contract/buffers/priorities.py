@@ -23,10 +23,11 @@ class Oracle:
         self.within: bool = False
 
     def write(self, slots: list[int]) -> None:
-        """New records in these slots: they get the largest priority seen, 1 before any was seen.
+        """New records in these slots, -1 for none: they get the largest priority seen, 1 before any was seen.
 
         With `within` that is the largest one among the records that stay.
         """
+        slots = [slot for slot in slots if slot >= 0]
         for slot in slots:
             self.raw.pop(slot, None)
         largest = max(self.raw.values(), default=None) or None if self.within else self.largest

@@ -128,7 +128,7 @@ class Ring:
         self.generation = [0] * capacity
 
     def extend(self, steps: Iterable[Any]) -> list[int]:
-        """Write steps in order; return the slots of those that stay: of a long write the newest."""
+        """Write steps in order; return the slot of each, -1 for what doesn't stay: of a long write the newest do."""
         steps = list(steps)
         places = []
         for step in steps:
@@ -136,10 +136,10 @@ class Ring:
             places.append(self.cursor)
             self.cursor = (self.cursor + 1) % self.capacity
         self.written += min(len(steps), self.capacity)
-        places = places[-self.capacity :]
-        for place in places:
+        gone = max(len(places) - self.capacity, 0)
+        for place in places[gone:]:
             self.generation[place] += 1
-        return places
+        return [-1] * gone + places[gone:]
 
     def clear(self) -> None:
         """Forget everything but the generations."""

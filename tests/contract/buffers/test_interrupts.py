@@ -121,8 +121,7 @@ def writes(tape: Tape) -> dict[str, Callable[[Any], Any]]:
     index = torch.tensor([1, 4, 2]) if not one else torch.tensor([[1, 0], [4, 1], [2, 0]])
 
     def replace(rb: Any) -> None:
-        rows = tape.rows(40, 43)
-        rb[1:4] = rows if not one else rows.transpose(0, 1)
+        rb[..., 1:4] = tape.rows(40, 43)
 
     return {
         "extend": lambda rb: rb.extend(tape.rows(20, 25)),
@@ -241,7 +240,7 @@ def test_exchanges(part: str, depth: int | None) -> None:
     def exchange(rb: Any) -> None:
         if part == "storage":
             storage = Other(CAPACITY)
-            storage.set(0, TAPE.rows(30, 38))
+            storage.set(range(8), TAPE.rows(30, 38))
             rb.set_storage(storage)
         elif part == "sampler":
             rb.set_sampler(make_sampler("random", CAPACITY))

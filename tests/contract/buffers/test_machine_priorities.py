@@ -55,8 +55,11 @@ class PriorityMachine(RuleBasedStateMachine):
     def extend(self, count: int) -> None:
         capacity = self.options[0]
         slots = self.buffer.extend(records(count, self.clock)).tolist()
-        kept = list(range(self.clock, self.clock + count))[-capacity:]
-        assert slots == [(self.cursor + number - self.clock) % capacity for number in kept]
+        numbers = range(self.clock, self.clock + count)
+        kept = list(numbers)[-capacity:]
+        gone = [-1] * (count - len(kept))
+        assert slots == gone + [(self.cursor + number - self.clock) % capacity for number in kept]
+        slots = slots[len(gone) :]
         self.cursor = (self.cursor + count) % capacity
         self.clock += count
         self.held.update(zip(slots, kept, strict=True))

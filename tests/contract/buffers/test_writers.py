@@ -208,7 +208,7 @@ def test_the_tensordict_round_robin() -> None:
     buffer = parts.TensorDictReplayBuffer(
         storage=parts.LazyTensorStorage(10), writer=parts.TensorDictRoundRobinWriter(), batch_size=8
     )
-    assert buffer.extend(TAPE.rows(0, 13)).tolist() == [(3 + i) % 10 for i in range(10)]
+    assert buffer.extend(TAPE.rows(0, 13)).tolist() == [-1] * 3 + [(3 + i) % 10 for i in range(10)]
     batch = buffer.sample()
     _, t = TAPE.check(batch)
     assert ((t % 10) == batch["index"]).all()

@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, is_tensor_collection
 from torch.utils import _pytree
 
 from gleanrl.block import numpy_view
@@ -54,6 +54,13 @@ def ted(num_steps: int, start: int = 0, streams: int | None = None) -> TensorDic
         size,
         names=[None] * (len(size) - 1) + ["time"],
     )
+
+
+def fill(storage: Any, data: Any, start: int = 0) -> None:
+    """Write many records to a storage by itself, from a time step on."""
+    leaf = data if isinstance(data, list) or is_tensor_collection(data) else _pytree.tree_leaves(data)[0]
+    many = isinstance(leaf, list) or getattr(leaf, "ndim", 0)
+    storage.set(range(start, start + (len(leaf) if many else 1)), data)
 
 
 def clock(rows: TensorDict) -> torch.Tensor:

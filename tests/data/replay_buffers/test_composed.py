@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from functools import partial
 
@@ -267,3 +268,25 @@ def test_what_fails_at_the_first_use_is_tried_again():
 def test_checkpointers_arent_there_yet():
     with pytest.raises(UnsupportedError, match="state_dict"):
         ReplayBuffer(checkpointer=object())
+
+
+def test_next_gives_the_batches_of_an_iteration_of_its_own():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(), batch_size=4)
+    buffer.extend(TensorDict({"x": torch.arange(6)}, [6]))
+    for _ in range(2):
+        batches = [buffer.next(), buffer.next()]
+        assert [len(batch) for batch in batches] == [4, 2] and buffer.next() is None
+        assert sorted(torch.cat([batch["x"] for batch in batches]).tolist()) == list(range(6))
+    buffer.next()
+    assert len(copy.deepcopy(buffer).next()) == 4, "copies begin their own"
+    endless = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
+    endless.extend(torch.arange(3))
+    assert all(endless.next().shape == (4,) for _ in range(5))
+
+
+def test_include_info_is_another_word():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
+    buffer.extend(torch.arange(3))
+    batch, info = buffer.sample(include_info=True)
+    assert torch.equal(batch, info["index"]) and buffer.sample(include_info=False).shape == (4,)
+    assert len(buffer.sample(4, True)) == 2

@@ -18,7 +18,7 @@ from gleanrl.data.replay_buffers import (
     TensorStorage,
 )
 from gleanrl.data.replay_buffers.versions import touched
-from tests.data.replay_buffers.oracle import fingerprint, ted
+from tests.data.replay_buffers.oracle import fill, fingerprint, ted
 
 
 def use(storage: Any, sampler: Any, ndim: int, data: list[Any]) -> list[Any]:
@@ -82,7 +82,7 @@ def test_by_setting_it():
         rb = ReplayBuffer(storage=TensorStorage(torch.arange(5.0, device="cpu")), seed=0)
         assert rb.sample(3).device.type == rb.storage.device.type == "cpu"
         empty = LazyTensorStorage(3)
-        empty.set(0, torch.zeros(2, 0, device="cpu"))
+        fill(empty, torch.zeros(2, 0, device="cpu"))
         assert empty.get(slice(None)).shape == (2, 0) and empty.get([1]).device.type == "cpu"
     finally:
         torch.set_default_device(previous)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,14 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.data.replay_buffers import (
+    LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
     PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
     SliceSampler,
+    TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
 from gleanrl.errors import (
@@ -50,7 +53,7 @@ def test_what_writes_return():
     one, two = ReplayBuffer(storage=LazyTensorStorage(5)), ReplayBuffer(storage=LazyTensorStorage(6, ndim=2))
     assert one.extend(rows(3)).tolist() == [0, 1, 2]
     assert one.add(rows(1)[0]) == 3 and one.extend(rows(3)).tolist() == [4, 0, 1]
-    assert one.extend(rows(7)).tolist() == [4, 0, 1, 2, 3]
+    assert one.extend(rows(7)).tolist() == [-1, -1, 4, 0, 1, 2, 3]
     assert two.extend(rows(2, streams=2)).tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
     assert two.add(rows(1, streams=2)[:, 0]).tolist() == [[2, 0], [2, 1]]
     assert two.extend(rows(1, streams=2)).dtype == torch.int64
@@ -92,7 +95,7 @@ def test_the_dimension_of_time():
     first.extend(rows(4, streams=2).transpose(0, 1))
     last = ReplayBuffer(storage=LazyTensorStorage(8, ndim=2))
     last.extend(rows(4, streams=2))
-    assert first.dim_extend == 0 and torch.equal(first[:]["t"], last[:]["t"])
+    assert first.dim_extend == 0 and torch.equal(first[:]["t"], last[:]["t"].T)
     with pytest.raises(AttributeError):
         first.dim_extend = 1
     for bad in (-1, 1.0, True, "0"):
@@ -198,7 +201,6 @@ def test_replaced_records_are_new_and_replaced_columns_are_not():
         (0, rows(1)[0].exclude("t"), SchemaError),
         ([0, 1], rows(3), SchemaError),
         ("t", torch.zeros(5), SchemaError),
-        ("other", torch.zeros(5), SchemaError),
         ("t", torch.zeros(4, dtype=torch.int64), (SchemaError, RuntimeError)),
     ],
 )
@@ -260,3 +262,146 @@ def test_emptying_keeps_the_schema_and_forgets_priorities_and_trajectories():
     slices.empty()
     slices.extend(rows(3, 4))
     assert slices.sample(20)["t"].view(-1, 2).tolist() == [[5, 6]] * 10
+
+
+# What other releases of this API do as well
+
+
+@pytest.mark.parametrize("given", [None, True, False])
+def test_priorities_in_the_data_are_taken(given):
+    buffer = TensorDictPrioritizedReplayBuffer(
+        alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(10), batch_size=50, priority_key="p"
+    )
+    data = TensorDict({"x": torch.arange(2), "p": torch.tensor([0.0, 1000.0])}, [2])
+    buffer.extend(data, update_priority=given)
+    drawn = set(buffer.sample()["x"].tolist())
+    assert drawn == ({0, 1} if given is False else {1})
+
+
+def test_priorities_in_the_data_belong_to_its_rows():
+    def filled(capacity: int, ndim: int, data: TensorDict, **options: Any) -> list[float]:
+        buffer = TensorDictPrioritizedReplayBuffer(
+            alpha=1.0, beta=1.0, storage=LazyTensorStorage(capacity, ndim=ndim), **options
+        )
+        buffer.extend(data)
+        assert (buffer["td_error"].reshape(-1) >= 0).all()
+        buffer.sampler._priorities.sync(buffer.storage)
+        return buffer.sampler._priorities.state_dict()["raw"].tolist()
+
+    grid = torch.arange(1.0, 7.0).view(2, 3)
+    both = TensorDict({"x": grid, "td_error": grid}, [2, 3])
+    assert filled(6, 2, both) == [1, 4, 2, 5, 3, 6], "time first, as slots are numbered"
+    assert filled(4, 2, both) == [3, 6, 2, 5], "the newest stay, each with its own"
+    assert filled(6, 1, both.reshape(-1)) == [1, 2, 3, 4, 5, 6]
+    assert filled(6, 1, both, transform=lambda data: data.reshape(-1)) == [1, 2, 3, 4, 5, 6]
+    assert filled(2, 1, both) == [3, 6], "several of one record are reduced"
+    assert filled(2, 1, both, reduction="sum") == [6, 15]
+    masked = TensorDict(
+        {"td_error": torch.arange(1.0, 5.0), "collector": {"mask": torch.tensor([True, False, True, True])}},
+        [4],
+    )
+    assert filled(6, 1, masked) == [1, 3, 4], "rows that are no steps have none"
+    with pytest.raises(InvalidArgumentError, match="priorit"):
+        filled(6, 1, TensorDict({"td_error": torch.tensor([1.0, -1.0])}, [2]))
+
+
+def test_writes_return_one_index_for_each_row():
+    one, two = ReplayBuffer(storage=LazyTensorStorage(5)), ReplayBuffer(storage=LazyTensorStorage(6, ndim=2))
+    assert one.extend(rows(7)).tolist() == [-1, -1, 2, 3, 4, 0, 1]
+    assert two.extend(rows(4, streams=2)).tolist()[:3] == [[-1, -1], [-1, -1], [1, 0]]
+    objects = ReplayBuffer(storage=ListStorage(2))
+    assert objects.extend(["a", "b", "c"]).tolist() == [-1, 1, 0]
+    mask = torch.tensor([False, True, True])
+    steps = TensorDict({"x": torch.arange(3), "collector": {"mask": mask}}, [3])
+    masked = ReplayBuffer(storage=LazyTensorStorage(5))
+    assert masked.extend(steps).tolist() == [-1, 0, 1] and masked.extend(steps[:1]).tolist() == [-1]
+    assert masked.add(steps[0]) == -1 and masked.add(steps[1]) == 2
+    prioritized = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(5))
+    prioritized.update_priority(prioritized.extend(rows(7)), torch.arange(7.0))  # -1 is skipped
+
+
+def test_the_written_layout_is_that_of_indexing():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100, ndim=2), batch_size=4)
+    data = TensorDict({"x": torch.arange(60).view(2, 30), "y": torch.zeros(2, 30, 3)}, [2, 30])
+    buffer.extend(data)
+    x = data["x"]
+    mask = torch.arange(60).view(2, 30) % 7 == 0
+    for index in (
+        slice(None),
+        slice(0, 1),
+        0,
+        -1,
+        (0, 3),
+        (slice(None), slice(10, 20)),
+        (0, slice(3, 4)),
+        (slice(None), -1),
+        ...,
+        [1, 0],
+        (slice(None), [3, 5]),
+        torch.tensor([1]),
+        torch.tensor([True, False]),
+        mask,
+    ):
+        found = buffer[index]
+        assert torch.equal(found["x"], x[index]) and found.batch_size == x[index].shape, index
+        assert torch.equal(found["y"], data["y"][index])
+    assert torch.equal(buffer["x"], x)
+    buffer[:]["x"][1, 2] = -5  # a view
+    assert buffer.storage[2, 1]["x"] == -5
+    batch, info = buffer.sample(return_info=True)
+    assert (buffer[info["index"]] == batch).all(), "coordinates have time first, as they were returned"
+    trees = ReplayBuffer(storage=LazyTensorStorage(100, ndim=2))
+    trees.extend((x, {"z": x.float()}))
+    assert torch.equal(trees[:, 4:6][0], x[:, 4:6]) and torch.equal(trees[[1]][1]["z"], x[[1]].float())
+    with pytest.raises(IndexRangeError):
+        buffer[2]
+    time_first = ReplayBuffer(storage=LazyTensorStorage(100, ndim=2), dim_extend=0)
+    time_first.extend(data.transpose(0, 1))
+    assert torch.equal(time_first[3:5]["x"], x.T[3:5])
+
+
+def test_replacements_in_the_written_layout():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100, ndim=2))
+    buffer.extend(TensorDict({"x": torch.zeros(2, 30)}, [2, 30]))
+    buffer[:, 10:20] = TensorDict({"x": torch.arange(20.0).view(2, 10)}, [2, 10])
+    buffer[0, 3:4] = TensorDict({"x": torch.full((1,), 7.0)}, [1])
+    expected = torch.zeros(2, 30)
+    expected[:, 10:20] = torch.arange(20.0).view(2, 10)
+    expected[0, 3] = 7
+    assert torch.equal(buffer["x"], expected)
+    buffer["x"] = expected * 2
+    assert torch.equal(buffer[:]["x"], expected * 2)
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_a_replacement_with_a_new_key_makes_a_column(storage):
+    buffer = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=storage(10), batch_size=4)
+    buffer.extend(TensorDict({"x": torch.arange(6), "g": {"a": torch.ones(6)}}, [6]))
+    buffer.update_priority(torch.arange(6), torch.arange(6.0))
+    view = buffer[:]
+    new = TensorDict({"x": torch.tensor([9]), "g": {"a": torch.ones(1), "b": torch.ones(1, 2)}}, [1])
+    buffer[3:4] = new
+    assert buffer["x"].tolist() == [0, 1, 2, 9, 4, 5] and view["x"].tolist() == [0, 1, 2, 9, 4, 5]
+    assert buffer["g", "b"].sum(1).tolist() == [0, 0, 0, 2, 0, 0]
+    buffer["flag"] = torch.ones(6, dtype=torch.bool)
+    assert set(buffer.sample().keys(True, True)) >= {"x", "flag", ("g", "a"), ("g", "b")}
+    assert buffer.sampler._priorities.state_dict()["raw"].tolist()[4:] == [4, 5], (
+        "others keep their priorities"
+    )
+    with pytest.raises(SchemaError, match="missing"):
+        buffer.extend(TensorDict({"x": torch.arange(2), "g": {"a": torch.ones(2)}}, [2]))
+    with pytest.raises(SchemaError):
+        buffer[0:1] = TensorDict({"x": torch.ones(1, dtype=torch.int64), "more": torch.ones(1)}, [1])
+    copied = copy.deepcopy(buffer)
+    assert (copied[:] == buffer[:]).all()
+
+
+def test_counting_writes():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+    buffer.extend(rows(6))
+    buffer.add(rows(1)[0])
+    assert buffer.write_count == 7
+    buffer.empty(empty_write_count=False)
+    assert buffer.write_count == 7 and len(buffer) == 0
+    buffer.empty()
+    assert buffer.write_count == 0 and buffer.extend(rows(2)).tolist() == [0, 1] and buffer.write_count == 2

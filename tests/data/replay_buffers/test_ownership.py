@@ -17,6 +17,7 @@ from gleanrl.data.replay_buffers import (
     SamplerWithoutReplacement,
 )
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from tests.data.replay_buffers.oracle import fill
 
 PARTS = {
     "storage": lambda: LazyTensorStorage(10),
@@ -116,14 +117,14 @@ class TestAStorageThatChangedByItself:
 
     def test_written(self, storage):
         rb = self.buffer(storage)
-        rb.storage.set(0, some(storage, range(4)))
+        fill(rb.storage, some(storage, range(4)))
         assert rb.extend(some(storage, range(50, 51))).tolist() == [4]
         assert values(rb) == [0, 1, 2, 3, 50]
 
     def test_corrected(self, storage):
         rb = self.buffer(storage)
         rb.extend(some(storage, range(13)))
-        rb.storage.set(6, some(storage, range(60, 62)))
+        fill(rb.storage, some(storage, range(60, 62)), 6)
         assert rb.extend(some(storage, range(50, 51))).tolist() == [3]
 
     def test_loaded(self, storage):
@@ -181,15 +182,15 @@ def test_another_storage_ends_the_epoch_even_if_it_holds_as_much():
     rb.extend(torch.arange(9))
     rb.sample(4)
     other = LazyTensorStorage(9)
-    other.set(0, torch.arange(100, 109))
+    fill(other, torch.arange(100, 109))
     rb.set_storage(other)
     assert rb.sample(20).tolist() == list(range(100, 109))
 
 
 def test_without_buffers_an_epoch_belongs_to_one_storage():
     first, second = LazyTensorStorage(9), LazyTensorStorage(9)
-    first.set(0, torch.arange(9))
-    second.set(0, torch.arange(3))
+    fill(first, torch.arange(9))
+    fill(second, torch.arange(3))
     sampler = SamplerWithoutReplacement(shuffle=False)
     assert sampler.draw(first, 4).slots.tolist() == [0, 1, 2, 3]
     assert sampler.draw(second, 4).slots.tolist() == [0, 1, 2]
@@ -198,8 +199,8 @@ def test_without_buffers_an_epoch_belongs_to_one_storage():
 
 def test_a_loaded_epoch_goes_on_only_where_it_fits():
     storage, small = LazyTensorStorage(9), LazyTensorStorage(9)
-    storage.set(0, torch.arange(9))
-    small.set(0, torch.arange(3))
+    fill(storage, torch.arange(9))
+    fill(small, torch.arange(3))
     sampler = SamplerWithoutReplacement(shuffle=False)
     sampler.draw(storage, 2)
     state = sampler.state_dict()

@@ -19,7 +19,7 @@ from gleanrl.data.replay_buffers import (
     SamplerWithoutReplacement,
 )
 from gleanrl.errors import InvalidArgumentError, SchemaError
-from tests.data.replay_buffers.oracle import clock, fingerprint, ted
+from tests.data.replay_buffers.oracle import clock, fill, fingerprint, ted
 
 
 def buffer(
@@ -113,7 +113,7 @@ def test_another_storage_takes_writer_and_sampler_along():
     rb.sample()
     old = rb._storage
     fresh = LazyTensorStorage(10)
-    fresh.set(0, ted(4, 100))
+    fill(fresh, ted(4, 100))
     assert rb.set_storage(fresh) is old
     assert rb.storage is rb._storage is rb._writer.storage is fresh
     assert rb.extend(ted(3, 200)).tolist() == [4, 5, 6]

@@ -15,11 +15,12 @@ from gleanrl.data.replay_buffers import LazyTensorStorage
 from gleanrl.data.replay_buffers.prefetch import Prefetcher
 from gleanrl.data.replay_buffers.tickets import Ticket
 from gleanrl.records import Draw
+from tests.data.replay_buffers.oracle import fill
 
 
 def storage_of(rows: int) -> LazyTensorStorage:
     storage = LazyTensorStorage(100)
-    storage.set(0, torch.arange(rows) * 10)
+    fill(storage, torch.arange(rows) * 10)
     return storage
 
 
@@ -66,7 +67,7 @@ class Waiting(LazyTensorStorage):
 def test_threads_work_side_by_side_and_end_with_the_queue():
     storage, queue = Waiting(10), Prefetcher(2, 2)
     storage.barrier = threading.Barrier(2)
-    storage.set(0, torch.arange(10))
+    fill(storage, torch.arange(10))
     before = threading.active_count()
     queue.put(ticket(storage, 1))
     queue.put(ticket(storage, 2))
@@ -92,7 +93,7 @@ def test_errors_of_a_fetch_arrive_with_the_batch():
             raise OSError("the disk is gone")
 
     storage, queue = Broken(4), Prefetcher(1, 1)
-    storage.set(0, torch.arange(4))
+    fill(storage, torch.arange(4))
     queue.put(ticket(storage, 0))
     with pytest.raises(OSError, match="the disk is gone"):
         queue.take()[1].result()

@@ -24,6 +24,7 @@ from gleanrl.data.replay_buffers import (
     TensorDictReplayBuffer,
 )
 from gleanrl.errors import EmptyBufferError, MissingKeyError, SchemaError, UnsupportedError
+from tests.data.replay_buffers.oracle import fill
 from tests.data.replay_buffers.overtaken import Overtaken
 
 CAPACITY, BATCH = 30, 12
@@ -81,7 +82,7 @@ def test_whatever_is_written_in_between_batches_are_what_is_stored(kind, ahead):
         elif turn % 3 == 1:
             buffer[[1, 7, 20]] = rows(10_000 + 10 * turn, 3)
         else:
-            buffer.storage.set(5, rows(20_000 + 100 * turn, 10))
+            fill(buffer.storage, rows(20_000 + 100 * turn, 10), 5)
         if turn == 8:
             buffer.empty()
             buffer.extend(rows(50_000, 20))
@@ -289,7 +290,7 @@ def test_the_state_of_priorities_knows_what_was_written_behind_the_buffers_back(
     buffer.update_priority(torch.arange(CAPACITY), 0.0)
     buffer.sampler.eps = 0.0
     buffer.update_priority([3], 2.0)
-    buffer.storage.set(7, rows(700, 1))
+    fill(buffer.storage, rows(700, 1), 7)
     buffer = how(buffer)
     assert {t for _ in range(20) for t in buffer.sample()["t"].tolist()} == {3, 700}
 

@@ -13,6 +13,7 @@ from gleanrl.data.replay_buffers.tickets import Ticket, TicketState
 from gleanrl.errors import SchemaError
 from gleanrl.records import Draw
 from gleanrl.state import StateReader
+from tests.data.replay_buffers.oracle import fill
 
 
 def ticket(storage: Any, *slots: int) -> Ticket:
@@ -22,7 +23,7 @@ def ticket(storage: Any, *slots: int) -> Ticket:
 
 def test_a_fetch_of_what_was_forgotten():
     storage = ListStorage(10)
-    storage.set(0, ["a", "b"])
+    fill(storage, ["a", "b"])
     good = ticket(storage, 1)
     assert good.fetch().records == ["b"]
     storage.clear()
@@ -37,7 +38,7 @@ def read(state: Any) -> TicketState:
 
 def test_chosen_columns_and_flags_beside_them():
     storage = LazyTensorStorage(4)
-    storage.set(0, TensorDict({"x": torch.arange(4), "y": torch.arange(4) * 2, "z": torch.zeros(4)}, [4]))
+    fill(storage, TensorDict({"x": torch.arange(4), "y": torch.arange(4) * 2, "z": torch.zeros(4)}, [4]))
     records, flags = ticket(storage, 3, 1).fetch((("x",),), (("y",),))
     assert set(records.keys()) == {"x"} and records["x"].tolist() == [3, 1]
     assert set(flags.keys()) == {"y"} and flags["y"].tolist() == [6, 2]
@@ -46,9 +47,9 @@ def test_chosen_columns_and_flags_beside_them():
 
 def test_a_state_tells_rows_that_were_overwritten_since():
     storage, other = LazyTensorStorage(4), LazyTensorStorage(4)
-    storage.set(0, torch.arange(4))
+    fill(storage, torch.arange(4))
     drawn = ticket(storage, 0, 3)
-    storage.set(3, torch.tensor([9]))
+    fill(storage, torch.tensor([9]), 3)
     state = drawn.value().plain({})
     assert state["fresh"].tolist() == [True, False]
     other.load_state_dict(storage.state_dict())
@@ -76,7 +77,7 @@ def test_a_state_tells_rows_that_were_overwritten_since():
 )
 def test_wrong_states(wrong):
     storage = LazyTensorStorage(4)
-    storage.set(0, torch.arange(4))
+    fill(storage, torch.arange(4))
     state = ticket(storage, 0, 3).value().plain({})
     assert read(state).slots.tolist() == [0, 3]
     with pytest.raises(SchemaError, match=next(iter(wrong))):

@@ -87,6 +87,7 @@ class ReplayBuffer(Composed):
         (6, torch.Size([4]))
     """
 
+    _iteration: Iterator[Any] | None = None  # of `next`
     _carries = False  # whether batches carry index, weights and generations as entries
 
     def __init__(
@@ -120,11 +121,10 @@ class ReplayBuffer(Composed):
         self._own_sample = bool(overridden(self, "_sample", of=ReplayBuffer))
 
         self._to_open = {
-            "parts": (storage, sampler, writer, transform, collate_fn, generator),
+            "parts": (storage, sampler, writer, transform, collate_fn, generator, dim_extend),
             "transform_factory": transform_factory,
             "served": (batch_size, pin_memory),
             "prefetcher": prefetcher,
-            "dim_extend": dim_extend,
             "seed": seed,
         }
         if not (transform_factory is not None if delayed_init is None else delayed_init):
@@ -137,18 +137,17 @@ class ReplayBuffer(Composed):
         transform_factory: Callable[[], Any] | None,
         served: tuple[int | None, bool],
         prefetcher: Prefetcher | None,
-        dim_extend: int | None,
         seed: int | None,
     ) -> None:
-        storage, sampler, writer, transform, collate_fn, generator = parts
+        storage, sampler, writer, transform, *others = parts
         if transform_factory is not None:
             transform = transform_factory()
-        made = Parts(storage, sampler, writer, transform, collate_fn, generator)
+        made = Parts(storage, sampler, writer, transform, *others)
         gate = Gate()
         draws = Draws(gate, made, prefetcher)
         own = self.sample if self._own_sample or overridden(self, "sample", of=ReplayBuffer) else None
         server = BufferServer(draws, gate, made, *served, self._carries, own)
-        intake = self._make_intake(gate, made, dim_extend)
+        intake = self._make_intake(gate, made)
         if overridden(self, "_add", "_extend", of=ReplayBuffer):
             intake.put = self._put
         if seed is not None:
@@ -157,9 +156,9 @@ class ReplayBuffer(Composed):
         self._gate, self._parts, self._draws, self._server, self._intake = gate, made, draws, server, intake
         made.join(self, gate)
 
-    def _make_intake(self, gate: Gate, parts: Parts, dim_extend: int | None) -> Intake:
+    def _make_intake(self, gate: Gate, parts: Parts) -> Intake:
         """Return what takes records in."""
-        return Intake(gate, parts, dim_extend)
+        return Intake(gate, parts)
 
     # Writing
 
@@ -190,7 +189,7 @@ class ReplayBuffer(Composed):
         return self._intake.store(data, True, "add")
 
     @outside_graphs
-    def extend(self, data: Any) -> torch.Tensor:
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
         """Store many records, the oldest first; the newest stay if they are more than fit.
 
         Args:
@@ -201,11 +200,12 @@ class ReplayBuffer(Composed):
                 ``_generation``, which samples may carry, are left out, and so are rows that are no steps:
                 those where a stored ``("collector", "mask")`` is False (with ``ndim > 1`` they are kept, and
                 never drawn).
+            update_priority: see `TensorDictReplayBuffer`; has no effect here.
 
         Returns:
-            The indices of the records stored, ``(n,)`` int64 or ``(n, ndim)`` coordinates, in the order of
-            the data: all of them, or as many of the last as fit. An empty index if a transform held the
-            records back.
+            The index of each record, ``(n,)`` int64 or ``(n, ndim)`` coordinates, time first; -1 for one that
+            isn't stored once the call has ended (more came than fit, it is no step, the writer left it out). An
+            empty index if a transform held the records back.
 
         Raises:
             SchemaError: no record, or other keys, shapes or dtypes than the first write had; nothing changed.
@@ -217,7 +217,8 @@ class ReplayBuffer(Composed):
     def __setitem__(self, index: Any, value: Any) -> None:
         """Replace stored records, or a column by its key; inverse transforms act first, the cursor stays.
 
-        Records replaced by position are new ones to a prioritized sampler; with another column they aren't.
+        Records replaced by position are new ones to a prioritized sampler; with another column they aren't. A key that
+        isn't stored yet becomes a column of a tensor storage, zero in all other records.
 
         Args:
             index: as in `__getitem__`, within the stored part. Of equal positions the last one wins.
@@ -225,14 +226,18 @@ class ReplayBuffer(Composed):
 
         Raises:
             IndexRangeError: outside the stored part.
-            SchemaError: another shape, dtype or set of keys; nothing changed.
+            SchemaError: another shape or dtype, or a key is missing; nothing changed.
         """
         self._intake.replace(index, value)
 
     @outside_graphs
-    def empty(self) -> None:
-        """Forget every record; memory, schema and random state stay."""
-        self._draws.empty()
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Forget every record; memory, schema and random state stay.
+
+        Args:
+            empty_write_count: whether `write_count` begins again at 0.
+        """
+        self._draws.empty(empty_write_count)
 
     @outside_graphs
     def update_priority(self, index: Any, priority: Any, generation: Any = None) -> None:
@@ -280,6 +285,7 @@ class ReplayBuffer(Composed):
         self,
         batch_size: int | None = None,
         return_info: bool = False,
+        include_info: bool | None = None,
         *,
         keys: Iterable[NestedKey] | None = None,
     ) -> Any:
@@ -289,6 +295,7 @@ class ReplayBuffer(Composed):
             batch_size: transitions; None for the one given at construction. Batches drawn ahead (`prefetch`)
                 have that size; another one is drawn at once, beside them.
             return_info: whether to return ``(batch, info)``.
+            include_info: an older word for `return_info`, which it overrides.
             keys: the only columns to fetch; the key of a group stands for all below it. None for all. Such a
                 batch isn't fetched ahead.
 
@@ -303,6 +310,8 @@ class ReplayBuffer(Composed):
             InvalidTypeError: a transform or `collate_fn` returned None.
             MissingKeyError: one of `keys` isn't stored.
         """
+        if include_info is not None:
+            return_info = include_info
         if not self._own_sample:
             return self._server.sample(batch_size, return_info, keys)
         if keys is not None:
@@ -322,13 +331,28 @@ class ReplayBuffer(Composed):
         """
         return self._server.epoch()
 
+    def next(self) -> Any:
+        """Return the next batch of an iteration of the buffer's own; None once at the end of an epoch.
+
+        After that None the next call begins another epoch.
+        """
+        if self._iteration is None:
+            self._iteration = iter(self)
+        batch = next(self._iteration, None)
+        if batch is None:
+            self._iteration = None
+        return batch
+
     @outside_graphs
     def __getitem__(self, index: Any) -> Any:
         """Return stored records by position, or a column by its key; transforms act on what is returned.
 
         Args:
-            index: an int, slice, list, tensor or mask over the stored time steps; a tuple of these, one for
-                each batch dimension; a key, a string or tuple of strings, which reads the whole buffer.
+            index: an int, slice, list, tensor or mask over the first batch dimension, or a tuple of these, one for
+                each, in the layout in which records are written: with ``ndim=2`` ``[batch, steps]``, unless
+                `dim_extend` says otherwise. The coordinates that `extend` and `sample` return, ``(n, ndim)`` or a
+                tuple of tensors, have time first all the same. A key, a string or tuple of strings, reads the
+                whole buffer.
 
         Returns:
             For ints and slices live views of a tensor storage (what is written into them is written into the
@@ -342,6 +366,11 @@ class ReplayBuffer(Composed):
     def __len__(self) -> int:
         """Return the number of transitions stored."""
         return len(self._parts.storage)
+
+    @property
+    def write_count(self) -> int:
+        """Transitions written so far, or since `empty`; those written by index count, too."""
+        return self._draws.write_count
 
     def stats(self) -> BufferStats:
         """Return the counters of the buffer."""

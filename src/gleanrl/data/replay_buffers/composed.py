@@ -101,7 +101,7 @@ class Composed:
     @property
     def dim_extend(self) -> int:
         """The batch dimension of extended data that is time."""
-        return self._intake.dim_extend
+        return self._parts.dim_extend
 
     def set_storage(
         self, storage: Storage | Callable[[], Storage], collate_fn: Callable[[Any], Any] | None = None
@@ -165,7 +165,7 @@ class Composed:
         if not self.initialized:
             return dict(self.__dict__)
         with self._gate.lock:
-            return dict(self.__dict__)
+            return {name: value for name, value in self.__dict__.items() if name != "_iteration"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle."""

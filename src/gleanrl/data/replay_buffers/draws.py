@@ -45,6 +45,7 @@ class Draws(Stateful[DrawsState]):
     def __init__(self, gate: Gate, parts: Parts, prefetcher: Prefetcher | None) -> None:
         self._batches_sampled = 0
         self._rows_redrawn = 0
+        self._written_before = 0  # what doesn't count for `write_count`
         self.prefetcher = prefetcher
         self._gate = gate
         self._parts = parts
@@ -136,8 +137,13 @@ class Draws(Stateful[DrawsState]):
             self.take_back()
             self._parts.set_rng(generator)
 
-    def empty(self) -> None:
-        """Forget every record."""
+    @property
+    def write_count(self) -> int:
+        """Transitions written since the buffer was made, or emptied."""
+        return self._parts.storage.rows_written - self._written_before
+
+    def empty(self, empty_write_count: bool) -> None:
+        """Forget every record; whether they count as written, too."""
         parts = self._parts
 
         def clear() -> None:
@@ -148,6 +154,8 @@ class Draws(Stateful[DrawsState]):
         with self._gate.lock:
             parts.writer.check_clear()
             to_the_end(clear)
+            if empty_write_count:
+                self._written_before = parts.storage.rows_written
             parts.sampler.follow(parts.storage)
 
     def exchange(self, name: str, part: Any, collate_fn: Callable[[Any], Any] | None = None) -> Any:
@@ -250,6 +258,7 @@ class Draws(Stateful[DrawsState]):
 
         def change() -> None:
             parts.adopt(value.parts)
+            self._written_before = 0
             if prefetcher is not None:
                 prefetcher.clear()
                 for ticket in value.tickets or ():

@@ -12,7 +12,7 @@ from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.parts import Parts
 from gleanrl.data.replay_buffers.samplers.priority_values import reduce_priority
 from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.data.replay_buffers.storages.indexing import is_key, slots_of_update
+from gleanrl.data.replay_buffers.storages.indexing import is_key, slots_at, slots_of_update, swapped
 from gleanrl.data.replay_buffers.writers.base import no_index
 from gleanrl.errors import (
     IndexRangeError,
@@ -36,30 +36,28 @@ class Intake:
     Args:
         gate: the buffer's.
         parts: the buffer's.
-        dim_extend: the batch dimension of extended data that is time; None for the last one that is slots.
     """
 
     put: Callable[..., Any] | None = None
     """What writes in place of `Writer.store`: a user's own `_add` and `_extend` of the buffer."""
 
-    def __init__(self, gate: Gate, parts: Parts, dim_extend: int | None) -> None:
+    def __init__(self, gate: Gate, parts: Parts) -> None:
         self._gate = gate
         self._parts = parts
-        self._dim_extend = dim_extend
 
-    @property
-    def dim_extend(self) -> int:
-        """The batch dimension of extended data that is time."""
-        return self._parts.storage.ndim - 1 if self._dim_extend is None else self._dim_extend
+    def store(self, data: Any, single: bool, where: str, prioritize: bool = False) -> Any:
+        """Store one record or many; return their index (see `ReplayBuffer.add` and `extend`).
 
-    def store(self, data: Any, single: bool, where: str) -> Any:
-        """Store one record or many; return their index (see `ReplayBuffer.add` and `extend`)."""
+        Args:
+            data: what to store.
+            single: whether it is one record.
+            where: the call that error messages name.
+            prioritize: whether to take priorities that records bring.
+        """
         with self._gate.lock:
             parts = self._parts
             storage, transforms = parts.storage, parts.transforms
-            dim_extend = 0 if single else self._dim_extend
-            if dim_extend is None:
-                dim_extend = storage.ndim - 1
+            dim_extend = 0 if single else parts.dim_extend
             if not single and isinstance(data, list):
                 data, dim_extend = storage.join(data, where), 0
             if transforms.writes or (transforms.reads and not transforms.settled):
@@ -68,19 +66,29 @@ class Intake:
                 data = transforms.write(data, slot_dims)
                 if data is None:
                     return no_index(storage)
+            priorities = self._brought(data, single, dim_extend, where) if prioritize else None
             index = (self.put or parts.writer.store)(data, single, dim_extend, where)
             transforms.settled = True
             parts.sampler.follow(storage)
+            if priorities is not None:
+                slots = slots_of_update(index, storage.shape)
+                stored = slots >= 0
+                slots, priorities = slots[stored], priorities[stored]
+                parts.sampler.prioritize(storage, slots, priorities, storage.generation(slots))
             return index
+
+    def _brought(self, data: Any, single: bool, dim_extend: int, where: str) -> torch.Tensor | None:
+        """Return the priorities that records bring, one each, time first; None if they bring none."""
+        return None
 
     def replace(self, index: Any, value: Any) -> None:
         """Replace stored records, or a column of them (see `ReplayBuffer.__setitem__`)."""
         with self._gate.lock:
             parts, whole = self._parts, is_key(index)
-            storage = parts.storage
+            storage, time = parts.storage, parts.written_time
             if whole:
-                index, value = _WHOLE, _with_column(storage, index, value)
-            slots, shape = storage.slots_of(index)
+                index, value = _WHOLE, _with_column(storage, time, index, value)
+            slots, shape = slots_at(index, storage.shape, time)
             if value is None:
                 raise InvalidTypeError("__setitem__: expected records, got None")
             value = parts.transforms.write(value, len(shape))
@@ -129,42 +137,36 @@ class TensorDictIntake(Intake):
     Args:
         gate: see `Intake`.
         parts: see `Intake`.
-        dim_extend: see `Intake`.
         priority_key: where priorities stand.
     """
 
-    def __init__(self, gate: Gate, parts: Parts, dim_extend: int | None, priority_key: NestedKey) -> None:
-        super().__init__(gate, parts, dim_extend)
+    def __init__(self, gate: Gate, parts: Parts, priority_key: NestedKey) -> None:
+        super().__init__(gate, parts)
         self.priority_key = priority_key
 
-    def store(self, data: Any, single: bool, where: str) -> Any:
-        """Store TensorDicts; a single one with the priority that it brings, if any."""
+    def store(self, data: Any, single: bool, where: str, prioritize: bool = True) -> Any:
+        """Store TensorDicts, with the priorities that they bring."""
         for record in data if isinstance(data, list) and not single else (data,):
             if not isinstance(record, TensorDictBase):
                 raise InvalidArgumentError(
                     f"{where}: expected a TensorDict, got {type(record).__name__}; ReplayBuffer takes other data"
                 )
-        if not single:
-            return super().store(data, single, where)
-        with self._gate.lock:
-            values = self._brought(data)
-            index = super().store(data, single, where)
-            if values is not None:
-                storage = self._parts.storage
-                slots = slots_of_update(index, storage.shape)
-                stored = slots >= 0  # a writer that chooses may have left it out
-                slots, values = slots[stored], values[: slots.shape[0]][stored]
-                self._parts.sampler.prioritize(storage, slots, values, storage.generation(slots))
-            return index
+        return super().store(data, single, where, prioritize and self._parts.sampler.takes_priorities)
 
-    def _brought(self, record: TensorDictBase) -> torch.Tensor | None:
-        """Return the priorities that a record brings, ``(n,)``, after checking them; None if it brings none."""
-        sampler = self._parts.sampler
-        priority = record.get(as_path(self.priority_key), None)
-        if priority is None or not sampler.takes_priorities:
+    def _brought(self, data: Any, single: bool, dim_extend: int, where: str) -> torch.Tensor | None:
+        """Return the priorities that records bring, after checking them."""
+        sampler, dims = self._parts.sampler, self._parts.storage.ndim - single
+        if isinstance(data, list):  # of a storage of objects
+            found = [self._brought(record, True, 0, where) for record in data]
+            known = [value for value in found if value is not None]
+            return torch.cat(known) if known and len(known) == len(found) else None
+        priority = data.get(as_path(self.priority_key), None) if isinstance(data, TensorDictBase) else None
+        if not isinstance(priority, torch.Tensor):
             return None
-        count = record.batch_size[: self._parts.storage.ndim - 1].numel()
-        values = self._reduced(priority, count, sampler.reduction, "add")
+        lead = data.batch_size[: max(dims, dim_extend + 1)]
+        if dim_extend and priority.shape[: len(lead)] == lead:
+            priority, lead = priority.transpose(0, dim_extend), swapped(lead, dim_extend)
+        values = self._reduced(priority, lead[:dims].numel(), sampler.reduction, where)
         sampler.check_priorities(values)
         return values
 
@@ -197,13 +199,14 @@ class TensorDictIntake(Intake):
         return index, priority, None if generation is None else generation.reshape(-1)
 
 
-def _with_column(storage: Storage, key: Any, column: Any) -> Any:
-    """Return the whole content with another tensor at `key`; the content itself isn't changed."""
+def _with_column(storage: Storage, time: int, key: Any, column: Any) -> Any:
+    """Return the whole content, in the written layout, with another tensor at `key`; the content isn't changed."""
     whole = storage.get(_WHOLE)
     if not is_tensor_collection(whole):
         raise UnsupportedError(
             f"__setitem__: the key {key!r} needs a buffer of TensorDicts; index by position"
         )
+    whole = whole.transpose(0, time) if time else whole
     changed = whole.clone(recurse=False)
     try:
         changed.set(key, column)

@@ -59,6 +59,7 @@ class Parts(Stateful[PartsState]):
         transform: the first transform; None for none.
         collate_fn: makes a batch of what the storage returns; None for the storage's way.
         generator: what samplers draw from; None for generators of their own.
+        dim_extend: the batch dimension of extended data that is time; None for the last one that is slots.
 
     Raises:
         InvalidTypeError: a transform or `collate_fn` that can't be called.
@@ -73,6 +74,7 @@ class Parts(Stateful[PartsState]):
         transform: Any,
         collate_fn: Any,
         generator: torch.Generator | None = None,
+        dim_extend: int | None = None,
     ) -> None:
         if collate_fn is not None and not callable(collate_fn):
             raise InvalidTypeError(f"collate_fn: expected a callable, got {collate_fn!r}")
@@ -85,6 +87,7 @@ class Parts(Stateful[PartsState]):
         if transform is not None:
             self.transforms.insert(0, transform, False)
         self.collate_fn: Callable[[Any], Any] | None = collate_fn
+        self._dim_extend = dim_extend
         self._owner: weakref.ref[Any] | None = None
         for name in _KINDS:
             self._check(name, getattr(self, name))
@@ -100,6 +103,16 @@ class Parts(Stateful[PartsState]):
         if not isinstance(part, _KINDS[name]):
             raise InvalidArgumentError(f"{name}: expected a {_KINDS[name].__name__}, got {part!r}")
         part.check_free(name, None if self._owner is None else self._owner())
+
+    @property
+    def dim_extend(self) -> int:
+        """The batch dimension of extended data that is time."""
+        return self.storage.ndim - 1 if self._dim_extend is None else self._dim_extend
+
+    @property
+    def written_time(self) -> int:
+        """The dimension of slots that is time as users write and read; 0 where that is the storage's."""
+        return self.dim_extend if self.dim_extend < self.storage.ndim else 0
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Have the sampler, and those that follow it, draw from a generator; None for those of their own."""

@@ -82,8 +82,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
             options["writer"] = TensorDictRoundRobinWriter()
         super().__init__(**options)
 
-    def _make_intake(self, gate: Gate, parts: Parts, dim_extend: int | None) -> TensorDictIntake:
-        return TensorDictIntake(gate, parts, dim_extend, self._priority_key)
+    def _make_intake(self, gate: Gate, parts: Parts) -> TensorDictIntake:
+        return TensorDictIntake(gate, parts, self._priority_key)
 
     @property
     def priority_key(self) -> NestedKey:
@@ -100,9 +100,15 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return super().add(data)
 
     @outside_graphs
-    def extend(self, data: Any) -> torch.Tensor:
-        """Store many TensorDicts, the oldest first; see `ReplayBuffer`. Priorities in them aren't looked at."""
-        return super().extend(data)
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
+        """Store many TensorDicts, the oldest first; see `ReplayBuffer`.
+
+        Args:
+            data: see `ReplayBuffer.extend`.
+            update_priority: False for not taking the priorities that records bring at `priority_key`: they are new
+                ones like any other then. None and True take them.
+        """
+        return self._intake.store(data, False, "extend", update_priority is not False)
 
     @outside_graphs
     def update_tensordict_priority(self, data: TensorDictBase) -> None:

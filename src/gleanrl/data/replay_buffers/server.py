@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from tensordict import is_tensor_collection, is_tensorclass
+from torch.utils import _pytree
 
 from gleanrl.arguments import key_list, positive
 from gleanrl.data.replay_buffers.draws import Draws, Keys, stamps
@@ -17,7 +18,9 @@ from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.parts import Parts
 from gleanrl.data.replay_buffers.pipeline import copied, none_returned, pin
 from gleanrl.data.replay_buffers.samplers.base import coordinates
-from gleanrl.data.replay_buffers.storages.indexing import is_position
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.formats import swap_batch_dims
+from gleanrl.data.replay_buffers.storages.indexing import basic_index, is_position, slots_at, swapped
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.errors import InvalidArgumentError, MissingKeyError, UnsupportedError
 from gleanrl.records import Draw
@@ -197,7 +200,7 @@ class BufferServer(Server):
         parts = self._parts
         with self._gate.lock:
             storage = parts.storage
-            records = storage[index]
+            records = _read(storage, index, parts.written_time)
             if len(parts.transforms):
                 records = copied(records)
         if isinstance(storage, ListStorage) and is_position(index):
@@ -227,6 +230,19 @@ class BufferServer(Server):
         """Restore from a pickle."""
         self.__dict__.update(state)
         self._last = None if self._sample is None else threading.local()
+
+
+def _read(storage: Storage, index: Any, time: int) -> Any:
+    """Return the records at an index in the written layout, whose dimension `time` is time."""
+    if not time:
+        return storage[index]
+    basic = basic_index(index, swapped(storage.shape, time))
+    if basic is None:
+        slots, shape = slots_at(index, storage.shape, time)
+        places = torch.unravel_index(slots.view(shape), storage.shape)
+        return storage[places]
+    whole = swap_batch_dims(storage[:], time, "__getitem__")
+    return whole[basic] if is_tensor_collection(whole) else _pytree.tree_map(lambda leaf: leaf[basic], whole)
 
 
 def column_of(whole: Any, key: Any) -> Any:

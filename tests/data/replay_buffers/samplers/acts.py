@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from gleanrl.data.replay_buffers import LazyTensorStorage, TensorDictReplayBuffer
+from tests.data.replay_buffers.oracle import fill
 
 IDS, DONE, STEPS = ("collector", "traj_ids"), ("next", "done"), ("steps_to_next_obs",)
 CAPACITY = 11  # time steps
@@ -79,16 +80,14 @@ def perform(
         steps = min(size, CAPACITY - start)
         if steps and storage.initialized:
             rows = kind.rows(steps, number)
-            storage.set(start, rows.transpose(0, rows.ndim - 1))
+            fill(storage, rows.transpose(0, rows.ndim - 1), start)
         if name == "set_extend":
             buffer.extend(kind.rows(2, number))
     elif name == "item" and stored:
-        rows = kind.rows(1, number)
-        buffer[number % stored] = rows[..., 0].transpose(0, -1) if len(kind.batch) > 1 else rows[..., 0]
+        buffer[..., number % stored] = kind.rows(1, number)[..., 0]
     elif name == "items" and stored:
         places = sorted({number % stored, number // 3 % stored, number // 11 % stored})
-        rows = kind.rows(len(places), number)
-        buffer[places] = rows.transpose(0, rows.ndim - 1)
+        buffer[..., places] = kind.rows(len(places), number)
     elif name == "done" and stored and kind.done:
         buffer[DONE] = buffer[DONE] ^ (buffer["x"][..., None] % 3 == number % 3)
     elif name == "ids" and stored and kind.ids:
@@ -100,7 +99,7 @@ def perform(
     elif name == "storage":
         other = kind.storage()
         rows = kind.rows(min(size, CAPACITY), number)
-        other.set(0, rows.transpose(0, rows.ndim - 1))
+        fill(other, rows.transpose(0, rows.ndim - 1))
         buffer.set_storage(other)
     elif name == "sampler":
         buffer.set_sampler(make_sampler())

@@ -18,7 +18,7 @@ from gleanrl.data.replay_buffers import (
     TensorDictReplayBuffer,
 )
 from gleanrl.errors import EmptyBufferError, InvalidArgumentError, InvalidTypeError, UnsupportedError
-from tests.data.replay_buffers.oracle import fingerprint, ted
+from tests.data.replay_buffers.oracle import fill, fingerprint, ted
 from tests.data.replay_buffers.samplers.acts import Kind, cut_by, trajectories
 from tests.interrupts import interruptions
 
@@ -27,7 +27,7 @@ SAMPLERS = [RandomSampler, SamplerWithoutReplacement]
 
 def filled(ndim: int = 1) -> LazyTensorStorage:
     storage = LazyTensorStorage(30, ndim=ndim)
-    storage.set(0, ted(8, streams=3).transpose(0, 1) if ndim == 2 else ted(20))
+    fill(storage, ted(8, streams=3).transpose(0, 1) if ndim == 2 else ted(20))
     return storage
 
 
@@ -96,8 +96,8 @@ FOLLOWERS = {
     "prioritized slices": lambda: PrioritizedSliceSampler(20, 1.0, 1.0, slice_len=2, seed=0),
 }
 CHANGES = {
-    "write": lambda storage: storage.set(5, KIND.rows(2, 7)),
-    "clear": lambda storage: (storage.clear(), storage.set(0, KIND.rows(9, 8))),
+    "write": lambda storage: fill(storage, KIND.rows(2, 7), 5),
+    "clear": lambda storage: (storage.clear(), fill(storage, KIND.rows(9, 8))),
     "load": lambda storage: storage.load_state_dict(storage.state_dict()),
 }
 CALLS = {
@@ -112,7 +112,7 @@ CALLS = {
 def test_what_an_interrupt_left_undone_is_caught_up(make, change, call):
     def subject() -> tuple[Sampler, LazyTensorStorage]:
         sampler, storage = make(), KIND.storage()
-        storage.set(0, KIND.rows(storage.max_size, 3))
+        fill(storage, KIND.rows(storage.max_size, 3))
         sampler.draw(storage, 4)
         if sampler.takes_priorities:
             sampler.prioritize(storage, torch.arange(len(storage)), 3.0, None)

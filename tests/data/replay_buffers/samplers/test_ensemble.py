@@ -14,13 +14,14 @@ from gleanrl.data import (
 )
 from gleanrl.data.replay_buffers.samplers.ensemble import join_infos
 from gleanrl.errors import EmptyBufferError, InvalidArgumentError, SchemaError
+from tests.data.replay_buffers.oracle import fill
 
 
 def storages(*counts: int) -> StorageEnsemble:
     filled = [LazyTensorStorage(10) for _ in counts]
     for number, (storage, count) in enumerate(zip(filled, counts, strict=True)):
         if count:
-            storage.set(0, 100 * number + torch.arange(count))
+            fill(storage, 100 * number + torch.arange(count))
     return StorageEnsemble(*filled)
 
 

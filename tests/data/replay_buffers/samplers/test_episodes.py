@@ -20,6 +20,7 @@ from gleanrl.errors import (
     SchemaError,
     UnsupportedError,
 )
+from tests.data.replay_buffers.oracle import fill
 from tests.data.replay_buffers.samplers.acts import (
     CAPACITY,
     CLEARS,
@@ -93,7 +94,7 @@ def table_of(data: dict[Any, Any], *args: Any, capacity: int = 20, **keys: Any) 
     for key, value in data.items():
         rows[key] = value
     storage = LazyTensorStorage(capacity)
-    storage.set(0, rows)
+    fill(storage, rows)
     return EpisodeTable(BoundaryKeys(**keys), *args), storage
 
 
@@ -106,8 +107,8 @@ EVERY_FLAG = {("next", "done"): flags(1), ("next", "terminated"): flags(3), ("ne
     [
         ({("next", "done"): flags(2)}, {}, [3, 5]),
         (EVERY_FLAG, {}, [2, 2, 2, 2]),
-        (EVERY_FLAG, {"end": ("next", "done")}, [2, 6]),
-        ({**EVERY_FLAG, "stop": flags(6)}, {"end": ("stop",)}, [2, 5, 1]),
+        (EVERY_FLAG, {"ends": (("next", "done"),)}, [2, 6]),
+        ({**EVERY_FLAG, "stop": flags(6)}, {"ends": (("stop",),)}, [2, 5, 1]),
         ({("next", "agents", "done"): flags(4), "x": IDS}, {}, [5, 3]),
         ({"done": flags(2), ("next", "done"): flags()}, {}, [8]),
         ({"episode": IDS}, {}, [3, 4, 1]),
@@ -153,7 +154,7 @@ def test_ends_that_are_given(given_ends, written):
     assert runs(table, storage) == [(0, 3), (3, 3), (6, 2)]
     again = pickle.loads(pickle.dumps(table))
     assert runs(again, storage) == [(0, 3), (3, 3), (6, 2)]
-    storage.set(0, TensorDict({"x": torch.arange(written)}, [written]))
+    fill(storage, TensorDict({"x": torch.arange(written)}, [written]))
     with pytest.raises(UnsupportedError, match="the storage has been written since; name keys"):
         table.of(storage)
 
@@ -184,11 +185,11 @@ def test_what_cant_be_given(name, values):
     [
         ({"x": IDS}, {}, MissingKeyError, "nothing stored tells where trajectories end: neither 'episode'"),
         ({"x": IDS}, {"trajectory": ("mine",)}, MissingKeyError, "neither 'mine'"),
-        ({"episode": IDS}, {"end": ("stop",)}, MissingKeyError, "end_key: 'stop' isn't stored"),
-        ({"episode": torch.zeros(8)}, {}, SchemaError, "'episode' can't tell where .*float32"),
-        ({"episode": flags()[:, 0]}, {}, SchemaError, "expected one integer value"),
-        ({"episode": torch.zeros(8, 2, dtype=torch.int64)}, {}, SchemaError, "expected one integer value"),
-        ({"stop": IDS}, {"end": ("stop",)}, SchemaError, "'stop' can't tell .* expected one bool value"),
+        ({"episode": IDS}, {"ends": (("stop",),)}, MissingKeyError, "end_key: \\[.stop.\\] isn.t stored"),
+        ({"episode": torch.full((8,), 0.5)}, {}, SchemaError, "expected whole numbers, got 0.5"),
+        ({"episode": flags()[:, 0]}, {}, SchemaError, "expected one whole number for each row"),
+        ({"episode": torch.zeros(8, 2, dtype=torch.int64)}, {}, SchemaError, "expected one whole number for each row"),
+        ({"stop": IDS}, {"ends": (("stop",),)}, SchemaError, "'stop' can't tell .* expected one bool"),
     ],
 )  # fmt: skip
 def test_what_tells_no_ends(data, keys, error, match):
@@ -205,7 +206,7 @@ def test_a_missing_trajectory_key_is_told():
 
 def test_storages_without_columns():
     storage = ListStorage(3)
-    storage.set(0, [1, 2])
+    fill(storage, [1, 2])
     with pytest.raises(UnsupportedError, match="a ListStorage holds single objects"):
         EpisodeTable(BoundaryKeys()).of(storage)
     with pytest.raises(EmptyBufferError, match="the storage is empty"):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from gleanrl.data.replay_buffers import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampler
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.errors import EmptyBufferError, InvalidArgumentError, SchemaError, UnsupportedError
+from tests.data.replay_buffers.oracle import fill
 from tests.data.replay_buffers.samplers.acts import (
     CLEARS,
     COPIES,
@@ -35,7 +36,7 @@ def table_of(capacity: int = 10, **options: Any) -> PriorityTable:
 
 def filled(rows: int, capacity: int = 10) -> LazyTensorStorage:
     storage = LazyTensorStorage(capacity)
-    storage.set(0, torch.arange(rows))
+    fill(storage, torch.arange(rows))
     return storage
 
 
@@ -160,7 +161,7 @@ def test_late_updates_are_dropped_and_counted():
     slots, _, generation = table.draw(storage, torch.linspace(0, 0.99, 10, dtype=torch.float64))
     assert slots.tolist() == list(range(10))
     table.remember(storage, slots, generation)
-    storage.set(0, torch.arange(3))  # behind the table's back
+    fill(storage, torch.arange(3))  # behind the table's back
     update(table, storage, [1, 5], [7.0, 8.0])
     assert (raw(table, storage)[1], raw(table, storage)[5], table.dropped) == (1.0, 8.0, 1)
     update(table, storage, [2, 6], [7.0, 9.0], generation[[2, 6]])
@@ -256,15 +257,15 @@ def test_a_storage_that_is_larger_than_the_table():
     with pytest.raises(InvalidArgumentError, match="max_capacity=9 is less than the 10 rows"):
         table_of(9).of(filled(4))
     rounded = LazyTensorStorage(10, ndim=2)
-    rounded.set(0, torch.zeros(4, 3))
+    fill(rounded, torch.zeros(4, 3))
     assert raw(table_of(10), rounded) == [1.0] * 12
 
 
 def test_a_table_that_is_larger_than_the_storage():
     storage, table = filled(8, 8), table_of(100)
     update(table, storage, list(range(8)), torch.arange(8.0))
-    storage.set(6, torch.arange(2))
-    storage.set(0, torch.arange(1))
+    fill(storage, torch.arange(2), 6)
+    fill(storage, torch.arange(1))
     assert raw(table, storage) == [7, 1, 2, 3, 4, 5, 7, 7]
 
 
@@ -272,7 +273,7 @@ def test_what_was_written_long_ago_behind_its_back_is_all_new():
     storage, table = filled(5), table_of()
     update(table, storage, list(range(5)), [2.0, 3.0, 4.0, 5.0, 6.0])
     for _ in range(1100):
-        storage.set(0, torch.zeros(1, dtype=torch.int64))
+        fill(storage, torch.zeros(1, dtype=torch.int64))
     assert raw(table, storage) == [6.0] * 5
 
 

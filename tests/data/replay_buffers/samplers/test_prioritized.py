@@ -12,6 +12,7 @@ from tensordict import TensorDict
 
 from gleanrl.data.replay_buffers import LazyTensorStorage, ListStorage, PrioritizedSampler, ReplayBuffer
 from gleanrl.errors import EmptyBufferError, InvalidArgumentError, SchemaError
+from tests.data.replay_buffers.oracle import fill
 
 
 def buffer_of(
@@ -62,7 +63,7 @@ def test_sampling_without_a_buffer_and_what_is_empty():
     sampler, storage = PrioritizedSampler(10, 0.7, 0.5, seed=0), LazyTensorStorage(10)
     with pytest.raises(EmptyBufferError):
         sampler.sample(storage, 3)
-    storage.set(0, torch.arange(6))
+    fill(storage, torch.arange(6))
     index, info = sampler.sample(storage, 3)
     assert index.shape == info["_weight"].shape == info["generation"].shape == (3,)
     assert sampler.default_priority == 1.0 and not sampler.ran_out
@@ -152,7 +153,7 @@ def test_another_mask_column():
     for kept in ([0], [1, 6], list(range(8))):
         changed = torch.zeros(2, 4, dtype=torch.bool)
         changed.view(-1)[kept] = True
-        buffer["collector", "mask"] = changed.T
+        buffer["collector", "mask"] = changed
         assert buffer.sample()["x"].unique().tolist() == kept
     sampler._priorities.check_valid()
 
@@ -166,8 +167,41 @@ def test_a_table_that_was_made_before_the_first_write_rounded_the_storage_up(beh
     buffer.load_state_dict(buffer.state_dict())
     steps = TensorDict({"x": torch.arange(12).view(3, 4)}, [3, 4])
     if behind:
-        buffer.storage.set(0, steps.transpose(0, 1))
+        fill(buffer.storage, steps.transpose(0, 1))
     else:
         buffer.extend(steps)
     assert buffer.storage.max_size == 12
     assert buffer.sample()["x"].unique().tolist() == list(range(12))
+
+
+@pytest.mark.parametrize("reduction, expected", [("max", [3, 6]), ("sum", [6, 15]), ("min", [1, 4])])
+def test_priorities_with_more_dimensions_than_the_index_are_reduced(reduction, expected):
+    values = torch.arange(1.0, 7.0).view(2, 3)
+    for priority in (values, values.numpy()):
+        sampler = PrioritizedSampler(2, 1.0, 1.0, reduction=reduction)
+        buffer = ReplayBuffer(storage=LazyTensorStorage(2), sampler=sampler)
+        buffer.update_priority(buffer.extend(torch.arange(2)), priority)
+        assert sampler._priorities.state_dict()["raw"].tolist() == expected
+    with pytest.raises(SchemaError, match="expected 2 items"):
+        buffer.update_priority(torch.arange(2), values.T)
+
+
+def test_priorities_in_the_shape_of_the_index():
+    sampler = PrioritizedSampler(6, 1.0, 1.0)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(6, ndim=2), sampler=sampler)
+    index = buffer.extend(torch.arange(6).view(2, 3))
+    buffer.update_priority(index, torch.arange(6.0).view(6, 1))
+    assert sampler._priorities.state_dict()["raw"].tolist() == [0, 1, 2, 3, 4, 5]
+    buffer.update_priority(index[:2], torch.tensor([[7.0], [8.0]]))
+    buffer.update_priority(index[2:].view(2, 2, 2), torch.tensor([[9.0, 10.0], [11.0, 12.0]]))
+    assert sampler._priorities.state_dict()["raw"].tolist() == [7, 8, 9, 10, 11, 12]
+
+
+def test_a_capacity_isnt_needed():
+    sampler = PrioritizedSampler(None, 1.0, 1.0)
+    assert sampler.max_size is None
+    buffer = ReplayBuffer(storage=LazyTensorStorage(7), sampler=sampler)
+    assert sampler.max_size == 7 and PrioritizedSampler(12, 1.0, 1.0).max_size == 12
+    buffer.set_storage(LazyTensorStorage(70))
+    buffer.extend(torch.arange(70))
+    assert sampler.max_size == 70

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from gleanrl.data.replay_buffers import LazyTensorStorage, RandomSampler
+from tests.data.replay_buffers.oracle import fill
 
 
 def test_every_stored_row_is_equally_likely():
     storage = LazyTensorStorage(100)
-    storage.set(0, torch.arange(20))
+    fill(storage, torch.arange(20))
     counts = torch.bincount(RandomSampler(seed=0).draw(storage, 20_000).slots, minlength=20)
     assert counts.shape == (20,)
     # Chi-square with 19 degrees of freedom: 43.8 is passed once in a thousand seeds.
@@ -18,7 +19,7 @@ def test_every_stored_row_is_equally_likely():
 
 def test_redraw_replaces_the_stale_rows_only():
     storage = LazyTensorStorage(1_000_000)
-    storage.set(0, torch.arange(1_000_000, dtype=torch.uint8))
+    fill(storage, torch.arange(1_000_000, dtype=torch.uint8))
     sampler = RandomSampler(seed=0)
     drawn = sampler.draw(storage, 50)
     stale = torch.arange(50) % 3 == 0
@@ -29,7 +30,7 @@ def test_redraw_replaces_the_stale_rows_only():
 
 def test_it_never_runs_out():
     storage = LazyTensorStorage(3)
-    storage.set(0, torch.arange(3))
+    fill(storage, torch.arange(3))
     sampler = RandomSampler(seed=0)
     sampler.draw(storage, 9)
     assert not sampler.ran_out

@@ -19,6 +19,7 @@ from gleanrl.data.replay_buffers import (
     TensorDictReplayBuffer,
 )
 from gleanrl.errors import EmptyBufferError, InvalidArgumentError, SchemaError
+from tests.data.replay_buffers.oracle import fill
 from tests.data.replay_buffers.samplers.acts import (
     CLEARS,
     COPIES,
@@ -74,7 +75,7 @@ def test_an_epoch_takes_one_slice_of_each_trajectory(lengths, sizes, strict, shu
     ends = torch.zeros(sum(lengths), 1, dtype=torch.bool)
     ends[torch.tensor(lengths).cumsum(0) - 1] = True
     storage = LazyTensorStorage(sum(lengths))
-    storage.set(0, TensorDict({"next": {"done": ends}}, [len(ends)]))
+    fill(storage, TensorDict({"next": {"done": ends}}, [len(ends)]))
     sampler = make_sampler(strict_length=strict, shuffle=shuffle, num_slices=None)
     runs = trajectories(storage, Kind(ids=False))
     due = [run for run in runs if len(run) >= (3 if strict else 1)]

@@ -178,7 +178,7 @@ def test_streams_have_trajectories_of_their_own():
     assert batch["index"].shape == (200, 3) and len(info["index"]) == 3
     steps, columns = batch["index"].view(100, 2, 3)[..., 0], batch["index"].view(100, 2, 3)[..., 1:]
     assert torch.equal(steps[:, 1], steps[:, 0] + 1) and torch.equal(columns[:, 0], columns[:, 1])
-    assert torch.equal(batch["x"], buffer[:]["x"][info["index"]])
+    assert torch.equal(batch["x"], buffer.storage[:]["x"][info["index"]])
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_spans(span, overhang):
         ({"slice_len": 3, "span": -1}, InvalidArgumentError, "span"),
         ({"slice_len": 3, "span": (1, 2, 3)}, InvalidArgumentError, "span"),
         ({"slice_len": 3, "span": 1.5}, InvalidArgumentError, "span"),
-        ({"slice_len": 3, "traj_key": "a", "trajectory_key": "b"}, InvalidTypeError, "traj_key and trajectory_key"),
+        ({"slice_len": 3, "traj_key": "a", "trajectory_key": "b"}, InvalidArgumentError, "trajectory_key"),
         ({"slice_len": 3, "ends": ENDS}, UnsupportedError, "cache_values=True"),
         ({"slice_len": 3, "ends": ENDS, "cache_values": True, "end_key": "e"}, UnsupportedError, "end_key"),
         ({"slice_len": 3, "ends": ENDS, "cache_values": True, "traj_key": "e"}, UnsupportedError, "neither"),
@@ -244,15 +244,6 @@ def test_an_overhang_that_shows_at_the_draw():
     buffer = buffer_of([9], 12, num_slices=4, span=3)
     with pytest.raises(InvalidArgumentError, match=r"span=\(3, 3\): a slice of 3 steps may overhang by 2"):
         buffer.sample()
-
-
-def test_both_names_of_the_trajectory_key():
-    for options in (
-        {"traj_key": "id"},
-        {"traj_key": None, "trajectory_key": "id"},
-        {"trajectory_key": ("id",)},
-    ):
-        assert buffer_of([4, 4], 4, slice_len=2, **options).sample().batch_size == (4,)
 
 
 @pytest.mark.parametrize("asked", [[True, False, True], [False] * 3])

@@ -10,6 +10,7 @@ from gleanrl.data.replay_buffers import LazyTensorStorage
 from gleanrl.data.replay_buffers.samplers.units import Transitions
 from gleanrl.errors import EmptyBufferError
 from gleanrl.seeding import OwnedGenerator
+from tests.data.replay_buffers.oracle import fill
 
 MASK = ("collector", "mask")
 
@@ -19,7 +20,7 @@ def masked(*steps: int) -> LazyTensorStorage:
     mask = torch.zeros(4, 2, dtype=torch.bool)
     mask.view(-1)[list(steps)] = True
     storage = LazyTensorStorage(8, ndim=2)
-    storage.set(0, TensorDict({"x": torch.arange(8).view(4, 2), MASK: mask}, [4, 2]))
+    fill(storage, TensorDict({"x": torch.arange(8).view(4, 2), MASK: mask}, [4, 2]))
     return storage
 
 
@@ -32,7 +33,7 @@ def test_rows_that_are_no_steps_are_no_items_and_never_drawn():
 
 def test_without_a_mask_every_row_is_an_item():
     storage, unit = LazyTensorStorage(5), Transitions()
-    storage.set(0, torch.arange(3))
+    fill(storage, torch.arange(3))
     assert unit.items(storage, 1) is None and unit.living(storage, torch.arange(3), None, 1) is None
     assert unit.sizes(6) == (6, 1)
 

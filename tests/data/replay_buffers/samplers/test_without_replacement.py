@@ -10,11 +10,12 @@ from tensordict import TensorDict
 
 from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
 from gleanrl.errors import InvalidArgumentError, SchemaError
+from tests.data.replay_buffers.oracle import fill
 
 
 def filled(count: int, capacity: int = 100) -> LazyTensorStorage:
     storage = LazyTensorStorage(capacity)
-    storage.set(0, torch.arange(count))
+    fill(storage, torch.arange(count))
     return storage
 
 
@@ -42,7 +43,7 @@ def test_an_epoch_serves_each_slot_once(size, sizes, shuffle):
 def test_rows_that_come_during_an_epoch_join_the_next():
     storage, sampler = filled(10), SamplerWithoutReplacement(seed=0)
     first = sampler.draw(storage, 4).slots.tolist()
-    storage.set(10, torch.arange(10, 15))
+    fill(storage, torch.arange(10, 15), 10)
     rest = sampler.draw(storage, 100).slots.tolist()
     assert sorted(first + rest) == list(range(10))
     assert sampler.ran_out
@@ -103,7 +104,7 @@ def test_clearing_ends_the_epoch():
     storage.clear()
     sampler.follow(storage)
     assert not sampler.ran_out
-    storage.set(0, torch.arange(8))
+    fill(storage, torch.arange(8))
     assert sorted(sampler.draw(storage, 100).slots.tolist()) == list(range(8))
 
 
@@ -178,11 +179,11 @@ def test_what_is_overwritten_by_rows_that_are_no_steps_leaves_the_epoch(shuffle,
 def test_a_redraw_leaves_out_what_is_no_step_any_more():
     storage, sampler = LazyTensorStorage(6, ndim=2), SamplerWithoutReplacement(shuffle=False)
     mask = torch.ones(6, 1, dtype=torch.bool)
-    storage.set(0, TensorDict({"collector": {"mask": mask}}, [6, 1]))
+    fill(storage, TensorDict({"collector": {"mask": mask}}, [6, 1]))
     drawn, stale = sampler.draw(storage, 3), torch.ones(3, dtype=torch.bool)
-    storage.set(0, TensorDict({"collector": {"mask": ~mask[:2]}}, [2, 1]))
+    fill(storage, TensorDict({"collector": {"mask": ~mask[:2]}}, [2, 1]))
     assert sampler.redraw(storage, drawn, stale).slots.tolist() == [2]
-    storage.set(2, TensorDict({"collector": {"mask": ~mask[:1]}}, [1, 1]))
+    fill(storage, TensorDict({"collector": {"mask": ~mask[:1]}}, [1, 1]), 2)
     assert sampler.redraw(storage, drawn, stale).slots.tolist() == [3, 4, 5]
 
 

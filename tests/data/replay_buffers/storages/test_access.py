@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from gleanrl.data import (
     LazyMemmapStorage,
@@ -18,8 +19,8 @@ from gleanrl.data import (
     TensorDictMaxValueWriter,
     TensorStorage,
 )
-from gleanrl.errors import EmptyBufferError, IndexRangeError, InvalidTypeError
-from tests.data.replay_buffers.oracle import clock, ted
+from gleanrl.errors import EmptyBufferError, IndexRangeError, InvalidTypeError, SchemaError
+from tests.data.replay_buffers.oracle import clock, fill, ted
 
 
 class Follower:
@@ -45,7 +46,7 @@ def test_indexing_and_iteration(kind):
 
 def test_iteration_over_several_batch_dimensions_is_over_time():
     storage = LazyTensorStorage(12, ndim=2)
-    storage.set(0, torch.arange(6).view(2, 3))
+    fill(storage, torch.arange(6).view(2, 3))
     assert [step.tolist() for step in storage] == [[0, 1, 2], [3, 4, 5]]
 
 
@@ -55,19 +56,19 @@ def test_the_flat_form_shares_the_memory(kind, make):
     storage = kind(12, ndim=2)
     with pytest.raises(EmptyBufferError):
         storage.flatten()
-    storage.set(0, make(torch.arange(6).view(2, 3)))
+    fill(storage, make(torch.arange(6).view(2, 3)))
     flat = storage.flatten()
     assert isinstance(flat, TensorStorage) and (flat.ndim, len(flat), flat.max_size) == (1, 6, 6)
     first = (lambda data: data) if isinstance(flat[0], torch.Tensor) else (lambda data: data["a"])
     assert first(flat[:]).tolist() == list(range(6))
-    storage.set(1, make(torch.full((1, 3), 9)))
+    fill(storage, make(torch.full((1, 3), 9)), 1)
     assert first(flat[:]).tolist() == [0, 1, 2, 9, 9, 9]
     assert flat.flatten() is flat
 
 
 def test_flat_streams_keep_their_rows():
     storage = LazyTensorStorage(12, ndim=2)
-    storage.set(0, ted(4, streams=3).transpose(0, 1))
+    fill(storage, ted(4, streams=3).transpose(0, 1))
     flat = storage.flatten()
     assert flat[:].batch_size == (12,)
     assert clock(flat[:]).tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
@@ -82,7 +83,7 @@ def test_followers_are_told_of_every_write():
     rb.add(torch.tensor(3))
     rb.extend(torch.arange(4, 7))
     rb[[1, 3]] = torch.zeros(2, dtype=torch.int64)
-    rb.storage.set(0, torch.zeros(2, dtype=torch.int64))
+    fill(rb.storage, torch.zeros(2, dtype=torch.int64))
     assert follower.told == [[0, 1, 2], [3], [4, 0, 1], [1, 3], [0, 1]]
     grid, follower = ReplayBuffer(storage=LazyTensorStorage(4, ndim=2)), Follower()
     grid.storage.attach(follower)
@@ -113,12 +114,83 @@ def test_followers_are_held_weakly_and_stay_behind():
     storage, follower = LazyTensorStorage(5), Follower()
     storage.attach(follower)
     other = copy.deepcopy(storage)
-    other.set(0, torch.arange(2))
+    fill(other, torch.arange(2))
     assert follower.told == []
     follower_of = weakref.ref(follower)
     del follower
     gc.collect()
     assert follower_of() is None
-    storage.set(0, torch.arange(2))
+    fill(storage, torch.arange(2))
     with pytest.raises(InvalidTypeError, match="mark_update"):
         storage.attach(3)
+
+
+# Called by users, without a buffer
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_records_are_set_at_any_kind_of_index(storage):
+    storage = storage(10)
+    storage.set(0, torch.tensor(5.0))
+    assert storage[:].tolist() == [5], "an int is one record"
+    storage.set(range(1, 3), torch.tensor([6.0, 7.0]))
+    storage.set([3, 0], torch.tensor([8.0, 4.0]))
+    storage.set(torch.tensor([4]), torch.tensor([9.0]))
+    storage.set(slice(1, 2), torch.tensor([-6.0]))
+    storage[5] = torch.tensor(10.0)
+    storage[[5, 5]] = torch.tensor([1.0, 2.0])
+    assert storage[:].tolist() == [4, -6, 7, 8, 9, 2] and storage.end == 6
+    assert storage.generation(torch.arange(6)).tolist() == [2, 2, 1, 1, 1, 3]
+    storage[:6] = torch.arange(6.0)
+    storage[6:10] = torch.arange(6.0, 10.0)
+    assert storage[:].tolist() == list(range(10)) and storage.end == 0 and storage.get(3) == 3
+    storage.check_valid()
+    for index, data in ((10, 1.0), (-1, 1.0), ([0, 1], [1.0]), (range(3), [1.0] * 4)):
+        with pytest.raises((IndexRangeError, SchemaError), match="set"):
+            storage.set(index, torch.tensor(data))
+    short = LazyTensorStorage(10)
+    with pytest.raises(IndexRangeError, match="gap"):
+        short.set([0, 2], torch.zeros(2))
+
+
+def test_objects_are_set_at_any_kind_of_index():
+    storage = ListStorage()
+    storage[0] = "a"
+    storage.set(range(1, 3), ["b", "c"])
+    storage.set([4, 3], ["e", "d"])
+    storage.set(slice(0, 2), ["A", "B"])
+    assert storage.get(slice(None)) == ["A", "B", "c", "d", "e"] and storage.get(1) == "B"
+    assert storage.get(torch.tensor([0, 4])) == storage.get([0, 4]) == ["A", "e"]
+    storage.check_valid()
+
+
+def test_steps_of_several_streams_are_set():
+    storage = LazyTensorStorage(12, ndim=2)
+    storage.set(0, torch.arange(3))
+    storage.set([2, 1], torch.tensor([[6, 7, 8], [3, 4, 5]]))
+    assert storage[:].tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]] and len(storage) == 9
+
+
+def test_what_a_storage_contains():
+    storage, grid = LazyTensorStorage(10), LazyTensorStorage(10, ndim=2)
+    assert 0 not in storage
+    storage.set(range(4), torch.arange(4))
+    assert storage.contains(2) is True and storage.contains(5) is False and 3 in storage and 4 not in storage
+    assert storage.contains(-1) and not storage.contains(-5)
+    assert (
+        storage.contains(torch.tensor([1, 7])).tolist() == storage.contains([1, 7]).tolist() == [True, False]
+    )
+    assert torch.tensor([1, 2]) in storage and [1, 7] not in storage and range(4) in storage
+    grid.set(range(3), torch.zeros(3, 2))
+    assert grid.contains(2) and not grid.contains(3)
+    assert grid.contains(torch.tensor([[1, 1], [2, 5]])).tolist() == [True, False]
+    assert grid.contains((torch.tensor([1, 3]), torch.tensor([1, 1]))).tolist() == [True, False]
+
+
+def test_directories_may_be_anything_that_names_a_path(tmp_path):
+    class Named:
+        def __fspath__(self) -> str:
+            return str(tmp_path / "replay")
+
+    LazyMemmapStorage(10, scratch_dir=Named()).set(range(3), TensorDict({"x": torch.arange(3)}, [3]))
+    assert (tmp_path / "replay" / "x.memmap").exists()

@@ -18,6 +18,7 @@ from gleanrl.data.replay_buffers.storages.columns import (
     column_store,
 )
 from gleanrl.errors import SchemaError
+from tests.data.replay_buffers.oracle import fill
 
 ROWS = 10
 FIELDS = [
@@ -146,6 +147,7 @@ import torch
 from tensordict import TensorDict
 from gleanrl.data.replay_buffers import *
 
+
 def rows(start, count):
     x = torch.arange(start, start + count)
     return {"x": x[:, None] + torch.zeros(1, 3), "half": x[:, None].to(torch.bfloat16).repeat(1, 2), "n": x}
@@ -165,7 +167,7 @@ def given(make):
 
 def flat(make):
     whole = LazyTensorStorage(SIZE)
-    whole.set(0, make(0, SIZE))
+    whole.set(range(SIZE), make(0, SIZE))
     return whole, leaves(whole.flatten()[:])
 
 def flat_of_given(make):
@@ -273,10 +275,10 @@ def test_given_tensors_go_on_being_the_users():
     mine.share_memory_()
     mine[0] = 7.0
     assert storage.fetch(torch.tensor([0, 1])).tolist() == [7.0, 1.0]
-    storage.set(2, torch.tensor([8.0]))
+    fill(storage, torch.tensor([8.0]), 2)
     assert mine.tolist() == [7.0, 1.0, 8.0, 3.0]
     flat = TensorStorage(mine.view(2, 2), ndim=2).flatten()
-    flat.set(0, torch.tensor([5.0]))
+    fill(flat, torch.tensor([5.0]))
     assert mine[0] == 5.0
 
 
@@ -288,5 +290,5 @@ def test_given_tensors_that_were_made_too_small():
         with pytest.raises(SchemaError, match="resized to 4 bytes, its records take 16"):
             storage.fetch(torch.tensor([0]))
     with pytest.raises(SchemaError, match="resized"):
-        storage.set(0, torch.tensor([1.0]))
+        fill(storage, torch.tensor([1.0]))
     assert storage.generation(torch.tensor([0])).tolist() == [1]

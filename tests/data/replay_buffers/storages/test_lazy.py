@@ -10,20 +10,20 @@ from tensordict import TensorDict
 
 from gleanrl.data import LazyTensorStorage
 from gleanrl.errors import CapacityError, UnsupportedError
-from tests.data.replay_buffers.oracle import ted
+from tests.data.replay_buffers.oracle import fill, ted
 
 
 def test_capacity_is_rounded_up_to_whole_time_steps_once_they_are_known():
     storage = LazyTensorStorage(100, ndim=2)
     assert storage.max_size == 100
-    storage.set(0, ted(4, streams=3).transpose(0, 1))
+    fill(storage, ted(4, streams=3).transpose(0, 1))
     assert (storage.max_size, storage.capacity_steps) == (102, 34)
 
 
 def test_memory_is_asked_for_at_the_first_write():
     storage = LazyTensorStorage(10**12)
     with pytest.raises(CapacityError, match="bytes of memory"):
-        storage.set(0, ted(4))
+        fill(storage, ted(4))
     assert not storage.initialized
 
 
@@ -35,7 +35,7 @@ def test_meta_devices_are_refused():
 def test_the_device_of_the_first_data():
     storage = LazyTensorStorage(5, device="auto")
     assert pickle.loads(pickle.dumps(storage)).device == torch.device("cpu")
-    storage.set(0, ted(3))
+    fill(storage, ted(3))
     assert storage.device == torch.device("cpu") and storage.get([0]).device == torch.device("cpu")
     other = LazyTensorStorage(5, device="auto")
     other.load_state_dict(storage.state_dict())
@@ -45,5 +45,5 @@ def test_the_device_of_the_first_data():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_the_device_of_the_first_data_on_cuda():
     storage = LazyTensorStorage(5, device="auto")
-    storage.set(0, TensorDict({"x": torch.arange(3, device="cuda")}, [3]))
+    fill(storage, TensorDict({"x": torch.arange(3, device="cuda")}, [3]))
     assert storage.device.type == "cuda" and storage.get([1])["x"].is_cuda

@@ -10,7 +10,7 @@ import torch
 
 from gleanrl.data.replay_buffers import LazyMemmapStorage, ReplayBuffer
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
-from tests.data.replay_buffers.oracle import clock, ted
+from tests.data.replay_buffers.oracle import clock, fill, ted
 
 
 def mapped(directory: object) -> int:
@@ -21,14 +21,14 @@ def mapped(directory: object) -> int:
 def test_files_hold_what_was_written(tmp_path):
     storage = LazyMemmapStorage(100, scratch_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
-    storage.set(0, ted(30))
+    fill(storage, ted(30))
     rewards = torch.from_file(str(tmp_path / "next" / "reward.memmap"), size=100)
     assert rewards[:30].tolist() == list(range(30))
     assert len(list(tmp_path.rglob("*.memmap"))) == 11
 
 
 def test_a_second_storage_in_the_same_place_is_refused(tmp_path):
-    LazyMemmapStorage(100, scratch_dir=str(tmp_path)).set(0, ted(3))
+    fill(LazyMemmapStorage(100, scratch_dir=str(tmp_path)), ted(3))
     buffer = ReplayBuffer(storage=LazyMemmapStorage(100, scratch_dir=tmp_path))
     with pytest.raises(UnsupportedError, match="exists already and isn't overwritten"):
         buffer.extend(ted(3))
@@ -38,7 +38,7 @@ def test_a_second_storage_in_the_same_place_is_refused(tmp_path):
 def test_maps_and_nameless_files_go_with_the_storage(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     storage = LazyMemmapStorage(10_000)
-    storage.set(0, ted(50))
+    fill(storage, ted(50))
     assert mapped(tmp_path) == 11
     assert list(tmp_path.iterdir()) == [], "even a killed process leaves nothing"
     rows = storage.get(slice(None))
@@ -52,7 +52,7 @@ def test_maps_and_nameless_files_go_with_the_storage(tmp_path, monkeypatch):
 
 def test_the_space_is_reserved_at_the_first_write(tmp_path):
     storage = LazyMemmapStorage(100_000, scratch_dir=tmp_path)
-    storage.set(0, torch.zeros(1, 4))
+    fill(storage, torch.zeros(1, 4))
     found = os.stat(tmp_path / "tensor.memmap")
     assert found.st_size == 1_600_000 and found.st_blocks * 512 >= 1_600_000
 
@@ -70,10 +70,10 @@ def test_the_cpu_by_any_name():
 
 def test_files_of_an_earlier_run_are_replaced_if_asked_for(tmp_path):
     old = LazyMemmapStorage(10, scratch_dir=tmp_path)
-    old.set(0, ted(10))
+    fill(old, ted(10))
     storage = LazyMemmapStorage(10, scratch_dir=tmp_path, existsok=True)
     assert clock(old.get(slice(None))).tolist() == list(range(10))
-    storage.set(0, ted(3, start=50))
+    fill(storage, ted(3, start=50))
     assert clock(storage.get(slice(None))).tolist() == [50, 51, 52]
     assert clock(old.get(slice(None))).tolist() == list(range(10))
     rewards = torch.from_file(str(tmp_path / "next" / "reward.memmap"), size=10)
@@ -82,18 +82,18 @@ def test_files_of_an_earlier_run_are_replaced_if_asked_for(tmp_path):
 
 def test_trees_have_a_file_for_each_leaf(tmp_path):
     storage = LazyMemmapStorage(4, scratch_dir=tmp_path)
-    storage.set(0, {"a": (torch.arange(3), torch.ones(3, 2))})
+    fill(storage, {"a": (torch.arange(3), torch.ones(3, 2))})
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.memmap")) == [
         "a/0.memmap",
         "a/1.memmap",
     ]
     with pytest.raises(UnsupportedError, match="a/0.memmap.* exists already"):
-        LazyMemmapStorage(4, scratch_dir=tmp_path).set(0, {"a": (torch.arange(3), torch.ones(3, 2))})
+        fill(LazyMemmapStorage(4, scratch_dir=tmp_path), {"a": (torch.arange(3), torch.ones(3, 2))})
 
 
 def test_capacity_is_rounded_up_to_whole_time_steps(tmp_path):
     storage = LazyMemmapStorage(100, ndim=2, scratch_dir=tmp_path)
     assert storage.max_size == 100
-    storage.set(0, ted(4, streams=3).transpose(0, 1))
+    fill(storage, ted(4, streams=3).transpose(0, 1))
     assert (storage.max_size, storage.shape, len(storage)) == (102, (4, 3), 12)
     assert (tmp_path / "next" / "reward.memmap").stat().st_size == 102 * 4

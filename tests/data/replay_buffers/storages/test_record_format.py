@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from gleanrl.data.replay_buffers import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
 from gleanrl.data.replay_buffers.storages.formats import find_format
 from gleanrl.errors import SchemaError
-from tests.data.replay_buffers.oracle import fingerprint
+from tests.data.replay_buffers.oracle import fill, fingerprint
 
 LAZY = [LazyTensorStorage, LazyMemmapStorage]
 
@@ -47,7 +47,7 @@ def test_tensors_that_columns_cant_hold(kind, leaf, call, tmp_path):
         if call == "add":
             rb.add(TensorDict(dict(bad.items()), []))
         elif call == "set":
-            storage.set(0, bad)
+            fill(storage, bad)
         else:
             rb.extend(bad)
 

@@ -13,7 +13,7 @@ from gleanrl.data.replay_buffers.storages.saved import read_rows
 from gleanrl.data.replay_buffers.storages.snapshots import StorageState
 from gleanrl.errors import SchemaError
 from gleanrl.state import StateReader
-from tests.data.replay_buffers.oracle import fingerprint, ted
+from tests.data.replay_buffers.oracle import fill, fingerprint, ted
 
 
 def test_a_sound_state_has_a_format_and_an_empty_one_none():
@@ -24,7 +24,7 @@ def test_a_sound_state_has_a_format_and_an_empty_one_none():
         return read_rows(reader, StorageState.read(reader))
 
     assert read(storage.state_dict()) is None
-    storage.set(0, ted(4))
+    fill(storage, ted(4))
     rows = read(storage.state_dict())
     assert rows.form.same_as(storage.format) and len(rows.columns) == 11
 
@@ -36,7 +36,7 @@ def test_every_field_of_a_state_is_checked(ndim, fresh, tmp_path):
         return LazyMemmapStorage(10, ndim=ndim, scratch_dir=tmp_path / "fresh")
 
     other = LazyTensorStorage(10, ndim=ndim)
-    other.set(0, ted(4, streams=2) if ndim == 2 else ted(4))
+    fill(other, ted(4, streams=2) if ndim == 2 else ted(4))
     good = other.state_dict()
     rows = len(other)
     broken = {
@@ -91,10 +91,10 @@ def test_every_field_of_a_state_is_checked(ndim, fresh, tmp_path):
 
 def test_parsing_changes_nothing():
     storage, other = LazyTensorStorage(10), LazyTensorStorage(10)
-    other.set(0, ted(4))
+    fill(other, ted(4))
     value = storage.parse(other.state_dict())
     assert not storage.initialized and len(storage) == 0
-    storage.set(0, TensorDict({"x": torch.zeros(2)}, [2]))
+    fill(storage, TensorDict({"x": torch.zeros(2)}, [2]))
     storage.load_state_dict(copy.deepcopy(LazyTensorStorage(10).state_dict()))
     fresh = LazyTensorStorage(10)
     fresh.adopt(value)

@@ -7,6 +7,7 @@ import torch
 
 from gleanrl.data.replay_buffers import LazyTensorStorage, ListStorage
 from gleanrl.errors import IndexRangeError, InvalidArgumentError
+from tests.data.replay_buffers.oracle import fill
 
 
 @pytest.mark.parametrize("size", [0, -3, 1.5, None, True])
@@ -19,7 +20,7 @@ def test_bad_sizes_are_refused(size):
 
 def test_generations_cost_eight_bytes_a_row_and_only_where_used():
     storage = ListStorage(10_000_000)
-    storage.set(0, [1])
+    fill(storage, [1])
     assert storage.generation(torch.tensor([0, 9_999_999])).tolist() == [1, 0]
 
 
@@ -28,6 +29,6 @@ def test_the_end_leaves_no_gap():
     for step in (1, -1, 5):
         with pytest.raises(IndexRangeError, match="end: expected a step"):
             storage.end = step
-    storage.set(0, torch.arange(5))
+    fill(storage, torch.arange(5))
     storage.end = 3
     assert storage.end == 3

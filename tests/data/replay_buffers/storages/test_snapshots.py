@@ -10,6 +10,7 @@ from tensordict import TensorDict
 
 from gleanrl.data import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer
 from gleanrl.data.replay_buffers.storages.table import Table
+from tests.data.replay_buffers.oracle import fill
 
 
 def steps(start: int, count: int) -> TensorDict:
@@ -84,10 +85,10 @@ def test_writers_dont_wait_while_a_snapshot_is_copied(filled, monkeypatch):
 
 def test_a_snapshot_that_was_copied_ahead_is_of_the_moment_when_it_is_taken(monkeypatch):
     storage = LazyTensorStorage(10_000)
-    storage.set(0, steps(0, 8000))
+    fill(storage, steps(0, 8000))
     ahead = storage.copy_ahead()
-    storage.set(8000, steps(8000, 2000))
-    storage.set(5, steps(5, 1))
+    fill(storage, steps(8000, 2000), 8000)
+    fill(storage, steps(5, 1), 5)
     copied = []
     copy_rows = Table.copy_rows
     monkeypatch.setattr(
@@ -97,18 +98,18 @@ def test_a_snapshot_that_was_copied_ahead_is_of_the_moment_when_it_is_taken(monk
     assert n.tolist() == list(range(10_000)) and copied == [(0, 10_000)]
     ahead = storage.copy_ahead()
     del copied[:]
-    storage.set(70, steps(70, 5))
+    fill(storage, steps(70, 5), 70)
     assert storage.snapshot(ahead).content.columns[0].tolist() == list(range(10_000)) and copied == [(70, 75)]
     ahead = storage.copy_ahead()
     storage.clear()
-    storage.set(0, steps(3, 2))
+    fill(storage, steps(3, 2))
     assert storage.snapshot(ahead).content.columns[0].tolist() == [3, 4]
 
 
 def test_a_copy_that_began_before_the_first_write():
     for storage, data in ((LazyTensorStorage(5), torch.arange(3)), (ListStorage(5), [0, 1, 2])):
         ahead = storage.copy_ahead()
-        storage.set(0, data)
+        fill(storage, data)
         fresh = type(storage)(5)
         fresh.adopt(storage.snapshot(ahead))
         assert [int(row) for row in fresh] == [0, 1, 2]
@@ -118,16 +119,16 @@ def test_a_copy_that_began_before_the_first_write():
 def test_objects_are_copied_and_keep_their_references_to_each_other():
     storage = ListStorage(5)
     shared = [1]
-    storage.set(0, [shared, shared, 3])
+    fill(storage, [shared, shared, 3])
     ahead = storage.copy_ahead()
-    storage.set(2, ["new", "more"])
+    fill(storage, ["new", "more"], 2)
     items = storage.snapshot(ahead).content
     assert items == [[1], [1], "new", "more"] and items[0] is items[1] is not shared
 
 
 def test_files_of_a_state_that_was_parsed_and_not_adopted_go(tmp_path):
     other = LazyTensorStorage(5)
-    other.set(0, torch.arange(3))
+    fill(other, torch.arange(3))
     storage = LazyMemmapStorage(5, scratch_dir=tmp_path / "files")
     value = storage.parse(other.state_dict())
     assert list((tmp_path / "files").iterdir())

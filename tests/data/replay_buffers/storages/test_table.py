@@ -8,7 +8,7 @@ from gleanrl.data.replay_buffers import LazyTensorStorage
 from gleanrl.data.replay_buffers.storages.formats import find_format
 from gleanrl.data.replay_buffers.storages.memory import HeapAllocator
 from gleanrl.data.replay_buffers.storages.table import Table
-from tests.data.replay_buffers.oracle import fingerprint, ted
+from tests.data.replay_buffers.oracle import fill, fingerprint, ted
 
 
 def test_records_are_fetched_as_a_grid():
@@ -23,7 +23,7 @@ def test_records_are_fetched_as_a_grid():
 
 def test_every_leaf_of_a_fetch_has_memory_of_its_own():
     storage = LazyTensorStorage(50)
-    storage.set(0, ted(20))
+    fill(storage, ted(20))
     before = fingerprint(storage.state_dict())
     first = storage.fetch(torch.arange(20))
     leaves = list(first.values(True, True))
@@ -36,6 +36,6 @@ def test_every_leaf_of_a_fetch_has_memory_of_its_own():
 
 def test_the_view_over_all_slots():
     storage = LazyTensorStorage(10)
-    storage.set(0, ted(4))
+    fill(storage, ted(4))
     assert storage._storage.batch_size == (10,)
     assert storage._storage["next", "reward"].flatten().tolist() == [0, 1, 2, 3, 0, 0, 0, 0, 0, 0]

@@ -14,7 +14,7 @@ from tensordict import TensorDict, tensorclass
 from gleanrl.data import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer, TensorStorage
 from gleanrl.data.replay_buffers.storages.tensorclasses import classes_of, from_names, to_names, wrap
 from gleanrl.errors import InvalidTypeError, SchemaError
-from tests.data.replay_buffers.oracle import fingerprint
+from tests.data.replay_buffers.oracle import fill, fingerprint
 
 
 @tensorclass
@@ -92,7 +92,7 @@ def test_several_batch_dimensions():
     rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
     x = torch.arange(12).view(3, 4)
     rb.extend(Point(x=x, batch_size=[3, 4]))
-    assert type(rb[:]) is Point and torch.equal(rb[:].x, x.T)
+    assert type(rb[:]) is Point and torch.equal(rb[:].x, x)
     item = ReplayBuffer(storage=LazyTensorStorage(3))
     item.extend(Point(x=x, batch_size=[3, 4]))
     assert item[1].batch_size == (4,) and item[1].x.tolist() == [4, 5, 6, 7]
@@ -176,8 +176,8 @@ def test_another_class_is_another_kind_of_record(first, second, message):
 
 def test_a_state_of_another_class_is_refused():
     storage, other = LazyTensorStorage(5), LazyTensorStorage(5)
-    storage.set(0, points(3))
-    other.set(0, Twin(x=torch.arange(3), batch_size=[3]))
+    fill(storage, points(3))
+    fill(other, Twin(x=torch.arange(3), batch_size=[3]))
     with pytest.raises(SchemaError, match="load_state_dict"):
         other.load_state_dict(storage.state_dict())
     assert type(other.get(0)) is Twin

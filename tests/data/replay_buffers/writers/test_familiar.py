@@ -28,7 +28,7 @@ def test_a_ring_of_ones_own(make):
     buffer, other = (ReplayBuffer(storage=make(5), writer=one, batch_size=3) for one in (writer, None))
     for count in (3, 1, 4, 7, 2):
         data = torch.arange(count) + 10 * count
-        assert buffer.extend(data).tolist() == other.extend(data).tolist()
+        assert buffer.extend(data).tolist() == other.extend(data).tolist()[-5:]
         assert int(buffer.add(data[0])) == int(other.add(data[0]))
         assert torch.equal(buffer[:], other[:]) and buffer.storage.end == other.storage.end
         buffer.storage.check_valid()
@@ -88,7 +88,7 @@ def test_one_method_of_ours():
         [1, 1],
         [1, 2],
     ]
-    assert twice[:].tolist() == [[0, 4, 8], [2, 6, 10]], "extended data come with time last"
+    assert twice.storage[:].tolist() == [[0, 4, 8], [2, 6, 10]], "extended data come with time last"
 
 
 @pytest.mark.parametrize("make", [RoundRobinWriter, Ring])

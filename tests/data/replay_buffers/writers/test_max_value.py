@@ -27,7 +27,7 @@ from gleanrl.errors import (
     SchemaError,
     UnsupportedError,
 )
-from tests.data.replay_buffers.oracle import clock, fingerprint, ted
+from tests.data.replay_buffers.oracle import clock, fill, fingerprint, ted
 
 
 def records(ranks: list[float], start: int = 0) -> TensorDict:
@@ -180,12 +180,12 @@ def test_it_follows_a_storage_that_others_change():
     assert rb.extend(records([0.5], start=4)).tolist() == [0]
     rb.empty()
     assert rb.extend(records([-1.0, -2.0], start=5)).tolist() == [0, 1]
-    rb.storage.set(2, records([-3.0], start=7))
+    fill(rb.storage, records([-3.0], start=7), 2)
     assert rb.extend(records([-2.5], start=8)).tolist() == [2]
     rb.writer.check_valid()
     other = LazyTensorStorage(3)
     while other.version.changes < rb.storage.version.changes:
-        other.set(0, records([7.0, 8.0, 9.0], start=20))
+        fill(other, records([7.0, 8.0, 9.0], start=20))
     rb.set_storage(other)
     assert rb.extend(records([7.5], start=30)).tolist() == [0]
     rb.set_storage(LazyTensorStorage(1))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gleanrl.data.replay_buffers import LazyTensorStorage, RoundRobinWriter
 from gleanrl.data.replay_buffers.storages.direct import Prepared
 from gleanrl.errors import SchemaError
+from tests.data.replay_buffers.oracle import fill
 
 
 def pair(capacity: int) -> tuple[RoundRobinWriter, LazyTensorStorage]:
@@ -54,7 +55,7 @@ def test_state_goes_on_at_the_cursor():
     writer, storage = pair(10)
     write(writer, storage, torch.arange(13))
     other, its_storage = pair(10)
-    its_storage.set(0, torch.arange(10))
+    fill(its_storage, torch.arange(10))
     assert other.cursor == 0
     other.load_state_dict(writer.state_dict())
     assert other.cursor == its_storage.end == 3
@@ -78,7 +79,7 @@ def test_a_cursor_outside_the_ring_is_refused(cursor):
 
 def test_a_filled_storage_is_continued():
     storage = LazyTensorStorage(10)
-    storage.set(0, torch.arange(4))
+    fill(storage, torch.arange(4))
     writer = RoundRobinWriter()
     writer.register_storage(storage)
     assert writer.cursor == 4

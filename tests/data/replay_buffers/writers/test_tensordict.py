@@ -21,7 +21,7 @@ def test_it_is_a_ring_and_leaves_its_input_alone(storage):
     rb = ReplayBuffer(storage=storage(10), writer=TensorDictRoundRobinWriter())
     data = ted(13)
     before = fingerprint(data.to_dict())
-    assert rb.extend(data).tolist() == [3, 4, 5, 6, 7, 8, 9, 0, 1, 2]
+    assert rb.extend(data).tolist() == [-1, -1, -1, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2]
     assert fingerprint(data.to_dict()) == before
     rb.add(ted(1, start=13)[0])
     rb.extend([ted(1, start=14)[0]])

@@ -36,10 +36,10 @@ _Column: TypeAlias = np.ndarray[Any, Any] | torch.Tensor
 class BoundaryKeys(NamedTuple):
     """Where a user says that the ends of trajectories stand."""
 
-    end: Path | None = None
-    """A flag that ends a trajectory; None for every ``done``, ``terminated`` and ``truncated`` below ``next``."""
+    ends: tuple[Path, ...] = ()
+    """Flags that end a trajectory; none for every ``done``, ``terminated`` and ``truncated`` below ``next``."""
     trajectory: Path | None = None
-    """An integer that changes with the trajectory; None for ``"episode"`` where that is stored."""
+    """A whole number that changes with the trajectory; None for ``"episode"`` where that is stored."""
 
 
 class EpisodeTable(Follower[Storage]):
@@ -199,7 +199,7 @@ class _Reader:
     Args:
         storage: where they stand.
         flags: bool columns.
-        ids: integer columns with one number to a row.
+        ids: columns of whole numbers, one to a row.
         steps: the column of `steps_to_next_obs`, if it is stored.
         groups: those of `flags` that may have several values to a row, one for each agent: any of them counts.
     """
@@ -213,7 +213,7 @@ class _Reader:
         groups: Container[Path],
     ) -> None:
         self._flags = [_flat(storage, path, "bool", wide=path in groups) for path in flags]
-        self._ids = [_flat(storage, path, "integer") for path in ids]
+        self._ids = [(path, _flat(storage, path, "whole number")) for path in ids]
         self._steps = None if steps is None else _flat(storage, steps, "integer")
 
     def read(self, rows: slice) -> tuple[_Array | None, list[_Array]]:
@@ -225,7 +225,7 @@ class _Reader:
             ends = flag if ends is None else ends | flag
         if self._steps is not None and ends is not None:
             ends = ends & (_host(self._steps, rows) == 1)
-        ids = [np.ascontiguousarray(_host(column, rows), np.int64) for column in self._ids]
+        ids = [_whole(path, _host(column, rows)) for path, column in self._ids]
         return (None if ends is None else np.ascontiguousarray(ends)), ids
 
 
@@ -243,7 +243,7 @@ def _reader(storage: Storage, keys: BoundaryKeys, given: bool) -> _Reader:
     if not storage.initialized:
         raise EmptyBufferError("can't sample: the storage is empty; extend it first")
     schema = storage.format.schema
-    flags = _flag_paths(schema, keys.end)
+    flags = _flag_paths(schema, keys.ends)
     wanted = keys.trajectory or _DEFAULT_ID
     ids = [path for path in dict.fromkeys((wanted, TRAJ_IDS)) if path in schema]
     if keys.trajectory is not None and wanted not in schema and (flags or ids):
@@ -257,36 +257,51 @@ def _reader(storage: Storage, keys: BoundaryKeys, given: bool) -> _Reader:
             f"nothing stored tells where trajectories end: neither {as_key(wanted)!r}, {TRAJ_IDS!r} nor a flag "
             f"below 'next'; there are {[as_key(path) for path in schema.paths]}"
         )
-    groups = flags if keys.end is None else ()
+    groups = () if keys.ends else flags
     return _Reader(storage, flags, ids, _STEPS if _STEPS in schema else None, groups)
 
 
-def _flag_paths(schema: Schema, end_key: Path | None) -> list[Path]:
-    if end_key is None:
+def _flag_paths(schema: Schema, ends: tuple[Path, ...]) -> list[Path]:
+    if not ends:
         return [path for path in schema.paths if path[0] == "next" and path[-1] in FLAGS]
-    if end_key not in schema:
+    if not any(path in schema for path in ends):
         raise MissingKeyError(
-            f"end_key: {as_key(end_key)!r} isn't stored; there are {[as_key(path) for path in schema.paths]}"
+            f"end_key: {[as_key(path) for path in ends]} isn't stored; there are "
+            f"{[as_key(path) for path in schema.paths]}"
         )
-    return [path for path in dict.fromkeys((end_key, _DONE)) if path in schema]
+    return [path for path in dict.fromkeys((*ends, _DONE)) if path in schema]
 
 
 def _flat(storage: TensorStorage, path: Path, kind: str, wide: bool = False) -> _Column:
     """Return a live column as ``[rows]``, or ``[rows, width]``, after checking what it holds; in NumPy on the CPU."""
     column = storage.column(path)
     column = column.view(column.shape[0], -1)
-    integers = not (column.dtype.is_floating_point or column.dtype.is_complex or column.dtype == torch.bool)
-    if (column.dtype == torch.bool if kind == "bool" else integers) and (wide or column.shape[1] == 1):
+    numbers = column.dtype not in (torch.bool, torch.bfloat16) and not column.dtype.is_complex
+    if kind == "integer":
+        numbers = numbers and not column.dtype.is_floating_point
+    if (column.dtype == torch.bool if kind == "bool" else numbers) and (wide or column.shape[1] == 1):
         column = column.view(-1) if column.shape[1] == 1 else column
         return numpy_view(column) if column.is_cpu else column
     raise SchemaError(
-        f"{as_key(path)!r} can't tell where trajectories end: expected one {kind} value for each row, got "
+        f"{as_key(path)!r} can't tell where trajectories end: expected one {kind} for each row, got "
         f"{tuple(column.shape[1:])} {column.dtype}"
     )
 
 
 def _host(column: _Column, rows: slice) -> _Array:
     return column[rows] if isinstance(column, np.ndarray) else numpy_view(column[rows].cpu())
+
+
+def _whole(path: Path, values: _Array) -> _Array:
+    """Return ids as int64, contiguous; `SchemaError` for one that isn't a whole number."""
+    if values.dtype.kind == "f":
+        broken = values != np.floor(values)  # NaN, too
+        broken |= ~np.isfinite(values)
+        if broken.any():
+            raise SchemaError(
+                f"{as_key(path)!r} can't tell trajectories apart: expected whole numbers, got {values[broken][0]}"
+            )
+    return np.ascontiguousarray(values, np.int64)
 
 
 def _given(name: str, values: Any, dtype: torch.dtype) -> _Array:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from gleanrl.data.replay_buffers.samplers.base import SamplerState
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
-from gleanrl.data.replay_buffers.samplers.priority_values import check_reduction
+from gleanrl.data.replay_buffers.samplers.priority_values import check_reduction, reduce_priority
 from gleanrl.data.replay_buffers.samplers.random import UnitSampler
 from gleanrl.data.replay_buffers.samplers.units import Transitions, Unit
 from gleanrl.data.replay_buffers.storages.base import Storage
@@ -106,7 +107,15 @@ class Prioritized(UnitSampler):
         return self._draw(storage, draw.slots.shape[0] if draw.asked is None else draw.asked)
 
     def prioritize(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
-        """Take new priorities; those for records that were overwritten since are dropped and counted."""
+        """Take new priorities; those for records that were overwritten since are dropped and counted.
+
+        Several for a slot, ``(n, ...)``, are reduced.
+        """
+        if isinstance(priority, (torch.Tensor, np.ndarray)) and priority.ndim > 1:
+            values, count = torch.as_tensor(priority).detach(), slots.shape[0]
+            if values.numel() == count:  # one for each, in the shape of the index
+                values = values.reshape(count)
+            priority = reduce_priority(values, count, self.reduction)
         self._priorities.update(storage, slots, priority, generation)
 
     def check_priorities(self, values: torch.Tensor) -> None:

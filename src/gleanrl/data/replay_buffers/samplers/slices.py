@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,10 @@ from gleanrl.data.replay_buffers.samplers.episodes import BoundaryKeys, EpisodeT
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.data.replay_buffers.samplers.prioritized import Prioritized, PrioritizedSampler
 from gleanrl.data.replay_buffers.samplers.random import UnitSampler
-from gleanrl.data.replay_buffers.samplers.slicing import Slices, slice_rule
+from gleanrl.data.replay_buffers.samplers.slicing import Slices, shown_span, slice_rule
 from gleanrl.data.replay_buffers.samplers.without_replacement import EpochSampler, SamplerWithoutReplacement
 from gleanrl.errors import InvalidTypeError, UnsupportedError
-from gleanrl.tree import NestedKey, key_argument
+from gleanrl.tree import NestedKey, Path, key_argument
 
 
 class SliceSampler(UnitSampler):
@@ -33,8 +34,9 @@ class SliceSampler(UnitSampler):
         slice_len: steps of a slice; their number is ``batch_size / slice_len``. Give one of the two.
         end_key: a stored flag that ends trajectories, in addition to ``("next", "done")``; None for every
             ``done``, ``terminated`` and ``truncated`` below ``next``.
-        traj_key: a stored integer that changes with the trajectory, in addition to
-            ``("collector", "traj_ids")``; None for ``"episode"``, where that is stored.
+        end_keys: several such flags; those that aren't stored are left out, one has to be.
+        traj_key: a stored integer, or a float that is a whole number, that changes with the trajectory, in addition
+            to ``("collector", "traj_ids")``; None for ``"episode"``, where that is stored.
         ends: ``[steps, *batch]`` bool; further ends in a storage that isn't written any more. Needs
             ``cache_values=True`` and no keys.
         trajectories: ``[steps, *batch]`` integers, likewise.
@@ -49,7 +51,7 @@ class SliceSampler(UnitSampler):
             True for all but one step.
         pad: whether shorter slices are filled up with copies of their last step, which
             ``("collector", "mask")`` tells from steps.
-        trajectory_key: another name of `traj_key`.
+        use_gpu: has no effect: boundaries are known before the draw.
         seed: see `Sampler`.
 
     Raises:
@@ -64,6 +66,7 @@ class SliceSampler(UnitSampler):
         num_slices: int | None = None,
         slice_len: int | None = None,
         end_key: NestedKey | None = None,
+        end_keys: Sequence[NestedKey] | None = None,
         traj_key: NestedKey | None = None,
         ends: torch.Tensor | None = None,
         trajectories: torch.Tensor | None = None,
@@ -73,12 +76,14 @@ class SliceSampler(UnitSampler):
         compile: bool | dict[str, Any] = False,
         span: bool | int | tuple[bool | int, bool | int] = False,
         pad: bool = False,
-        trajectory_key: NestedKey | None = None,
+        use_gpu: bool | torch.device = False,
         seed: int | None = None,
     ) -> None:
         rule = slice_rule(num_slices, slice_len, strict_length, span, pad, truncated_key)
-        table = _table(end_key, _one_key(traj_key, trajectory_key), ends, trajectories, cache_values)
+        table = _table(_end_keys(end_key, end_keys), traj_key, ends, trajectories, cache_values)
         super().__init__(Slices(rule, table), seed)
+        self.span = shown_span(rule)
+        """``(left, right)``: steps by which slices may overhang; True for all but one, False for none."""
 
 
 class SliceSamplerWithoutReplacement(EpochSampler):
@@ -96,6 +101,7 @@ class SliceSamplerWithoutReplacement(EpochSampler):
         slice_len: see `SliceSampler`.
         drop_last: whether a batch of fewer slices is left out.
         end_key: see `SliceSampler`.
+        end_keys: see `SliceSampler`.
         traj_key: see `SliceSampler`.
         ends: see `SliceSampler`; `cache_values` isn't needed here.
         trajectories: see `SliceSampler`.
@@ -104,7 +110,7 @@ class SliceSamplerWithoutReplacement(EpochSampler):
         shuffle: whether the order of trajectories is random; otherwise stream by stream, the oldest first.
         compile: has no effect.
         pad: see `SliceSampler`.
-        trajectory_key: another name of `traj_key`.
+        use_gpu: has no effect.
         seed: see `Sampler`.
     """
 
@@ -115,6 +121,7 @@ class SliceSamplerWithoutReplacement(EpochSampler):
         slice_len: int | None = None,
         drop_last: bool = False,
         end_key: NestedKey | None = None,
+        end_keys: Sequence[NestedKey] | None = None,
         traj_key: NestedKey | None = None,
         ends: torch.Tensor | None = None,
         trajectories: torch.Tensor | None = None,
@@ -123,11 +130,11 @@ class SliceSamplerWithoutReplacement(EpochSampler):
         shuffle: bool = True,
         compile: bool | dict[str, Any] = False,
         pad: bool = False,
-        trajectory_key: NestedKey | None = None,
+        use_gpu: bool | torch.device = False,
         seed: int | None = None,
     ) -> None:
         rule = slice_rule(num_slices, slice_len, strict_length, False, pad, truncated_key)
-        table = _table(end_key, _one_key(traj_key, trajectory_key), ends, trajectories, True)
+        table = _table(_end_keys(end_key, end_keys), traj_key, ends, trajectories, True)
         super().__init__(Slices(rule, table), drop_last, shuffle, seed)
 
 
@@ -153,6 +160,7 @@ class PrioritizedSliceSampler(Prioritized):
         num_slices: see `SliceSampler`.
         slice_len: see `SliceSampler`.
         end_key: see `SliceSampler`.
+        end_keys: see `SliceSampler`.
         traj_key: see `SliceSampler`.
         ends: see `SliceSampler`.
         trajectories: see `SliceSampler`.
@@ -164,7 +172,7 @@ class PrioritizedSliceSampler(Prioritized):
         max_priority_within_buffer: see `PrioritizedSampler`.
         normalize: see `PrioritizedSampler`.
         pad: see `SliceSampler`.
-        trajectory_key: another name of `traj_key`.
+        use_gpu: has no effect.
         seed: see `Sampler`.
     """
 
@@ -180,6 +188,7 @@ class PrioritizedSliceSampler(Prioritized):
         num_slices: int | None = None,
         slice_len: int | None = None,
         end_key: NestedKey | None = None,
+        end_keys: Sequence[NestedKey] | None = None,
         traj_key: NestedKey | None = None,
         ends: torch.Tensor | None = None,
         trajectories: torch.Tensor | None = None,
@@ -191,7 +200,7 @@ class PrioritizedSliceSampler(Prioritized):
         max_priority_within_buffer: bool = False,
         normalize: str = "buffer",
         pad: bool = False,
-        trajectory_key: NestedKey | None = None,
+        use_gpu: bool | torch.device = False,
         seed: int | None = None,
     ) -> None:
         rule = slice_rule(num_slices, slice_len, strict_length, span, pad, truncated_key)
@@ -200,15 +209,29 @@ class PrioritizedSliceSampler(Prioritized):
                 f"span={span!r}: a slice begins with the step that was drawn; the left overhang is turned off",
                 stacklevel=2,
             )
-        table = _table(end_key, _one_key(traj_key, trajectory_key), ends, trajectories, cache_values)
+        table = _table(_end_keys(end_key, end_keys), traj_key, ends, trajectories, cache_values)
         priorities = PriorityTable(
             max_capacity, alpha, beta, eps, dtype, max_priority_within_buffer, normalize
         )
-        super().__init__(Slices(replace(rule, left=0), table), priorities, reduction, seed)
+        rule = replace(rule, left=0)
+        super().__init__(Slices(rule, table), priorities, reduction, seed)
+        self.span = shown_span(rule)
+        """See `SliceSampler`; the left one is False."""
+
+
+def _end_keys(end_key: NestedKey | None, end_keys: Sequence[NestedKey] | None) -> tuple[Path, ...]:
+    """Return what a user names of the flags that end trajectories."""
+    if end_keys is None:
+        return () if end_key is None else (key_argument("end_key", end_key),)
+    if end_key is not None:
+        raise InvalidTypeError("end_key, end_keys: give one flag or several, not both")
+    if isinstance(end_keys, str) or not end_keys:
+        raise InvalidTypeError(f"end_keys: expected a list of keys, got {end_keys!r}")
+    return tuple(key_argument("end_keys", key) for key in end_keys)
 
 
 def _table(
-    end_key: NestedKey | None,
+    end_keys: tuple[Path, ...],
     traj_key: NestedKey | None,
     ends: torch.Tensor | None,
     trajectories: torch.Tensor | None,
@@ -216,26 +239,14 @@ def _table(
 ) -> EpisodeTable:
     """Return the table of trajectories that end where a user says."""
     static = ends is not None or trajectories is not None
-    if static and not (cached and end_key is None and traj_key is None):
+    if static and (not cached or end_keys or traj_key is not None):
         raise UnsupportedError(
             "ends, trajectories: they need cache_values=True, and neither end_key nor traj_key beside them"
         )
     if ends is not None and trajectories is not None:
         raise UnsupportedError("ends and trajectories exclude each other; give one of them")
-    keys = BoundaryKeys(
-        None if end_key is None else key_argument("end_key", end_key),
-        None if traj_key is None else key_argument("traj_key", traj_key),
-    )
+    keys = BoundaryKeys(end_keys, None if traj_key is None else key_argument("traj_key", traj_key))
     return EpisodeTable(keys, ends, trajectories)
-
-
-def _one_key(traj_key: NestedKey | None, trajectory_key: NestedKey | None) -> NestedKey | None:
-    given = {"traj_key": traj_key, "trajectory_key": trajectory_key}
-    if len({key_argument(name, key) for name, key in given.items() if key is not None}) > 1:
-        raise InvalidTypeError(
-            f"traj_key and trajectory_key are one argument, got {traj_key!r} and {trajectory_key!r}"
-        )
-    return trajectory_key if traj_key is None else traj_key
 
 
 # Each is composed of a way to draw and a unit; to `isinstance` they are what their names say, as other code expects.

@@ -227,6 +227,12 @@ def slice_rule(
     return SliceRule(num_slices, slice_len, bool(strict), left, right, bool(pad), truncated)
 
 
+def shown_span(rule: SliceRule) -> tuple[bool | int, bool | int]:
+    """Return a rule's overhangs as users give them."""
+    left, right = (value < 0 if value <= 0 else value for value in (rule.left, rule.right))
+    return left, right
+
+
 def _overhang(value: Any, slice_len: int | None) -> int:
     if isinstance(value, bool):
         return -1 if value else 0

@@ -35,6 +35,26 @@ class Access(Part, ABC):
         """Return the slots that a user's index names, ``(n,)`` int64, and the shape of the selection."""
         return slots_at(index, self.shape)
 
+    def contains(self, index: Any) -> Any:
+        """Return whether time steps are stored: a bool for an int, else a bool tensor of the shape of `index`.
+
+        Args:
+            index: an int, or integers in a tensor, list or range; negative ones count from the end. With ``ndim > 1``
+                also coordinates, in a tensor ``(..., ndim)`` or in a tuple of `ndim` tensors.
+        """
+        shape = self.shape
+        parts = torch.stack(index, -1) if isinstance(index, tuple) else torch.as_tensor(index, device="cpu")
+        if len(shape) == 1 or parts.ndim < 2:
+            found = (parts >= -shape[0]) & (parts < shape[0])
+        else:
+            sizes = torch.tensor(shape, device="cpu")
+            found = ((parts >= -sizes) & (parts < sizes)).all(-1)
+        return found if found.ndim else bool(found)
+
+    def __contains__(self, index: Any) -> bool:
+        """Return whether all of the time steps at `index` are stored; see `contains`."""
+        return bool(torch.as_tensor(self.contains(index)).all())
+
     def __getitem__(self, index: Any) -> Any:
         """Return the records at an index; see `get`."""
         return self.get(index)

@@ -23,6 +23,8 @@ class Prepared(NamedTuple):
     """The leaves or items, in the storage's own form."""
     num_steps: int
     """Time steps in it."""
+    kept: torch.Tensor | None = None
+    """Which of the given steps they are, ``(given,)`` bool; None for all of them."""
 
 
 class Direct(Slots):

@@ -38,7 +38,7 @@ def basic_index(index: Any, shape: torch.Size) -> tuple[Basic, ...] | None:
     )
 
 
-def slots_at(index: Any, shape: torch.Size) -> tuple[torch.Tensor, torch.Size]:
+def slots_at(index: Any, shape: torch.Size, time: int = 0) -> tuple[torch.Tensor, torch.Size]:
     """Return the slots that `index` selects from the visible part, and the selection's shape.
 
     Args:
@@ -46,6 +46,7 @@ def slots_at(index: Any, shape: torch.Size) -> tuple[torch.Tensor, torch.Size]:
             leading dimensions; a tuple of these with one part per dimension. With several batch dimensions an
             integer tensor ``(n, ndim)`` holds coordinates, as `extend` returns them.
         shape: the visible part, ``[steps, *batch]``. Slots number it row by row.
+        time: the dimension that is time to whoever wrote `index`; coordinates have it first all the same.
 
     Returns:
         Slots ``(n,)`` int64, contiguous, on the CPU; the shape of the selection, with n elements.
@@ -54,7 +55,7 @@ def slots_at(index: Any, shape: torch.Size) -> tuple[torch.Tensor, torch.Size]:
         IndexRangeError: outside the visible part.
         InvalidTypeError: not an index.
     """
-    basic = basic_index(index, shape)
+    basic = basic_index(index, swapped(shape, time))
     if basic is not None and all(isinstance(part, slice) for part in basic) and len(basic) == 1 == len(shape):
         picked = torch.arange(*basic[0].indices(shape[0]), device="cpu")  # type: ignore[union-attr]
         return picked, picked.shape
@@ -69,6 +70,8 @@ def slots_at(index: Any, shape: torch.Size) -> tuple[torch.Tensor, torch.Size]:
                 converted = only.unbind(-1)
         basic = converted
     grid = torch.arange(shape.numel(), device="cpu").view(shape)
+    if time and not _are_coordinates(basic, len(shape)):
+        grid = grid.transpose(0, time)
     try:
         picked = grid[basic]
     except (IndexError, TypeError) as cause:
@@ -172,6 +175,22 @@ def is_key(index: Any) -> bool:
 def is_position(index: Any) -> bool:
     """Return whether `index` is one integer, alone or in a tuple by itself."""
     return _is_number(index[0] if isinstance(index, tuple) and len(index) == 1 else index)
+
+
+def swapped(shape: torch.Size, time: int) -> torch.Size:
+    """Return a shape with dimension 0 and the one that is time exchanged."""
+    if not time:
+        return shape
+    sizes = list(shape)
+    sizes[0], sizes[time] = sizes[time], sizes[0]
+    return torch.Size(sizes)
+
+
+def _are_coordinates(parts: tuple[Any, ...], ndim: int) -> bool:
+    """Return whether an index is what samples carry: one integer tensor for each dimension, time first."""
+    return len(parts) == ndim and all(
+        isinstance(part, torch.Tensor) and part.ndim == 1 and part.dtype == torch.int64 for part in parts
+    )
 
 
 def _integers(index: Any) -> torch.Tensor:

@@ -24,7 +24,7 @@ class LazyTensorStorage(TensorStorage):
         >>> import torch
         >>> from tensordict import TensorDict
         >>> storage = LazyTensorStorage(100, ndim=2)
-        >>> storage.set(0, TensorDict({"x": torch.arange(12).view(4, 3)}, [4, 3]))
+        >>> storage.set(slice(4), TensorDict({"x": torch.arange(12).view(4, 3)}, [4, 3]))
         >>> storage.max_size, storage.shape, len(storage)
         (102, torch.Size([4, 3]), 12)
     """

@@ -35,7 +35,7 @@ class LazyMemmapStorage(TensorStorage):
     Examples:
         >>> import torch
         >>> storage = LazyMemmapStorage(10)
-        >>> storage.set(0, torch.arange(3.0))
+        >>> storage.set(range(3), torch.arange(3.0))
         >>> storage.get(2)
         tensor(2.)
     """

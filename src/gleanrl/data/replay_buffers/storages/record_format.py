@@ -58,6 +58,10 @@ class RecordFormat(ABC):
                 classes themselves, for pickles.
         """
 
+    def wider(self, data: Any, dims: int, where: str) -> RecordFormat | None:
+        """Return the format of records that have the further keys of `data` as well; None without such keys."""
+        return None
+
     def select(self, keys: Iterable[NestedKey]) -> tuple[Path, ...]:
         """Return the leaves that `keys` name, in their order; the key of a group stands for all below it.
 

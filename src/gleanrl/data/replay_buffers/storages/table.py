@@ -10,7 +10,7 @@ import torch
 
 from gleanrl.block import new_column
 from gleanrl.data.replay_buffers.storages.columns import ParentsColumns, column_store
-from gleanrl.data.replay_buffers.storages.memory import Allocator
+from gleanrl.data.replay_buffers.storages.memory import Allocator, GivenColumns
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.stored import Source, StoredSchema
 from gleanrl.data.rows import take_rows
@@ -61,6 +61,19 @@ class Table:
         if self.columns.columns:
             self.columns = ParentsColumns(self.columns.fields, self.columns.columns)
         self._undo.detach()
+
+    def widened(self, form: RecordFormat, allocate: Allocator) -> Table:
+        """Return a table of these columns and of those that `form`, a wider one, has beyond; zero in every row.
+
+        Raises:
+            CapacityError: too little memory or disk.
+        """
+        new = form.schema.paths[len(self.form.schema) :]
+        columns = allocate(new, [form.schema[path] for path in new], self.columns.num_rows)
+        both = GivenColumns([*self.columns.columns, *columns], allocate.exclusive, allocate.shared)
+        table = Table(form, self.columns.num_rows, both)
+        table.mask = self.mask
+        return table
 
     def keep(self) -> None:
         """Say that the table is used: files that nobody took into use are removed."""

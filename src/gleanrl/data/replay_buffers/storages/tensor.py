@@ -165,11 +165,13 @@ class TensorStorage(Storage):
             lead = torch.Size((lead[dim_extend], *lead[1:dim_extend], lead[0], *lead[dim_extend + 1 :]))
         batch, num_steps = (lead, 1) if single else (lead[1:], lead[0])
         self._check_batch(batch, num_steps, where)
+        kept = None
         if self.ndim == 1 and form.mask is not None:
-            steps = leaves[form.mask].reshape(num_steps)
+            steps = leaves[form.mask].reshape(num_steps).cpu()
             if not steps.any():
-                return Prepared([], 0)
+                return Prepared([], 0, steps)
             if not steps.all():
+                kept = steps
                 leaves = [take_rows(leaf, 1, steps.nonzero()[:, 0]) for leaf in leaves]
                 num_steps = leaves[0].shape[0]
         if table is None:
@@ -177,7 +179,7 @@ class TensorStorage(Storage):
             # Whatever fails does so before the memory is taken and the schema fixed.
             leaves = [plain(leaf, self.device) for leaf in leaves]
             table = self._initialize(form, batch)
-        return Prepared(table.ready(leaves), num_steps)
+        return Prepared(table.ready(leaves), num_steps, kept)
 
     def _is_one(self, data: Any) -> bool:
         if self._table is not None:  # the schema says
@@ -247,7 +249,15 @@ class TensorStorage(Storage):
 
     def _prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
         table = self._initialized()
-        lead, leaves = table.form.read(data, len(shape), where)
+        try:
+            lead, leaves = table.form.read(data, len(shape), where)
+        except SchemaError:
+            form = table.form.wider(data, len(shape), where)
+            if form is None:
+                raise
+            lead, leaves = form.read(data, len(shape), where)
+            form.schema.check(leaves, shape, where)
+            self._table = table = table.widened(form, self._allocate)
         if lead != shape:
             raise SchemaError(
                 f"{where}: the index selects {tuple(shape)} records, got {tuple(lead)}; nothing is broadcast"

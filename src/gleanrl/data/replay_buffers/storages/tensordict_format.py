@@ -60,6 +60,16 @@ class TensorDictFormat(RecordFormat):
             leaves = self.schema.layout.read(known, where)
         return lead, self.schema.as_lists(leaves, lead, where) if self.schema.lists else leaves
 
+    def wider(self, data: Any, dims: int, where: str) -> TensorDictFormat | None:
+        """Return the format with the keys that only `data` has; None if it has none, or lacks one."""
+        if self.classes or not isinstance(data, TensorDictBase):
+            return None
+        mine, theirs = self.schema, find_tensordict_format(data, dims, where).schema
+        if not set(mine.paths) < set(theirs.paths):
+            return None
+        fields = {**mine.items(), **{p: theirs[p] for p in theirs.paths if p not in mine}}
+        return TensorDictFormat(Schema(fields, {**theirs.groups, **mine.groups}), self.item_shape)
+
     def _check_classes(self, data: Any, where: str) -> None:
         """Raise `InvalidTypeError` unless `data` is made of the very tensorclasses that the records are."""
         found: dict[Path, type[Any]] = classes_of(data) if is_tensor_collection(data) else {(): type(data)}

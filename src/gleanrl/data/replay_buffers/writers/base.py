@@ -99,14 +99,15 @@ class Writer(Part, Stateful[Any]):
         self.check_write(data, where)
         storage = self._storage or self.storage
         prepared = storage.prepare(data, single=single, dim_extend=dim_extend, where=where)
-        if not prepared.num_steps:
-            return no_index(storage)
-        placement = self.place(prepared)
-        if isinstance(placement, Selection):
-            storage.write_selected(prepared, placement)
-        else:
-            storage.write(prepared, placement)
-        return index_of(placement, storage, single)
+        index: Any = no_index(storage)
+        if prepared.num_steps:
+            placement = self.place(prepared)
+            if isinstance(placement, Selection):
+                storage.write_selected(prepared, placement)
+            else:
+                storage.write(prepared, placement)
+            index = index_of(placement, storage, single)
+        return index if prepared.kept is None else _spread(index, prepared.kept, single)
 
     def add(self, data: Any) -> Any:
         """Write one record to the storage and return its index, for callers without a buffer."""
@@ -162,14 +163,29 @@ def no_index(storage: Storage) -> torch.Tensor:
 
 
 def index_of(placement: Placement | Selection, storage: Storage, single: bool) -> Any:
-    """Return what a write returns: an int, slots ``(n,)``, or coordinates ``(n, ndim)``."""
+    """Return what a write returns: an int, slots ``(n,)``, or coordinates ``(n, ndim)``; -1 for what didn't stay."""
     if isinstance(placement, Selection):
         return int(placement.returned[0]) if single else placement.returned
+    start, count, skipped = placement.start, placement.num_steps, placement.skipped
     if storage.ndim == 1 and single:
-        return placement.start
-    steps = torch.arange(placement.start, placement.start + placement.num_steps, device="cpu")
-    if placement.start + placement.num_steps > placement.capacity:
+        return start
+    steps = torch.arange(start, start + count, device="cpu")
+    if start + count > placement.capacity:
         steps %= placement.capacity
-    if storage.ndim == 1:
-        return steps
-    return torch.cartesian_prod(steps, *(torch.arange(size, device="cpu") for size in storage.batch_shape))
+    if storage.ndim > 1:
+        steps = torch.cartesian_prod(
+            steps, *(torch.arange(size, device="cpu") for size in storage.batch_shape)
+        )
+    if skipped:  # they are overwritten by the same write
+        gone = torch.full((skipped * storage.rows_per_step, *steps.shape[1:]), -1, device="cpu")
+        steps = torch.cat([gone, steps])
+    return steps
+
+
+def _spread(index: Any, kept: torch.Tensor, single: bool) -> Any:
+    """Return an index with -1 for the given rows that aren't kept, ``(given,)`` bool."""
+    if single:
+        return index if kept.all() else -1
+    spread = torch.full(kept.shape, -1, dtype=torch.int64, device="cpu")
+    spread[kept] = index
+    return spread
