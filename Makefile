@@ -16,7 +16,7 @@ TAKES_OVER := src/gleanrl/takeover.py src/gleanrl/substitute/child.py # importin
 CORE_SOURCES := $(wildcard cpp/*.cc cpp/*.h) CMakeLists.txt pyproject.toml
 PEERS := .venv-peers
 FOREIGN := .venv-foreign
-FOREIGN_TESTS := tests/foreign tests/substitute tests/test_takeover.py tests/test___main__.py
+FOREIGN_TESTS := tests/foreign tests/substitute tests/envs/transforms/test_foreign.py tests/test_takeover.py tests/test___main__.py
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo test test-fast test-foreign test-programs bench bench-peers lint format docs clean

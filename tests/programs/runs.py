@@ -36,10 +36,25 @@ class Program(NamedTuple):
 
 
 PROGRAMS = {
-    program.name: program
+    "-".join([program.name, *program.arguments[1:]]): program
     for program in (
-        Program("ppo_continuous", -2),
+        Program("dqn", 100),
+        Program("dqn_per", 150, needs_core=True),
+        Program("ddpg", -1),
+        Program("td3", -1.5),
         Program("sac", -2.5),
+        Program("sac_discrete", 0.5),
+        Program("redq", -5),
+        Program("ppo_continuous", -2),
+        Program("ppo_discrete", 80),
+        Program("a2c", 150, is_module=True),
+        Program("ppo_recurrent", 0.95),
+        Program("dqn_recurrent", 0.95),
+        Program("offline", -5),
+        Program("offline", -5, ("--algorithm", "cql")),
+        Program("agents", -1),
+        Program("pixels", 0.5),
+        Program("vecnorm", 60),
     )
 }
 
