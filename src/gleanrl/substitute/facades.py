@@ -7,6 +7,7 @@ import importlib
 from types import ModuleType
 from typing import Any
 
+from gleanrl.substitute import environments
 from gleanrl.substitute.names import PACKAGES, ROOT, explanation, is_data_layer, same_as, served
 from gleanrl.substitute.notes import NOTES
 
@@ -66,9 +67,7 @@ def as_seen(path: str) -> ModuleType:
     """
     if path != ROOT and not is_data_layer(path):
         return importlib.import_module(path)
-    for package in PACKAGES:  # all of them: a class of one may be imported from another
-        importlib.import_module(package)
-    NOTES.began()
+    _begin()
     try:
         theirs = importlib.import_module(path)
     except ModuleNotFoundError:
@@ -79,3 +78,11 @@ def as_seen(path: str) -> ModuleType:
         setattr(as_seen(parent), name, facade)
         return facade
     return Facade(path, theirs)
+
+
+@functools.cache
+def _begin() -> None:
+    """Import all packages of theirs, since a class of one may be imported from another, before the first is seen."""
+    theirs = [importlib.import_module(package) for package in PACKAGES]
+    environments.adapt(theirs[0])
+    NOTES.began()

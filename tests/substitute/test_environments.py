@@ -1,0 +1,41 @@
+"""Our environments in torchrl's collectors (`make test-foreign`)."""
+
+import pytest
+
+from tests.takeovers import output
+
+pytest.importorskip("torchrl")
+
+PROGRAM = """
+import torch
+from tensordict.nn import TensorDictModule
+from torchrl.collectors import MultiSyncCollector
+from torchrl.envs import GymEnv, SerialEnv, StepCounter, TransformedEnv
+
+class Act(torch.nn.Module):
+    def forward(self, observation):
+        return torch.nn.functional.one_hot((observation[..., 2] > 0).long(), 2)
+
+def make():
+    return TransformedEnv(GymEnv("CartPole-v1"), StepCounter(10))
+
+def several():
+    return SerialEnv(2, make)
+
+if __name__ == "__main__":
+    policy = TensorDictModule(Act(), in_keys=["observation"], out_keys=["action"])
+    collector = MultiSyncCollector([several], policy, frames_per_batch=80, total_frames=160, cat_results=0)
+    assert collector.__class__.__module__.startswith("torchrl.")
+    for batch in collector:
+        print(batch.shape, flush=True)
+        counts = batch["next", "step_count"]
+        assert 1 <= counts.min() and counts.max() == 10
+        assert batch["next", "truncated"][counts == 10].all()
+        assert (batch["observation"][batch["step_count"].squeeze(-1) == 0].abs() <= 0.05).all()
+    collector.shutdown()
+    print("collected")
+"""
+
+
+def test_collectors_in_several_processes(tmp_path):
+    assert output(tmp_path, PROGRAM).endswith("collected\n")
