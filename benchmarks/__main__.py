@@ -19,6 +19,7 @@ from benchmarks import (
     instructions,
     memory,
     prioritized,
+    programs,
     replay,
     report,
     slices,
@@ -40,6 +41,7 @@ EVERYTHING: tuple[Case | Gauge, ...] = (
     *instructions.GAUGES,
     *sweep.CASES,
     *memory.GAUGES,
+    *programs.GAUGES,
 )
 GROUPS = tuple(dict.fromkeys(item.name.split("/")[0] for item in EVERYTHING))
 ROUNDS, QUICK = 15, 3

@@ -1,0 +1,84 @@
+"""Runs a program and says how long it took, and how long it was in collectors and replay buffers.
+
+`python -m benchmarks.metered WAY PROGRAM ARGUMENTS`, where WAY is "torchrl" or "takeover", in an interpreter with
+torchrl. The last line on stdout is JSON: `whole` and `data`, in seconds of `benchmarks.clock`, imports left out.
+The calls that a program makes are wrapped, the same on either side; what one of them calls of the others isn't
+counted twice.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.clock import now
+
+BUFFERS = ("ReplayBuffer", "TensorDictReplayBuffer", "TensorDictPrioritizedReplayBuffer")
+CALLS = ("__init__", "extend", "add", "sample", "update_priority", "update_tensordict_priority", "empty")
+
+
+class Meter:
+    """Seconds within wrapped calls."""
+
+    def __init__(self) -> None:
+        self.seconds, self._inside = 0.0, False
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the call with its time counted, unless it's made by another one."""
+
+        @functools.wraps(call)
+        def metered(*args: Any, **kwargs: Any) -> Any:
+            if self._inside:
+                return call(*args, **kwargs)
+            self._inside, start = True, now()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._inside, self.seconds = False, self.seconds + now() - start
+
+        return metered
+
+    def items(self, iterate: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        """Returns what makes an iterator, with the time of its items counted."""
+
+        @functools.wraps(iterate)
+        def metered(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            items, end = iter(iterate(*args, **kwargs)), object()
+            advance = self.around(lambda: next(items, end))
+            while (item := advance()) is not end:
+                yield item
+
+        return metered
+
+
+def main() -> None:
+    """Does what the command line says."""
+    way, program, *arguments = sys.argv[1:]
+    if way == "takeover":
+        importlib.import_module("gleanrl.takeover")
+    # With this module importing them, these are gleanrl's under takeover, as they are for the program.
+    collectors, data = (importlib.import_module(f"torchrl.{name}") for name in ("collectors", "data"))
+    for name in ("envs", "modules", "objectives"):
+        importlib.import_module(f"torchrl.{name}")
+    meter = Meter()
+    for cls in (collectors.Collector, *(getattr(data, name) for name in BUFFERS)):
+        for name in CALLS:
+            if name in vars(cls):
+                setattr(cls, name, meter.around(vars(cls)[name]))
+    for cls in (collectors.Collector, data.ReplayBuffer):
+        cls.__iter__ = meter.items(cls.__iter__)
+    sys.argv[:] = [program, *arguments]
+    sys.path[0] = str(Path(program).parent)
+    start = now()
+    runpy.run_path(program, run_name="__main__")
+    print(json.dumps({"whole": now() - start, "data": meter.seconds}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Training scripts on torchrl and taken over: the time in collectors and replay buffers, and the programs' own.
+
+Both sides of a round have the same seeds, networks and numbers of frames and updates; they take turns, one process
+after the other. They need the interpreter of `make test-programs`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import statistics
+import subprocess
+from pathlib import Path
+
+from benchmarks.harness import Gauge
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHON = Path(os.environ.get("FOREIGN_PYTHON", ROOT / ".venv-foreign/bin/python"))
+PROGRAMS = ("dqn", "sac", "ppo_continuous")
+WAYS = ("torchrl", "takeover")
+ROUNDS = 3
+LIMIT_S = 900.0
+
+
+@functools.cache
+def seconds(program: str) -> dict[str, dict[str, float]]:
+    """Returns the medians of `whole` and `data` by side.
+
+    Raises:
+        RuntimeError: a run failed, or there is no such interpreter.
+    """
+    runs: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    for turn in range(ROUNDS):
+        for way in WAYS if turn % 2 else reversed(WAYS):
+            runs[way].append(_run(program, way))
+    medians = {
+        way: {part: statistics.median(run[part] for run in these) for part in ("whole", "data")}
+        for way, these in runs.items()
+    }
+    print(f"  {program}: {medians}", flush=True)
+    return medians
+
+
+def _run(program: str, way: str) -> dict[str, float]:
+    path = ROOT / "tests/programs" / f"{program}.py"
+    if not PYTHON.exists():
+        raise RuntimeError(f"no {PYTHON}: `make test-programs` sets it up")
+    done = subprocess.run(
+        [PYTHON, "-W", "ignore", "-m", "benchmarks.metered", way, path],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{program}, {way}: {done.stderr[-500:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _share(program: str, part: str) -> float:
+    measured = seconds(program)
+    return measured["takeover"][part] / measured["torchrl"][part]
+
+
+GAUGES = tuple(
+    Gauge(
+        f"programs/{program}-{part}",
+        f"{program}: {title}, taken over",
+        "of torchrl's time",
+        functools.partial(_share, program, part),
+        bound,
+    )
+    for program in PROGRAMS
+    for part, title, bound in (
+        ("data", "time in collector and buffer", 1 / 8),
+        ("whole", "the whole program", 1.0),
+    )
+)
