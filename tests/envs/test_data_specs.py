@@ -7,6 +7,7 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 from gleanrl.data import NonTensor
+from gleanrl.envs import GymEnv, make_tensordict
 from gleanrl.envs.utils import make_composite_from_td
 
 
@@ -31,6 +32,17 @@ def test_leaves_without_dimensions(unsqueeze: bool) -> None:
 def test_leaves_that_are_no_tensors() -> None:
     found = make_composite_from_td(TensorDict({"x": NonTensorData("a"), "y": torch.zeros(2)}, []))
     assert isinstance(found["x"], NonTensor) and found["y"].shape == (2,)
+
+
+def test_a_whole_steps_zeros() -> None:
+    env = GymEnv("CartPole-v1")
+    assert set(make_tensordict(env).keys(True, True)) == set(env.fake_tensordict().keys(True, True))
+
+    def policy(td: TensorDict) -> TensorDict:
+        return td.update({"action": torch.ones(2), "logits": torch.ones(3)})
+
+    found = make_tensordict(env, policy)
+    assert found["logits"].tolist() == [0, 0, 0] and ("next", "reward") in found.keys(True)
 
 
 def test_last_dimensions_of_any_size() -> None:

@@ -145,11 +145,27 @@ class TestAutoSpecs:
 class TestUnlocked:
     """Environments without a fixed batch size step as many as they are given."""
 
-    def test_alone(self) -> None:
+    def make(self) -> Bare:
         env = Bare().auto_specs_(
             lambda td: td.set("move", torch.ones(2)), action_key="move", observation_key="place"
         )
         env.batch_locked = False
+        return env
+
+    @pytest.mark.parametrize("size", [(10,), (2, 3)])
+    @pytest.mark.parametrize("policy", [None, lambda td: td.set("move", torch.ones(*td.batch_size, 2))])
+    @pytest.mark.parametrize("auto_reset", [True, False])
+    def test_rollouts(self, size: tuple[int, ...], policy: Any, auto_reset: bool) -> None:
+        env = self.make()
+        root = TensorDict({}, size)
+        root = root if auto_reset else env.reset(root)
+        batch = env.rollout(3, policy, tensordict=root, auto_reset=auto_reset)
+        assert batch.shape == (*size, 3) and batch["move"].shape == (*size, 3, 2)
+        assert torch.equal(batch["next", "place"][..., :-1, :], batch["place"][..., 1:, :])
+        assert env.batch_size == () and env.rollout(2).shape == (2,)
+
+    def test_alone(self) -> None:
+        env = self.make()
         many = env.reset(TensorDict({}, [10]))
         assert many.shape == (10,) and many["done"].shape == (10, 1)
         stepped = env.rand_step(many)

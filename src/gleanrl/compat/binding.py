@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -50,6 +51,7 @@ def _unserved_names(module: str) -> Callable[[str], Any]:
     return look_up
 
 
+@functools.cache
 def _stand_in(row: Unserved) -> type[Any]:
     """Return a class that can't be made, nor derived from: programs import many names and use a few."""
 

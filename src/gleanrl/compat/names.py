@@ -64,7 +64,62 @@ def _out_of_scope(names: str, why: str, *modules: str) -> tuple[Unserved, ...]:
     return tuple(Unserved(module, name, why) for module in modules for name in names.split())
 
 
+# Environments of other libraries, which TorchRL wraps and this one doesn't, by the path below gleanrl.envs.libs: names,
+# the package that they need, releases.
+_WRAPPERS = {
+    "brax": ("BraxEnv BraxWrapper", "brax", "0.1 to 0.14"),
+    "craftground": ("CraftGroundEnv CraftGroundWrapper", "craftground", "since 0.13"),
+    "dm_control": ("DMControlEnv DMControlWrapper", "dm_control", "0.1 to 0.14"),
+    "envpool": ("MultiThreadedEnv MultiThreadedEnvWrapper", "envpool", "0.1 to 0.14"),
+    "genesis": ("GenesisEnv GenesisWrapper", "genesis-world", "since 0.13"),
+    "gym": ("MOGymEnv MOGymWrapper", "mo-gymnasium", "0.2 to 0.14"),
+    "habitat": ("HabitatEnv", "habitat-lab", "0.1 to 0.14"),
+    "isaac_lab": ("IsaacLabWrapper", "isaaclab", "since 0.9"),
+    "isaacgym": ("IsaacGymEnv IsaacGymWrapper", "isaacgym", "0.1 to 0.14"),
+    "jumanji": ("JumanjiEnv JumanjiWrapper", "jumanji", "0.1 to 0.14"),
+    "lbforaging": ("LBForagingEnv LBForagingWrapper", "lbforaging", "since 0.13"),
+    "libero": ("LiberoEnv LiberoWrapper", "libero", "since 0.13"),
+    "meltingpot": ("MeltingpotEnv MeltingpotWrapper", "dm-meltingpot", "0.5 to 0.14"),
+    "mjlab": ("MJLabEnv MJLabWrapper", "mjlab", "since 0.13"),
+    "mujoco_playground": (
+        "MujocoPlaygroundAgentMapping MujocoPlaygroundAgentSpec MujocoPlaygroundEnv MujocoPlaygroundWrapper",
+        "playground",
+        "since 0.13",
+    ),
+    "openml": ("OpenMLEnv", "scikit-learn", "0.2 to 0.14"),
+    "openspiel": ("OpenSpielEnv OpenSpielWrapper", "open_spiel", "0.6 to 0.14"),
+    "pettingzoo": ("PettingZooEnv PettingZooWrapper", "pettingzoo", "0.2 to 0.14"),
+    "procgen": ("ProcgenEnv ProcgenWrapper", "procgen", "since 0.11"),
+    "robohive": ("RoboHiveEnv", "robohive", "0.2 to 0.14"),
+    "safety_gymnasium": ("SafetyGymnasiumEnv SafetyGymnasiumWrapper", "safety-gymnasium", "since 0.13"),
+    "smacv2": ("SMACv2Env SMACv2Wrapper", "smacv2", "0.3 to 0.14"),
+    "unity_mlagents": ("UnityMLAgentsEnv UnityMLAgentsWrapper", "mlagents_envs", "0.6 to 0.14"),
+    "vmas": ("VmasEnv VmasWrapper", "vmas", "0.1 to 0.14"),
+}
+
 UNSERVED: tuple[Unserved, ...] = (
+    *(
+        row
+        for path, (names, package, releases) in _WRAPPERS.items()
+        for row in _out_of_scope(
+            names,
+            f"of {releases}, with the package {package}; not served: make TorchRL's own, which collectors, SerialEnv, "
+            "ParallelEnv and TransformedEnv take as it is",
+            *(["gleanrl.envs", "gleanrl.envs.libs.gym"] if path == "gym" else ["gleanrl.envs"]),
+        )
+    ),
+    *_out_of_scope(
+        "AntEnv ChessEnv CubeBowlEnv FinancialRegimeEnv HopperEnv HumanoidEnv LLMHashingEnv MicroDuckEnv MujocoEnv "
+        "SatelliteEnv ToyVLAEnv Walker2dEnv",
+        "a simulator of TorchRL's own, of 0.7 to 0.14; not served: make TorchRL's, which collectors, SerialEnv, "
+        "ParallelEnv and TransformedEnv take as it is",
+        "gleanrl.envs",
+    ),
+    *_out_of_scope(
+        "DreamerDecoder DreamerEnv ImaginedEnv WorldModelEnv MeanActionSelector",
+        "for Dreamer and the like, of 0.1 to 0.14; not served: derive from ModelBasedEnvBase, or make TorchRL's",
+        "gleanrl.envs",
+    ),
     *_out_of_scope(
         "AdaptiveKLController ConstantKLController ContentBase History PairwiseDataset PromptData "
         "PromptTensorDictTokenizer RewardData RolloutFromModel TensorDictTokenizer TokenizedDatasetLoader "
@@ -127,7 +182,22 @@ MODULES: dict[str, tuple[str, ...]] = {
             "get_env_metadata",
         )
     ),
-    "gleanrl.envs.common": ("gleanrl.envs:EnvBase", "gleanrl.envs:EnvMetaData"),
+    "gleanrl.envs.common": (
+        "gleanrl.envs:EnvBase",
+        "gleanrl.envs:EnvMetaData",
+        "gleanrl.envs:make_tensordict",
+    ),
+    "gleanrl.envs.gym_like": (
+        "gleanrl.envs:BaseInfoDictReader",
+        "gleanrl.envs:GymLikeEnv",
+        "gleanrl.envs:default_info_dict_reader",
+    ),
+    **{
+        f"gleanrl.envs.libs.{path}": tuple(f"gleanrl.envs:{name}" for name in names.split())
+        for path, (names, _, _) in _WRAPPERS.items()
+        if path != "gym"  # a module of ours
+    },
+    "gleanrl.envs.custom.tictactoeenv": ("gleanrl.envs:TicTacToeEnv",),
     "gleanrl.envs.transforms.gym_transforms": ("gleanrl.envs.transforms:EndOfLifeTransform",),
     "gleanrl.envs.transforms.rb_transforms": ("gleanrl.envs.transforms:MultiStepTransform",),
     "gleanrl.envs.transforms.transforms": ("gleanrl.envs.transforms",),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from abc import ABCMeta
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 # How an environment that resets itself becomes one that doesn't; `envs.transforms` fills this in, as the base class
 # can't import those who derive from it.
 RESETTING_ITSELF: list[Callable[[Any, bool], Any]] = []
+# How an environment that takes any batch size gets one, for the same reason.
+OF_ANY_SIZE: list[Callable[[Any, Sequence[int]], Any]] = []
 
 
 class EnvType(ABCMeta):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 
 from gleanrl.data.specs import Composite, NonTensor, TensorSpec, Unbounded
@@ -41,6 +42,17 @@ def make_composite_from_td(
         shape = (*shape[:-1], -1) if dynamic_shape else shape
         leaves[as_key(path)] = Unbounded(shape, device=leaf.device, dtype=leaf.dtype)
     return Composite(leaves, shape=data.batch_size)
+
+
+def make_tensordict(env: Any, policy: Any = None) -> TensorDictBase:
+    """Return a full step's TensorDict, zero everywhere: the environment's entries and what `policy` writes."""
+    fake: TensorDictBase = env.fake_tensordict()
+    if policy is None:
+        return fake
+    with torch.no_grad():
+        written = policy(fake.exclude("next").clone())
+    out: TensorDictBase = written.apply(torch.zeros_like).set("next", fake.get("next"))
+    return out
 
 
 def learn_specs(

@@ -11,14 +11,16 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from gleanrl.arguments import positive
 from gleanrl.block import Block
+from gleanrl.envs.construction import OF_ANY_SIZE
 from gleanrl.envs.unstacked import lazy_steps
 from gleanrl.errors import MissingArgumentError, UnsupportedError
 from gleanrl.objects import cat_leaves
 from gleanrl.rollouts.faults import StepFault, explain
 from gleanrl.rollouts.loop import collect
 from gleanrl.rollouts.plan import Handling, RolloutPlan, plan_rollout
+from gleanrl.rollouts.policies import OwnActions
 from gleanrl.rollouts.protocol import EpisodeRules
-from gleanrl.rollouts.traits import Env, EnvTraits
+from gleanrl.rollouts.traits import Env, EnvTraits, extra
 from gleanrl.tree import NestedKey, Path, as_key, as_path
 
 _CHUNK = 1024
@@ -49,6 +51,10 @@ def run_rollout(
 ) -> TensorDictBase:
     """Run `policy` in `env`; see `EnvBase.rollout`."""
     max_steps = positive("max_steps", max_steps)
+    if root is not None and root.batch_size != env.batch_size and not extra(env, "batch_locked", True):
+        if policy is None and EnvTraits.of(env).own_actions:
+            policy = OwnActions(env)
+        env = OF_ANY_SIZE[0](env, root.batch_size)
     if not options.auto_reset and root is None:
         raise MissingArgumentError("rollout: auto_reset=False needs the tensordict to start from")
     policy_device = _policy_device(policy) if options.auto_cast_to_device else None

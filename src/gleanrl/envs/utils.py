@@ -2,7 +2,7 @@
 
 from gleanrl.compat import bind
 from gleanrl.envs.check import check_env_specs
-from gleanrl.envs.data_specs import make_composite_from_td
+from gleanrl.envs.data_specs import make_composite_from_td, make_tensordict
 from gleanrl.envs.exploration import (
     ExplorationType,
     exploration_mode,
@@ -10,6 +10,7 @@ from gleanrl.envs.exploration import (
     set_exploration_mode,
     set_exploration_type,
 )
+from gleanrl.envs.libs.gym_backend import get_available_libraries
 from gleanrl.envs.marl import MarlGroupMapType, check_marl_grouping
 from gleanrl.envs.resets import terminated_or_truncated
 from gleanrl.rollouts.policies import RandomPolicy
@@ -23,7 +24,9 @@ __all__ = [
     "check_marl_grouping",
     "exploration_mode",
     "exploration_type",
+    "get_available_libraries",
     "make_composite_from_td",
+    "make_tensordict",
     "set_exploration_mode",
     "set_exploration_type",
     "step_mdp",

@@ -76,3 +76,17 @@ def test_a_seed_is_not_used_again_by_the_resets_inside_a_rollout() -> None:
     env.set_seed(3)
     env.rollout(6, break_when_any_done=False)
     assert [seed for seed, _ in inner.resets] == [3, None, None, None]
+
+
+class TestNames:
+    """What programs ask an environment, and its class, about the library behind it."""
+
+    def test_library(self) -> None:
+        env = GymEnv(ORACLE_ID, from_pixels=True, pixels_only=False)
+        assert env.lib is gym and (env.from_pixels, env.pixels_only) == (True, False)
+        assert env.get_library_name() == "gymnasium" == env.get_library_name(OracleEnv(script=LONG))
+        assert not GymWrapper(OracleEnv(script=LONG)).from_pixels
+
+    def test_available_environments(self) -> None:
+        assert ORACLE_ID in GymEnv.available_envs and "CartPole-v1" in GymEnv("CartPole-v1").available_envs
+        assert GymEnv.available_envs == sorted(GymEnv.available_envs)

@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium
 import pytest
 
+from gleanrl.envs import get_available_libraries
 from gleanrl.envs.libs.gym_backend import gym_backend, set_gym_backend
 from gleanrl.errors import UnsupportedError
 
@@ -37,3 +38,7 @@ def test_any_other_is_refused(backend: Any) -> None:
 
 def test_submodules() -> None:
     assert gym_backend("wrappers") is gymnasium.wrappers
+
+
+def test_what_is_installed() -> None:
+    assert get_available_libraries()["gymnasium"] is True and "dm_control" in get_available_libraries()

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from gleanrl.data.specs import Composite, Unbounded
 from gleanrl.envs.libs.gym import GymWrapper
-from gleanrl.envs.libs.gym_info import default_info_dict_reader
+from gleanrl.envs.libs.gym_info import BaseInfoDictReader, default_info_dict_reader
 from gleanrl.envs.libs.gym_stepper import GymStepper
 from gleanrl.errors import EnvironmentContractError, InvalidArgumentError, InvalidTypeError
 from tests.fakes import InfoEnv, OracleEnv, Script
@@ -122,13 +122,13 @@ class TestReading:
             env.rollout(3)
 
     def test_a_reader_of_ones_own_goes_through_tensordicts(self) -> None:
-        class Reader:
+        class Reader(BaseInfoDictReader):
             info_spec = Composite(twice=Unbounded((1,), dtype=torch.int64))
 
             def __call__(self, info: dict[str, Any], tensordict: Any) -> Any:
                 return tensordict.set("twice", torch.tensor([2 * info["count"]]))
 
-        env = GymWrapper(InfoEnv(script=LONG)).set_info_dict_reader(Reader())
+        env = GymWrapper(InfoEnv(script=LONG)).set_info_dict_reader(info_dict_reader=Reader())
         assert not isinstance(env.make_stepper(), GymStepper)
         data = env.rollout(3)
         assert data["twice"].tolist() == [[0], [2], [4]] and data["next", "twice"].tolist() == [[2], [4], [6]]

@@ -11,7 +11,15 @@ from gymnasium import spaces
 
 from gleanrl.data.specs import Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, Unbounded
 from gleanrl.envs.libs.gym_codecs import Codec
-from gleanrl.envs.libs.gym_spaces import Group, assemble, encode, leaves, make_tree, tree_spec
+from gleanrl.envs.libs.gym_spaces import (
+    Group,
+    assemble,
+    encode,
+    leaves,
+    make_tree,
+    register_gym_spec_conversion,
+    tree_spec,
+)
 from gleanrl.errors import EnvironmentContractError, SpaceError
 
 INF, F32MAX = float("inf"), float(np.finfo(np.float32).max)
@@ -174,3 +182,29 @@ def test_spaces_of_the_old_library_are_named():
     old = type("Box", (), {"__module__": "gym.spaces.box", "shape": (3,), "dtype": np.dtype(np.float32)})()
     with pytest.raises(SpaceError, match="a space of gym, not of gymnasium"):
         make_tree(old, ("observation",), False)
+
+
+class Compass(spaces.Space[Any]):
+    """A direction, which gymnasium has no space for."""
+
+    def __init__(self) -> None:
+        super().__init__((1,), np.float32)
+
+
+class Needle(Compass):
+    """One that derives from it."""
+
+
+def test_conversions_that_users_register() -> None:
+    with pytest.raises(SpaceError, match="no spec for the space"):
+        make_tree(Compass(), ("x",), False)
+
+    @register_gym_spec_conversion(Compass)
+    def convert(space: Compass, categorical_action_encoding: bool = False) -> Bounded:
+        return Bounded(0.0, 360.0 if categorical_action_encoding else 6.5, space.shape)
+
+    for categorical, high in ((False, 6.5), (True, 360.0)):
+        tree = make_tree(Needle(), ("x",), categorical)
+        assert isinstance(tree, Codec) and tree.spec.space.high == high
+        assert encode(tree, np.float32([0.5]))[0].tolist() == [0.5]
+        assert tree.decode(np.float32([0.5])).tolist() == [0.5]

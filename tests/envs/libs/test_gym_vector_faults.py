@@ -112,7 +112,7 @@ def test_an_environment_that_raises(where: str) -> None:
     ("action", "message"),
     [
         (torch.zeros(3, 3), r"'action'.* expected shape \(3, 2\).*got \(3, 3\)"),
-        (torch.full((3, 2), 0.1, dtype=torch.float64), "float64"),
+        (torch.full((3, 2), 0.1, dtype=torch.float64), "float32 can't hold"),
         (torch.full((3, 2), torch.nan), "NaN"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -11,20 +12,30 @@ from gleanrl.arguments import non_negative
 from gleanrl.compat import bind
 from gleanrl.envs.base import EnvBase
 from gleanrl.envs.libs.gym_backend import gym_backend, set_gym_backend
-from gleanrl.envs.libs.gym_info import default_info_dict_reader
+from gleanrl.envs.libs.gym_info import BaseInfoDictReader, default_info_dict_reader
 from gleanrl.envs.libs.gym_like import GymLikeEnv
 from gleanrl.envs.libs.gym_pixels import PIXELS, rendering, with_pixels
+from gleanrl.envs.libs.gym_spaces import register_gym_spec_conversion
 from gleanrl.envs.libs.gym_vector import make_vector
 from gleanrl.errors import InvalidTypeError, UnsupportedError
 
 __all__ = [
+    "BaseInfoDictReader",
     "GymEnv",
     "GymLikeEnv",
     "GymWrapper",
     "default_info_dict_reader",
     "gym_backend",
+    "register_gym_spec_conversion",
     "set_gym_backend",
 ]
+
+
+class _AvailableEnvs:
+    """The ids that gymnasium knows when they are asked for, of the class and of its environments."""
+
+    def __get__(self, env: Any, owner: type[Any]) -> list[str]:
+        return sorted(gymnasium.registry)
 
 
 class GymWrapper(GymLikeEnv):
@@ -48,6 +59,11 @@ class GymWrapper(GymLikeEnv):
         batch_size: ``()`` for one environment, ``[P]`` for a vector environment; None for whichever it is.
         allow_done_after_reset: accepted for any environment; gymnasium's resets never return done.
 
+    Attributes:
+        available_envs: the ids that can be made; of the class, too.
+        from_pixels: see the argument.
+        pixels_only: see the argument.
+
     Raises:
         InvalidTypeError: if `env` isn't a gymnasium environment.
         SpaceError: if columns can't hold the values of one of its spaces.
@@ -61,6 +77,8 @@ class GymWrapper(GymLikeEnv):
         >>> env.reset()["observation"].shape
         torch.Size([4])
     """
+
+    available_envs = _AvailableEnvs()
 
     def __init__(
         self,
@@ -92,6 +110,16 @@ class GymWrapper(GymLikeEnv):
             batch_size=batch_size,
             allow_done_after_reset=allow_done_after_reset,
         )
+        self.from_pixels, self.pixels_only = from_pixels, pixels_only
+
+    @property
+    def lib(self) -> ModuleType:
+        """The library that the environments come from."""
+        return gym_backend()
+
+    def get_library_name(self, env: Any = None) -> str:
+        """Return the name of the library whose interface the wrapped environment, or `env`, has."""
+        return gym_backend().__name__
 
 
 class GymEnv(GymWrapper):
@@ -168,6 +196,7 @@ class GymEnv(GymWrapper):
             key = PIXELS if only else "observation"
             GymLikeEnv.__init__(self, vector, observation_key=key, frame_skip=frame_skip, **options)
         self.env_name = env_name
+        self.from_pixels, self.pixels_only = from_pixels, pixels_only
 
 
 bind(__name__, globals())

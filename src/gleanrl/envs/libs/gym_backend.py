@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar
@@ -60,6 +61,24 @@ class set_gym_backend:
                 return function(*args, **kwargs)
 
         return chosen  # type: ignore[return-value]
+
+
+_LIBRARIES = (
+    "gymnasium",
+    "gym",
+    "dm_control",
+    "pettingzoo",
+    "vmas",
+    "brax",
+    "jumanji",
+    "envpool",
+    "mo_gymnasium",
+)
+
+
+def get_available_libraries() -> dict[str, bool]:
+    """Return which libraries of environments are installed; this library wraps gymnasium's, TorchRL the others'."""
+    return {name: importlib.util.find_spec(name) is not None for name in _LIBRARIES}
 
 
 def gym_backend(submodule: str | None = None) -> ModuleType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,20 @@ from gleanrl.errors import EnvironmentContractError, InvalidArgumentError, Inval
 from gleanrl.tree import NestedKey, Path, as_key, as_path
 
 
-class default_info_dict_reader:
+class BaseInfoDictReader(ABC):
+    """Reads entries of info dictionaries into records; derive from it to read what `default_info_dict_reader` can't."""
+
+    @abstractmethod
+    def __call__(self, info: Mapping[str, Any], tensordict: TensorDictBase) -> TensorDictBase:
+        """Write entries of `info` into `tensordict` and return it."""
+
+    @property
+    @abstractmethod
+    def info_spec(self) -> Composite | None:
+        """The entries' specs; None as long as they aren't known."""
+
+
+class default_info_dict_reader(BaseInfoDictReader):
     """Reads numbers and arrays of numbers from info into entries of the same names.
 
     An entry that an info lacks is zero in that record: environments report some things at the end of an

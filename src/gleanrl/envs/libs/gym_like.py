@@ -294,17 +294,17 @@ class GymLikeEnv(EnvBase):
         return torch.from_numpy(np.array(array)).to(self.device)
 
     # ---------------------------------------------------------------------- info
-    def set_info_dict_reader(self, reader: Any = None, ignore_private: bool = True) -> GymLikeEnv:
+    def set_info_dict_reader(self, info_dict_reader: Any = None, ignore_private: bool = True) -> GymLikeEnv:
         """Read entries of info into the records from now on, beside those of readers set before.
 
         Call it before rollouts and collectors are made. A reader whose entries aren't known yet learns them
         from a reset and one random step of the environment.
 
         Args:
-            reader: None reads every number and array of numbers; or a `default_info_dict_reader`; or any
+            info_dict_reader: None reads every number and array of numbers; or a `default_info_dict_reader`; or any
                 callable ``reader(info, tensordict) -> tensordict`` with an attribute `info_spec` (a Composite
                 or a mapping). With a callable of your own rollouts go through TensorDicts, which is slower.
-            ignore_private: for `reader` None: whether names that start with an underscore are left out.
+            ignore_private: for `info_dict_reader` None: whether names that start with an underscore are left out.
 
         Returns:
             The environment itself.
@@ -312,6 +312,7 @@ class GymLikeEnv(EnvBase):
         Raises:
             InvalidArgumentError: if an entry's key is taken, or the reader doesn't say what it reads.
         """
+        reader = info_dict_reader
         if reader is None:
             reader = default_info_dict_reader(ignore_private=ignore_private)
         if isinstance(reader, default_info_dict_reader) and reader.info_spec is None:
@@ -319,14 +320,14 @@ class GymLikeEnv(EnvBase):
         info_spec = getattr(reader, "info_spec", None)
         if not callable(reader) or info_spec is None:
             raise InvalidArgumentError(
-                f"reader: expected a callable with an info_spec that says what it reads, got {reader!r}"
+                f"info_dict_reader: expected a callable with an info_spec that says what it reads, got {reader!r}"
             )
         spec = self.observation_spec.clone()
         taken = {as_path(key) for key in spec.keys(True, True)}
         for path, leaf in _entries(info_spec):
             if path in taken or path[0] in _RESERVED:
                 raise InvalidArgumentError(
-                    f"reader: the key {as_key(path)!r} is taken by the environment itself"
+                    f"info_dict_reader: the key {as_key(path)!r} is taken by the environment itself"
                 )
             spec[as_key(path)] = leaf
         self.observation_spec = spec

@@ -210,9 +210,44 @@ def _stackable(space: spaces.Tuple[Any], key: Path, categorical: bool) -> bool:
     return True
 
 
+_CONVERSIONS: dict[type[Any], Callable[..., TensorSpec]] = {}
+
+
+def register_gym_spec_conversion(
+    spec_type: type[Any],
+) -> Callable[[Callable[..., TensorSpec]], Callable[..., TensorSpec]]:
+    """Return a decorator for the function that gives the spec of spaces of a class.
+
+    It is called as ``function(space, categorical_action_encoding=...)``, for the class and those that derive from it,
+    before the conversions of this module. Values go into records as arrays of the spec, and actions come out as such.
+
+    Args:
+        spec_type: the class of the spaces.
+
+    Examples:
+        >>> class Angle(spaces.Box):
+        ...     def __init__(self):
+        ...         super().__init__(0, 1, (1,))
+        >>> @register_gym_spec_conversion(Angle)
+        ... def convert_angle(space, categorical_action_encoding=False):
+        ...     return Bounded(0.0, 6.3, (1,))
+        >>> make_codec(Angle(), ("angle",), False).spec
+        BoundedContinuous(low=0, high=6.3, shape=(1,), dtype=float32)
+    """
+
+    def register(function: Callable[..., TensorSpec]) -> Callable[..., TensorSpec]:
+        _CONVERSIONS[spec_type] = function
+        return function
+
+    return register
+
+
 def make_codec(space: spaces.Space[Any], key: Path, categorical: bool) -> Codec:
     """Return the codec of a space whose values are one leaf; see `make_tree`."""
     try:
+        for kind in type(space).__mro__:
+            if kind in _CONVERSIONS:
+                return ArrayCodec(key, _CONVERSIONS[kind](space, categorical_action_encoding=categorical))
         if isinstance(space, spaces.Box):
             return _box(space, key)
         if isinstance(space, spaces.Discrete):

@@ -9,7 +9,9 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.data.specs import Composite
+from gleanrl.envs.construction import OF_ANY_SIZE
 from gleanrl.envs.transforms.base import Transform
+from gleanrl.envs.transforms.env import TransformedEnv
 from gleanrl.envs.transforms.rows import Record
 from gleanrl.errors import InvalidArgumentError
 
@@ -87,3 +89,6 @@ class BatchSizeTransform(Transform):
                 part[key] = leaf
             out[name] = part
         return out
+
+
+OF_ANY_SIZE.append(lambda env, size: TransformedEnv(env, BatchSizeTransform(batch_size=size)))

@@ -63,10 +63,10 @@ def test_one_environment_is_built_for_the_specs():
 
 
 def test_keywords_and_variants():
-    creator = EnvCreator(oracle, {"stream": 3}, script=Script(lengths=(2,)))
-    assert len(creator().rollout(9)) == 2
-    variant = creator.make_variant(stream=6)
-    assert (creator().stream, variant().stream) == (3, 6) and len(variant().rollout(9)) == 2
+    creator = EnvCreator(CountingEnv, {"batch_size": (2,)}, script=Script(lengths=(2,)))
+    assert creator().rollout(9).shape == (2, 2)
+    variant = creator.make_variant(batch_size=(3,))
+    assert creator().batch_size == (2,) and variant().rollout(9).shape == (3, 2)
     assert variant.meta_data is creator.meta_data
 
 
@@ -75,15 +75,15 @@ def test_a_variant_shares_the_statistics_and_they_can_be_saved():
     variant = creator.make_variant(unused=1)
     variant().rollout(5)
     state = creator.state_dict()
-    loc = creator().transform.loc
+    loc = creator().transform.loc["observation"]
     creator().rollout(5)
-    assert not torch.equal(variant().transform.loc, loc)
+    assert not torch.equal(variant().transform.loc["observation"], loc)
     creator.load_state_dict(state)
-    assert torch.equal(variant().transform.loc, loc)
+    assert torch.equal(variant().transform.loc["observation"], loc)
     for odd in ({}, {"0": {}}, [state]):
         with pytest.raises(SchemaError):
             creator.load_state_dict(odd)
-    assert torch.equal(variant().transform.loc, loc)
+    assert torch.equal(variant().transform.loc["observation"], loc)
     assert EnvCreator(oracle).state_dict() == {}
 
 

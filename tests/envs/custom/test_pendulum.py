@@ -1,0 +1,51 @@
+"""The pendulum in torch against gymnasium's."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import torch
+
+from gleanrl.envs import PendulumEnv, check_env_specs
+from gleanrl.testing import check_env
+
+
+def test_it_keeps_its_declaration():
+    check_env_specs(PendulumEnv(seed=0))
+    assert "seed" not in check_env(lambda: PendulumEnv(seed=0)).skipped
+
+
+def test_dynamics_are_gymnasiums():
+    theirs = gymnasium.make("Pendulum-v1").unwrapped
+    theirs.reset(seed=0)
+    env = PendulumEnv(seed=0)
+    root = env.reset()
+    theirs.state = np.array([float(root["th"]), float(root["thdot"])])
+    for torque in (1.0, -2.0, 5.0, 0.3):
+        _, reward, *_ = theirs.step(np.array([torque]))
+        after = env.step(root.set("action", torch.tensor([torque])))["next"]
+        angle = (theirs.state[0] + np.pi) % (2 * np.pi) - np.pi
+        assert np.allclose([float(after["th"]), float(after["thdot"])], [angle, theirs.state[1]], atol=1e-5)
+        assert abs(float(after["reward"]) - reward) < 1e-5
+        root = env.step_mdp(root)
+
+
+def test_any_number_at_once_with_parameters_of_their_own():
+    env = PendulumEnv(seed=0)
+    many = env.gen_params(g=torch.pi, batch_size=[10])
+    batch = env.rollout(3, tensordict=many)
+    assert batch.shape == (10, 3) and torch.allclose(batch["params", "g"], torch.tensor(torch.pi))
+    start = env.reset(env.gen_params(batch_size=[4, 2]))
+    policy = torch.nn.Linear(1, 1)
+
+    def act(td):
+        return td.set("action", policy(td["th"].unsqueeze(-1)))
+
+    loss = env.rollout(5, act, auto_reset=False, tensordict=start)["next", "reward"].mean()
+    loss.backward()
+    assert policy.weight.grad is not None and policy.weight.grad.abs().sum() > 0
+
+
+def test_seeds():
+    first, again, other = (PendulumEnv(seed=seed).reset()["th"] for seed in (1, 1, 2))
+    assert first == again != other
