@@ -18,7 +18,7 @@ from torchrl import modules  # noqa: E402
 
 from gleanrl.collectors import SyncDataCollector  # noqa: E402
 from gleanrl.data import Categorical, Composite, OneHot, Unbounded  # noqa: E402
-from gleanrl.envs import GymEnv  # noqa: E402
+from gleanrl.envs import Compose, GymEnv, InitTracker, TransformedEnv  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -163,6 +163,17 @@ def test_policies_with_the_spec_of_the_environment(make_env, make_policy):
     actions = torch.cat([batch["action"] for batch in batches])
     if make_policy is not actor:  # which may leave the bounds
         assert spec.is_in(actions.detach())
+
+
+@pytest.mark.parametrize("kind", [modules.LSTMModule, modules.GRUModule])
+def test_primers_of_recurrent_modules(kind):
+    recurrent = kind(input_size=3, hidden_size=4, in_key="observation", out_key="embed")
+    policy = TensorDictSequential(recurrent, TensorDictModule(nn.Linear(4, 1), ["embed"], ["action"]))
+    env = TransformedEnv(pendulum(), Compose(InitTracker(), modules.get_primers_from_module(policy)))
+    batch = next(iter(SyncDataCollector(env, policy, frames_per_batch=8, total_frames=8)))
+    state = recurrent.in_keys[1]
+    assert env.full_observation_spec[state].shape == batch[state].shape[1:] == (1, 4)
+    assert not batch[state][0].any() and batch[state][1:].any()
 
 
 def test_modules_keep_specs_of_their_own_library():

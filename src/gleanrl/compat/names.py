@@ -46,6 +46,12 @@ ALIASES = (
     Alias("gleanrl.data.specs", "UnboundedContinuousTensorSpec", "UnboundedContinuous", "0.1 to 0.7"),
     Alias("gleanrl.data.specs", "UnboundedDiscreteTensorSpec", "UnboundedDiscrete", "0.1 to 0.7"),
     Alias(
+        "gleanrl.data.tensor_specs", "BinaryBox", "gleanrl.data.specs.choices:CategoricalBox", "0.1 to 0.14"
+    ),
+    Alias(
+        "gleanrl.data.tensor_specs", "DiscreteBox", "gleanrl.data.specs.choices:CategoricalBox", "0.1 to 0.14"
+    ),
+    Alias(
         "gleanrl.envs.transforms.transforms",
         "_apply_to_composite",
         "gleanrl.envs.transforms.spec_tools:apply_to_composite",
@@ -169,7 +175,13 @@ MODULES: dict[str, tuple[str, ...]] = {
         "gleanrl.data.replay_buffers.utils:InPlaceSampler",
         "gleanrl.data.replay_buffers.utils:stack_tensors",
     ),
-    "gleanrl.data.tensor_specs": ("gleanrl.data.specs",),
+    "gleanrl.data.tensor_specs": (
+        "gleanrl.data.specs",
+        "gleanrl.data.specs.boxes:ContinuousBox",
+        "gleanrl.data.specs.choices:BoxList",
+        "gleanrl.data.specs.choices:CategoricalBox",
+        "gleanrl.data.specs.spaces:Box",
+    ),
     "gleanrl.envs.batched_envs": tuple(
         f"gleanrl.envs:{name}"
         for name in (
@@ -207,6 +219,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 # Older spellings of keywords of public constructors: {"class": {"older": "ours"}}.
 _OF_SLICES = {"pad_output": "pad", "trajectory_key": "traj_key"}
 KEYWORDS: dict[str, dict[str, str]] = {
+    "Bounded": {"minimum": "low", "maximum": "high"},
     "PrioritizedSliceSampler": _OF_SLICES,
     "SliceSampler": _OF_SLICES,
     "SliceSamplerWithoutReplacement": _OF_SLICES,

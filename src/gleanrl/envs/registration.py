@@ -203,15 +203,16 @@ def _leaf_space(key: NestedKey, spec: Any) -> spaces.Space[Any]:
         UnsupportedError: if there is none.
     """
     shape = tuple(spec.shape)
-    if isinstance(spec, OneHot):
+    if isinstance(spec, (MultiCategorical, MultiOneHot)):  # which count as one choice, too
+        if len(shape) == 1:
+            return spaces.MultiDiscrete(np.asarray(torch.as_tensor(spec.nvec).flatten()))
+    elif isinstance(spec, OneHot):
         return _choices(int(spec.n), shape[:-1])
-    if isinstance(spec, Binary) or (spec.dtype is torch.bool and isinstance(spec, Categorical)):
+    elif isinstance(spec, Binary) or (spec.dtype is torch.bool and isinstance(spec, Categorical)):
         return spaces.MultiBinary(list(shape) or [1])
-    if isinstance(spec, Categorical):
+    elif isinstance(spec, Categorical):
         return _choices(int(spec.n), shape)
-    if isinstance(spec, (MultiCategorical, MultiOneHot)) and len(shape) == 1:
-        return spaces.MultiDiscrete(np.asarray(torch.as_tensor(spec.nvec).flatten()))
-    if isinstance(spec, (Bounded, Unbounded)):
+    elif isinstance(spec, (Bounded, Unbounded)):
         dtype = spec.zero().numpy().dtype
         low, high = spec.space.low.numpy(), spec.space.high.numpy()
         return spaces.Box(low, high, shape, dtype)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gleanrl.data import tensor_specs
-from gleanrl.data.specs import Categorical, Composite, TensorSpec, Unbounded
-from gleanrl.data.specs.base import as_lead, make_device, stack
+from gleanrl.data.specs import Categorical, Composite, OneHot, TensorSpec, Unbounded
+from gleanrl.data.specs.base import as_lead, combinations, make_device, stack
 from gleanrl.errors import InvalidTypeError
 from tests.data.specs.cases import COMPOSITES, LEAVES
 
@@ -20,7 +20,7 @@ def test_a_wrong_shape_argument_is_named(name):
             make(5)
     with pytest.raises(InvalidTypeError, match="shape"):
         spec.rand((1.5,))
-    assert isinstance(spec, TensorSpec) and bool(spec)
+    assert isinstance(spec, TensorSpec) and bool(spec) == (name != "empty")
 
 
 def test_devices():
@@ -61,3 +61,24 @@ def test_the_other_import_path_and_the_old_names():
     for before, now in old.items():
         assert getattr(tensor_specs, before) is getattr(tensor_specs, now)
     assert all(hasattr(tensor_specs, name) for name in tensor_specs.__all__)
+
+
+def test_encoding_needs_no_memory():
+    spec = Unbounded(2)
+    assert spec.memoize_encode() is spec.memoize_encode(mode=False) is spec.erase_memoize_cache() is None
+    assert spec.encode([1, 2]).tolist() == [1, 2]
+
+
+def test_encoding_where_the_input_is():
+    spec = Unbounded(2, device="meta")
+    assert spec.encode([1, 2]).device.type == "meta"
+    assert spec.encode(val=[1, 2], ignore_device=True).tolist() == [1, 2]
+    whole = Composite(a=spec, b={"c": OneHot(2, device="meta")}, device="meta")
+    value = whole.encode({"a": [1, 2], "b": {"c": 1}}, ignore_device=True)
+    assert value["a"].tolist() == [1, 2] and value["b", "c"].tolist() == [False, True]
+
+
+def test_combinations():
+    assert combinations([]) == []
+    first, second = combinations([torch.tensor([5, 6]), torch.tensor([[1], [2]])])
+    assert first.tolist() == [5, 5, 6, 6] and second.tolist() == [[1], [2], [1], [2]]

@@ -5,17 +5,36 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gleanrl.data.specs import Binary
-from gleanrl.data.specs.binary import BinarySpace
+from gleanrl.data.specs import Binary, Categorical, OneHot
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 from tests.data.specs.statistics import frequencies, uniform
 
 
 def test_shape_and_dtype():
-    assert Binary(3).shape == (3,) and Binary(3).dtype == torch.int8 and Binary(3, (2, 3)).n == 3
-    assert Binary(shape=4).n == 4 and Binary(shape=()).n == 1 and Binary(3).space == BinarySpace()
+    assert Binary(3).shape == (3,) and Binary(3).dtype == torch.int8 and Binary(3, (2, 3)).n == 2
+    assert Binary(shape=4).n == 2 == Binary(3).space.n
     assert Binary(3).to(torch.bool) == Binary(3, dtype=torch.bool)
-    assert Binary(3).cardinality() == 8 and Binary(shape=()).cardinality() == 2
+    assert Binary(3).cardinality() == 8 == len(Binary(3).enumerate()) and Binary(shape=()).cardinality() == 2
+    assert Binary(2).enumerate().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert Binary(2, (3, 2)).enumerate()[1].tolist() == [[0, 1]] * 3
+    assert Binary(shape=()).enumerate().tolist() == [0, 1]
+
+
+def test_elements_are_choices_among_two():
+    spec = Binary(3)
+    assert isinstance(spec, Categorical) and spec.to_categorical_spec() is spec
+    assert spec.to_one_hot(torch.tensor([0, 1, 1], dtype=torch.int8)).tolist() == [
+        [True, False],
+        [False, True],
+        [False, True],
+    ]
+    assert spec.to_one_hot_spec() == OneHot(2, (3, 2))
+    spec.update_mask(torch.tensor([False, True]))
+    assert (
+        spec.rand((9,)).all()
+        and spec.project(torch.zeros(3)).tolist() == [1, 1, 1]
+        and "masked" in repr(spec)
+    )
 
 
 def test_each_pattern_is_as_likely():

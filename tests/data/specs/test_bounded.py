@@ -167,7 +167,11 @@ def test_repr_shows_the_bounds():
         ({"low": torch.zeros(2), "high": 1, "shape": (3,)}, InvalidArgumentError, "expand"),
         ({"low": "a", "high": 1}, InvalidTypeError, "low: expected a number"),
         ({"low": 0, "high": None}, InvalidTypeError, "high: expected a number"),
-        ({"low": 0, "high": 1, "dtype": torch.bool}, InvalidArgumentError, "use Binary"),
+        (
+            {"low": 0, "high": 1, "domain": "real"},
+            InvalidArgumentError,
+            "'continuous' or 'discrete', got 'real'",
+        ),
         ({"low": 0, "high": 1, "dtype": torch.uint64}, InvalidArgumentError, "uint64"),
         ({"low": 0, "high": 1, "dtype": torch.complex64}, InvalidArgumentError, "complex64"),
     ],
@@ -177,8 +181,34 @@ def test_bad_bounds(arguments, error, message):
         Bounded(**arguments)
 
 
-def test_the_named_classes_insist_on_their_dtype():
-    with pytest.raises(InvalidArgumentError, match="BoundedContinuous: expected a floating-point"):
-        BoundedContinuous(0, 1, dtype=torch.int64)
-    with pytest.raises(InvalidArgumentError, match="BoundedDiscrete: expected an integer"):
-        BoundedDiscrete(0, 1)
+def test_the_domain_says_which_class_it_is():
+    assert Bounded(0, 1).domain == "continuous" and Bounded(0, 1, dtype=torch.int8).domain == "discrete"
+    pixels = Bounded(0, 255, (3,), dtype=torch.uint8, domain="continuous")
+    assert type(pixels) is BoundedContinuous and pixels.domain == "continuous" and pixels.dtype == torch.uint8
+    assert pixels == BoundedContinuous(0, 255, (3,), dtype=torch.uint8) and pixels.is_in(pixels.rand((5,)))
+    assert type(BoundedDiscrete(0, 1)) is BoundedDiscrete and BoundedDiscrete(0, 1).dtype == torch.float32
+
+
+def test_booleans():
+    spec = Bounded(0, 1, (2,), dtype=torch.bool)
+    drawn = spec.rand((50,))
+    assert drawn.dtype == torch.bool and drawn.any() and not drawn.all() and spec.is_in(drawn)
+    assert spec.cardinality() == 4 and not Bounded(0, 0, (2,), dtype=torch.bool).rand((50,)).any()
+
+
+def test_older_names_of_the_bounds():
+    assert Bounded(minimum=-1, maximum=1, shape=(3,)) == Bounded(-1, 1, (3,))
+
+
+def test_new_ends_are_obeyed():
+    spec = Bounded(0, 1, (2,))
+    assert spec.is_in(spec.rand((9,)))
+    spec.space.low, spec.space.high = torch.full((2,), 5.0), 6
+    assert spec.low.tolist() == [5, 5] and spec.high.tolist() == [6, 6] and (spec.rand((20,)) >= 5).all()
+    assert spec.is_in(torch.tensor([5.5, 6.0])) and spec.project(torch.zeros(2)).tolist() == [5, 5]
+    with pytest.raises(InvalidArgumentError, match=r"space.low: expected what expands to shape \(2,\)"):
+        spec.space.low = torch.zeros(3)
+    given = Bounded(torch.zeros(2), torch.ones(2))
+    assert given.space.common == (0, 1)
+    given.space.low[0] = -5
+    assert given.space.common is None and given.is_in(torch.tensor([-3.0, 0.0]))

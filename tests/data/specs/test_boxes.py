@@ -6,22 +6,22 @@ import pytest
 import torch
 
 from gleanrl.data.specs import Bounded, Unbounded
-from gleanrl.data.specs.boxes import BoxSpace
+from gleanrl.data.specs.boxes import ContinuousBox
 from tests.data.specs.statistics import frequencies, uniform
 
 INT64 = torch.iinfo(torch.int64)
 
 
 def test_common_bounds():
-    assert BoxSpace(torch.zeros(2, 2), torch.ones(2, 2)).common == (0.0, 1.0)
-    assert BoxSpace(torch.tensor([0.0, 1.0]), torch.ones(2)).common is None
-    assert BoxSpace(torch.zeros(0), torch.ones(0)).common is None
+    assert ContinuousBox(torch.zeros(2, 2), torch.ones(2, 2)).common == (0.0, 1.0)
+    assert ContinuousBox(torch.tensor([0.0, 1.0]), torch.ones(2)).common is None
+    assert ContinuousBox(torch.zeros(0), torch.ones(0)).common is None
 
 
 @pytest.mark.parametrize(("low", "high"), [(-2, 5), ([-2, 0], [5, 7]), (INT64.max - 7, INT64.max)])
 def test_integers_are_drawn_from_the_whole_range(low, high):
     torch.manual_seed(0)
-    space = BoxSpace(*torch.broadcast_tensors(torch.tensor(low), torch.tensor(high)))
+    space = ContinuousBox(*torch.broadcast_tensors(torch.tensor(low), torch.tensor(high)))
     drawn = space.draw((20000, *space.low.shape), None, torch.int64, None) - space.low
     for column in drawn.reshape(20000, -1).unbind(-1):
         assert uniform(frequencies(column, 8))
@@ -34,3 +34,14 @@ def test_cardinality_counts_elements_with_and_without_common_bounds():
     assert Unbounded((2,), dtype=torch.uint8).cardinality() == 2**16
     assert Unbounded((), dtype=torch.int64).cardinality() == 2**64
     assert Bounded(0, 1).cardinality() == Unbounded().cardinality() == float("inf")
+
+
+def test_ends_are_assigned_and_given():
+    box = ContinuousBox(torch.zeros(2), torch.ones(2))
+    low, high = box
+    assert low is box.low and high is box.high and box.common == (0, 1)
+    box.low = [-1, -2]
+    assert box.low.tolist() == [-1, -2] and box.common is None and box.low.dtype == torch.float32
+    assert box.clone() == box and box.clone().low is not box.low and box.to("cpu") == box
+    with torch.inference_mode():
+        assert ContinuousBox(torch.zeros(2), torch.ones(2)).common == (0, 1)

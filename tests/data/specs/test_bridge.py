@@ -24,6 +24,10 @@ def made(name, *bases, **attributes):
     return type(name, bases or (Foreign,), {})(**attributes)
 
 
+def count(n):
+    return SimpleNamespace(n=n)
+
+
 def box(low, high):
     return SimpleNamespace(low=low, high=high)
 
@@ -47,11 +51,11 @@ LEAVES = [
         ),
     ),
     (
-        made("Categorical", shape=torch.Size([1]), dtype=torch.bool, n=2, mask=None),
+        made("Categorical", shape=torch.Size([1]), dtype=torch.bool, space=count(2), mask=None),
         specs.Categorical(2, (1,), "cpu", torch.bool),
     ),
     (
-        made("Categorical", shape=torch.Size([]), dtype=torch.int64, n=3, mask=MASK),
+        made("Categorical", shape=torch.Size([]), dtype=torch.int64, space=count(3), mask=MASK),
         specs.Categorical(3, device="cpu", mask=MASK),
     ),
     (

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gleanrl.data.specs import Categorical, OneHot
+from gleanrl.data.specs import Categorical, MultiCategorical, MultiOneHot, OneHot
 from gleanrl.data.specs.categorical import checked_count
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, SpecError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, SpecError, UnsupportedError
 from tests.data.specs.cases import bools
 from tests.data.specs.statistics import frequencies, uniform
 
@@ -61,7 +61,8 @@ def test_a_mask_is_obeyed_replaced_and_removed():
         assert not spec.is_in(value) and "masked" in repr(spec)
         with pytest.raises(SpecError, match="masked.*got"):
             spec.assert_is_in(value)
-        assert spec.is_in(spec.project(value)) and spec.cardinality() == 2
+        assert spec.is_in(spec.project(value)) and spec.cardinality() == 3
+        assert len(spec.enumerate(use_mask=True)) == 2 and len(spec.enumerate()) == 3
         spec.update_mask(bools("010"))
         assert spec.is_in(value) and torch.equal(spec.rand(), value)
         spec.update_mask(None)
@@ -70,7 +71,7 @@ def test_a_mask_is_obeyed_replaced_and_removed():
 
 def test_a_mask_expands_over_the_batch():
     spec = Categorical(3, (2,), mask=bools("011"))
-    assert spec.mask.shape == (2, 3) and spec.cardinality() == 4
+    assert spec.mask.shape == (2, 3) and spec.enumerate(use_mask=True).tolist() == [[1, 1], [2, 2]]
     assert OneHot(3, (2, 3), mask=bools("011")).mask.shape == (2, 3)
 
 
@@ -184,7 +185,9 @@ def test_conversions_check_unless_told_not_to():
         (lambda: Categorical(3, dtype=torch.bool), InvalidArgumentError, "3 choices don't fit in torch.bool"),
         (lambda: Categorical(257, dtype=torch.uint8), InvalidArgumentError, "257 choices"),
         (lambda: Categorical(3).to(torch.bool), InvalidArgumentError, "3 choices"),
-        (lambda: Categorical(3, dtype=torch.float32), InvalidArgumentError, "integer dtype"),
+        (lambda: Categorical(3, dtype=torch.complex64), InvalidArgumentError, "integer dtype"),
+        (lambda: OneHot(3, use_register=True), UnsupportedError, "use_register"),
+        (lambda: Categorical(-1, mask=bools("1")), InvalidArgumentError, "fixed number of choices"),
         (lambda: OneHot(3, (2,)), InvalidArgumentError, r"ends with 3, got \(2,\)"),
         (lambda: OneHot(3, ()), InvalidArgumentError, "ends with 3"),
         (lambda: OneHot(3, dtype=torch.complex64), InvalidArgumentError, "complex64"),
@@ -198,8 +201,69 @@ def test_bad_arguments(make, error, message):
 def test_sizes_and_properties():
     assert Categorical(256, dtype=torch.uint8).n == 256 == Categorical(256).space.n
     assert Categorical(3, 2).shape == (2,) and OneHot(3, 3).shape == (3,) and OneHot(np.int64(3)).n == 3
-    assert Categorical(3, (2, 2)).cardinality() == 81 == OneHot(3, (2, 2, 3)).cardinality()
+    assert Categorical(3, (2, 2)).cardinality() == 3 == OneHot(3, (2, 2, 3)).cardinality()
+    assert Categorical(3, None).shape == () and Categorical(3).rand(None).shape == ()
 
 
 def test_counts_are_positive_integers():
     assert checked_count("n", np.int32(4)) == 4
+
+
+def test_a_number_of_choices_that_is_not_fixed():
+    spec = Categorical(-1)
+    assert spec.space.n == -1 and spec == Categorical(-1) != Categorical(3) and spec.zero() == 0
+    assert spec.is_in(torch.tensor(1000)) and not spec.is_in(torch.tensor(-1)) and spec.encode(7) == 7
+    assert spec.project(torch.tensor([-3, 9])).tolist() == [0, 9]
+    for call in (
+        spec.rand,
+        spec.cardinality,
+        spec.enumerate,
+        lambda: spec.n,
+        lambda: spec.to_one_hot(torch.tensor(1)),
+    ):
+        with pytest.raises(RuntimeError, match="call set_provisional_n"):
+            call()
+    spec.set_provisional_n(5)
+    assert spec.n == spec.cardinality() == 5 and spec.space.n == -1
+    assert uniform(frequencies(spec.rand((5000,)), 5)) and spec.enumerate().tolist() == [0, 1, 2, 3, 4]
+    assert spec.to_one_hot(torch.tensor(1)).tolist() == [False, True, False, False, False]
+    with pytest.raises(InvalidArgumentError, match="at least 1"):
+        spec.set_provisional_n(0)
+
+
+def test_all_choices():
+    assert Categorical(3).enumerate().tolist() == [0, 1, 2]
+    assert Categorical(2, (2,), dtype=torch.int8).enumerate().tolist() == [[0, 0], [1, 1]]
+    assert OneHot(2).enumerate().tolist() == [[True, False], [False, True]]
+    assert OneHot(2, (3, 2)).enumerate().shape == (2, 3, 2)
+    with pytest.raises(UnsupportedError, match="the mask differs within the batch"):
+        Categorical(2, (2,), mask=bools("01 11")).enumerate(use_mask=True)
+
+
+def test_indexing_by_choices():
+    values = torch.arange(8.0).reshape(2, 4)
+    assert Categorical(4).index(torch.tensor(1), values[0]) == 1 and Categorical(4).index(
+        3, values
+    ).tolist() == [3, 7]
+    assert Categorical(4, (2,)).index(index=torch.tensor([1, 2]), tensor_to_index=values).tolist() == [
+        [1, 2],
+        [5, 6],
+    ]
+    assert OneHot(4).index(bools("0100"), values[0]) == 1
+    with pytest.raises(SpecError):
+        Categorical(4).index(torch.tensor(4), values)
+
+
+def test_choices_as_real_numbers():
+    spec = Categorical(3).to(torch.float32)
+    assert (
+        spec.rand().dtype == torch.float32
+        and spec.is_in(torch.tensor(2.0))
+        and not spec.is_in(torch.tensor(0.5))
+    )
+    assert spec.project(torch.tensor(1.6)) == 2
+
+
+def test_kinds_of_encodings():
+    assert isinstance(MultiCategorical([2, 3]), Categorical) and isinstance(MultiOneHot([2, 3]), OneHot)
+    assert not isinstance(OneHot(2), Categorical)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gleanrl.data.specs.choices import Allowed, ChoiceSpace, checked_mask, draw_below, require_choice
+from gleanrl.data.specs.choices import (
+    Allowed,
+    BoxList,
+    CategoricalBox,
+    ChoiceSpace,
+    checked_mask,
+    draw_below,
+    require_choice,
+)
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from tests.data.specs.cases import bools
 from tests.data.specs.statistics import frequencies, uniform
@@ -27,7 +35,7 @@ def test_allowed_positions_come_first():
 
 def test_masks_by_index_are_as_wide_as_the_largest_limit():
     space = ChoiceSpace(torch.tensor([3, 1]), bools("0111"))
-    assert space.by_index.tolist() == [[False, True, True], [True, False, False]] and space.count(1) == 2
+    assert space.by_index.tolist() == [[False, True, True], [True, False, False]]
     assert ChoiceSpace(torch.tensor([3, 1])).by_index is None
     mask = bools("01")
     assert ChoiceSpace(2, mask).by_index is mask
@@ -49,7 +57,34 @@ def test_outside_and_nearest():
     assert free.nearest(index).tolist() == [0, 0, 1, 2, 2] and masked.nearest(index).tolist() == [0] * 5
     assert ChoiceSpace(3, bools("101")).nearest(torch.tensor([1])).tolist() == [0]
     assert ChoiceSpace(1).outside(bools("01")).tolist() == [False, True]
-    assert masked.count(2) == 1 and free.count(2) == 9
+
+
+def test_all_indices():
+    assert ChoiceSpace(3).count() == 3 and ChoiceSpace(3).all(False, None).tolist() == [0, 1, 2]
+    masked = ChoiceSpace(torch.tensor([[2, 3]] * 2), bools("10011 10011"))
+    assert masked.count() == 6 and len(masked.all(False, None)) == 6
+    assert masked.all(True, None).tolist() == [[0, 1], [0, 2]]
+    varying = ChoiceSpace(torch.tensor([[2, 3], [3, 2]]))
+    assert varying.count() == 36
+    with pytest.raises(UnsupportedError, match="differ within the batch"):
+        varying.all(False, None)
+
+
+def test_sequences_of_spaces():
+    boxes = BoxList([CategoricalBox(2), CategoricalBox(3)])
+    assert (
+        len(boxes) == 2
+        and [box.n for box in boxes] == [2, 3]
+        and boxes == BoxList.from_nvec(torch.tensor([2, 3]))
+    )
+    assert [len(row) for row in BoxList.from_nvec(torch.tensor([[2, 3], [3, 2]])).boxes] == [2, 2]
+    assert boxes.clone() == boxes and type(boxes.to("cpu")) is BoxList
+
+
+def test_no_limit():
+    space = CategoricalBox(-1)
+    assert space.outside(torch.tensor([-1, 0, 2**62])).tolist() == [True, False, False]
+    assert space.nearest(torch.tensor([-1, 2**62])).tolist() == [0, 2**62]
 
 
 def test_one_hot_vectors():

@@ -8,11 +8,33 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, tensorclass
 
-from gleanrl.data.specs import Binary, Bounded, Categorical, Composite, OneHot, StackedComposite, Unbounded
-from gleanrl.errors import InvalidTypeError, MissingKeyError, SchemaError, SpecError
-from tests.data.specs.cases import COMPOSITES
+from gleanrl.data.specs import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    NonTensor,
+    OneHot,
+    StackedComposite,
+    Unbounded,
+)
+from gleanrl.data.specs.choices import CategoricalBox
+from gleanrl.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    MissingKeyError,
+    SchemaError,
+    SpecError,
+    UnsupportedError,
+)
+from tests.data.specs.cases import COMPOSITES, bools
+
+
+@tensorclass
+class Data:
+    a: torch.Tensor
 
 
 @pytest.fixture(params=COMPOSITES)
@@ -39,8 +61,6 @@ def test_copies_are_equal_and_independent(spec):
         twin["added"] = Unbounded((*spec.shape, 1))
         assert twin != spec and "added" not in spec
     assert spec.to("cpu").device == torch.device("cpu") and spec.to("cpu").to("cpu") is not spec
-    with pytest.raises(InvalidTypeError, match="dtype"):
-        spec.to(torch.float32)
 
 
 def test_there_and_back(spec):
@@ -95,14 +115,16 @@ def test_faults_name_the_key():
         assert not spec.is_in(bad)
 
 
-def test_projecting_changes_a_copy_and_only_what_is_outside():
+def test_projecting_replaces_what_is_outside_and_nothing_else():
     spec = COMPOSITES["nested"]()
     value = spec.rand((3,)).set("extra", torch.zeros(3, 2))
     value["a", "c", "d"] = value["a", "c", "d"] + 5
-    before = value.clone()
+    inner, kept, outside = value["a"], value["e"], value["a", "c", "d"]
     projected = spec.project(value)
-    assert spec.is_in(projected) and bool((value == before).all()) and "extra" in projected.keys()
-    assert projected["e"] is value["e"] and bool((projected["a", "c", "d"] == 1).all())
+    assert projected is value and spec.is_in(value) and "extra" in value.keys() and value["a"] is inner
+    assert value["e"] is kept and bool((value["a", "c", "d"] == 1).all()) and not bool((outside == 1).any())
+    plain = {"b": torch.full((2,), 9.0)}
+    assert Composite(b=Bounded(0, 1, (2,))).project(plain) is plain and plain["b"].tolist() == [1, 1]
     with pytest.raises(SpecError, match=r"project: missing keys"):
         spec.project(value.exclude("e"))
     with pytest.raises(SpecError, match=r"key 'a'.*key 'c'.*key 'd'.*NaN"):
@@ -211,3 +233,92 @@ def test_what_a_subclass_overrides_is_called():
     outside = Composite(x=spec, y=Bounded(0, 1, ()))
     value = TensorDict(x=torch.zeros(2), y=torch.tensor(5.0))
     assert outside.project(value)["x"].tolist() == [8, 8]
+
+
+def test_another_shape():
+    spec = Composite(a=Unbounded((2, 3)), b={"c": Unbounded((2, 3))}, d=None)
+    spec.shape = (2,)
+    assert spec.shape == spec.batch_size == spec["b"].shape == (2,) and spec.zero()["b"].batch_size == (2,)
+    for shape in ((3,), (2, 3, 1)):
+        with pytest.raises(InvalidArgumentError, match="starts with"):
+            spec.shape = shape
+        assert spec.shape == (2,) == spec["b"].shape
+    with pytest.raises(UnsupportedError, match="locked"):
+        spec.lock_().shape = ()
+
+
+def test_a_nested_composite_takes_the_dimensions_that_its_leaves_have():
+    inner = Composite(b=Unbounded((2, 3)))
+    assert Composite(a=inner, shape=(2,))["a"].shape == (2,) and inner.shape == ()
+    with pytest.raises(InvalidArgumentError, match="starts with"):
+        Composite(a=inner, shape=(3,))
+
+
+def test_another_dtype_for_all_entries():
+    spec = Composite(a=Unbounded(3), b={"c": Categorical(3)}, d=NonTensor(()), e=None).to(torch.float64)
+    assert spec["a"].dtype == spec["b", "c"].dtype == torch.float64 and spec["e"] is None
+
+
+def test_forgetting_the_device():
+    spec = Composite(a=Unbounded(3), b={"c": Unbounded(3)}, device="cpu")
+    assert spec.clear_device_() is spec and spec.device is spec["b"].device is None
+    assert spec["a"].device == torch.device("cpu")
+
+
+def test_all_combinations():
+    spec = Composite(a=Categorical(2), b={"c": Categorical(3, mask=bools("110"))})
+    value = spec.enumerate()
+    assert value.batch_size == (6,) == (spec.cardinality(),) and spec.keys(True, True) >= set(
+        value.keys(True, True)
+    )
+    assert value["a"].tolist() == [0, 0, 0, 1, 1, 1] and value["b", "c"].tolist() == [0, 1, 2, 0, 1, 2]
+    assert len(spec.enumerate(use_mask=True)) == 4 == len(spec.set("d", None).enumerate(use_mask=True))
+    assert Composite(a=Categorical(2, (3,)), shape=(3,)).enumerate().batch_size == (2, 3)
+    with pytest.raises(UnsupportedError, match="infinitely many"):
+        Composite(a=Unbounded()).enumerate()
+
+
+def test_values_of_a_class():
+    spec = Composite(a=Unbounded((2, 3)), data_cls=Data, shape=(2,))
+    for made in (spec.rand(), spec.clone().zero((4,)), spec[0].one(), spec.encode({"a": np.zeros((2, 3))})):
+        assert type(made) is Data and made.a.shape[-1] == 3
+    assert spec.is_in(spec.rand()) and not spec.is_in(TensorDict({"a": torch.zeros(2, 3)}, [2]))
+    assert Composite(a=Unbounded((2, 3)), shape=(2,)).is_in(spec.rand()) and spec != Composite(
+        a=Unbounded((2, 3)), shape=(2,)
+    )
+    assert spec.empty().data_cls is Data and type(Composite(x=spec).zero()["x"]) is Data
+
+
+def test_plain_dictionaries_are_values_too():
+    spec = Composite(a=Bounded(0, 1, (3,)), b={"c": Categorical(3)})
+    assert spec.is_in({"a": torch.zeros(3), "b": {"c": torch.tensor(2)}})
+    assert not spec.is_in({"a": torch.ones(3) * 3, "b": {"c": torch.tensor(2)}}) and not spec.is_in({"a": 1})
+
+
+def test_updating_a_value():
+    spec = Composite(a=Unbounded(3), b={"c": Unbounded(2)})
+    value = TensorDict({"a": torch.ones(4, 3), "b": {"d": torch.ones(4)}}, [4])
+    assert spec.zeros_update(value) is value and not value["a"].any() and value["b", "c"].shape == (4, 2)
+    assert spec.ones_update(value)["b", "c"].all() and value["b", "d"].all()
+    assert spec.rand_update(value)["a"].unique().numel() == 12
+
+
+def test_a_failed_projection_changes_nothing():
+    spec = Composite(a={"b": Bounded(0, 1, ())}, c=Bounded(0, 1, ()))
+    value = TensorDict({"a": {"b": 5.0}, "c": float("nan")})
+    with pytest.raises(SpecError, match="NaN"):
+        spec.project(value)
+    assert value["a", "b"] == 5
+
+
+def test_the_batch_may_have_any_size():
+    spec = Composite(a=Unbounded((-1, 3)), shape=(-1,))
+    assert spec.rand((2,)).batch_size == (2, 1) and spec.is_in(TensorDict({"a": torch.zeros(4, 3)}, [4]))
+    assert spec.unsqueeze(0)["a"].shape == (1, -1, 3)
+
+
+def test_the_number_of_choices_of_an_action():
+    for leaf in (OneHot(4), Categorical(4)):
+        assert Composite(action=leaf)["action"].space.n == leaf.space.n == 4 and isinstance(
+            leaf.space, CategoricalBox
+        )

@@ -29,7 +29,6 @@ def test_each_encoding_has_the_other(integers, rows, n):
 def test_a_batch_of_size_zero_can_be_drawn_and_checked(integers, rows, n):
     for spec in (integers(n, mask=bools("101")), integers(n), rows(n)):
         empty = spec.expand(2, *spec.shape)[:0]
-        assert empty.cardinality() == 1
         if spec.space.index_dims == ():
             assert empty.is_in(empty.rand((3,)))
 
@@ -37,7 +36,7 @@ def test_a_batch_of_size_zero_can_be_drawn_and_checked(integers, rows, n):
 @pytest.mark.parametrize(("integers", "rows", "n"), BOTH)
 def test_dtypes_that_cannot_hold_the_values_are_refused(integers, rows, n):
     with pytest.raises(InvalidArgumentError, match="integer dtype"):
-        integers(n).to(torch.float32)
+        integers(n).to(torch.complex64)
     with pytest.raises(InvalidArgumentError, match="uint64"):
         rows(n).to(torch.uint64)
     assert rows(n).to(torch.float16).rand().dtype == torch.float16

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from gleanrl.data.specs import Bounded, Categorical, Composite, StackedComposite, Unbounded
+from gleanrl.data.specs import Bounded, Categorical, Composite, OneHot, StackedComposite, Unbounded
 from gleanrl.data.specs.mapping import as_path, is_key
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError
 
 
 def plain():
@@ -88,7 +87,7 @@ def test_empty_select_and_exclude(spec):
         and not spec.is_empty()
         and type(spec) is type(spec.empty())
     )
-    assert spec.select(("a", "c")).is_empty()
+    assert spec.select(("a", "c")).is_empty(recurse=True) and not spec.select(("a", "c")).is_empty()
     chosen = spec.select("x", ("a", "b"))
     assert list(chosen.keys(True, True)) == ["x", ("a", "b")] and chosen["a", "b"] == spec["a", "b"]
     with pytest.raises(MissingKeyError):
@@ -100,35 +99,6 @@ def test_empty_select_and_exclude(spec):
     chosen["a", "new"] = Unbounded((2,))
     spec.select("a")["a", "new"] = Unbounded((2,))
     assert ("a", "new") not in spec
-
-
-def test_locking(spec):
-    assert not spec.is_locked and spec.lock_() is spec and spec.is_locked and spec["a"].is_locked
-    for change in (
-        lambda: spec.set("z", None),
-        lambda: spec.set(("a", "z"), None),
-        lambda: spec.set(("new", "z"), None),
-        lambda: spec.pop("x"),
-        lambda: spec.update({"a": {"z": None}}),
-        lambda: spec["a"].set("z", None),
-        lambda: spec.__delitem__(("a", "b")),
-    ):
-        with pytest.raises(UnsupportedError, match="locked"):
-            change()
-    assert list(spec.keys(True)) == ["x", "y", "a", ("a", "b"), ("a", "c")]
-    copy = spec.clone()
-    assert copy == spec and not copy.is_locked
-    assert spec.unlock_() is spec and not spec.is_locked
-    spec["a", "z"] = None
-    assert ("a", "z") in spec
-
-
-def test_a_part_is_not_unlocked_alone():
-    spec = plain().lock_()
-    with pytest.raises(UnsupportedError, match="unlock that one"):
-        spec["a"].unlock_()
-    spec.unlock_()["a"].lock_().unlock_()
-    assert not spec["a"].is_locked
 
 
 def test_a_failed_set_changes_nothing(spec):
@@ -149,9 +119,12 @@ def test_a_failed_set_changes_nothing(spec):
         assert spec == before
 
 
-def test_the_dimensions_of_one_value_are_no_batch():
-    with pytest.raises(InvalidArgumentError, match="starts with"):
-        Composite(a=torch.stack([Categorical(2).to_one_hot_spec()] * 3)[0], shape=(2,))
+def test_the_dimensions_of_one_value_may_be_the_batch_but_never_change():
+    spec = Composite(a=OneHot(2), shape=(2,))
+    assert spec.zero().batch_size == (2,) and spec.is_in(spec.rand((3,)))
+    for change in (lambda: spec[0], lambda: spec.expand(3, 2), lambda: spec.unsqueeze(0)):
+        with pytest.raises(InvalidArgumentError, match="(?s)key 'a'.*encode one value"):
+            change()
 
 
 def test_key_helpers():
@@ -161,3 +134,40 @@ def test_key_helpers():
     assert (
         is_key("a") and is_key(("a", "b")) and not any(map(is_key, (0, (), ("a", 0), None, ..., slice(None))))
     )
+
+
+def test_taking_entries_out(spec):
+    before = spec.clone()
+    taken = spec.separates("x", ("a", "b"), "absent")
+    assert (
+        list(taken.keys(True, True)) == ["x", ("a", "b")]
+        and taken["x"] == before["x"]
+        and taken.shape == spec.shape
+    )
+    assert "x" not in spec and ("a", "b") not in spec and "y" in spec
+    assert spec.separates("absent") is None
+    default = Unbounded((*spec.shape, 1))
+    assert list(spec.separates("absent", default=default).keys()) == ["absent"]
+
+
+def test_types_of_some_entries(spec):
+    value = spec.rand()
+    value["x"] = value["x"].double() if spec.ndim == 0 or type(spec) is Composite else value["x"]
+    spec.type_check(value, selected_keys=[("a", "b")])
+    spec.type_check(value, selected_keys=("a", "b"))
+    spec.type_check(value["a", "b"], ("a", "b"))
+    with pytest.raises(InvalidTypeError, match="dtype"):
+        spec.type_check(value["a", "b"].double(), ("a", "b"))
+
+
+def test_composites_as_leaves():
+    spec = Composite(a=Composite(b=Unbounded(), step_mdp_static=True), c=Unbounded(), d={"e": Unbounded()})
+    assert list(spec.keys(True, True, step_mdp_static_only=True)) == ["a", "c", ("d", "e")]
+    assert set(spec.keys(True, step_mdp_static_only=True)) == {"a", "c", ("d", "e"), "d"}
+    assert len(spec.values(True, True, step_mdp_static_only=True)) == 3 and spec.clone()["a"].step_mdp_static
+    assert set(spec.keys(False, True, is_leaf=lambda kind: True)) == {"a", "c", "d"}
+    assert ("a", "b") in spec.keys(True, True) and dict(spec.items(is_leaf=lambda kind: False)).keys() == {
+        "a",
+        "c",
+        "d",
+    }

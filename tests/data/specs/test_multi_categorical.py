@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gleanrl.data.specs import MultiCategorical, MultiOneHot
+from gleanrl.data.specs.choices import BoxList
 from gleanrl.data.specs.multi_categorical import checked_counts
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, SpecError, UnsupportedError
 from tests.data.specs.cases import bools
@@ -87,10 +88,11 @@ def test_projecting_integers_takes_the_nearest_allowed():
 
 def test_a_mask_is_obeyed_replaced_and_removed():
     spec = MultiCategorical([3, 2], (2, 2), mask=bools("10110"))
-    assert spec.mask.shape == (2, 5) and spec.cardinality() == 4
+    assert spec.mask.shape == (2, 5) and spec.cardinality() == 6
+    assert spec.enumerate(use_mask=True)[:, 0].tolist() == [[0, 0], [2, 0]]
     assert spec.is_in(torch.tensor([[0, 0], [2, 0]])) and not spec.is_in(torch.tensor([[1, 0], [2, 0]]))
     spec.update_mask(bools("01001 11111"))
-    assert not spec.is_in(torch.tensor([[0, 0], [2, 0]])) and spec[0].cardinality() == 1
+    assert not spec.is_in(torch.tensor([[0, 0], [2, 0]])) and len(spec[0].enumerate(use_mask=True)) == 1
     assert spec[1].is_in(torch.tensor([0, 0]))
     before = spec.clone()
     for mask, error in (
@@ -102,7 +104,7 @@ def test_a_mask_is_obeyed_replaced_and_removed():
             spec.update_mask(mask)
         assert spec == before
     spec.update_mask(None)
-    assert spec.mask is None and spec.cardinality() == 36
+    assert spec.mask is None and spec.cardinality() == 6
 
 
 def test_the_two_encodings_correspond():
@@ -125,7 +127,6 @@ def test_the_two_encodings_correspond():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: MultiCategorical(5), InvalidArgumentError, "sequence of counts"),
         (lambda: MultiCategorical([]), InvalidArgumentError, "sequence of counts"),
         (lambda: MultiCategorical([2, 0]), InvalidArgumentError, "at least 1"),
         (lambda: MultiCategorical([1.5]), InvalidTypeError, "expected integers"),
@@ -149,3 +150,32 @@ def test_counts_do_not_alias_their_source():
     spec = MultiCategorical(counts)
     counts += 9
     assert spec.nvec.tolist() == [2, 3] and checked_counts(np.array([4], dtype=np.uint8)).dtype == torch.int64
+
+
+def test_one_count():
+    spec = MultiCategorical(5, remove_singleton=True)
+    assert spec == MultiCategorical([5]) and spec.shape == (1,) and spec.is_in(torch.tensor([4]))
+
+
+def test_all_choices():
+    assert MultiCategorical([2, 3]).enumerate().tolist() == [[a, b] for a in range(2) for b in range(3)]
+    rows = MultiOneHot([2, 3]).enumerate()
+    assert (
+        rows.shape == (6, 5)
+        and MultiOneHot([2, 3]).is_in(rows)
+        and rows.to(torch.int8).sum(-1).tolist() == [2] * 6
+    )
+    assert MultiCategorical([2, 3], (4, 2)).enumerate().shape == (6, 4, 2)
+
+
+def test_indexing_by_choices():
+    values = torch.arange(6.0).reshape(2, 3)
+    assert MultiCategorical([2, 3]).index(torch.tensor([1, 2]), values).tolist() == [[1, 2], [4, 5]]
+
+
+def test_spaces_and_counts():
+    for spec in (MultiCategorical([2, 3]), MultiOneHot([2, 3])):
+        assert isinstance(spec.space, BoxList) and [box.n for box in spec.space] == [2, 3]
+    assert MultiOneHot([2, 3]).nvec == [2, 3] and torch.zeros(5).split(MultiOneHot([2, 3]).nvec)[1].shape == (
+        3,
+    )

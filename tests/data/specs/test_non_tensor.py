@@ -9,7 +9,7 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 from gleanrl.data.specs import Composite, NonTensor, Unbounded
-from gleanrl.errors import InvalidTypeError, SpecError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpecError
 
 
 def test_the_example_stands_for_all_values():
@@ -22,13 +22,25 @@ def test_the_example_stands_for_all_values():
 def test_the_domain():
     spec = NonTensor((2,))
     assert spec.is_in(NonTensorData("x", batch_size=(5, 2))) and not spec.is_in(NonTensorData("x"))
-    assert not spec.is_in("x") and not spec.is_in(torch.zeros(2))
+    assert spec.is_in("x") and not spec.is_in(torch.zeros(2)) and not spec.is_in(TensorDict({}, [2]))
     stack = torch.stack([NonTensorData("a"), NonTensorData("b")])
     assert spec.is_in(stack) and spec.to_numpy(stack) == ["a", "b"] and spec.project(stack) is stack
     with pytest.raises(SpecError, match=r"NonTensor\(shape=\(2,\)\), got batch size \(\)"):
         spec.assert_is_in(NonTensorData("x"))
-    with pytest.raises(SpecError, match="got str"):
-        spec.project("x")
+    assert spec.project("x") == spec.to_numpy("x") == "x" and NonTensor(()).is_in("x")
+    assert NonTensor().shape == (1,) and NonTensor((), dtype=torch.int64).dtype == torch.int64
+
+
+def test_one_wrapper_for_each_position_or_for_several():
+    whole = NonTensor((2, 3), example_data="a")
+    assert whole.feature_dims == 2 and not whole.batched and isinstance(whole.rand((4,)), NonTensorData)
+    rows = NonTensor((2, 3), example_data="a", feature_dims=1)
+    assert rows.rand().tolist() == [["a"] * 3] * 2 and rows.rand((4,)).batch_size == (4, 2, 3)
+    each = NonTensor((2,), example_data="a", batched=True)
+    assert each.batched and each.feature_dims == 0 and each.zero((3,)).tolist() == [["a", "a"]] * 3
+    assert each.clone().batched and each.expand(3, 2).batched and each.is_in(each.rand((4,)))
+    with pytest.raises(InvalidArgumentError, match="either batched or feature_dims"):
+        NonTensor((2,), batched=True, feature_dims=1)
 
 
 def test_there_and_back():
@@ -58,8 +70,7 @@ def test_copies_devices_and_types():
         and moved.zero().device.type == "cpu"
     )
     assert spec.cardinality() == float("inf") and spec.type_check(spec.rand()) is None
-    with pytest.raises(InvalidTypeError, match="no dtype"):
-        spec.to(torch.float32)
+    assert spec.to(torch.float32) is spec
     with pytest.raises(InvalidTypeError, match="'k'.*got Tensor"):
         spec.type_check(torch.zeros(2), "k")
 

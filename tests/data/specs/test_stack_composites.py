@@ -97,3 +97,9 @@ def test_locked_members_make_a_locked_stack():
     for member in members:
         member.lock_()
     assert StackedComposite(*members).is_locked and not StackedComposite(*members).empty().is_locked
+
+
+def test_exclusive_entries_as_text():
+    spec = torch.stack([Composite(a=Unbounded(3)), Composite(a=Unbounded(3), b=Unbounded(4))])
+    assert spec.repr_exclusive_keys() == f"1: b: {Unbounded(4)!r}"
+    assert torch.stack([Composite(a=Unbounded(3)), Composite(a=Unbounded(4))]).repr_exclusive_keys() == ""

@@ -320,3 +320,8 @@ class TestArguments:
         )
         assert isinstance(GymEnv("CartPole-v1").reset(), TensorDict)
         assert GymEnv("CartPole-v1").reset().device is None
+
+
+def test_fast_encoding_changes_nothing() -> None:
+    env = GymWrapper(OracleEnv(script=LONG))
+    assert env.fast_encoding() is env.fast_encoding(mode=False) is env and env.rollout(2).numel() == 2

@@ -10,7 +10,7 @@ import torch
 from typing_extensions import Self
 
 from gleanrl.data.specs.geometry import Geometry
-from gleanrl.errors import InvalidTypeError, SpecError
+from gleanrl.errors import InvalidTypeError, SpecError, UnsupportedError
 
 DeviceLike = torch.device | str | int
 
@@ -33,8 +33,8 @@ def stack(specs: Sequence[TensorSpec], dim: int) -> Any:
     return TORCH_FUNCTIONS[torch.stack](specs, dim)
 
 
-def as_lead(shape: Iterable[int]) -> torch.Size:
-    """Return the dimensions that come before a spec's own.
+def as_lead(shape: Iterable[int] | None) -> torch.Size:
+    """Return the dimensions that come before a spec's own; None means none.
 
     Raises:
         InvalidTypeError: if they aren't a sequence of integers.
@@ -42,10 +42,20 @@ def as_lead(shape: Iterable[int]) -> torch.Size:
     # Composites hand their leading dimensions on to every entry, at every step of a random policy
     if type(shape) is torch.Size:
         return shape
+    if shape is None:
+        return torch.Size()
     try:
         return torch.Size(tuple(shape))
     except TypeError as error:
         raise InvalidTypeError(f"shape: expected a sequence of integers, got {shape!r}") from error
+
+
+def combinations(values: Sequence[Any]) -> list[Any]:
+    """Return several stacks of values so that their rows are all combinations; the last one changes fastest."""
+    if not values:
+        return []
+    picks = torch.cartesian_prod(*(torch.arange(len(each)) for each in values)).reshape(-1, len(values))
+    return [each[pick] for each, pick in zip(values, picks.unbind(-1), strict=True)]
 
 
 class TensorSpec(Geometry):
@@ -55,13 +65,15 @@ class TensorSpec(Geometry):
     before them. The device of a value isn't part of the domain. Specs compare by content and aren't hashable.
 
     Attributes:
-        shape: the shape of one value.
+        shape: the shape of one value; any size fits where it is -1, and values that the spec makes have size 1 there.
         dtype: the dtype of the values; None where they have none (composites, non-tensors).
-        device: where drawn values are made; None means torch's default device.
+        device: where values are made; None where that isn't fixed (composites, non-tensors).
+        domain: "continuous" or "discrete", "composite" for composites, None for non-tensors.
     """
 
     dtype: torch.dtype | None
     device: torch.device | None
+    domain: str | None
     __hash__ = None  # type: ignore[assignment]
 
     @abstractmethod
@@ -85,15 +97,20 @@ class TensorSpec(Geometry):
         """Return a value in the domain near `value`, which is outside but has the right shape."""
 
     @abstractmethod
-    def encode(self, value: Any) -> Any:
-        """Return what an environment gave (numpy, a number, a list, a tensor) as a value of this spec."""
+    def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
+        """Return what an environment gave (numpy, a number, a list, a tensor) as a value of this spec.
+
+        Args:
+            val: what the environment gave.
+            ignore_device: leave the result where the input was, to be moved with others.
+        """
 
     @abstractmethod
-    def to_numpy(self, value: Any, safe: bool | None = None) -> Any:
+    def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
         """Return a value of this spec in the form that an environment takes.
 
         Args:
-            value: `(*lead, *self.shape)`.
+            val: `(*lead, *self.shape)`.
             safe: whether to check the domain; None: discrete specs do, continuous ones don't.
 
         Raises:
@@ -115,7 +132,20 @@ class TensorSpec(Geometry):
 
     @abstractmethod
     def cardinality(self) -> int | float:
-        """Return the number of values in the domain; infinity for continuous ones."""
+        """Return the number of values that `enumerate` gives; infinity for continuous specs."""
+
+    def enumerate(self, use_mask: bool = False) -> Any:
+        """Return the values of a discrete spec, stacked along a new first dimension.
+
+        The choices of a batch of specs are made together: all elements choose the first, all choose the second, ...
+
+        Args:
+            use_mask: leave out what a mask forbids.
+
+        Raises:
+            UnsupportedError: if the domain isn't finite.
+        """
+        raise UnsupportedError(f"enumerate: {self!r} has infinitely many values")
 
     @abstractmethod
     def to(self, dest: torch.dtype | DeviceLike) -> Self:
@@ -129,7 +159,7 @@ class TensorSpec(Geometry):
     def clone(self) -> Self:
         """Return an equal spec that shares nothing with this one."""
 
-    def rand(self, shape: Iterable[int] = (), *, generator: torch.Generator | None = None) -> Any:
+    def rand(self, shape: Iterable[int] | None = (), *, generator: torch.Generator | None = None) -> Any:
         """Draw values from the domain.
 
         Args:
@@ -145,46 +175,48 @@ class TensorSpec(Geometry):
         """
         return self._rand(as_lead(shape), generator)
 
-    def sample(self, shape: Iterable[int] = (), *, generator: torch.Generator | None = None) -> Any:
+    def sample(self, shape: Iterable[int] | None = (), *, generator: torch.Generator | None = None) -> Any:
         """Draw values from the domain; the same as `rand`."""
         return self.rand(shape, generator=generator)
 
-    def zero(self, shape: Iterable[int] = ()) -> Any:
+    def zero(self, shape: Iterable[int] | None = ()) -> Any:
         """Return zeros of shape `(*shape, *self.shape)`, be they in the domain or not."""
         return self._filled(as_lead(shape), 0)
 
-    def zeros(self, shape: Iterable[int] = ()) -> Any:
+    def zeros(self, shape: Iterable[int] | None = ()) -> Any:
         """Return zeros; the same as `zero`."""
         return self.zero(shape)
 
-    def one(self, shape: Iterable[int] = ()) -> Any:
+    def one(self, shape: Iterable[int] | None = ()) -> Any:
         """Return ones of shape `(*shape, *self.shape)`, be they in the domain or not."""
         return self._filled(as_lead(shape), 1)
 
-    def ones(self, shape: Iterable[int] = ()) -> Any:
+    def ones(self, shape: Iterable[int] | None = ()) -> Any:
         """Return ones; the same as `one`."""
         return self.one(shape)
 
-    def project(self, value: Any) -> Any:
-        """Return `value` itself if it is in the domain, otherwise a close new value that is.
+    def project(self, val: Any) -> Any:
+        """Return `val` itself if it is in the domain, otherwise a close value that is.
+
+        Tensors stay as they are, and a new one is returned; in a TensorDict entries are replaced.
 
         Raises:
             SpecError: if nothing in the domain is close: a wrong type or shape, a missing key, or a NaN.
         """
-        if self._fault(value) is None:
-            return value
-        misfit = self._misfit(value)
+        if self._fault(val) is None:
+            return val
+        misfit = self._misfit(val)
         if misfit is not None:
             raise SpecError(f"project: {misfit}")
-        return self._projected(value)
+        return self._projected(val)
 
-    def is_in(self, value: Any) -> bool:
-        """Return whether `value`, with all its leading dimensions, is in the domain."""
-        return self._fault(value) is None
+    def is_in(self, val: Any) -> bool:
+        """Return whether `val`, with all its leading dimensions, is in the domain."""
+        return self._fault(val) is None
 
-    def contains(self, value: Any) -> bool:
-        """Return whether `value` is in the domain; the same as `is_in`."""
-        return self._fault(value) is None
+    def contains(self, item: Any) -> bool:
+        """Return whether `item` is in the domain; the same as `is_in`."""
+        return self._fault(item) is None
 
     def assert_is_in(self, value: Any) -> None:
         """Check that `value` is in the domain.
@@ -195,6 +227,20 @@ class TensorSpec(Geometry):
         fault = self._fault(value)
         if fault is not None:
             raise SpecError(f"assert_is_in: {fault}")
+
+    def clear_device_(self) -> Self:
+        """Forget the device of a composite; a spec of tensors has one always.
+
+        Returns:
+            the spec itself.
+        """
+        return self
+
+    def memoize_encode(self, mode: bool = True) -> None:
+        """Accept what other releases need for speed: here `encode` has nothing to remember."""
+
+    def erase_memoize_cache(self) -> None:
+        """Forget what `memoize_encode` remembered: nothing."""
 
     def cpu(self) -> Self:
         """Return the spec for the CPU."""

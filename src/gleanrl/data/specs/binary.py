@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gleanrl.data.specs.base import DeviceLike
-from gleanrl.data.specs.categorical import checked_count
+from gleanrl.data.specs.categorical import Categorical, checked_count
 from gleanrl.data.specs.encodings import ending_with, require_ones
 from gleanrl.data.specs.geometry import as_size
-from gleanrl.data.specs.leaf import LeafSpec
-from gleanrl.data.specs.spaces import Space
 from gleanrl.errors import InvalidArgumentError
 
 
-@dataclass(frozen=True, eq=False)
-class BinarySpace(Space):
-    """Zero and one.
-
-    Attributes:
-        n: 2, the number of values of one element.
-    """
-
-    n: int = 2
-
-
-class Binary(LeafSpec):
-    """Elements that are 0 or 1, each independent of the others.
+class Binary(Categorical):
+    """Elements that are 0 or 1, each independent of the others: choices among two.
 
     Args:
         n: the size of the last dimension; None: taken from `shape`.
@@ -40,8 +26,6 @@ class Binary(LeafSpec):
     Raises:
         InvalidArgumentError: if neither `n` nor `shape` is given, or they disagree.
     """
-
-    space: BinarySpace
 
     def __init__(
         self,
@@ -56,25 +40,26 @@ class Binary(LeafSpec):
             size = as_size((shape,))
         else:
             raise InvalidArgumentError("Binary: expected n or shape, got neither")
-        super().__init__(size, BinarySpace(), device, dtype)
-
-    @property
-    def n(self) -> int:
-        """The size of the last dimension; 1 for a spec without dimensions."""
-        return self.shape[-1] if self.shape else 1
+        super().__init__(2, size, device, dtype)
 
     def cardinality(self) -> int:
-        """Return the number of values in the domain."""
-        return 2 ** self.numel()
+        """Return the number of values that the last dimension can have."""
+        return 2 ** (self.shape[-1] if self.shape else 1)
+
+    def enumerate(self, use_mask: bool = False) -> Tensor:
+        """Return what the last dimension can be, `(count, *shape)`; see `TensorSpec.enumerate`."""
+        each = self._known.all(use_mask, self.device)
+        if not self.shape:
+            return each.to(self.dtype)
+        rows = torch.cartesian_prod(*[each] * self.shape[-1]).reshape(-1, self.shape[-1]).to(self.dtype)
+        lead = self.shape[:-1]
+        return rows.reshape(-1, *(1 for _ in lead), self.shape[-1]).expand(-1, *lead, -1).clone()
 
     def _check_dtype(self, dtype: torch.dtype) -> None:
         require_ones(dtype)
 
-    def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
-        return torch.randint(2, shape, dtype=self.dtype, device=self.device, generator=generator)
-
-    def _outside(self, value: Tensor) -> Tensor | None:
-        return None if value.dtype == torch.bool else (value != 0) & (value != 1)
-
     def _nearest(self, value: Tensor) -> Tensor:
-        return (value.to(torch.float64) > 0.5).to(self.dtype)
+        return self.space.nearest((value.to(torch.float64) > 0.5).to(torch.int64)).to(self.dtype)
+
+    def _describe(self) -> str:
+        return "" if self.mask is None else "masked"

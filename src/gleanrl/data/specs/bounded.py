@@ -10,8 +10,8 @@ from torch import Tensor
 from typing_extensions import Self
 
 from gleanrl.data.specs.base import DeviceLike, make_device
-from gleanrl.data.specs.boxes import BoxSpace, BoxSpec
-from gleanrl.data.specs.geometry import as_size, closed
+from gleanrl.data.specs.boxes import BoxSpec, ContinuousBox
+from gleanrl.data.specs.geometry import as_size, concrete
 from gleanrl.data.specs.leaf import fresh_tensor
 from gleanrl.data.specs.rounding import nearest_integer, ordered
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpecError
@@ -20,8 +20,9 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpecError
 class Bounded(BoxSpec):
     """Elements from `low` to `high`, both included.
 
-    `Bounded(...)` makes a `BoundedContinuous` for floating-point dtypes and a `BoundedDiscrete` for integer
-    ones. NaN is never in the domain. `encode` and `to_numpy` don't check the bounds unless asked to.
+    `Bounded(...)` makes a `BoundedContinuous` for floating-point dtypes and a `BoundedDiscrete` for the others,
+    unless `domain` says otherwise. NaN is never in the domain. `encode` and `to_numpy` don't check the bounds unless
+    asked to.
 
     `rand` is uniform between finite bounds, over integers for all ranges up to that of int64. Away from a
     single finite bound it is exponential (mean 1), and without finite bounds normal (mean 0, variance 1).
@@ -37,6 +38,8 @@ class Bounded(BoxSpec):
         device: where values are drawn; None: that of the bounds if they are on an accelerator, otherwise
             torch's default device.
         dtype: of the values; None: torch's default dtype (float32), whatever the bounds are made of.
+        domain: "continuous" or "discrete": which class it is, and its attribute `domain`; values are those of the
+            dtype anyway. None: by the dtype.
 
     Raises:
         InvalidArgumentError: if a bound is NaN, doesn't fit the dtype or the shape, or leaves no number
@@ -50,10 +53,9 @@ class Bounded(BoxSpec):
         shape: Sequence[int] | int | None = None,
         device: DeviceLike | None = None,
         dtype: torch.dtype | None = None,
+        domain: str | None = None,
     ) -> None:
         dtype = dtype or torch.get_default_dtype()
-        if type(self) is Bounded:
-            self.__class__ = BoundedContinuous if dtype.is_floating_point else BoundedDiscrete
         self._check_dtype(dtype)
         if device is None:
             elsewhere = (b.device for b in (low, high) if isinstance(b, Tensor) and b.device.type != "cpu")
@@ -62,7 +64,7 @@ class Bounded(BoxSpec):
         bottom, top = _bound("low", low, dtype, device), _bound("high", high, dtype, device)
         try:
             size = torch.broadcast_shapes(bottom.shape, top.shape) if shape is None else as_size((shape,))
-            bottom, top = bottom.expand(closed(size)), top.expand(closed(size))
+            bottom, top = bottom.expand(concrete(size)), top.expand(concrete(size))
         except RuntimeError as error:
             raise InvalidArgumentError(
                 f"Bounded: expected bounds that expand to shape {shape}, "
@@ -71,12 +73,8 @@ class Bounded(BoxSpec):
         # In a dtype that can be compared, and that pickle knows
         bottom, top = ordered(bottom), ordered(top)
         _require_room(bottom, top)
-        super().__init__(size, BoxSpace(bottom, top), device, dtype)
-
-    def _check_dtype(self, dtype: torch.dtype) -> None:
-        if dtype == torch.bool:
-            raise InvalidArgumentError("Bounded: expected a number's dtype, got torch.bool; use Binary")
-        super()._check_dtype(dtype)
+        super().__init__(size, ContinuousBox(bottom, top), device, dtype)
+        self._set_domain(domain, BoundedContinuous, BoundedDiscrete)
 
     @property
     def low(self) -> Tensor:
@@ -115,15 +113,11 @@ class Bounded(BoxSpec):
 
 
 class BoundedContinuous(Bounded):
-    """Floating-point elements from `low` to `high`, both included; the arguments are those of `Bounded`."""
-
-    floating = True
+    """Elements from `low` to `high`, both included, of a continuous domain; the arguments are those of `Bounded`."""
 
 
 class BoundedDiscrete(Bounded):
-    """Integer elements from `low` to `high`, both included; the arguments are those of `Bounded`."""
-
-    floating = False
+    """Elements from `low` to `high`, both included, of a discrete domain; the arguments are those of `Bounded`."""
 
 
 def _bound(name: str, value: Any, dtype: torch.dtype, device: torch.device | None) -> Tensor:

@@ -1,28 +1,27 @@
-"""The numbers between two bounds: `BoxSpace`, and what the specs that have one share."""
+"""The numbers between two bounds, `ContinuousBox`, and what the specs that have one share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gleanrl.data.specs.leaf import LeafSpec
 from gleanrl.data.specs.rounding import integer_limits
-from gleanrl.data.specs.spaces import Space
+from gleanrl.data.specs.spaces import Box
 from gleanrl.errors import InvalidArgumentError
 
 _INT64_MIN = torch.iinfo(torch.int64).min
 _INT64_MAX = torch.iinfo(torch.int64).max
 
 
-@dataclass(frozen=True, eq=False)
-class BoxSpace(Space):
-    """An interval per element; both ends belong to it.
+@dataclass(eq=False)
+class ContinuousBox(Box):
+    """An interval per element; both ends belong to it. Assigning an end changes the spec that has the box.
 
     Attributes:
         low: `(*shape)`, in the dtype of the spec, or int64 where torch can't compare that one.
@@ -31,10 +30,35 @@ class BoxSpace(Space):
 
     low: Tensor
     high: Tensor
+    # What `common` found, and for which versions of the ends
+    _found = None
 
-    @cached_property
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an end; a new one takes dtype, device and shape of the old one.
+
+        Raises:
+            InvalidArgumentError: if it doesn't expand to that shape.
+        """
+        if name in ("low", "high"):
+            object.__setattr__(self, "_found", None)
+            old = self.__dict__.get(name)
+            if old is not None:
+                value = _in_place_of(old, name, value)
+        object.__setattr__(self, name, value)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Give `low`, then `high`."""
+        yield from (self.low, self.high)
+
+    @property
     def common(self) -> tuple[Any, Any] | None:
         """The two bounds as Python numbers if they are the same for all elements, else None."""
+        versions = [0 if end.is_inference() else end._version for end in self]
+        if self._found is None or self._found[0] != versions:
+            self._found = (versions, self._search_common())
+        return self._found[1]
+
+    def _search_common(self) -> tuple[Any, Any] | None:
         if self.low.numel() == 0:
             return None
         low, high = self.low.flatten()[0], self.high.flatten()[0]
@@ -63,7 +87,7 @@ class BoxSpace(Space):
         if high == _INT64_MAX:
             # Without an upper end `random_` draws up to the dtype's largest number, included
             return torch.empty(shape, dtype=dtype, device=device).random_(low, None, generator=generator)
-        return torch.randint(low, high + 1, shape, dtype=dtype, device=device, generator=generator)
+        return torch.randint(int(low), int(high) + 1, shape, dtype=dtype, device=device, generator=generator)
 
     def _draw_reals(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
         low, high = self.low, self.high
@@ -94,23 +118,46 @@ class BoxSpace(Space):
         return low + torch.where(count > 0, short, long)
 
 
-class BoxSpec(LeafSpec):
-    """What `Bounded` and `Unbounded` share: a class for floating-point dtypes, and one for the others."""
+def _in_place_of(old: Tensor, name: str, value: Any) -> Tensor:
+    try:
+        return torch.as_tensor(value, dtype=old.dtype, device=old.device).expand(old.shape)
+    except RuntimeError as error:
+        raise InvalidArgumentError(
+            f"space.{name}: expected what expands to shape {tuple(old.shape)}, got {value!r}"
+        ) from error
 
-    space: BoxSpace
+
+class BoxSpec(LeafSpec):
+    """What `Bounded` and `Unbounded` share: a class for each domain, by default real dtypes and the others."""
+
+    space: ContinuousBox
     strict = False
-    # Whether the dtype must be floating-point; None: either
-    floating: ClassVar[bool | None] = None
 
     def _check_dtype(self, dtype: torch.dtype) -> None:
-        if self.floating is not None and dtype.is_floating_point != self.floating:
-            kind = "a floating-point" if self.floating else "an integer"
-            raise InvalidArgumentError(f"{type(self).__name__}: expected {kind} dtype, got {dtype}")
         if not dtype.is_floating_point:
             integer_limits(dtype)
 
+    def _set_domain(self, domain: str | None, continuous: type[BoxSpec], discrete: type[BoxSpec]) -> None:
+        """Become the class of a domain: of the one asked for, else that of the class, else what the dtype says.
+
+        Raises:
+            InvalidArgumentError: if it isn't "continuous" or "discrete".
+        """
+        if domain not in (None, "continuous", "discrete"):
+            raise InvalidArgumentError(f"domain: expected 'continuous' or 'discrete', got {domain!r}")
+        own = (
+            "continuous"
+            if isinstance(self, continuous)
+            else "discrete"
+            if isinstance(self, discrete)
+            else None
+        )
+        self.domain = domain or own or ("continuous" if self.dtype.is_floating_point else "discrete")
+        if type(self) in (continuous.__base__, continuous, discrete):
+            self.__class__ = continuous if self.domain == "continuous" else discrete
+
     def cardinality(self) -> int | float:
-        """Return the number of values in the domain; infinity for continuous ones."""
+        """Return the number of values in the domain; infinity for real numbers."""
         if self.dtype.is_floating_point:
             return math.inf
         if self.space.common is not None:

@@ -10,10 +10,13 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from tensordict import NonTensorData
+
 from gleanrl.data.specs.base import TensorSpec, stack
 from gleanrl.data.specs.binary import Binary
 from gleanrl.data.specs.bounded import Bounded
 from gleanrl.data.specs.categorical import Categorical, OneHot
+from gleanrl.data.specs.choice import Constant
 from gleanrl.data.specs.composite import Composite
 from gleanrl.data.specs.multi_categorical import MultiCategorical, MultiOneHot
 from gleanrl.data.specs.non_tensor import NonTensor
@@ -68,54 +71,76 @@ def _counterpart(spec: Any, table: dict[str, Callable[..., Any]]) -> Callable[..
 
 def _composite(spec: Any) -> Composite:
     entries = {key: from_torchrl(entry) for key, entry in spec.items()}
-    return Composite(entries, shape=spec.shape, device=spec.device)
+    return Composite(
+        entries,
+        shape=spec.shape,
+        device=spec.device,
+        data_cls=_newer(spec, "data_cls"),
+        step_mdp_static=bool(_newer(spec, "step_mdp_static")),
+    )
 
 
 def _stacked(spec: Any) -> Any:
     return stack([from_torchrl(part) for part in spec.unbind(spec.dim)], spec.dim)
 
 
+def _newer(spec: Any, name: str) -> Any:
+    """Return an attribute that not all releases have, or None."""
+    return vars(spec).get(name)
+
+
 _READERS: dict[str, Callable[[Any], Any]] = {
     "Binary": lambda s: Binary(shape=s.shape, device=s.device, dtype=s.dtype),
-    "Bounded": lambda s: Bounded(s.space.low, s.space.high, s.shape, s.device, s.dtype),
-    "Categorical": lambda s: Categorical(s.n, s.shape, s.device, s.dtype, s.mask),
+    "Bounded": lambda s: Bounded(s.space.low, s.space.high, s.shape, s.device, s.dtype, _newer(s, "domain")),
+    "Categorical": lambda s: Categorical(s.space.n, s.shape, s.device, s.dtype, s.mask),
     "Composite": _composite,
     "MultiCategorical": lambda s: MultiCategorical(s.nvec, s.shape, s.device, s.dtype, s.mask),
-    "MultiOneHot": lambda s: MultiOneHot(s.nvec, s.shape, s.device, s.dtype, s.mask),
-    "NonTensor": lambda s: NonTensor(s.shape, s.device, s.example_data),
-    "OneHot": lambda s: OneHot(s.n, s.shape, s.device, s.dtype, s.mask),
+    "MultiOneHot": lambda s: MultiOneHot(s.nvec, s.shape, s.device, s.dtype, mask=s.mask),
+    "NonTensor": lambda s: NonTensor(
+        s.shape, s.device, example_data=s.example_data, feature_dims=_newer(s, "feature_dims")
+    ),
+    "OneHot": lambda s: OneHot(s.n, s.shape, s.device, s.dtype, mask=s.mask),
     "Stacked": _stacked,
     "StackedComposite": _stacked,
-    "Unbounded": lambda s: Unbounded(s.shape, s.device, s.dtype),
+    "Unbounded": lambda s: Unbounded(s.shape, s.device, s.dtype, _newer(s, "domain")),
 }
 
 
 def _to_composite(spec: Composite, theirs: Any) -> Any:
     entries = {key: to_torchrl(entry) for key, entry in spec.items()}
-    made = theirs.Composite(entries, shape=spec.shape, device=spec.device)
+    newer: dict[str, Any] = {}
+    if spec.data_cls is not None:
+        newer["data_cls"] = spec.data_cls
+    if spec.step_mdp_static:
+        newer["step_mdp_static"] = True
+    made = theirs.Composite(entries, shape=spec.shape, device=spec.device, **newer)
     return made.lock_() if spec.is_locked else made
-
-
-def _nvec(spec: MultiCategorical | MultiOneHot) -> Any:
-    """Return the counts as TorchRL takes them: a list, or a tensor of the shape of the spec."""
-    return spec.nvec.tolist() if spec.nvec.ndim == 1 else spec.nvec
 
 
 _WRITERS: dict[str, Callable[[Any, Any], Any]] = {
     "Binary": lambda s, t: t.Binary(shape=s.shape, device=s.device, dtype=s.dtype),
-    "Bounded": lambda s, t: t.Bounded(s.low.clone(), s.high.clone(), s.shape, s.device, s.dtype),
-    "Categorical": lambda s, t: t.Categorical(s.n, s.shape, s.device, s.dtype, _copied(s.mask)),
-    "Composite": _to_composite,
-    "MultiCategorical": lambda s, t: t.MultiCategorical(
-        _nvec(s), s.shape, s.device, s.dtype, _copied(s.mask)
+    "Bounded": lambda s, t: t.Bounded(
+        s.low.clone(), s.high.clone(), s.shape, s.device, s.dtype, domain=s.domain
     ),
-    "MultiOneHot": lambda s, t: t.MultiOneHot(_nvec(s), s.shape, s.device, s.dtype, mask=_copied(s.mask)),
-    "NonTensor": lambda s, t: t.NonTensor(s.shape, s.device, example_data=s.example_data),
+    "Categorical": lambda s, t: t.Categorical(s.space.n, s.shape, s.device, s.dtype, _copied(s.mask)),
+    "Choice": lambda s, t: t.Choice([_to_choice(choice) for choice in s.choices]),
+    "Composite": _to_composite,
+    "MultiCategorical": lambda s, t: t.MultiCategorical(s.nvec, s.shape, s.device, s.dtype, _copied(s.mask)),
+    "MultiOneHot": lambda s, t: t.MultiOneHot(s.nvec, s.shape, s.device, s.dtype, mask=_copied(s.mask)),
+    "NonTensor": lambda s, t: t.NonTensor(
+        s.shape, s.device, example_data=s.example_data, feature_dims=s.feature_dims
+    ),
     "OneHot": lambda s, t: t.OneHot(s.n, s.shape, s.device, s.dtype, mask=_copied(s.mask)),
     "Stacked": lambda s, t: t.Stacked(*map(to_torchrl, s.specs), dim=s.stack_dim),
     "StackedComposite": lambda s, t: t.StackedComposite(*map(to_torchrl, s.specs), dim=s.stack_dim),
-    "Unbounded": lambda s, t: t.Unbounded(s.shape, s.device, s.dtype),
+    "Unbounded": lambda s, t: t.Unbounded(s.shape, s.device, s.dtype, domain=s.domain),
 }
+
+
+def _to_choice(spec: Any) -> Any:
+    if isinstance(spec, Constant):
+        return NonTensorData(spec.example_data, batch_size=spec.shape, device=spec.device)
+    return to_torchrl(spec)
 
 
 def _copied(mask: Any) -> Any:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gleanrl.data.specs.base import DeviceLike
-from gleanrl.data.specs.choices import ChoiceSpace
-from gleanrl.data.specs.encodings import ChoiceSpec, IntegerSpec, OneHotSpec, ending_with
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError
+from gleanrl.data.specs.choices import CategoricalBox, ChoiceSpace
+from gleanrl.data.specs.encodings import ChoiceSpec, IntegerSpec, OneHotSpec, ending_with, refuse_register
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 
 
 def checked_count(name: str, n: Any) -> int:
@@ -33,14 +33,17 @@ class _OneChoice(ChoiceSpec):
     @property
     def n(self) -> int:
         """The number of choices."""
-        return int(self.space.n)
+        return int(self._known.n)
 
     def _describe(self) -> str:
-        return f"n={self.n}" + ("" if self.mask is None else ", masked")
+        return f"n={self.space.n}" + ("" if self.mask is None else ", masked")
 
 
 class Categorical(_OneChoice, IntegerSpec):
     """Integers from 0 to `n` (excluded).
+
+    With `n=-1` the number of choices isn't fixed: any integer from 0 is in the domain, and what needs the number raises
+    until `set_provisional_n` has set it.
 
     Examples:
         >>> spec = Categorical(3, mask=torch.tensor([False, True, False]))
@@ -48,26 +51,51 @@ class Categorical(_OneChoice, IntegerSpec):
         tensor([1, 1, 1, 1])
 
     Args:
-        n: the number of choices, at least 1.
-        shape: of one value; each element is a choice of its own.
+        n: the number of choices, at least 1; or -1.
+        shape: of one value; each element is a choice of its own. None: `()`.
         device: where values are drawn; None: torch's default device.
-        dtype: integer or boolean; it must hold `n - 1`.
+        dtype: any real dtype that holds `n - 1`.
         mask: bool, expands to `(*shape, n)`: which choices are allowed; None: all.
 
     Raises:
         InvalidArgumentError: if `n` isn't positive or doesn't fit the dtype, or the mask doesn't fit.
     """
 
+    _provisional: CategoricalBox | None = None
+
     def __init__(
         self,
         n: int,
-        shape: Sequence[int] | int = (),
+        shape: Sequence[int] | int | None = (),
         device: DeviceLike | None = None,
         dtype: torch.dtype = torch.long,
         mask: Tensor | None = None,
     ) -> None:
-        super().__init__(shape, ChoiceSpace(checked_count("n", n)), device, dtype)
+        count = -1 if n == -1 else checked_count("n", n)
+        super().__init__(() if shape is None else shape, CategoricalBox(count), device, dtype)
         self.update_mask(mask)
+
+    def set_provisional_n(self, n: int) -> None:
+        """Set how many choices `rand`, `enumerate` and `to_one_hot` have; for specs made with -1.
+
+        Raises:
+            InvalidArgumentError: if `n` isn't positive.
+        """
+        self._provisional = CategoricalBox(checked_count("n", n))
+
+    @property
+    def _known(self) -> ChoiceSpace:
+        if self.space.n != -1:
+            return self.space
+        if self._provisional is None:
+            raise UnsupportedError("n: the number of choices isn't fixed; call set_provisional_n first")
+        return self._provisional
+
+    def update_mask(self, mask: Tensor | None) -> None:
+        """Set which choices are allowed, in this object; see `ChoiceSpec.update_mask`."""
+        if mask is not None and self.space.n == -1:
+            raise InvalidArgumentError("mask: a mask needs a fixed number of choices, got n=-1")
+        super().update_mask(mask)
 
     def _other_encoding(self) -> OneHot:
         return OneHot(self.n, (*self.shape, self.n), self.device, mask=self.mask)
@@ -88,6 +116,7 @@ class OneHot(_OneChoice, OneHotSpec):
         shape: of one value, ending with `n`; None: `(n,)`.
         device: where values are drawn; None: torch's default device.
         dtype: any real dtype.
+        use_register: must be False: choices are integers, never other values in the order of their coming.
         mask: bool, expands to `shape`: which choices are allowed; None: all.
 
     Raises:
@@ -100,10 +129,12 @@ class OneHot(_OneChoice, OneHotSpec):
         shape: Sequence[int] | int | None = None,
         device: DeviceLike | None = None,
         dtype: torch.dtype = torch.bool,
+        use_register: bool = False,
         mask: Tensor | None = None,
     ) -> None:
+        refuse_register(use_register)
         n = checked_count("n", n)
-        super().__init__(ending_with("OneHot", n, shape), ChoiceSpace(n), device, dtype)
+        super().__init__(ending_with("OneHot", n, shape), CategoricalBox(n), device, dtype)
         self.update_mask(mask)
 
     def _other_encoding(self) -> Categorical:

@@ -7,7 +7,7 @@ dimension; their masks and one-hot vectors stand in one *row*, one part after th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gleanrl.data.specs.spaces import Space
+from gleanrl.data.specs.spaces import Box
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+
+_NO_LIMIT = torch.iinfo(torch.int64).max
 
 Device: TypeAlias = torch.device | None
 
@@ -54,11 +56,11 @@ def draw_below(limit: Tensor, shape: Sequence[int], generator: torch.Generator |
 
 
 @dataclass(frozen=True, eq=False)
-class ChoiceSpace(Space):
+class ChoiceSpace(Box):
     """Indices from 0 to a limit (excluded), or those that a mask allows; and one-hot vectors of them.
 
     Attributes:
-        n: the limit, an int; `(*batch, k)` int64 for k choices side by side.
+        n: the limit, an int, -1 if there is none; `(*batch, k)` int64 for k choices side by side.
         mask: `(*batch, n)` bool, True where allowed, for k choices `(*batch, sum of the limits)`; None allows all.
     """
 
@@ -123,7 +125,7 @@ class ChoiceSpace(Space):
         """Return where indices aren't in the space, as booleans of the same shape."""
         if index.dtype == torch.bool:
             index = index.to(torch.int64)
-        out, mask = (index < 0) | (index >= self._limit(index.device)), self.by_index
+        out, mask = (index < 0) | (index >= self.limit(index.device)), self.by_index
         if mask is None:
             return out
         # Those beyond the limit are outside already; clamped, they can be looked up
@@ -132,16 +134,36 @@ class ChoiceSpace(Space):
 
     def nearest(self, index: Tensor) -> Tensor:
         """Return the allowed index nearest to each int64, the lower one of two."""
-        index, mask = index.clamp(min=0).clamp(max=self._limit(index.device) - 1), self.by_index
+        index, mask = index.clamp(min=0).clamp(max=self.limit(index.device) - 1), self.by_index
         if mask is None:
             return index
         distance = (torch.arange(mask.shape[-1], device=index.device) - index.unsqueeze(-1)).abs()
         return distance.masked_fill(~mask.to(index.device), mask.shape[-1]).argmin(-1)
 
-    def count(self, batch_numel: int) -> int:
-        """Return how many different batches of choices there are."""
-        each = self.n if self.by_index is None else self.allowed.count
-        return each**batch_numel if isinstance(each, int) else math.prod(each.flatten().tolist())
+    def count(self) -> int:
+        """Return how many choices there are; those of the whole batch where they differ there."""
+        return math.prod(self.common or torch.as_tensor(self.n).flatten().tolist())
+
+    def all(self, use_mask: bool, device: Device) -> Tensor:
+        """Return all indices, `(count)` int64, for k choices `(count, k)`.
+
+        Args:
+            use_mask: without those that the mask forbids.
+            device: where to make them.
+
+        Raises:
+            UnsupportedError: if counts or masks differ within the batch.
+        """
+        allowed = torch.ones(sum(self.parts), dtype=torch.bool)
+        if use_mask and self.mask is not None:
+            rows = self.mask.reshape(-1, self.mask.shape[-1]).cpu()
+            if bool((rows != rows[0]).any()):
+                raise UnsupportedError(
+                    "enumerate: the mask differs within the batch; index or unbind the spec first"
+                )
+            allowed = rows[0]
+        indices = [part.nonzero().squeeze(-1) for part in allowed.split(self.parts)]
+        return torch.cartesian_prod(*indices).reshape(-1, *self.index_dims).to(device)
 
     def one_hot(self, index: Tensor, dtype: torch.dtype) -> Tensor:
         """Return indices as rows of one-hot vectors; an index outside is an error or all zeros."""
@@ -166,8 +188,51 @@ class ChoiceSpace(Space):
         sums = torch.stack([part.sum(-1) for part in chosen.split(self.parts, -1)], -1)
         return (sums != 1).any(-1)
 
-    def _limit(self, device: torch.device) -> Any:
-        return self.n if isinstance(self.n, int) else self.n.to(device)
+    def limit(self, device: torch.device) -> Any:
+        """Return the limit, an int or a tensor on `device`."""
+        if isinstance(self.n, int):
+            return _NO_LIMIT if self.n == -1 else self.n
+        return self.n.to(device)
+
+
+class CategoricalBox(ChoiceSpace):
+    """One choice; the arguments are those of `ChoiceSpace`."""
+
+    n: int
+
+
+class BoxList(ChoiceSpace):
+    """Several choices side by side, also a sequence of their spaces.
+
+    Args:
+        n: the limits, `(*batch, k)` int64; or the spaces of the choices.
+        mask: `(*batch, sum of the limits)` bool, or None.
+    """
+
+    n: Tensor
+
+    def __init__(self, n: Tensor | Sequence[CategoricalBox], mask: Tensor | None = None) -> None:
+        super().__init__(n if isinstance(n, Tensor) else torch.tensor([box.n for box in n]), mask)
+
+    @classmethod
+    def from_nvec(cls, nvec: Tensor) -> BoxList:
+        """Return the choices of `nvec`, `(*batch, k)`."""
+        return cls(nvec)
+
+    @property
+    def boxes(self) -> list[ChoiceSpace]:
+        """The spaces along the first dimension."""
+        if self.common is not None:
+            return [CategoricalBox(n) for n in self.common]
+        return [BoxList(row) for row in self.n]
+
+    def __iter__(self) -> Iterator[ChoiceSpace]:
+        """Iterate over the spaces."""
+        return iter(self.boxes)
+
+    def __len__(self) -> int:
+        """Return the number of spaces."""
+        return len(self.boxes)
 
 
 def checked_mask(mask: Any, shape: Sequence[int], device: Device) -> Tensor:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from typing_extensions import Self
 
-from gleanrl.data.specs.base import DeviceLike, TensorSpec, make_device
-from gleanrl.data.specs.geometry import Transform, as_size, shape_after
-from gleanrl.data.specs.mapping import Entry, SpecMapping
-from gleanrl.errors import InvalidTypeError, MissingKeyError, SchemaError, SpecError
+from gleanrl.data.specs.base import DeviceLike, TensorSpec, combinations, make_device
+from gleanrl.data.specs.geometry import Transform, as_size, blank, concrete, fits, outcome
+from gleanrl.data.specs.mapping import Entry, SpecMapping, projected
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, SchemaError, SpecError
 
 
 class Composite(SpecMapping):
@@ -32,6 +33,8 @@ class Composite(SpecMapping):
         specs: a mapping from keys to specs, mappings or None.
         shape: the batch size; the shape of each entry starts with it.
         device: None: each entry keeps its own; otherwise the entries are moved there.
+        data_cls: the class of the values, a tensorclass; None: TensorDict.
+        step_mdp_static: what `keys(step_mdp_static_only=True)` takes as a leaf.
         entries: more entries, by keyword.
 
     Raises:
@@ -44,12 +47,15 @@ class Composite(SpecMapping):
         specs: Mapping[Any, Any] | SpecMapping | None = None,
         /,
         *,
-        shape: Iterable[int] | int = (),
+        shape: Iterable[int] | int | None = None,
         device: DeviceLike | None = None,
+        data_cls: Any = None,
+        step_mdp_static: bool = False,
         **entries: Any,
     ) -> None:
-        self.shape = as_size((shape,))
+        self._shape = as_size(((() if shape is None else shape),))
         self.device = make_device(device)
+        self.data_cls, self.step_mdp_static = data_cls, step_mdp_static
         self._specs: dict[str, Entry] = {}
         if specs is not None and not isinstance(specs, (Mapping, SpecMapping)):
             raise InvalidTypeError(f"Composite: expected a mapping from keys to specs, got {specs!r}")
@@ -58,9 +64,33 @@ class Composite(SpecMapping):
                 self.set(key, spec)
 
     @property
+    def shape(self) -> torch.Size:
+        """The batch size; assigning another one checks that the shapes of all entries start with it.
+
+        Nested composites with fewer dimensions get them, too.
+
+        Raises:
+            InvalidArgumentError: if an entry doesn't allow it.
+            UnsupportedError: if the composite is locked.
+        """
+        return self._shape
+
+    @shape.setter
+    def shape(self, shape: Iterable[int] | int) -> None:
+        self._require_unlocked("shape")
+        new = self._with_shape(as_size((shape,)))
+        self._shape, self._specs = new._shape, new._specs
+
+    def _with_shape(self, shape: torch.Size) -> Composite:
+        new = self._rebuilt(lambda spec: spec, _shape=shape)
+        for name, spec in self._specs.items():
+            new.set(name, spec)
+        return new
+
+    @property
     def batch_ndim(self) -> int:
         """The number of dimensions."""
-        return len(self.shape)
+        return len(self._shape)
 
     def _entries(self) -> dict[str, Entry]:
         return dict(self._specs)
@@ -76,7 +106,12 @@ class Composite(SpecMapping):
 
     def empty(self) -> Composite:
         """Return a composite of the same shape and device without entries, unlocked."""
-        return Composite(shape=self.shape, device=self.device)
+        return Composite(
+            shape=self._shape,
+            device=self.device,
+            data_cls=self.data_cls,
+            step_mdp_static=self.step_mdp_static,
+        )
 
     def _rebuilt(self, function: Callable[[TensorSpec], TensorSpec], **attributes: Any) -> Composite:
         """Return an unlocked composite with `function` applied to each entry."""
@@ -88,65 +123,114 @@ class Composite(SpecMapping):
         return new
 
     def _reshaped(self, transform: Transform) -> Composite:
-        shape = shape_after(transform, self.shape)
-        return self._rebuilt(lambda spec: spec._reshaped(transform), shape=shape)
+        for name, spec in self._specs.items():
+            if spec is not None and spec.batch_ndim < self.batch_ndim:
+                raise InvalidArgumentError(
+                    f"key {name!r}: dimensions of {self!r} encode one value there, so that they can't change"
+                )
+        shape = outcome(transform(blank(self._shape)))
+        return self._rebuilt(lambda spec: spec._reshaped(transform), _shape=shape)
 
     def clone(self) -> Composite:
         """Return an equal composite, unlocked, that shares nothing with this one."""
         return self._rebuilt(lambda spec: spec.clone())
 
+    def clear_device_(self) -> Composite:
+        """Forget the device, here and in nested composites; tensors stay where they are.
+
+        Returns:
+            the composite itself.
+        """
+        self.device = None
+        for spec in self._nested():
+            spec.clear_device_()
+        return self
+
     def to(self, dest: torch.dtype | DeviceLike) -> Composite:
-        """Return the composite, unlocked, for another device; itself where that changes nothing."""
+        """Return the composite, unlocked, for another device (itself where it is there already) or another dtype."""
         if isinstance(dest, torch.dtype):
-            raise InvalidTypeError(f"to: a composite can't be given a dtype, got {dest}; convert its entries")
+            return self._rebuilt(lambda spec: spec.to(dest))
         device = make_device(dest)
         if device == self.device:
             return self
         return self._rebuilt(lambda spec: spec.to(dest), device=device)
 
-    def _rand(self, lead: torch.Size, generator: torch.Generator | None) -> TensorDict:
+    def _rand(self, lead: torch.Size, generator: torch.Generator | None) -> Any:
         return self._collected(lead, lambda spec: spec.rand(lead, generator=generator))
 
-    def _filled(self, lead: torch.Size, number: int) -> TensorDict:
+    def _filled(self, lead: torch.Size, number: int) -> Any:
         return self._collected(lead, lambda spec: spec.one(lead) if number else spec.zero(lead))
 
-    def _collected(self, lead: torch.Size, function: Callable[[TensorSpec], Any]) -> TensorDict:
+    def _collected(self, lead: torch.Size, function: Callable[[TensorSpec], Any]) -> Any:
         made = {name: function(spec) for name, spec in self._specs.items() if spec is not None}
-        return TensorDict(made, batch_size=(*lead, *self.shape), device=self.device)
+        return self._wrapped(made, lead + concrete(self._shape), self.device)
 
-    def _projected(self, value: TensorDictBase) -> TensorDictBase:
+    def _wrapped(self, entries: dict[str, Any], batch: Sequence[int], device: torch.device | None) -> Any:
+        """Return entries as a value of the class that values have."""
+        made = TensorDict(entries, batch_size=batch, device=device)
+        return made if self.data_cls in (None, TensorDict) else self.data_cls.from_tensordict(made)
+
+    def _updated(self, val: Any, function: Callable[[Self, torch.Size], Any]) -> Any:
+        return val.update(function(self, val.batch_size[: val.batch_dims - self.ndim]))
+
+    def zeros_update(self, val: Any) -> Any:
+        """Set the entries of the spec in a TensorDict, to zero; returns the TensorDict."""
+        return self._updated(val, Composite.zero)
+
+    def ones_update(self, val: Any) -> Any:
+        """Set the entries of the spec in a TensorDict, to one; returns the TensorDict."""
+        return self._updated(val, Composite.one)
+
+    def rand_update(self, val: Any) -> Any:
+        """Set the entries of the spec in a TensorDict, to drawn values; returns the TensorDict."""
+        return self._updated(val, Composite.rand)
+
+    def enumerate(self, use_mask: bool = False) -> Any:
+        """Return all combinations of the entries' values, `(count, *shape)`; see `TensorSpec.enumerate`."""
+        names = [name for name, spec in self._specs.items() if spec is not None]
+        values = combinations([self._specs[name].enumerate(use_mask) for name in names])  # type: ignore[union-attr]
+        count = len(values[0]) if values else 0
+        batch = (count, *concrete(self._shape))
+        return self._wrapped(dict(zip(names, values, strict=True)), batch, self.device)
+
+    def _projected(self, value: Any) -> Any:
         new = value.copy()
         for name, spec in self._specs.items():
             if spec is not None:
                 try:
-                    new.set(name, spec.project(value.get(name)))
+                    new[name] = projected(spec, value.get(name))
                 except SpecError as error:
                     raise SpecError(f"key {name!r}: {error}") from error
         return new
 
-    def encode(self, value: Mapping[str, Any] | TensorDictBase) -> TensorDict:
+    def encode(self, val: Mapping[str, Any] | TensorDictBase, *, ignore_device: bool = False) -> Any:
         """Return what an environment gave as a TensorDict; each entry is encoded by its spec.
 
         Values under a key whose spec is None may be missing, and are taken as they are.
+
+        Args:
+            val: a value for each key.
+            ignore_device: leave each entry where the input was.
 
         Raises:
             MissingKeyError: if a key of the spec is missing.
             SchemaError: if there is a key that the spec lacks, or a shape doesn't fit.
             SpecError: if an entry is outside its domain.
         """
-        if not isinstance(value, Mapping) and not is_tensor_collection(value):
-            raise InvalidTypeError(f"encode: expected a mapping with keys {list(self._specs)}, got {value!r}")
-        extra = [key for key in value.keys() if key not in self._specs]
+        if not isinstance(val, Mapping) and not is_tensor_collection(val):
+            raise InvalidTypeError(f"encode: expected a mapping with keys {list(self._specs)}, got {val!r}")
+        extra = [key for key in val.keys() if key not in self._specs]
         if extra:
             raise SchemaError(f"encode: unexpected keys {extra}; the keys are {list(self._specs)}")
         encoded: dict[str, Any] = {}
         lead: torch.Size | None = None
+        batch = concrete(self._shape)
         for name, spec in self._specs.items():
-            if name not in value.keys():
+            if name not in val.keys():
                 if spec is None:
                     continue
-                raise MissingKeyError(f"encode: no key {name!r}; got {list(value.keys())}")
-            encoded[name] = value[name] if spec is None else spec.encode(value[name])
+                raise MissingKeyError(f"encode: no key {name!r}; got {list(val.keys())}")
+            encoded[name] = val[name] if spec is None else spec.encode(val[name], ignore_device=ignore_device)
             if spec is not None:
                 got = encoded[name].shape[: encoded[name].ndim - spec.ndim]
                 if lead is not None and got != lead:
@@ -154,16 +238,16 @@ class Composite(SpecMapping):
                         f"encode: key {name!r}: expected leading dimensions {tuple(lead)}, as before, "
                         f"got {tuple(got)}"
                     )
-                lead = got
-        return TensorDict(encoded, batch_size=(*(lead or ()), *self.shape), device=self.device)
+                lead, batch = got, encoded[name].shape[: len(got) + self.ndim]
+        return self._wrapped(encoded, batch, None if ignore_device else self.device)
 
-    def to_numpy(self, value: TensorDictBase, safe: bool | None = None) -> dict[str, Any]:
+    def to_numpy(self, val: TensorDictBase, safe: bool | None = None) -> dict[str, Any]:
         """Return the entries of a TensorDict that the spec knows, as a nested dictionary of arrays."""
-        misfit = self._misfit(value)
+        misfit = self._misfit(val)
         if misfit is not None:
             raise SchemaError(f"to_numpy: {misfit}")
         specs = self._specs.items()
-        return {name: spec.to_numpy(value.get(name), safe) for name, spec in specs if spec is not None}
+        return {name: spec.to_numpy(val.get(name), safe) for name, spec in specs if spec is not None}
 
     def _check_types(self, value: TensorDictBase) -> None:
         for path, spec in self.items(True, True):
@@ -171,18 +255,21 @@ class Composite(SpecMapping):
                 spec.type_check(entry, path)
 
     def cardinality(self) -> int | float:
-        """Return the number of values in the domain; infinity if an entry is unspecified."""
+        """Return the number of combinations of the entries' values; infinity if an entry is unspecified."""
         counts = [math.inf if spec is None else spec.cardinality() for spec in self._specs.values()]
         if 0 in counts:
             return 0
         return math.inf if math.inf in counts else math.prod(counts)
 
     def _misfit(self, value: Any) -> str | None:
-        if not is_tensor_collection(value):
-            return f"expected a TensorDict, got {type(value).__name__}"
-        shape = value.batch_size
-        if shape[len(shape) - self.ndim :] != self.shape:
-            return f"expected a batch size that ends with {tuple(self.shape)}, got {tuple(shape)}"
+        if is_tensor_collection(value):
+            wrong = self.data_cls is not None and not isinstance(value, self.data_cls)
+            if not fits(value.batch_size, self._shape):
+                return f"expected a batch size that ends with {tuple(self._shape)}, got {tuple(value.batch_size)}"
+        else:
+            wrong = not isinstance(value, Mapping)  # which has no batch size
+        if wrong:
+            return f"expected a {(self.data_cls or TensorDict).__name__}, got {type(value).__name__}"
         missing = [
             name for name, spec in self._specs.items() if spec is not None and name not in value.keys()
         ]
@@ -202,7 +289,8 @@ class Composite(SpecMapping):
         """Compare by content, whatever the order of the keys."""
         if not isinstance(other, Composite):
             return NotImplemented
-        return (self.shape, self.device) == (other.shape, other.device) and self._specs == other._specs
+        own = (self._shape, self.device, self.data_cls)
+        return own == (other._shape, other.device, other.data_cls) and self._specs == other._specs
 
     def __repr__(self) -> str:
         """Return the entries, one in a line."""

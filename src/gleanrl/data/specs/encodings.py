@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,21 @@ import torch
 from torch import Tensor
 
 from gleanrl.data.specs.choices import ChoiceSpace, checked_mask, require_choice
-from gleanrl.data.specs.geometry import as_size
+from gleanrl.data.specs.geometry import as_size, concrete
 from gleanrl.data.specs.leaf import LeafSpec
 from gleanrl.data.specs.rounding import integer_limits, nearest_integer, ordered
-from gleanrl.errors import InvalidArgumentError
+from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
 
 class ChoiceSpec(LeafSpec):
     """What the encodings share: the mask, and the way from one to the other."""
 
     space: ChoiceSpace
+
+    @property
+    def _known(self) -> ChoiceSpace:
+        """The space that says how many choices there are."""
+        return self.space
 
     @property
     def mask(self) -> Tensor | None:
@@ -42,8 +48,8 @@ class ChoiceSpec(LeafSpec):
             UnsupportedError: if the numbers of choices differ within the batch.
         """
         if mask is not None:
-            mask = checked_mask(mask, (*self.batch_shape, sum(self.space.parts)), self.device)
-        space = ChoiceSpace(self.space.n, mask)
+            mask = checked_mask(mask, (*concrete(self.batch_shape), sum(self.space.parts)), self.device)
+        space = replace(self.space, mask=mask)
         if space.by_index is not None:
             require_choice(space.by_index)
         self.space = space
@@ -57,28 +63,32 @@ class ChoiceSpec(LeafSpec):
         """Return a value as one-hot vectors."""
 
     @abstractmethod
+    def _of_index(self, index: Tensor) -> Tensor:
+        """Return indices as a new value."""
+
+    @abstractmethod
     def _other_encoding(self) -> Any:
         """Return the spec of the same choices in the other encoding, with the same mask."""
 
-    def to_categorical(self, value: Tensor, safe: bool | None = None) -> Tensor:
+    def to_categorical(self, val: Tensor, safe: bool | None = None) -> Tensor:
         """Return the choices as integers, `(*lead, *batch_shape)`; several with a last dimension of their own.
 
         Args:
-            value: `(*lead, *shape)`; integers are returned as they are.
+            val: `(*lead, *shape)`; integers are returned as they are.
             safe: False skips the check of the domain.
 
         Raises:
             SpecError: if a choice is outside the domain.
         """
         if safe is not False:
-            self._require("to_categorical", value)
-        return self._index(value)
+            self._require("to_categorical", val)
+        return self._index(val)
 
-    def to_one_hot(self, value: Tensor, safe: bool | None = None) -> Tensor:
+    def to_one_hot(self, val: Tensor, safe: bool | None = None) -> Tensor:
         """Return the choices as one-hot vectors, `(*lead, *batch_shape, n)`; several in a row.
 
         Args:
-            value: `(*lead, *shape)`; one-hot vectors are returned as they are.
+            val: `(*lead, *shape)`; one-hot vectors are returned as they are.
             safe: False skips the check of the domain.
 
         Raises:
@@ -86,8 +96,8 @@ class ChoiceSpec(LeafSpec):
             UnsupportedError: if the numbers of choices differ within the batch.
         """
         if safe is not False:
-            self._require("to_one_hot", value)
-        return self._rows(value)
+            self._require("to_one_hot", val)
+        return self._rows(val)
 
     def to_categorical_spec(self) -> Any:
         """Return the spec of `to_categorical`'s results, with the same mask."""
@@ -97,9 +107,35 @@ class ChoiceSpec(LeafSpec):
         """Return the spec of `to_one_hot`'s results, with the same mask."""
         return self if isinstance(self, OneHotSpec) else self._other_encoding()
 
+    def index(self, index: Tensor | int, tensor_to_index: Tensor) -> Tensor:
+        """Return the elements of a tensor that choices stand for, whatever their encoding.
+
+        Args:
+            index: choices, `(*lead, *shape)`.
+            tensor_to_index: `(*any, n)`.
+
+        Returns:
+            `(*any)` for one choice, `(*any, k)` for the k choices in the last dimension of `to_categorical(index)`.
+        """
+        chosen = self.to_categorical(torch.as_tensor(index)).to(tensor_to_index.device, torch.int64)
+        lead = tensor_to_index.shape[:-1]
+        if chosen.ndim == 0:
+            return tensor_to_index.gather(-1, chosen.expand(*lead, 1)).squeeze(-1)
+        return tensor_to_index.gather(-1, chosen.expand(*lead, chosen.shape[-1]))
+
     def cardinality(self) -> int:
-        """Return the number of values in the domain."""
-        return self.space.count(self.batch_shape.numel())
+        """Return the number of choices of one element, or of several side by side, whatever a mask forbids.
+
+        Where it differs within the batch, that of all elements.
+        """
+        return self._known.count()
+
+    def enumerate(self, use_mask: bool = False) -> Tensor:
+        """Return the choices, `(count, *shape)`; see `TensorSpec.enumerate`."""
+        index = self._known.all(use_mask, self.device)
+        batch, dims = concrete(self.batch_shape), self.space.index_dims
+        index = index.reshape(-1, *(1 for _ in batch), *dims).expand(-1, *batch, *dims)
+        return self._of_index(index)
 
 
 class IntegerSpec(ChoiceSpec):
@@ -108,24 +144,29 @@ class IntegerSpec(ChoiceSpec):
     def _check_dtype(self, dtype: torch.dtype) -> None:
         n = self.space.n
         most = n if isinstance(n, int) else max(n.flatten().tolist(), default=1)
-        if most - 1 > integer_limits(dtype)[1]:
+        if not dtype.is_floating_point and most - 1 > integer_limits(dtype)[1]:
             raise InvalidArgumentError(f"dtype: {most} choices don't fit in {dtype}")
 
     def _index(self, value: Tensor) -> Tensor:
         return value
 
     def _rows(self, value: Tensor) -> Tensor:
-        return self.space.one_hot(value, torch.bool)
+        return self._known.one_hot(value, torch.bool)
+
+    def _of_index(self, index: Tensor) -> Tensor:
+        return index.to(self.dtype, copy=True)
 
     def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
-        return self.space.draw(shape, generator, self.dtype, self.device)
+        return self._known.draw(shape, generator, self.dtype, self.device)
 
     def _outside(self, value: Tensor) -> Tensor:
         outside = self.space.outside(ordered(value))
+        if value.dtype.is_floating_point:
+            outside |= value != value.round()
         return outside.any(-1) if self.event_ndim else outside
 
     def _nearest(self, value: Tensor) -> Tensor:
-        high = torch.as_tensor(self.space.n, device=value.device) - 1
+        high = torch.as_tensor(self.space.limit(value.device), device=value.device) - 1
         index = nearest_integer(value, torch.zeros_like(high), high, torch.int64)
         return self.space.nearest(index).to(self.dtype)
 
@@ -147,6 +188,9 @@ class OneHotSpec(ChoiceSpec):
     def _rows(self, value: Tensor) -> Tensor:
         return value
 
+    def _of_index(self, index: Tensor) -> Tensor:
+        return self.space.one_hot(index, self.dtype)
+
     def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
         index = self.space.draw((*shape[:-1], *self.space.index_dims), generator, torch.int64, self.device)
         return self.space.one_hot(index, self.dtype)
@@ -167,9 +211,9 @@ class OneHotSpec(ChoiceSpec):
         # Where all are -inf (forbidden or given) the peak may be a forbidden choice, hence `nearest`
         return self.space.one_hot(self.space.nearest(self.space.peaks(ranked)), self.dtype)
 
-    def _encoded(self, value: Any) -> Tensor:
+    def _encoded(self, value: Any, device: torch.device | None) -> Tensor:
         shape = torch.Size((*self.batch_shape, *self.space.index_dims))
-        return self.space.one_hot(self._indices(value, shape, self.space.outside), self.dtype)
+        return self.space.one_hot(self._indices(value, shape, device, self.space.outside), self.dtype)
 
     def _decoded(self, value: Tensor) -> np.ndarray:
         return self._index(value).numpy()
@@ -200,3 +244,15 @@ def require_ones(dtype: torch.dtype) -> None:
     """
     if not dtype.is_floating_point:
         integer_limits(dtype)
+
+
+def refuse_register(use_register: bool) -> None:
+    """Check that values aren't to be numbered in the order in which they come.
+
+    Raises:
+        UnsupportedError: if they are.
+    """
+    if use_register:
+        raise UnsupportedError(
+            "use_register: one-hot specs take integers from 0; number other values yourself"
+        )

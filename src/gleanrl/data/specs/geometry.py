@@ -4,6 +4,8 @@ A spec's shape has two parts: the batch dimensions, and behind them the dimensio
 columns of a one-hot vector, say). An operation acts on the batch dimensions only. It is expressed as one
 function that maps any tensor with those leading dimensions to its new form; each kind of spec applies that
 function to its own parameters (bounds, masks, members).
+
+A dimension of size -1 is *dynamic*: any size fits. Values that a spec makes have size 1 there, and so have parameters.
 """
 
 from __future__ import annotations
@@ -28,38 +30,63 @@ def as_size(args: Sequence[Any]) -> torch.Size:
 
     Raises:
         InvalidTypeError: if an entry is no integer.
+        InvalidArgumentError: if an entry is below -1.
     """
     if len(args) == 1 and not isinstance(args[0], (int, np.integer)):
         args = args[0]
     try:
-        return torch.Size(args)
+        size = torch.Size(args)
     except TypeError as error:
         raise InvalidTypeError(f"shape: expected integers, got {args!r}") from error
+    if size and min(size) < -1:
+        raise InvalidArgumentError(f"shape: expected sizes of at least 0, or -1 for any, got {tuple(size)}")
+    return size
 
 
-_OPEN = 1_000_003
-"""Stands for an open size while the effect of an operation is worked out: no dimension has as many by chance."""
+# Stands for -1 while an operation is worked out: a prime, whose multiples are dynamic dimensions merged with others
+_ANY = 1_000_003
 
 
 def blank(shape: Sequence[int]) -> Tensor:
     """Return a tensor of `shape` that holds one number only, for working out the effect of an operation."""
-    return torch.zeros(()).expand([_OPEN if size == -1 else size for size in shape])
+    return torch.zeros(()).expand([_ANY if size == -1 else size for size in shape])
 
 
-def shape_after(transform: Transform, shape: Sequence[int]) -> torch.Size:
-    """Return what becomes of a shape; sizes of -1, which differ from value to value, stay."""
-    return torch.Size([-1 if size == _OPEN else size for size in transform(blank(shape)).shape])
+def outcome(tensor: Tensor) -> torch.Size:
+    """Return the shape that an operation has made of that of `blank`."""
+    return torch.Size([-1 if size and size % _ANY == 0 else size for size in tensor.shape])
 
 
-def closed(shape: Sequence[int]) -> torch.Size:
-    """Return `shape` with 1 in place of every -1: that of the parameters, and of values that are made up."""
+def concrete(shape: Sequence[int]) -> torch.Size:
+    """Return a shape with size 1 in dynamic dimensions."""
+    if -1 not in shape:
+        return torch.Size(shape)
     return torch.Size([1 if size == -1 else size for size in shape])
 
 
-def ends_with(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Return whether the last sizes of `shape` are those `wanted`, of which -1 stands for any."""
-    last = shape[len(shape) - len(wanted) :] if len(shape) >= len(wanted) else shape
-    return len(last) == len(wanted) and all(b in (-1, a) for a, b in zip(last, wanted, strict=True))
+def fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
+    """Return whether a value of `shape` has the `expected` trailing dimensions, of which -1 fits any size."""
+    tail = tuple(shape[max(len(shape) - len(expected), 0) :])
+    return tail == tuple(expected) or (
+        -1 in expected
+        and len(tail) == len(expected)
+        and all(want in (-1, size) for size, want in zip(tail, expected, strict=True))
+    )
+
+
+def on_parameters(transform: Transform, batch: torch.Size) -> Transform:
+    """Return a shape operation on batch dimensions as one on parameters, of size 1 in dynamic dimensions."""
+    if -1 not in batch:
+        return transform
+
+    def transformed(parameter: Tensor) -> Tensor:
+        own = parameter.shape[len(batch) :]
+        made = transform(parameter.expand([*blank(batch).shape, *own]))
+        for axis, size in enumerate(outcome(made)):
+            made = made.narrow(axis, 0, 1) if size == -1 else made
+        return made
+
+    return transformed
 
 
 def _as_index(item: Any) -> Any:
@@ -119,7 +146,7 @@ class Geometry(ABC):
 
     def numel(self) -> int:
         """Return the number of elements of one value."""
-        return self.shape.numel()
+        return concrete(self.shape).numel()
 
     def expand(self, *shape: Any) -> Self:
         """Return the spec expanded to `shape`, as `torch.Tensor.expand`; new dimensions come first.
@@ -178,6 +205,8 @@ class Geometry(ABC):
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
         """Return the specs along dimension `dim`, one for each position."""
         axis = self._dim("unbind", dim)
+        if self.shape[axis] == -1:
+            raise InvalidArgumentError(f"unbind: dimension {axis} of {self!r} has no fixed size")
         return tuple(self._select(axis, i) for i in range(self.shape[axis]))
 
     def _select(self, axis: int, position: int) -> Self:

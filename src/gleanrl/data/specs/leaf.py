@@ -13,8 +13,17 @@ from torch import Tensor
 from typing_extensions import Self
 
 from gleanrl.data.specs.base import DeviceLike, TensorSpec, make_device
-from gleanrl.data.specs.geometry import Transform, Unbindable, as_size, closed, ends_with, shape_after
-from gleanrl.data.specs.spaces import Space
+from gleanrl.data.specs.geometry import (
+    Transform,
+    Unbindable,
+    as_size,
+    blank,
+    concrete,
+    fits,
+    on_parameters,
+    outcome,
+)
+from gleanrl.data.specs.spaces import Box
 from gleanrl.errors import InvalidTypeError, SchemaError, SpecError
 
 
@@ -65,17 +74,20 @@ class LeafSpec(Unbindable, TensorSpec):
         space: the numbers of the domain.
     """
 
-    space: Space
+    space: Box
     dtype: torch.dtype
+    device: torch.device
+    domain = "discrete"
     # The last dimensions that together encode one value
     event_ndim: ClassVar[int] = 0
     # Whether `encode` and `to_numpy` check the domain unless told otherwise
     strict: ClassVar[bool] = True
 
     def __init__(
-        self, shape: Sequence[int] | int, space: Space, device: DeviceLike | None, dtype: torch.dtype
+        self, shape: Sequence[int] | int, space: Box, device: DeviceLike | None, dtype: torch.dtype
     ) -> None:
-        self.shape, self.space, self.device, self.dtype = as_size((shape,)), space, make_device(device), dtype
+        self.shape, self.space, self.dtype = as_size((shape,)), space, dtype
+        self.device = make_device(device) or torch.get_default_device()
         self._check_dtype(dtype)
 
     @abstractmethod
@@ -106,11 +118,11 @@ class LeafSpec(Unbindable, TensorSpec):
         return len(self.shape) - self.event_ndim
 
     def _rand(self, lead: torch.Size, generator: torch.Generator | None) -> Tensor:
-        return self._draw(lead + closed(self.shape), generator)
+        return self._draw(lead + concrete(self.shape), generator)
 
     def _filled(self, lead: torch.Size, number: int) -> Tensor:
         make = torch.ones if number else torch.zeros
-        return make((*lead, *closed(self.shape)), dtype=self.dtype, device=self.device)
+        return make((*lead, *concrete(self.shape)), dtype=self.dtype, device=self.device)
 
     def _projected(self, value: Tensor) -> Tensor:
         if value.dtype.is_floating_point and bool((nan := value.isnan()).any()):
@@ -119,27 +131,31 @@ class LeafSpec(Unbindable, TensorSpec):
             )
         return self._nearest(value)
 
-    def encode(self, value: Any) -> Tensor:
+    def encode(self, val: Any, *, ignore_device: bool = False) -> Tensor:
         """Return what an environment gave (numpy, a number, a list, a tensor) as a new tensor of this spec.
 
         One-hot specs take the integers of the choices. Dimensions may stand before the spec's own. A missing
         last dimension of size one is added, so that a reward of `1.0` fits shape `(1,)`. Discrete specs
         check the domain, continuous ones don't: environments leave their own bounds.
 
+        Args:
+            val: what the environment gave.
+            ignore_device: leave the result where the input was, to be moved with others.
+
         Raises:
             InvalidTypeError: if the value isn't made of numbers.
             SchemaError: if the shape doesn't fit.
             SpecError: if the dtype can't hold a number exactly, or a discrete value is outside the domain.
         """
-        return self._encoded(value)
+        return self._encoded(val, None if ignore_device else self.device)
 
-    def to_numpy(self, value: Tensor, safe: bool | None = None) -> np.ndarray:
+    def to_numpy(self, val: Tensor, safe: bool | None = None) -> np.ndarray:
         """Return a tensor as an array that shares its memory, one-hot vectors as the integers of their choices."""
         if safe or (safe is None and self.strict):
-            self._require("to_numpy", value)
-        elif (misfit := self._misfit(value)) is not None:
+            self._require("to_numpy", val)
+        elif (misfit := self._misfit(val)) is not None:
             raise SchemaError(f"to_numpy: {misfit}")
-        return self._decoded(value.detach().cpu())
+        return self._decoded(val.detach().cpu())
 
     def type_check(self, value: Any, key: Any = None) -> None:
         """Check the dtype of a tensor and nothing else; see `TensorSpec.type_check`."""
@@ -153,7 +169,7 @@ class LeafSpec(Unbindable, TensorSpec):
         if isinstance(dest, torch.dtype):
             return self if dest == self.dtype else self._with_dtype(dest)
         device = make_device(dest)
-        if device == self.device:
+        if device in (None, self.device):
             return self
         return self._replaced(device=device, space=self.space.map(lambda t: t.to(device)))
 
@@ -175,7 +191,7 @@ class LeafSpec(Unbindable, TensorSpec):
         """Return the class and what describes the domain."""
         words = [w for w in (self._describe(), f"shape={tuple(self.shape)}") if w]
         words.append(f"dtype={str(self.dtype).removeprefix('torch.')}")
-        if self.device is not None:
+        if self.device.type != "cpu":
             words.append(f"device={str(self.device)!r}")
         return f"{type(self).__name__}({', '.join(words)})"
 
@@ -183,16 +199,22 @@ class LeafSpec(Unbindable, TensorSpec):
         """Return the domain's part of the repr."""
         return ""
 
-    def _encoded(self, value: Any) -> Tensor:
+    def _encoded(self, value: Any, device: torch.device | None) -> Tensor:
         """Return what an environment gave as a new, checked tensor of this spec."""
-        encoded = self._fit("encode", fresh_tensor(value, self.dtype, self.device), self.shape)
+        encoded = self._fit("encode", fresh_tensor(value, self.dtype, device), self.shape)
         if self.strict:
             self._require("encode", encoded)
         return encoded
 
-    def _indices(self, value: Any, shape: torch.Size, outside: Callable[[Tensor], Tensor]) -> Tensor:
+    def _indices(
+        self,
+        value: Any,
+        shape: torch.Size,
+        device: torch.device | None,
+        outside: Callable[[Tensor], Tensor],
+    ) -> Tensor:
         """Return integers that an environment gave as int64 `(*lead, *shape)`, after checking them."""
-        index = self._fit("encode", fresh_tensor(value, torch.int64, self.device), shape)
+        index = self._fit("encode", fresh_tensor(value, torch.int64, device), shape)
         offending = outside(index)
         if bool(offending.any()):
             raise SpecError(f"encode: expected choices of {self!r}, {first_offender(offending, index)}")
@@ -220,13 +242,14 @@ class LeafSpec(Unbindable, TensorSpec):
         return self._replaced(shape=torch.Size(sizes), space=self.space.map(lambda t: t.narrow(dim, 0, 1)))
 
     def _reshaped(self, transform: Transform) -> Self:
-        batch = shape_after(transform, self.batch_shape)
-        return self._replaced(shape=batch + self.shape[self.batch_ndim :], space=self.space.map(transform))
+        batch = outcome(transform(blank(self.batch_shape)))
+        space = self.space.map(on_parameters(transform, self.batch_shape))
+        return self._replaced(shape=batch + self.shape[self.batch_ndim :], space=space)
 
     def _misfit(self, value: Any) -> str | None:
         if not isinstance(value, Tensor):
             return f"expected {self!r}, got {type(value).__name__}"
-        if not ends_with(value.shape, self.shape):
+        if not fits(value.shape, self.shape):
             return f"expected {self!r}, got shape {tuple(value.shape)}"
         return None
 
@@ -250,7 +273,7 @@ class LeafSpec(Unbindable, TensorSpec):
         """Return `value`, perhaps with a last dimension of size one added, if it ends with `shape`."""
         if shape and shape[-1] == 1 and value.shape == shape[:-1]:
             value = value.unsqueeze(-1)
-        if not ends_with(value.shape, shape):
+        if not fits(value.shape, shape):
             raise SchemaError(
                 f"{name}: expected shape (..., {', '.join(map(str, shape))}) for {self!r}, "
                 f"got {tuple(value.shape)}"

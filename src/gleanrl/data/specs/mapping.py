@@ -1,19 +1,22 @@
-"""The mapping side of composite specs: nested keys, views of the entries, locks."""
+"""The mapping side of composite specs: nested keys and views of the entries."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any
 
-from tensordict import unravel_key
+import torch
+from tensordict import is_tensor_collection, unravel_key
 from typing_extensions import Self
 
 from gleanrl.data.specs.base import TensorSpec
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, UnsupportedError
+from gleanrl.data.specs.locks import Lockable
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError
 
 Key = str | tuple[str, ...]
 Entry = TensorSpec | None
+LeafTest = Callable[[type], bool]
 _ABSENT: Any = object()
 _MISSING: Any = object()
 
@@ -35,12 +38,23 @@ def is_key(index: Any) -> bool:
     return isinstance(index, str) or (isinstance(index, tuple) and bool(index) and all(map(is_key, index)))
 
 
-class SpecMapping(TensorSpec):
+def projected(spec: TensorSpec, value: Any) -> Any:
+    """Return what `spec.project` makes of a part of a value; the part itself stays as it is."""
+    return spec.project(value.copy() if isinstance(spec, SpecMapping) else value)
+
+
+class SpecMapping(Lockable, TensorSpec):
     """A spec whose entries are specs under names; a tuple of names leads into nested ones."""
 
     dtype = None
-    _locked = False
-    _locked_from_above = False
+    domain = "composite"
+    data_cls: Any = None
+    step_mdp_static = False
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The batch size of the values: the shape."""
+        return self.shape
 
     @abstractmethod
     def _entries(self) -> dict[str, Entry]:
@@ -58,34 +72,48 @@ class SpecMapping(TensorSpec):
     def empty(self) -> SpecMapping:
         """Return a spec of the same shape and device without entries, unlocked."""
 
-    @abstractmethod
-    def _nested(self) -> Iterable[SpecMapping]:
-        """Return the composites that are locked and unlocked together with this one."""
+    def _with_shape(self, shape: torch.Size) -> SpecMapping:
+        """Return a copy with more dimensions, where those of the entries allow it; otherwise the composite itself."""
+        return self
 
     @abstractmethod
     def _check_types(self, value: Any) -> None:
         """Check the dtypes of a TensorDict's entries."""
 
-    def type_check(self, value: Any, key: Any = None) -> None:
+    def type_check(self, value: Any, selected_keys: Any = None) -> None:
         """Check the dtypes of the entries and nothing else; entries that are missing are not checked.
 
         Args:
-            value: a TensorDict, or the value under `key`.
-            key: None, or the key of the entry that `value` is to be checked against.
+            value: a TensorDict, or the value under one key.
+            selected_keys: the key or the sequence of keys to check; None: all. For the value of one entry its key.
 
         Raises:
             InvalidTypeError: if a dtype isn't that of the spec.
         """
-        if key is None:
+        if selected_keys is None:
             self._check_types(value)
+        elif is_tensor_collection(value):
+            keys = [selected_keys] if is_key(selected_keys) else selected_keys
+            self.select(*keys).type_check(value)
         else:
-            self.get(key).type_check(value, key)
+            self.get(selected_keys).type_check(value, selected_keys)
 
-    def set(self, key: Key, spec: Entry | Mapping[Any, Any]) -> Self:
-        """Set the spec under `key`; composites that are missing on the way to a nested key are made.
+    def project(self, val: Any) -> Any:
+        """Replace, in `val`, the entries that are outside by close ones in the domain; see `TensorSpec.project`.
+
+        Returns:
+            `val` itself. Where an entry can't be replaced, nothing changes.
+        """
+        near = super().project(val)
+        if near is not val:
+            val.update(near)
+        return val
+
+    def set(self, name: Key, spec: Entry | Mapping[Any, Any]) -> Self:
+        """Set the spec under a key; composites that are missing on the way to a nested key are made.
 
         Args:
-            key: a name or a tuple of names.
+            name: the key: a name or a tuple of names.
             spec: a spec, a mapping (it becomes a composite), or None (the values stay unspecified).
 
         Returns:
@@ -96,32 +124,32 @@ class SpecMapping(TensorSpec):
             InvalidTypeError: if it isn't a spec, a mapping or None, or a name on the way belongs to a leaf.
             UnsupportedError: if the composite is locked.
         """
-        name, *rest = as_path(key)
-        self._require_unlocked(key)
+        first, *rest = as_path(name)
+        self._require_unlocked(name)
         if not rest:
-            self._assign(name, self._admitted(name, spec))
+            self._assign(first, self._admitted(first, spec))
             return self
-        child = self._entries().get(name)
+        child = self._entries().get(first)
         if child is not None and not isinstance(child, SpecMapping):
-            raise InvalidTypeError(f"set: key {key!r}: {name!r} is a leaf, {child!r}")
+            raise InvalidTypeError(f"set: key {name!r}: {first!r} is a leaf, {child!r}")
         branch = self.empty() if child is None else child
         branch.set(tuple(rest), spec)
-        self._assign(name, branch)
+        self._assign(first, branch)
         return self
 
-    def get(self, key: Key, default: Any = _ABSENT) -> Any:
-        """Return the spec under `key`.
+    def get(self, item: Key, default: Any = _ABSENT) -> Any:
+        """Return the spec under the key `item`.
 
         Raises:
             MissingKeyError: if there is none and no default is given.
         """
         node: Any = self
-        for name in as_path(key):
+        for name in as_path(item):
             entries = node._entries() if isinstance(node, SpecMapping) else {}
             if name not in entries:
                 if default is not _ABSENT:
                     return default
-                raise MissingKeyError(f"get: no key {key!r}; the keys are {list(self.keys(True, True))}")
+                raise MissingKeyError(f"get: no key {item!r}; the keys are {list(self.keys(True, True))}")
             node = entries[name]
         return node
 
@@ -136,13 +164,26 @@ class SpecMapping(TensorSpec):
             del self[key]
         return spec
 
-    def update(self, other: Mapping[Any, Any] | SpecMapping) -> Self:
-        """Set the entries of `other`; mappings under the name of a composite are merged into it.
+    def separates(self, *keys: Key, default: Any = None) -> SpecMapping | None:
+        """Take the entries under `keys` out of the composite.
+
+        Args:
+            keys: what to take; keys that aren't there are left out.
+            default: if not None, the spec of what isn't there.
+
+        Returns:
+            a composite of the entries; None if there are none.
+        """
+        taken = {key: spec for key in keys if (spec := self.pop(key, default)) is not None}
+        return self.empty().update(taken) if taken else None
+
+    def update(self, dict_or_spec: Mapping[Any, Any] | SpecMapping) -> Self:
+        """Set the given entries; mappings under the name of a composite are merged into it.
 
         Returns:
             the composite itself.
         """
-        for key, spec in other.items():
+        for key, spec in dict_or_spec.items():
             mine = self.get(key, None)
             if isinstance(mine, SpecMapping) and isinstance(spec, (Mapping, SpecMapping)):
                 self._require_unlocked(key)
@@ -151,35 +192,60 @@ class SpecMapping(TensorSpec):
                 self.set(key, spec)
         return self
 
-    def _walk(self, include_nested: bool, leaves_only: bool) -> Iterator[tuple[Key, Entry]]:
+    def _walk(
+        self, nested: bool, leaves_only: bool, is_leaf: LeafTest | None, static: bool
+    ) -> Iterator[tuple[Key, Entry]]:
         for name, spec in self._entries().items():
-            nested = isinstance(spec, SpecMapping)
-            if not (nested and leaves_only):
+            inner = spec if isinstance(spec, SpecMapping) and not (static and spec.step_mdp_static) else None
+            if inner is None or not leaves_only or (is_leaf is not None and is_leaf(type(spec))):
                 yield name, spec
-            if include_nested and isinstance(spec, SpecMapping):
-                for path, leaf in spec._walk(True, leaves_only):
+            if nested and inner is not None:
+                for path, leaf in inner._walk(True, leaves_only, is_leaf, static):
                     yield (name, *as_path(path)), leaf
 
-    def keys(self, include_nested: bool = False, leaves_only: bool = False) -> KeysView[Key]:
+    def keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        *,
+        is_leaf: LeafTest | None = None,
+        step_mdp_static_only: bool = False,
+    ) -> KeysView[Key]:
         """Return the keys, in the order of insertion; they don't follow later changes.
 
         Args:
             include_nested: also those of nested composites, as tuples.
             leaves_only: without the composites themselves.
+            is_leaf: tells of a class of composites whether they count as leaves, too.
+            step_mdp_static_only: take composites made with `step_mdp_static` as leaves, without what is in them.
         """
-        return dict(self._walk(include_nested, leaves_only)).keys()
+        return dict(self._walk(include_nested, leaves_only, is_leaf, step_mdp_static_only)).keys()
 
-    def values(self, include_nested: bool = False, leaves_only: bool = False) -> ValuesView[Any]:
+    def values(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        *,
+        is_leaf: LeafTest | None = None,
+        step_mdp_static_only: bool = False,
+    ) -> ValuesView[Any]:
         """Return the specs; the arguments are those of `keys`."""
-        return dict(self._walk(include_nested, leaves_only)).values()
+        return dict(self._walk(include_nested, leaves_only, is_leaf, step_mdp_static_only)).values()
 
-    def items(self, include_nested: bool = False, leaves_only: bool = False) -> ItemsView[Key, Any]:
+    def items(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        *,
+        is_leaf: LeafTest | None = None,
+        step_mdp_static_only: bool = False,
+    ) -> ItemsView[Key, Any]:
         """Return keys and specs; the arguments are those of `keys`."""
-        return dict(self._walk(include_nested, leaves_only)).items()
+        return dict(self._walk(include_nested, leaves_only, is_leaf, step_mdp_static_only)).items()
 
-    def is_empty(self) -> bool:
-        """Return whether there is no leaf, at any depth."""
-        return not self.keys(True, True)
+    def is_empty(self, recurse: bool = False) -> bool:
+        """Return whether there is no entry, or with `recurse` no leaf at any depth."""
+        return not (self.keys(True, True) if recurse else self._entries())
 
     def select(self, *keys: Key, strict: bool = True) -> SpecMapping:
         """Return a composite with the entries under `keys` only; it shares the leaves.
@@ -205,45 +271,6 @@ class SpecMapping(TensorSpec):
             new._assign(name, spec.exclude(*below) if isinstance(spec, SpecMapping) else spec)
         return new
 
-    @property
-    def is_locked(self) -> bool:
-        """Whether entries can't be set or removed."""
-        return self._locked
-
-    def lock_(self) -> Self:
-        """Forbid setting and removing entries, here and in nested composites.
-
-        Returns:
-            the composite itself.
-        """
-        self._set_lock(True, False)
-        return self
-
-    def unlock_(self) -> Self:
-        """Allow setting and removing entries again, here and in nested composites.
-
-        Returns:
-            the composite itself.
-
-        Raises:
-            UnsupportedError: if the lock is that of a composite around this one.
-        """
-        if self._locked_from_above:
-            raise UnsupportedError(
-                "unlock_: this composite was locked with the one it is part of; unlock that one"
-            )
-        self._set_lock(False, False)
-        return self
-
-    def _set_lock(self, locked: bool, from_above: bool) -> None:
-        self._locked, self._locked_from_above = locked, locked and from_above
-        for spec in self._nested():
-            spec._set_lock(locked, True)
-
-    def _require_unlocked(self, key: Key) -> None:
-        if self._locked:
-            raise UnsupportedError(f"key {key!r}: can't change a locked composite; call unlock_() first")
-
     def _admitted(self, name: str, spec: Any) -> Entry:
         """Return `spec` as an entry of this composite, after checking that it can be one."""
         if spec is None:
@@ -252,7 +279,10 @@ class SpecMapping(TensorSpec):
             if not isinstance(spec, Mapping):
                 raise InvalidTypeError(f"set: key {name!r}: expected a spec, a mapping or None, got {spec!r}")
             spec = self.empty().update(spec)
-        if spec.batch_shape[: self.ndim] != self.shape:
+        if isinstance(spec, SpecMapping) and spec.ndim < self.ndim:
+            # Its leaves may have the dimensions that it hasn't
+            spec = spec._with_shape(self.shape)
+        if spec.shape[: self.ndim] != self.shape:
             raise InvalidArgumentError(
                 f"set: key {name!r}: expected a shape that starts with {tuple(self.shape)}, got {spec!r}"
             )
@@ -295,3 +325,7 @@ class SpecMapping(TensorSpec):
     def __len__(self) -> int:
         """Return the number of keys, without nested ones."""
         return len(self._entries())
+
+    def __bool__(self) -> bool:
+        """Return whether there is an entry."""
+        return bool(self._entries())

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from gleanrl.data.specs.base import DeviceLike, make_device
-from gleanrl.data.specs.choices import ChoiceSpace
-from gleanrl.data.specs.encodings import ChoiceSpec, IntegerSpec, OneHotSpec, ending_with
+from gleanrl.data.specs.categorical import Categorical, OneHot
+from gleanrl.data.specs.choices import BoxList
+from gleanrl.data.specs.encodings import ChoiceSpec, IntegerSpec, OneHotSpec, ending_with, refuse_register
+from gleanrl.data.specs.geometry import concrete
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
 
@@ -20,7 +22,7 @@ def checked_counts(nvec: Any) -> Tensor:
 
     Raises:
         InvalidTypeError: if it isn't made of integers.
-        InvalidArgumentError: if it is a single number, empty, or has a count below 1.
+        InvalidArgumentError: if it is empty or has a count below 1.
     """
     try:
         counts = torch.as_tensor(nvec)
@@ -28,18 +30,15 @@ def checked_counts(nvec: Any) -> Tensor:
         raise InvalidTypeError(f"nvec: expected integers, got {nvec!r}") from error
     if counts.numel() and (counts.dtype.is_floating_point or counts.dtype == torch.bool):
         raise InvalidTypeError(f"nvec: expected integers, got {nvec!r}")
-    if counts.ndim == 0 or counts.numel() == 0 or bool((counts < 1).any()):
+    if counts.ndim == 0:
+        counts = counts.unsqueeze(0)
+    if counts.numel() == 0 or bool((counts < 1).any()):
         raise InvalidArgumentError(f"nvec: expected a sequence of counts of at least 1, got {nvec!r}")
     return counts.to(torch.int64, copy=True)
 
 
 class _SeveralChoices(ChoiceSpec):
     event_ndim = 1
-
-    @property
-    def nvec(self) -> Tensor:
-        """The number of choices of each column, `(k,)` int64; with batch dimensions if they differ there."""
-        return torch.as_tensor(self.space.n if self.space.common is None else self.space.common)
 
     def _describe(self) -> str:
         counts = "varying" if self.space.common is None else list(self.space.common)
@@ -54,11 +53,12 @@ class MultiCategorical(_SeveralChoices, IntegerSpec):
         torch.Size([4, 2])
 
     Args:
-        nvec: the counts; more than one dimension if they differ within the batch.
+        nvec: the counts; more than one dimension if they differ within the batch. A number is one count.
         shape: of one value, ending with the k of `nvec`; None: the shape of `nvec`.
         device: where values are drawn; None: torch's default device.
-        dtype: integer or boolean; it must hold the largest choice.
+        dtype: any real dtype that holds the largest choice.
         mask: bool, expands to `(*batch_shape, sum(nvec))`: which choices are allowed; None: all.
+        remove_singleton: without effect: values of a single choice have its dimension, as `shape` says.
 
     Raises:
         InvalidArgumentError: if a count isn't positive or doesn't fit the dtype, or the shape or mask
@@ -67,22 +67,28 @@ class MultiCategorical(_SeveralChoices, IntegerSpec):
 
     def __init__(
         self,
-        nvec: Sequence[Any] | Tensor | np.ndarray,
+        nvec: Sequence[Any] | Tensor | np.ndarray | int,
         shape: Sequence[int] | int | None = None,
         device: DeviceLike | None = None,
         dtype: torch.dtype = torch.int64,
         mask: Tensor | None = None,
+        remove_singleton: bool = True,
     ) -> None:
         counts = checked_counts(nvec).to(make_device(device))
         size = ending_with("MultiCategorical", counts.shape[-1], counts.shape if shape is None else shape)
         try:
-            space = ChoiceSpace(counts.expand(size))
+            space = BoxList(counts.expand(concrete(size)))
         except RuntimeError as error:
             raise InvalidArgumentError(
                 f"nvec: expected counts that expand to {tuple(size)}, got shape {tuple(counts.shape)}"
             ) from error
         super().__init__(size, space, device, dtype)
         self.update_mask(mask)
+
+    @property
+    def nvec(self) -> Tensor:
+        """The number of choices of each column, `(k,)` int64; with batch dimensions if they differ there."""
+        return torch.as_tensor(self.space.n if self.space.common is None else self.space.common)
 
     def _other_encoding(self) -> MultiOneHot:
         parts = self.space.parts
@@ -104,6 +110,7 @@ class MultiOneHot(_SeveralChoices, OneHotSpec):
         shape: of one value, ending with their sum; None: `(sum(nvec),)`.
         device: where values are drawn; None: torch's default device.
         dtype: any real dtype.
+        use_register: must be False: choices are integers, never other values in the order of their coming.
         mask: bool, expands to `shape`: which choices are allowed; None: all.
 
     Raises:
@@ -116,15 +123,27 @@ class MultiOneHot(_SeveralChoices, OneHotSpec):
         shape: Sequence[int] | int | None = None,
         device: DeviceLike | None = None,
         dtype: torch.dtype = torch.bool,
+        use_register: bool = False,
         mask: Tensor | None = None,
     ) -> None:
+        refuse_register(use_register)
         counts = checked_counts(nvec).to(make_device(device))
         if counts.ndim != 1:
             raise InvalidArgumentError(f"nvec: expected one dimension, got shape {tuple(counts.shape)}")
         size = ending_with("MultiOneHot", int(counts.sum()), shape)
-        super().__init__(size, ChoiceSpace(counts.expand((*size[:-1], len(counts)))), device, dtype)
+        super().__init__(size, BoxList(counts.expand((*concrete(size[:-1]), len(counts)))), device, dtype)
         self.update_mask(mask)
+
+    @property
+    def nvec(self) -> list[int]:
+        """The lengths of the parts."""
+        return list(self.space.parts)
 
     def _other_encoding(self) -> MultiCategorical:
         shape = (*self.batch_shape, *self.space.index_dims)
         return MultiCategorical(self.nvec, shape, self.device, mask=self.mask)
+
+
+# As other releases have it: programs ask for the kind of encoding
+Categorical.register(MultiCategorical)
+OneHot.register(MultiOneHot)

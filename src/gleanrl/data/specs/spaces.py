@@ -1,10 +1,9 @@
-"""`Space`: an immutable object that holds the numbers of a domain, its bounds, counts or masks."""
+"""`Box`: an object that holds the numbers of a domain, its bounds, counts or masks."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,22 +11,36 @@ from torch import Tensor
 from typing_extensions import Self
 
 
-@dataclass(frozen=True, eq=False)
-class Space:
-    """The numbers of a domain. Its tensors start with the batch dimensions of the spec they belong to."""
+class Box:
+    """The numbers of a domain, a dataclass. Its tensors start with the batch dimensions of the spec they belong to."""
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Return the space with `function` applied to each of its tensors."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return type(self)(**{k: function(v) if isinstance(v, Tensor) else v for k, v in fields.items()})
+        new = object.__new__(type(self))
+        for name in _names(self):
+            value = getattr(self, name)
+            object.__setattr__(new, name, function(value) if isinstance(value, Tensor) else value)
+        return new
+
+    def clone(self) -> Self:
+        """Return an equal space that shares nothing with this one."""
+        return self.map(torch.clone)
+
+    def to(self, device: torch.device | str | int) -> Self:
+        """Return the space on another device."""
+        return self.map(lambda t: t.to(device))
 
     def __eq__(self, other: object) -> bool:
         """Compare by content."""
         if type(self) is not type(other):
             return NotImplemented
-        return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in dataclasses.fields(self))
+        return all(_same(getattr(self, name), getattr(other, name)) for name in _names(self))
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _names(space: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(space)]
 
 
 def _same(a: Any, b: Any) -> bool:

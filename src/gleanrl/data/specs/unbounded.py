@@ -10,16 +10,16 @@ from torch import Tensor
 from typing_extensions import Self
 
 from gleanrl.data.specs.base import DeviceLike, make_device
-from gleanrl.data.specs.boxes import BoxSpace, BoxSpec
-from gleanrl.data.specs.geometry import as_size, closed
+from gleanrl.data.specs.boxes import BoxSpec, ContinuousBox
+from gleanrl.data.specs.geometry import as_size, concrete
 from gleanrl.data.specs.rounding import integer_limits, nearest_integer, ordered
 
 
 class Unbounded(BoxSpec):
     """Any element of the dtype, NaN and infinities included.
 
-    `Unbounded(...)` makes an `UnboundedContinuous` for floating-point dtypes and an `UnboundedDiscrete` for
-    integer and boolean ones.
+    `Unbounded(...)` makes an `UnboundedContinuous` for floating-point dtypes and an `UnboundedDiscrete` for the
+    others, unless `domain` says otherwise.
 
     `rand` is normal (mean 0, variance 1), for integers and booleans uniform over all that the dtype holds.
 
@@ -31,6 +31,7 @@ class Unbounded(BoxSpec):
         shape: of one value.
         device: where values are drawn; None: torch's default device.
         dtype: of the values; None: torch's default dtype (float32), int64 for `UnboundedDiscrete`.
+        domain: "continuous" or "discrete": which class it is, and its attribute `domain`. None: by the dtype.
     """
 
     def __init__(
@@ -38,17 +39,17 @@ class Unbounded(BoxSpec):
         shape: Sequence[int] | int = (1,),
         device: DeviceLike | None = None,
         dtype: torch.dtype | None = None,
+        domain: str | None = None,
     ) -> None:
-        dtype = dtype or (torch.int64 if self.floating is False else torch.get_default_dtype())
-        if type(self) is Unbounded:
-            self.__class__ = UnboundedContinuous if dtype.is_floating_point else UnboundedDiscrete
+        dtype = dtype or (torch.int64 if isinstance(self, UnboundedDiscrete) else torch.get_default_dtype())
         self._check_dtype(dtype)
         size, device = as_size((shape,)), make_device(device)
         ends = (-math.inf, math.inf) if dtype.is_floating_point else integer_limits(dtype)
         low, high = (
-            ordered(torch.full((), end, dtype=dtype, device=device)).expand(closed(size)) for end in ends
+            ordered(torch.full((), end, dtype=dtype, device=device)).expand(concrete(size)) for end in ends
         )
-        super().__init__(size, BoxSpace(low, high), device, dtype)
+        super().__init__(size, ContinuousBox(low, high), device, dtype)
+        self._set_domain(domain, UnboundedContinuous, UnboundedDiscrete)
 
     def _outside(self, value: Tensor) -> None:
         return None
@@ -73,12 +74,8 @@ class Unbounded(BoxSpec):
 
 
 class UnboundedContinuous(Unbounded):
-    """Any floating-point element; the arguments are those of `Unbounded`."""
-
-    floating = True
+    """Any element, of a continuous domain; the arguments are those of `Unbounded`."""
 
 
 class UnboundedDiscrete(Unbounded):
-    """Any integer or boolean element; the arguments are those of `Unbounded`."""
-
-    floating = False
+    """Any element, of a discrete domain; the arguments are those of `Unbounded`."""

@@ -166,6 +166,14 @@ class GymLikeEnv(EnvBase):
         return f"{type(self).__name__}(env={self._env}, batch_size={size}, device={self.device})"
 
     # --------------------------------------------------------------------- hooks
+    def fast_encoding(self, mode: bool = True) -> GymLikeEnv:
+        """Accept what other releases need for speed: here outputs are encoded the fast way always.
+
+        Returns:
+            the environment itself.
+        """
+        return self
+
     def read_action(self, action: Any) -> Any:
         """Return what the wrapped environment's `step` takes.
 

@@ -121,7 +121,11 @@ class RenameTransform(Transform):
         for key in gone:
             del out[key]
         for key in () if self.create_copy else (*self.in_keys, *self.in_keys_inv):
-            if key in out.keys(True) and isinstance(out[key], SpecMapping) and out[key].is_empty():
+            if (
+                key in out.keys(True)
+                and isinstance(out[key], SpecMapping)
+                and out[key].is_empty(recurse=True)
+            ):
                 del out[key]
         for key, leaf in leaves.items():
             out[key] = leaf.clone()

@@ -1,0 +1,163 @@
+"""A choice among specs or among values that aren't tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tensordict import NonTensorData
+from typing_extensions import Self
+
+from gleanrl.data.specs.base import DeviceLike, TensorSpec
+from gleanrl.data.specs.geometry import Transform, Unbindable
+from gleanrl.data.specs.non_tensor import NonTensor
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError
+
+
+class Constant(NonTensor):
+    """One value that isn't a tensor: the only one of its domain."""
+
+    def cardinality(self) -> int:
+        """Return one."""
+        return 1
+
+    def enumerate(self, use_mask: bool = False) -> list[Any]:
+        """Return the value, in a list."""
+        return [self.rand()]
+
+    def _fault(self, value: Any) -> str | None:
+        fault = super()._fault(value)
+        if fault is None and (held := self.to_numpy(value, safe=False)) != self.example_data:
+            fault = f"expected {self.example_data!r}, got {held!r}"
+        return fault
+
+    def __eq__(self, other: object) -> bool:
+        """Compare by content."""
+        return super().__eq__(other) is True and self.example_data == other.example_data  # type: ignore[attr-defined]
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """Return the value and the shape."""
+        return f"Constant({self.example_data!r}, shape={tuple(self.shape)})"
+
+
+class Choice(Unbindable, TensorSpec):
+    """What is in one of several domains of one kind, shape, dtype and device.
+
+    `rand` draws one of the choices, uniformly, for all values together, and draws them from it; `zero` and `one` are
+    those of the first choice.
+
+    Examples:
+        >>> from gleanrl.data.specs import Bounded
+        >>> Choice([Bounded(0, 1, (1,)), Bounded(2, 3, (1,))]).is_in(torch.tensor([1.5]))
+        False
+        >>> Choice([NonTensorData("left"), NonTensorData("right")]).cardinality()
+        2
+
+    Args:
+        choices: at least one, specs or `NonTensorData`.
+
+    Attributes:
+        choices: the specs; that of a value has this value only.
+
+    Raises:
+        InvalidArgumentError: if there is none, or they differ in kind, shape, dtype or device.
+        InvalidTypeError: if something is neither a spec nor `NonTensorData`.
+    """
+
+    domain = None
+
+    def __init__(self, choices: Sequence[Any]) -> None:
+        self.choices = [_as_spec(choice) for choice in choices]
+        kinds = {(type(spec), spec.shape, spec.dtype, spec.device) for spec in self.choices}
+        if len(kinds) != 1:
+            raise InvalidArgumentError(
+                f"Choice: expected choices of one kind, shape, dtype and device, got {self.choices}"
+            )
+        _, self.shape, self.dtype, self.device = kinds.pop()
+
+    @property
+    def num_choices(self) -> int:
+        """The number of choices."""
+        return len(self.choices)
+
+    @property
+    def batch_ndim(self) -> int:
+        """The number of leading dimensions that shape operations may touch."""
+        return self.choices[0].batch_ndim
+
+    def _mapped(self, function: Callable[[TensorSpec], TensorSpec]) -> Self:
+        return type(self)([function(spec) for spec in self.choices])
+
+    def _rand(self, lead: torch.Size, generator: torch.Generator | None) -> Any:
+        device = "cpu" if generator is None else generator.device
+        drawn = int(torch.randint(self.num_choices, (), generator=generator, device=device))
+        return self.choices[drawn]._rand(lead, generator)
+
+    def _filled(self, lead: torch.Size, number: int) -> Any:
+        return self.choices[0]._filled(lead, number)
+
+    def _misfit(self, value: Any) -> str | None:
+        return self.choices[0]._misfit(value)
+
+    def _fault(self, value: Any) -> str | None:
+        faults = [spec._fault(value) for spec in self.choices]
+        return None if None in faults else f"none of the choices: {'; '.join(map(str, faults))}"
+
+    def _projected(self, value: Any) -> Any:
+        return self.choices[0].project(value)
+
+    def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
+        """Return what an environment gave as a value of this spec; whether it is in the domain isn't checked."""
+        first = self.choices[0]
+        kind = NonTensor(self.shape, self.device) if isinstance(first, Constant) else first
+        return kind.encode(val, ignore_device=ignore_device)
+
+    def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
+        """Return a value in the form that an environment takes; see `TensorSpec.to_numpy`."""
+        if safe is not False:
+            self.assert_is_in(val)
+        return self.choices[0].to_numpy(val, safe=False)
+
+    def type_check(self, value: Any, key: Any = None) -> None:
+        """Check the dtype of a value and nothing else; see `TensorSpec.type_check`."""
+        self.choices[0].type_check(value, key)
+
+    def cardinality(self) -> int | float:
+        """Return the number of values of all choices together."""
+        return sum(spec.cardinality() for spec in self.choices)
+
+    def enumerate(self, use_mask: bool = False) -> list[Any]:
+        """Return the values of all choices, one after the other."""
+        return [value for spec in self.choices for value in spec.enumerate(use_mask)]
+
+    def to(self, dest: torch.dtype | DeviceLike) -> Self:
+        """Return the spec for another device or dtype."""
+        return self._mapped(lambda spec: spec.to(dest))
+
+    def clone(self) -> Self:
+        """Return an equal spec that shares nothing with this one."""
+        return self._mapped(lambda spec: spec.clone())
+
+    def _reshaped(self, transform: Transform) -> Self:
+        return self._mapped(lambda spec: spec._reshaped(transform))
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the choices, in their order."""
+        if not isinstance(other, Choice):
+            return NotImplemented
+        return self.choices == other.choices
+
+    def __repr__(self) -> str:
+        """Return the choices."""
+        return f"Choice({self.choices!r})"
+
+
+def _as_spec(choice: Any) -> TensorSpec:
+    if isinstance(choice, NonTensorData):
+        return Constant(choice.batch_size, choice.device, example_data=choice.data)
+    if not isinstance(choice, TensorSpec):
+        raise InvalidTypeError(f"Choice: expected specs or NonTensorData, got {choice!r}")
+    return choice

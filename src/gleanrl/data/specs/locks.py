@@ -1,0 +1,66 @@
+"""Locks of composites: what is locked keeps its entries."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+from typing_extensions import Self
+
+from gleanrl.errors import UnsupportedError
+
+
+class Lockable(ABC):
+    """Something with entries that can be locked, with what is nested in it."""
+
+    _locked = False
+    _locked_from_above = False
+
+    @abstractmethod
+    def _nested(self) -> Iterable[Lockable]:
+        """Return what is locked and unlocked together with this one."""
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether entries can't be set or removed."""
+        return self._locked
+
+    @property
+    def locked(self) -> bool:
+        """The same as `is_locked`."""
+        return self._locked
+
+    def lock_(self, recurse: bool | None = None) -> Self:
+        """Forbid setting and removing entries, here and, unless `recurse` is False, in nested composites.
+
+        Returns:
+            the composite itself.
+        """
+        self._set_lock(True, False, recurse is not False)
+        return self
+
+    def unlock_(self, recurse: bool | None = None) -> Self:
+        """Allow setting and removing entries again, here and, unless `recurse` is False, in nested composites.
+
+        Returns:
+            the composite itself.
+
+        Raises:
+            UnsupportedError: if the lock is that of a composite around this one.
+        """
+        if self._locked_from_above:
+            raise UnsupportedError(
+                "unlock_: this composite was locked with the one it is part of; unlock that one"
+            )
+        self._set_lock(False, False, recurse is not False)
+        return self
+
+    def _set_lock(self, locked: bool, from_above: bool, recurse: bool) -> None:
+        self._locked, self._locked_from_above = locked, locked and from_above
+        for spec in self._nested() if recurse else ():
+            spec._set_lock(locked, True, True)
+
+    def _require_unlocked(self, key: Any) -> None:
+        if self._locked:
+            raise UnsupportedError(f"key {key!r}: can't change a locked composite; call unlock_() first")

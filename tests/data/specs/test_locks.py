@@ -1,0 +1,64 @@
+"""Locked composites keep their entries."""
+
+from __future__ import annotations
+
+import pytest
+
+from gleanrl.data.specs import Bounded, Categorical, Composite, StackedComposite, Unbounded
+from gleanrl.errors import UnsupportedError
+
+
+def plain():
+    return Composite({"x": Unbounded((2, 3)), "y": None}, a={"b": Categorical(3, (2,)), "c": {}}, shape=(2,))
+
+
+def stacked():
+    return StackedComposite(
+        Composite({"x": Unbounded((3,)), "y": None}, a={"b": Categorical(3), "c": {}}, only=Unbounded()),
+        Composite({"x": Bounded(0, 1, (3,)), "y": None}, a={"b": Categorical(4), "c": {}}),
+    )
+
+
+@pytest.fixture(params=[plain, stacked])
+def spec(request):
+    return request.param()
+
+
+def test_locking(spec):
+    assert not spec.is_locked and spec.lock_() is spec and spec.is_locked and spec["a"].is_locked
+    for change in (
+        lambda: spec.set("z", None),
+        lambda: spec.set(("a", "z"), None),
+        lambda: spec.set(("new", "z"), None),
+        lambda: spec.pop("x"),
+        lambda: spec.update({"a": {"z": None}}),
+        lambda: spec["a"].set("z", None),
+        lambda: spec.__delitem__(("a", "b")),
+    ):
+        with pytest.raises(UnsupportedError, match="locked"):
+            change()
+    assert list(spec.keys(True)) == ["x", "y", "a", ("a", "b"), ("a", "c")]
+    copy = spec.clone()
+    assert copy == spec and not copy.is_locked
+    assert spec.unlock_() is spec and not spec.is_locked
+    spec["a", "z"] = None
+    assert ("a", "z") in spec
+
+
+def test_a_part_is_not_unlocked_alone():
+    spec = plain().lock_()
+    with pytest.raises(UnsupportedError, match="unlock that one"):
+        spec["a"].unlock_()
+    spec.unlock_()["a"].lock_().unlock_()
+    assert not spec["a"].is_locked
+
+
+def test_locks_of_one_level():
+    spec = plain().lock_(recurse=False)
+    assert spec.is_locked and spec.locked and not spec["a"].is_locked
+    spec["a", "b"].clone()
+    spec["a"]["new"] = Unbounded((2,))
+    with pytest.raises(UnsupportedError, match="locked"):
+        spec["new"] = Unbounded((2,))
+    spec.lock_().unlock_(recurse=False)
+    assert not spec.locked and spec["a"].locked
