@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
-from tensordict import TensorDict
+import torch
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
 
 from gleanrl.collectors.budget import Grant
+from gleanrl.data import Composite
 from gleanrl.errors import EnvironmentContractError, EnvironmentFailure, NonFiniteError, PolicyError
 from tests.collectors.helpers import (
     IDS,
@@ -78,11 +81,49 @@ def test_step_raises(at: int, batch_size: tuple[int, ...]) -> None:
     assert isinstance(caught.value, ValueError) and isinstance(caught.value.__cause__, ValueError)
 
 
-@pytest.mark.parametrize("fault", ["missing", "extra", "dtype", "shape"])
+@pytest.mark.parametrize("fault", ["missing", "dtype", "shape"])
 @pytest.mark.parametrize("at", [1, T - 1, T, T + 1])
 def test_step_breaks_its_declaration(fault: str, at: int) -> None:
     env = CrookedEnv(fault, at, script=SCRIPT, batch_size=(2,))
     check(env, None, EnvironmentContractError, "environment", failing=2)
+
+
+class Undeclared(CountingEnv):
+    """Returns entries that no spec declares: one always, one from steps only."""
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        return super()._reset(tensordict, **kwargs).set("task", torch.ones(*self.batch_size, 1))
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        size = self.batch_size
+        return (
+            super()
+            ._step(tensordict)
+            .update({"task": torch.full((*size, 1), 2.0), "late": torch.ones(*size, 1)})
+        )
+
+
+def test_entries_that_nobody_declares_are_recorded_if_a_reset_has_them() -> None:
+    with pytest.warns(UserWarning, match="no spec declares") as caught:
+        made = collection(Undeclared(SCRIPT, (2,)))
+        batch = collect(made)
+        collect(made)
+    assert len(caught) == 2, "one for those of the reset, one for those of steps"
+    assert batch["next", "task"].eq(2).all() and batch["task"][:, 0].eq(1).all()
+    assert "late" not in batch["next"].keys()
+
+
+def test_an_environment_without_a_reward() -> None:
+    class Rewardless(CountingEnv):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.full_reward_spec = Composite(shape=self.batch_size)
+
+        def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+            return super()._step(tensordict).exclude("reward")
+
+    made = collection(Rewardless(SCRIPT, (2,)))
+    assert "reward" not in collect(made)["next"].keys() and math.isnan(made.stats().mean_return)
 
 
 def test_the_error_names_episode_and_step() -> None:
