@@ -26,7 +26,7 @@ def test_the_length_is_the_number_of_batches(frames: int, total: int, batches: i
 
 def test_an_endless_collector_has_no_length_and_says_so() -> None:
     collector = make(CountingEnv(SCRIPT))
-    with pytest.raises(EndlessError, match="endless") as caught:
+    with pytest.raises(EndlessError, match="if it has total_frames") as caught:
         len(collector)
     assert isinstance(caught.value, TypeError) and isinstance(caught.value, RuntimeError)
     assert collector and [batch for batch, _ in zip(collector, range(2), strict=False)]
