@@ -67,7 +67,8 @@ class TalkingEnv(EnvBase):
         return TensorDict({**self._observed(), **outcome}, [])
 
     def _set_seed(self, seed: int | None) -> None:
-        """Nothing is drawn."""
+        """Begin with the first trajectory: nothing is drawn."""
+        self.trajectory = -1
 
 
 def rows_of(batch: TensorDictBase) -> list[Any]:

@@ -160,7 +160,7 @@ class Objects:
         return Objects(np.where(mask.cpu().numpy(), self.array, other.array), self.blank)
 
     def equal(self, other: Any) -> bool:
-        """Return whether the objects are the same ones, or equal tensors."""
+        """Return whether the objects are equal."""
         if not isinstance(other, Objects) or self.shape != other.shape:
             return False
         return all(
@@ -195,6 +195,15 @@ def as_entry(leaf: Leaf) -> Any:
 def as_leaf(entry: Any) -> Leaf:
     """Return the leaf that a TensorDict's entry is: a tensor itself, of non-tensor data `Objects`."""
     return non_tensors(entry) if is_non_tensor(entry) else entry
+
+
+def values_of(leaf: Leaf, spec: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the values that a leaf is made of, each with the part of `spec` that it is to be in."""
+    if isinstance(leaf, Objects) and leaf.blank is not None:
+        for index in np.ndindex(*leaf.shape):
+            yield leaf[index].array.item(), spec[index] if index else spec
+    else:
+        yield as_entry(leaf), spec
 
 
 def stack_leaves(leaves: Sequence[Leaf], dim: int = 0) -> Leaf:
@@ -277,4 +286,7 @@ def _wrapped(array: np.ndarray[Any, Any], device: torch.device | None) -> Any:
 def _same(mine: Any, theirs: Any) -> bool:
     if isinstance(mine, torch.Tensor):
         return mine.shape == theirs.shape and torch.equal(mine, theirs)
-    return mine is theirs
+    try:
+        return mine is theirs or bool(mine == theirs)
+    except (ValueError, TypeError, RuntimeError):  # of what has no one answer, as arrays
+        return False

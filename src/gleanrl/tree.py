@@ -9,7 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
+from tensordict import (
+    LazyStackedTensorDict,
+    TensorDict,
+    TensorDictBase,
+    is_non_tensor,
+    is_tensor_collection,
+    is_tensorclass,
+)
 
 from gleanrl.errors import InvalidTypeError, SchemaError
 from gleanrl.objects import Leaf, Objects, as_entry, lazy_leaf, non_tensors
@@ -68,6 +75,8 @@ def iter_leaves(batch: Any, prefix: Path = (), dims: int | None = None) -> Itera
             than sizes.
     """
     dims = len(batch.batch_size) if dims is None else dims
+    if is_tensorclass(batch):
+        batch = batch._tensordict  # which wraps what isn't a tensor
     first = batch
     while isinstance(first, LazyStackedTensorDict):
         first = first.tensordicts[0]

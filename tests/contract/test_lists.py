@@ -13,10 +13,11 @@ from tensordict.nn import TensorDictModule
 
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.collectors.utils import split_trajectories
-from gleanrl.data import MultiStep
-from gleanrl.envs import EnvBase, ParallelEnv, SerialEnv, TransformedEnv
+from gleanrl.data import Bounded, LazyTensorStorage, MultiStep, ReplayBuffer
+from gleanrl.envs import EnvBase, ParallelEnv, SerialEnv, TransformedEnv, check_env_specs
 from gleanrl.envs.transforms import Compose, InitTracker, RenameTransform, RewardSum, StepCounter
-from gleanrl.errors import EnvironmentContractError
+from gleanrl.errors import EnvironmentContractError, SpecError
+from gleanrl.testing import check_env
 from tests.fakes_lists import TalkingEnv, check_rows, check_streams, rows_of, said, talking
 
 ENVS: dict[str, Callable[[bool], EnvBase]] = {
@@ -186,11 +187,42 @@ class TestAfterwards:
             ]
             assert len([said(row) for row in real]) == 10
 
+    @pytest.mark.parametrize("ragged", [False, True])
+    def test_straight_into_a_buffer(self, ragged: bool) -> None:
+        buffer = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=16)
+        collector = SyncDataCollector(
+            TalkingEnv(ragged=ragged), None, frames_per_batch=10, total_frames=50, replay_buffer=buffer
+        )
+        assert [*collector] == [None] * 5
+        assert len(buffer) == 20 and check_rows(buffer.sample())
+
     def test_several_steps(self, batch: TensorDictBase) -> None:
         steps = MultiStep(0.9, 3)(batch)
         for row in rows_of(steps):
             (name, trajectory, step), after = said(row), said(row["next"])
             assert after == (name, trajectory, step + int(row["steps_to_next_obs"]))
+
+
+class TestChecks:
+    @pytest.mark.parametrize("ragged", [False, True])
+    def test_suites_take_such_environments(self, ragged: bool) -> None:
+        assert check_env(TalkingEnv(ragged=ragged), skip=["seed"]).passed
+        check_env_specs(TalkingEnv(ragged=ragged))
+        check_env_specs(SerialEnv(2, talking(2, ragged=ragged)))
+
+    def test_what_they_find(self) -> None:
+        class Loud(TalkingEnv):
+            def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+                return super()._step(tensordict).set("text", torch.ones(1))
+
+        with pytest.raises(SpecError, match="'text'"):
+            check_env_specs(Loud())
+        env = TalkingEnv()
+        spec = env.observation_spec.clone()
+        spec["group", "spread"] = Bounded(0, 1, (-1, 2))
+        env.observation_spec = spec
+        with pytest.raises(SpecError, match="'spread'"):
+            check_env_specs(env)
 
 
 class TestBadInput:

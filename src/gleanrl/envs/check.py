@@ -10,8 +10,9 @@ import torch
 from gleanrl.data.boundaries import MASK
 from gleanrl.data.specs.encodings import ChoiceSpec
 from gleanrl.errors import EnvironmentContractError, GleanError, SpecError
+from gleanrl.objects import Leaf, Objects, values_of
 from gleanrl.rollouts.steppers import UndeclaredKeyWarning
-from gleanrl.tree import as_key, as_path, flatten
+from gleanrl.tree import Path, as_key, as_path, flatten
 
 
 def check_env_specs(
@@ -48,8 +49,11 @@ def check_env_specs(
     if set(fake) != set(came):
         missing, extra = sorted(set(fake) - set(came)), sorted(set(came) - set(fake))
         raise SpecError(f"check_env_specs: the rollout lacks {missing} and has {extra} beyond the specs")
+    open_sizes = {path for path, spec in _declared(env) if -1 in spec.shape}
     for path, expected in fake.items():
         leaf = came[path]
+        if path in open_sizes or (isinstance(leaf, Objects) and isinstance(expected, Objects)):
+            continue
         shape = (*expected.shape[:dims], real.shape[-1], *expected.shape[dims:])
         if tuple(leaf.shape) != shape:
             raise SpecError(
@@ -57,26 +61,33 @@ def check_env_specs(
             )
         if check_dtype and leaf.dtype != expected.dtype:
             raise SpecError(f"check_env_specs: {as_key(path)!r} expected {expected.dtype}, got {leaf.dtype}")
-    _check_domains(env, real)
+    _check_domains(env, came)
 
 
-def _check_domains(env: Any, real: Any) -> None:
+def _declared(env: Any) -> list[tuple[Path, Any]]:
+    """Return the path of each leaf of a rollout, and its spec."""
     roles = (
         (("next",), (env.full_observation_spec, env.full_reward_spec, env.full_done_spec)),
         ((), (env.full_observation_spec, env.full_action_spec, env.full_done_spec)),
     )
-    for prefix, specs in roles:
-        for spec in specs:
-            for key in spec.keys(True, True):
-                full = (*prefix, *as_path(key))
-                leaf = spec[key]
-                if (
-                    isinstance(leaf, ChoiceSpec) and leaf.mask is not None
-                ):  # the last row's: each row had its own
-                    leaf = leaf.clone()
-                    leaf.update_mask(None)
-                for step in real.get(as_key(full)).unbind(len(env.batch_size)):
-                    try:
-                        leaf.assert_is_in(step)
-                    except GleanError as cause:
-                        raise SpecError(f"check_env_specs: {full}: {cause}") from cause
+    return [
+        ((*prefix, *as_path(key)), spec[key])
+        for prefix, specs in roles
+        for spec in specs
+        for key in spec.keys(True, True)
+        if spec[key] is not None
+    ]
+
+
+def _check_domains(env: Any, came: dict[Path, Leaf]) -> None:
+    dims = len(env.batch_size)
+    for full, spec in _declared(env):
+        if isinstance(spec, ChoiceSpec) and spec.mask is not None:  # the last row's: each row had its own
+            spec = spec.clone()
+            spec.update_mask(None)
+        for step in came[full].unbind(dims):
+            try:
+                for value, part in values_of(step, spec):
+                    part.assert_is_in(value)
+            except GleanError as cause:
+                raise SpecError(f"check_env_specs: {full}: {cause}") from cause

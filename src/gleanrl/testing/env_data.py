@@ -7,7 +7,9 @@ from collections.abc import Collection
 import torch
 
 from gleanrl.data.specs import TensorSpec
+from gleanrl.data.specs.geometry import ends_with
 from gleanrl.errors import ConformanceError
+from gleanrl.objects import values_of
 from gleanrl.rollouts.traits import EnvTraits
 from gleanrl.testing.runs import Leaves, Runs, rows, same, shown
 from gleanrl.tree import FLAGS, Path, as_key, as_path
@@ -55,12 +57,17 @@ def as_declared(
         raise ConformanceError(rule, place, f"the keys {sorted(map(str, map(as_key, declared)))}", got)
     for path, spec in declared.items():
         leaf, where = leaves[path], f"{as_key(path)!r} of {place}"
-        if leaf.shape != spec.shape or leaf.dtype != spec.dtype:
+        numbers = isinstance(leaf, torch.Tensor)
+        if numbers and (not _shaped(leaf.shape, spec.shape) or leaf.dtype != spec.dtype):
             raise ConformanceError(
                 rule, where, f"{tuple(spec.shape)} {spec.dtype}", f"{tuple(leaf.shape)} {leaf.dtype}"
             )
-        if not spec.is_in(leaf):
+        if not all(part.is_in(value) for value, part in values_of(leaf, spec)):
             raise ConformanceError(rule, where, f"a value of {spec!r}", shown(leaf))
+
+
+def _shaped(shape: torch.Size, wanted: torch.Size) -> bool:
+    return len(shape) == len(wanted) and ends_with(shape, wanted)
 
 
 def finite(runs: Runs) -> None:
@@ -71,7 +78,9 @@ def finite(runs: Runs) -> None:
             continue
         for path in runs.declared[1]:
             leaf = leaves.get(path)
-            if leaf is not None and leaf.dtype.is_floating_point and not bool(leaf.isfinite().all()):
+            if not isinstance(leaf, torch.Tensor) or not leaf.dtype.is_floating_point:
+                continue
+            if not bool(leaf.isfinite().all()):
                 raise ConformanceError(
                     "finite", f"{as_key(path)!r} of {place}", "finite numbers", shown(leaf)
                 )

@@ -10,7 +10,7 @@ from gleanrl.envs.base import EnvBase
 from gleanrl.envs.rollout import RolloutOptions, run_rollout
 from gleanrl.errors import ConformanceError
 from gleanrl.testing.report import Skip
-from gleanrl.testing.runs import OTHER_SEED, Leaves, Runs, Trace, rows, same, shown
+from gleanrl.testing.runs import OTHER_SEED, Leaves, Runs, Trace, leaf_specs, rows, same, shown
 from gleanrl.tree import Path, as_key, as_path, flatten
 
 _ENOUGH = 3
@@ -45,7 +45,8 @@ def last_observation(runs: Runs) -> None:
         raise Skip(
             f"fewer than {_ENOUGH} episodes ended within {runs.subject.num_steps} steps; pass num_steps"
         )
-    paths = [as_path(key) for key in runs.env.full_observation_spec.keys(True, True)]
+    declared = leaf_specs(runs.env.full_observation_spec)
+    paths = [path for path, spec in declared if spec.dtype is not None and -1 not in spec.shape]
     everyone = torch.ones_like(ended[0][1].done)
     firsts = {
         path: torch.cat(

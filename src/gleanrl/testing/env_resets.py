@@ -119,7 +119,8 @@ def odd_actions(runs: Runs) -> None:
         as_declared(
             "odd actions", "a step with an action out of its domain", leaves, runs.declared[1], runs.states
         )
-        runs_finite = all(bool(v.isfinite().all()) for v in leaves.values() if v.dtype.is_floating_point)
+        tensors = [leaf for leaf in leaves.values() if isinstance(leaf, torch.Tensor)]
+        runs_finite = all(bool(v.isfinite().all()) for v in tensors if v.dtype.is_floating_point)
         if not runs_finite:
             raise ConformanceError(
                 "odd actions",

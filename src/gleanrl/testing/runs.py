@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 
 from gleanrl.data.specs import TensorSpec
 from gleanrl.errors import ConformanceError, EnvironmentContractError, UnsupportedError
+from gleanrl.objects import Leaf, Objects
 from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.rollouts.stepping import advance
 from gleanrl.tree import Path, as_key, as_path, is_private, iter_leaves, outermost
@@ -172,8 +173,19 @@ def hold(trace: Trace, place: str, batch: TensorDictBase) -> None:
             trace.held.append(Held(place, path, leaf, leaf.clone()))
 
 
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors are equal bit for bit; NaN equals NaN."""
+def _record(leaf: Leaf) -> Leaf:
+    """Return the tensor of a single record, if it is an object among others of unlike shapes."""
+    single = isinstance(leaf, Objects) and leaf.blank is not None and not leaf.ndim
+    return leaf.array.item() if single else leaf
+
+
+def same(a: Leaf, b: Leaf) -> bool:
+    """Return whether two leaves are equal, tensors bit for bit; NaN equals NaN."""
+    a, b = _record(a), _record(b)
+    if isinstance(a, Objects) or isinstance(b, Objects):
+        return isinstance(a, Objects) and a.equal(b)
+    if not a.numel() and not b.numel():  # no rows, whatever their shapes would be
+        return bool(a.dtype == b.dtype)
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return bool(((a == b) | ((a != a) & (b != b))).all())
@@ -247,7 +259,7 @@ def rows(leaf: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return leaf[mask.to(leaf.device)]
 
 
-def shown(value: torch.Tensor) -> str:
+def shown(value: Leaf) -> str:
     """Return a value for a message, shortened."""
-    text = str(value.tolist())
+    text = str(value.items() if isinstance(value, Objects) else value.tolist())
     return text if len(text) <= 120 else f"{text[:117]}..."

@@ -13,7 +13,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, TensorDictBase
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    tensorclass,
+)
 
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import (
@@ -24,13 +31,16 @@ from gleanrl.data import (
     PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
+    ReplayBufferEnsemble,
     SamplerWithoutReplacement,
     SliceSampler,
+    TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     TensorStorage,
 )
 from gleanrl.envs import SerialEnv
+from gleanrl.envs.transforms import MultiStepTransform
 from gleanrl.errors import SchemaError
 from tests.fakes_lists import TalkingEnv, check_rows, rows_of, said, talking
 
@@ -145,6 +155,33 @@ class TestSamplers:
             check_rows(buffer.sample())
             assert said(buffer[3, 1] if len(buffer) > 3 else rows_of(batch)[0])
         assert len(buffer) == 24
+
+    @pytest.mark.parametrize("ragged", [False, True])
+    def test_the_best_rows(self, ragged: bool) -> None:
+        writer = TensorDictMaxValueWriter(rank_key=("next", "reward"))
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), writer=writer, batch_size=8)
+        for batch in batches(3, 10, ragged):
+            buffer.extend(batch)
+        assert {step for _, _, step in check_rows(buffer.sample())} == {2}, "rewards are the steps"
+
+    @pytest.mark.parametrize("ragged", [False, True])
+    def test_several_buffers_at_once(self, ragged: bool) -> None:
+        buffers = [ReplayBuffer(storage=LazyTensorStorage(20), batch_size=8) for _ in range(2)]
+        for number, buffer in enumerate(buffers):
+            buffer.extend(batches(1, 10, ragged, seed=number)[0])
+        sample = ReplayBufferEnsemble(*buffers, batch_size=32).sample()
+        assert sample.batch_size == (2, 16) and {name for name, _, _ in check_rows(sample)} == {0, 1}
+
+    @pytest.mark.parametrize("ragged", [False, True])
+    def test_several_steps_on_the_way_in(self, ragged: bool) -> None:
+        buffer = ReplayBuffer(
+            storage=LazyTensorStorage(50), batch_size=16, transform=MultiStepTransform(3, 0.9)
+        )
+        for batch in batches(4, 10, ragged):
+            buffer.extend(batch)
+        for row in rows_of(buffer.sample()):
+            (name, trajectory, step), after = said(row), said(row["next"])
+            assert after == (name, trajectory, step + int(row["steps_to_next_obs"]))
 
 
 class TestThreads:
@@ -298,7 +335,23 @@ class TestWrites:
         check_rows(buffer.sample())
 
 
+@tensorclass
+class Sentence:
+    """A text with a number."""
+
+    number: torch.Tensor
+    text: str
+
+
 class TestStructures:
+    def test_tensorclasses(self) -> None:
+        parts = [Sentence(number=torch.tensor(i), text=f"text {i}", batch_size=[]) for i in range(5)]
+        buffer = ReplayBuffer(storage=LazyTensorStorage(9), batch_size=6)
+        buffer.extend(torch.stack(parts))
+        sample = buffer.sample()
+        assert type(sample) is Sentence and sample.text == [f"text {int(i)}" for i in sample.number]
+        assert buffer[3].text == "text 3"
+
     @pytest.mark.parametrize("kind", ["tensors", "files", "list"])
     def test_groups_without_tensors(self, kind: str) -> None:
         data = {

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 from torch.utils import _pytree
 
 from gleanrl.errors import InvalidArgumentError, SchemaError
+from gleanrl.objects import Leaf, Objects
 from gleanrl.state import Stateful
 from gleanrl.system.interrupts import to_the_end
-from gleanrl.tree import Path, as_key
+from gleanrl.tree import Path, as_key, iter_leaves
 
 
 def stack_tensors(list_of_tensor_iterators: Iterable[Iterable[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
@@ -94,6 +95,8 @@ def stack_samples(samples: Sequence[Any], names: Sequence[str]) -> Any:
                 f"{_difference(descriptions[0], found)}; make them equal by a transform of each member, or "
                 "give the ensemble a collate_fn, which gets the list of samples"
             )
+    if isinstance(samples[0], LazyStackedTensorDict):
+        return LazyStackedTensorDict.lazy_stack(list(samples))
     if is_tensor_collection(samples[0]):
         return torch.stack(list(samples))
     try:
@@ -118,6 +121,9 @@ def describe(sample: Any) -> dict[Path, str]:
 
 def _describe_groups(group: Any, path: Path, found: dict[Path, str]) -> None:
     found[path] = f"a {_class_of(group)} {tuple(group.batch_size)}"
+    if isinstance(group, LazyStackedTensorDict):
+        found |= {own: _lazy_kind(leaf, group.ndim) for own, leaf in iter_leaves(group, path)}
+        return
     for key in group.keys():
         value = group.get(key)
         if is_tensor_collection(value) and not is_non_tensor(value):
@@ -134,6 +140,13 @@ def _kind(leaf: Any) -> str:
     if isinstance(leaf, torch.Tensor):
         return f"{tuple(leaf.shape)} {leaf.dtype} on {leaf.device}"
     return f"a {type(leaf).__name__}"
+
+
+def _lazy_kind(leaf: Leaf, dims: int) -> str:
+    """Return what must be alike in records that are stacked lazily: not the sizes of tensors."""
+    if isinstance(leaf, Objects):
+        return "objects" if leaf.blank is None else f"{leaf.blank.ndim} dimensions of {leaf.blank.dtype}"
+    return f"{leaf.ndim - dims} dimensions of {leaf.dtype}"
 
 
 def _difference(first: dict[Path, str], other: dict[Path, str]) -> str:

@@ -92,47 +92,47 @@ class Table:
         return [self.lists[path] if path in self.lists else next(columns) for path in self.stored.paths]
 
     def ready(self, leaves: list[Leaf]) -> list[Leaf]:
-        """Return what is copied into columns and lists, of leaves in the format's order: columns first."""
+        """Return what is copied into columns and lists, in their order, of leaves in the format's order."""
         stored = self.stored.to_store(leaves)
         if not self.lists:
             return self.columns.ready(stored)
-        dense = self.columns.ready([leaf for leaf in stored if isinstance(leaf, torch.Tensor)])
-        return [*dense, *(objects.on(self.device) for objects in stored if isinstance(objects, Objects))]
+        dense = iter(self.columns.ready([leaf for leaf in stored if isinstance(leaf, torch.Tensor)]))
+        return [leaf.on(self.device) if isinstance(leaf, Objects) else next(dense) for leaf in stored]
 
     def write(self, rows: list[Leaf], skipped: int, start: int, count: int) -> None:
         """Copy ready rows, those from `skipped` on, to `count` rows from `start` on, around the end."""
         columns = self.columns
+        dense, lists = self._parted(rows) if self.lists else (rows, [])
         if skipped:
-            columns.part(rows[: len(columns.fields)])
-            rows = [leaf[skipped:] for leaf in rows]
-        if not self.lists:
-            columns.write(start, count, rows)
-            return
-        dense, lists = _parted(rows, len(columns.fields))
+            columns.part(dense)
+            dense, lists = ([leaf[skipped:] for leaf in leaves] for leaves in (dense, lists))
         columns.write(start, count, dense)
-        head = min(count, columns.num_rows - start)
-        for objects, leaf in zip(self.lists.values(), lists, strict=True):
-            given = leaf.reshape(-1, *objects.shape[1:])
-            objects[start : start + head].copy_(given[:head])
-            objects[: count - head].copy_(given[head:count])
+        if lists:
+            head = min(count, columns.num_rows - start)
+            for objects, leaf in zip(self.lists.values(), lists, strict=True):
+                given = leaf.reshape(-1, *objects.shape[1:])
+                objects[start : start + head].copy_(given[:head])
+                objects[: count - head].copy_(given[head:count])
 
     def put(self, rows: list[Leaf], slots: torch.Tensor) -> None:
         """Copy ready rows to `slots`, ``(n,)`` int64; of equal ones the last one wins."""
-        if not self.lists:
-            self.columns.put(slots, rows)
-            return
-        dense, lists = _parted(rows, len(self.columns.fields))
+        dense, lists = self._parted(rows) if self.lists else (rows, [])
         self.columns.put(slots, dense)
-        for objects, leaf in zip(self.lists.values(), lists, strict=True):
-            objects.put(slots, leaf.reshape(-1, *objects.shape[1:]))
+        if lists:
+            for objects, leaf in zip(self.lists.values(), lists, strict=True):
+                objects.put(slots, leaf.reshape(-1, *objects.shape[1:]))
+
+    def _parted(self, rows: list[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
+        """Return those of ready rows that go into columns, and into lists."""
+        dense = [leaf for leaf in rows if isinstance(leaf, torch.Tensor)]
+        return dense, [leaf for leaf in rows if isinstance(leaf, Objects)]
 
     def pick(self, rows: list[Leaf], positions: torch.Tensor) -> list[Leaf]:
         """Return some of ready rows, by their positions, ``(n,)`` int64."""
-        fields = [*self.columns.fields, *(self.form.schema[path] for path in self.lists)]
         # A single record comes without its time dimension.
         many = [
             leaf if leaf.ndim > len(field.row_shape) else leaf.unsqueeze(0)
-            for leaf, field in zip(rows, fields, strict=True)
+            for leaf, field in zip(rows, self.stored.fields, strict=True)
         ]
         return [take_rows(leaf, 1, positions) for leaf in many]
 
@@ -199,8 +199,3 @@ class Table:
         for column, source in zip(self.all, columns, strict=True):
             column[: source.shape[0]].copy_(source)
         self.watch_mask(columns)
-
-
-def _parted(rows: list[Leaf], columns: int) -> tuple[list[Leaf], list[Leaf]]:
-    """Return the leaves of columns, and those of lists behind them."""
-    return rows[:columns], rows[columns:]
