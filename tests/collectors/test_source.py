@@ -1,0 +1,22 @@
+"""The protocol between a collector and what makes its batches."""
+
+from __future__ import annotations
+
+from gleanrl.collectors.budget import Budget
+from gleanrl.collectors.source import BudgetSpent
+from gleanrl.errors import GleanError
+from tests.collectors.helpers import SCRIPT, collection
+from tests.fakes_base import CountingEnv
+
+
+def test_there_is_more_as_long_as_the_budget_grants_some() -> None:
+    source, budget = collection(CountingEnv(SCRIPT)), Budget(1, 4, 8)
+    for _ in range(2):
+        assert source.more(budget)
+        collected = source.next(budget)
+        assert source.deliver(collected, collected.batch) is collected.batch
+    assert not source.more(budget) and source.more(Budget(1, 4, -1)) and source.steady
+
+
+def test_the_end_of_the_budget_is_no_error_of_the_users() -> None:
+    assert not issubclass(BudgetSpent, GleanError)
