@@ -42,7 +42,7 @@ def test_every_row_is_of_the_buffer_that_the_info_names() -> None:
         batch, info = ensemble.sample(return_info=True)
         assert batch.batch_size == (3, 4)
         ids, index = part(info, "buffer_ids"), part(info, "index")
-        for row, number in enumerate(ids.tolist()):
+        for row, number in enumerate(ids[:, 0].tolist()):
             stream, t = TAPE.locate(batch[row])
             expected = TAPE.expected(stream, t)
             assert (batch[row].select(*expected.keys(True, True)) == expected).all()
@@ -74,7 +74,7 @@ def test_from_all() -> None:
     for _ in range(5):
         batch, info = ensemble.sample(return_info=True)
         assert batch.batch_size == (3, 4)
-        assert part(info, "buffer_ids").reshape(-1).tolist() == [0, 1, 2]
+        assert part(info, "buffer_ids")[:, 0].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

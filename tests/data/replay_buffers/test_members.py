@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from tensordict import TensorDict
 
-from gleanrl.data import ListStorage, RandomSampler, RoundRobinWriter, StorageEnsemble
+from gleanrl.data import (
+    LazyTensorStorage,
+    ListStorage,
+    RandomSampler,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    RoundRobinWriter,
+    StorageEnsemble,
+    TensorDictReplayBuffer,
+)
 from gleanrl.data.replay_buffers.members import assemble
-from gleanrl.errors import InvalidArgumentError
+from gleanrl.errors import InvalidArgumentError, SchemaError
 
 
 def test_each_buffer_gets_its_parts():
@@ -32,3 +43,52 @@ def test_parts_that_every_buffer_needs(missing):
     parts = {"storages": [ListStorage(2)], "samplers": [RandomSampler()], missing: None}
     with pytest.raises(InvalidArgumentError, match="storages= and samplers="):
         assemble(writers=None, collate_fns=None, **parts)
+
+
+# What batches of ensembles are in other releases as well
+
+
+def members(*data: TensorDict) -> list[ReplayBuffer]:
+    made = []
+    for rows in data:
+        made.append(ReplayBuffer(storage=LazyTensorStorage(20), batch_size=4))
+        made[-1].extend(rows)
+    return made
+
+
+def test_batches_say_which_member_each_row_is_of():
+    both = members(*(TensorDict({"x": torch.arange(5) + 100 * k}, [5]) for k in range(2)))
+    for rbs in (both, [TensorDictReplayBuffer(storage=LazyTensorStorage(20)) for _ in range(2)]):
+        if rbs is not both:
+            for number, member in enumerate(rbs):
+                member.extend(TensorDict({"x": torch.arange(5) + 100 * number}, [5]))
+        ensemble = ReplayBufferEnsemble(*rbs, batch_size=6, num_buffer_sampled=3, p=[0.5, 0.5])
+        batch, info = ensemble.sample(return_info=True)
+        assert batch["index", "buffer_ids"].shape == batch["index", "index"].shape == (3, 2)
+        assert torch.equal(batch["x"], batch["index", "buffer_ids"] * 100 + batch["index", "index"])
+        assert info.batch_size == (3, 2) and (info["index"] == batch["index"]).all()
+    tensors = [ReplayBuffer(storage=LazyTensorStorage(20)) for _ in range(2)]
+    for member in tensors:
+        member.extend(torch.arange(3))
+    assert ReplayBufferEnsemble(*tensors, batch_size=4).sample().shape == (2, 2)
+
+
+def test_members_with_differing_keys():
+    ensemble = ReplayBufferEnsemble(
+        *members(
+            TensorDict({"x": torch.arange(5)}, [5]),
+            TensorDict({"x": torch.arange(7), "y": torch.ones(7, 2), "g": {}}, [7]),
+        ),
+        batch_size=4,
+        sample_from_all=True,
+    )
+    batch = ensemble.sample()
+    assert batch.batch_size == (2, 2) and batch["x"].shape == (2, 2) and batch[1]["y"].shape == (2, 2)
+    assert "y" not in batch.keys() and batch["index", "buffer_ids"].tolist() == [[0, 0], [1, 1]]
+    kinds = ReplayBufferEnsemble(
+        *members(TensorDict({"x": torch.ones(5)}, [5]), TensorDict({"x": torch.arange(5)}, [5])),
+        batch_size=4,
+        sample_from_all=True,
+    )
+    with pytest.raises(SchemaError, match="float32"):
+        kinds.sample()

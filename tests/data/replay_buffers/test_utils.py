@@ -63,8 +63,6 @@ def test_samples_of_one_structure_are_stacked():
 @pytest.mark.parametrize(
     "other, message",
     [
-        (batch(x=None), "of a and b .*: only the first has \\['x'\\]; "),
-        (batch(y=torch.ones(2)), "only the second has \\['y'\\]"),
         (batch(x=torch.ones(2, 4)), "'x' is \\(2, 3\\) torch.float32 on cpu and \\(2, 4\\)"),
         (batch(x=torch.ones(2, 3).double()), "torch.float32 on cpu and .* torch.float64"),
         (batch(next=TensorDict({"r": torch.zeros(2, 1)}, [2])), "\\('next', 'r'\\) is \\(2,\\)"),

@@ -210,15 +210,16 @@ class ReplayBufferEnsemble:
             keys: the only columns to fetch, as in `ReplayBuffer.sample`; None for all.
 
         Returns:
-            The batch ``[num_buffer_sampled, n]``. ``info`` is a TensorDict ``[num_buffer_sampled]`` with
-            ``("index", "buffer_ids")``, the member of each part, ``("index", "index")``, ``(parts, n)`` or
-            ``(parts, n, ndim)``, ``"generation"``, and whatever else all parts have (weights, say).
+            The batch ``[num_buffer_sampled, n]``, with ``("index", "buffer_ids")``, the member of each row, and
+            ``("index", "index")``, its index there, ``(parts, n)`` or ``(parts, n, ndim)``, if it is a TensorDict; a
+            lazy stack where members differ in keys. ``info`` is a TensorDict of the same size with these,
+            ``"generation"``, and whatever else all parts have (weights, say).
 
         Raises:
             EmptyBufferError: nothing is stored in a member that was chosen.
             UnsupportedError: no batch size, here or at construction.
             InvalidArgumentError: a batch size that can't be shared.
-            SchemaError: samples that differ in a key, shape, dtype or device, and no `collate_fn`.
+            SchemaError: samples that differ in a shape, dtype or device at a common key, and no `collate_fn`.
         """
         return self._server.sample(batch_size, return_info, keys)
 
@@ -250,14 +251,14 @@ class ReplayBufferEnsemble:
         Parts of members whose sampler has no priorities are left out.
 
         Args:
-            index: ``info["index"]`` as `sample` returned it.
+            index: ``info["index"]``, or the batch's ``"index"``, as `sample` returned it.
             priority: one number, or one for each record, ``(parts, n)``.
             generation: ``info["generation"]``, or None (see `ReplayBuffer.update_priority`).
 
         Raises:
             SchemaError: another number of priorities than of parts; nothing changed.
         """
-        members, inside = index["buffer_ids"].tolist(), index["index"]
+        members, inside = index["buffer_ids"][:, 0].tolist(), index["index"]
         priorities = torch.as_tensor(priority)
         for name, values in (("priority", priorities), ("generation", generation)):
             if values is not None and values.ndim and len(values) != len(members):

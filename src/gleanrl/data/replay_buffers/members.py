@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tensordict import TensorDictBase
+
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.draws import Keys
 from gleanrl.data.replay_buffers.gate import Gate
@@ -55,19 +57,26 @@ class EnsembleServer(Server):
         with self._gate.lock:
             chosen = self._mixture.choose()
         numbers = chosen.tolist()
-        parts = [self._members[number].server.as_user(each, keys, wants_info) for number in numbers]
-        batch = self.finish([part.batch for part in parts], numbers)
-        info = join_infos(chosen, [part.info for part in parts]) if wants_info else None
-        return Served(batch, info, any(part.ran_out for part in parts), 0)
+        parts = [self._members[number].server.as_user(each, keys, True) for number in numbers]
+        info = join_infos(chosen, [part.info for part in parts])
+        index = info.get("index") if keys is None else None
+        batch = self.finish([part.batch for part in parts], numbers, index)
+        return Served(batch, info if wants_info else None, any(part.ran_out for part in parts), 0)
 
-    def finish(self, samples: list[Any], members: Sequence[int]) -> Any:
-        """Return the members' samples as the user gets them."""
+    def finish(self, samples: list[Any], members: Sequence[int], index: Any = None) -> Any:
+        """Return the members' samples as the user gets them, with the index that says where they came from."""
         if self.collate_fn is None:
             batch = stack_samples(samples, [f"member {member}" for member in members])
         else:
             batch = self.collate_fn(samples)
             if batch is None:
                 raise none_returned("collate_fn", self.collate_fn)
+        if (
+            index is not None
+            and isinstance(batch, TensorDictBase)
+            and batch.batch_size[:2] == index.batch_size
+        ):
+            batch.set("index", index.to(batch.device) if batch.device else index.clone())
         return self._transforms.read(batch)
 
     def new_epoch(self) -> None:

@@ -78,16 +78,18 @@ class InPlaceSampler:
 
 
 def stack_samples(samples: Sequence[Any], names: Sequence[str]) -> Any:
-    """Return samples of one structure as one, ``[len(samples), ...]``.
+    """Return samples as one, ``[len(samples), ...]``; TensorDicts with differing keys as a lazy stack.
 
     Args:
         samples: TensorDicts, tensorclasses, tensors, or trees of tensors.
         names: what error messages call each of them.
 
     Raises:
-        SchemaError: samples that differ in a key, a shape, a dtype or a device, naming the keys.
+        SchemaError: samples that differ in a shape, a dtype or a device, naming the keys; trees that differ in a key.
     """
     descriptions = [describe(sample) for sample in samples]
+    if any(found != descriptions[0] for found in descriptions) and _can_be_lazy(samples, descriptions):
+        return LazyStackedTensorDict(*samples, stack_dim=0)
     for name, found in zip(names, descriptions, strict=True):
         if found != descriptions[0]:
             raise SchemaError(
@@ -106,6 +108,14 @@ def stack_samples(samples: Sequence[Any], names: Sequence[str]) -> Any:
             f"sample: samples of {type(samples[0]).__name__} can't be stacked: {cause}; give the ensemble a "
             "collate_fn, which gets the list of samples"
         ) from cause
+
+
+def _can_be_lazy(samples: Sequence[Any], descriptions: Sequence[dict[Path, str]]) -> bool:
+    """Return whether samples are TensorDicts that differ in which keys they have, and in nothing else."""
+    if not all(isinstance(sample, TensorDictBase) for sample in samples):
+        return False
+    known: dict[Path, str] = {}
+    return all(known.setdefault(path, kind) == kind for found in descriptions for path, kind in found.items())
 
 
 def describe(sample: Any) -> dict[Path, str]:

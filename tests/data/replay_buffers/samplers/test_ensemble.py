@@ -42,9 +42,9 @@ def test_an_index_names_the_storage_and_the_slots_in_it():
     for _ in range(50):
         index, info = samplers.sample(held, 12)
         assert index["index"].shape == (3, 4) == info["generation"].shape
-        assert index["buffer_ids"].shape == (3,) and info["index", "index"] is not None
+        assert index["buffer_ids"].shape == (3, 4) and info["index", "index"] is not None
         for (number, records), expected, slots in zip(
-            held.get(index), index["buffer_ids"].tolist(), index["index"], strict=True
+            held.get(index), index["buffer_ids"][:, 0].tolist(), index["index"], strict=True
         ):
             assert number == expected and torch.equal(records, 100 * number + slots)
             seen |= set(records.tolist())
@@ -98,8 +98,8 @@ def test_infos_of_parts():
     two = {"index": torch.ones(2), ("next", "truncated"): torch.ones(2, 1)}
     info = join_infos(torch.tensor([1, 0]), [one, two])
     assert info["index"]["index"].tolist() == [[0, 0], [1, 1]] and info["index", "buffer_ids"].tolist() == [
-        1,
-        0,
+        [1, 1],
+        [0, 0],
     ]
     assert info["next", "truncated"].shape == (2, 2, 1) and "_weight" not in info.keys()
     grid = {"index": (torch.zeros(2), torch.ones(2))}

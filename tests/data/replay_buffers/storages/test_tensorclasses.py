@@ -195,7 +195,7 @@ def test_names_are_looked_up_where_the_program_has_them(monkeypatch):
     made = types.ModuleType("made_up")
     made.Plain = int
     monkeypatch.setitem(sys.modules, "made_up", made)
-    unknown = ["nowhere:Point", f"{__name__}:Nobody", "made_up:Plain", to_names({(): Local})[0][1]]
+    unknown = ["nowhere:Point", f"{__name__}:Nobody", "made_up:Plain"]
     for name in unknown:
         with pytest.raises(SchemaError, match="import its module first"):
             from_names([((), name)])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 
+from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer, TensorStorage
 from gleanrl.data.replay_buffers.storages.formats import find_format, format_from_state
 from gleanrl.data.replay_buffers.storages.tensordict_format import ADDED_KEYS, without_added_keys
 from tests.data.replay_buffers.oracle import ted
@@ -42,3 +44,39 @@ def test_lazy_stacks_are_read():
     lead, leaves = form.read(stack, 1, "test")
     form.schema.check(leaves, lead, "test")
     assert (form.build(leaves, lead, torch.device("cpu")) == ted(5)).all()
+
+
+def test_records_without_any_tensor():
+    storage = TensorStorage(TensorDict(batch_size=[100]))
+    buffer = ReplayBuffer(storage=storage, batch_size=3)
+    assert len(buffer) == 100 and buffer.sample().batch_size == (3,) and storage.get(0).batch_size == ()
+    written = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    written.extend(TensorDict({"g": {"h": {}}}, [3]))
+    assert len(written) == 3 and ("g", "h") in written.sample().keys(True)
+
+
+def test_groups_without_tensors_at_their_level_are_kept():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    data = TensorDict({"x": torch.ones(3), "g": {}, "h": {"i": {"j": torch.ones(3)}, "k": {}}}, [3])
+    buffer.extend(data)
+    assert set(buffer.sample().keys(True)) == set(data.keys(True))
+    assert set(buffer.sample(keys=["x"]).keys(True)) == {"x"}
+
+
+def test_the_state_of_a_tensorclass_of_a_function():
+    @tensorclass
+    class Local:
+        x: torch.Tensor
+
+    def buffer() -> ReplayBuffer:
+        made = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+        made.extend(Local(x=torch.arange(3), batch_size=[3]))
+        return made
+
+    state, same = buffer().state_dict(), buffer()
+    same.load_state_dict(state)
+    assert isinstance(same.sample(), Local)
+    other = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    with pytest.warns(UserWarning, match="loaded as TensorDicts"):
+        other.load_state_dict(state)
+    assert other[:]["x"].tolist() == [0, 1, 2]

@@ -137,14 +137,14 @@ class SamplerEnsemble:
 
 
 def join_infos(chosen: torch.Tensor, infos: Sequence[Mapping[Any, Any]]) -> TensorDict:
-    """Return what comes with the parts of a batch as one TensorDict ``[parts]``.
+    """Return what comes with the parts of a batch as one TensorDict ``[parts, n]``.
 
     Args:
         chosen: the member of each part, ``(parts,)`` int64.
         infos: what came with each part: ``"index"``, ``"generation"``, what the member's sampler adds.
 
     Returns:
-        ``("index", "buffer_ids")``, ``(parts,)``; ``("index", "index")``, ``(parts, n)``, or ``(parts, n, ndim)``
+        ``("index", "buffer_ids")`` and ``("index", "index")``, ``(parts, n)``, or ``(parts, n, ndim)``
         where members have several batch dimensions; every other entry that all parts have, ``(parts, n, ...)``.
 
     Raises:
@@ -152,9 +152,10 @@ def join_infos(chosen: torch.Tensor, infos: Sequence[Mapping[Any, Any]]) -> Tens
     """
     common = [key for key in infos[0] if all(key in info for info in infos)]
     entries = {key: _stacked(key, [info[key] for info in infos]) for key in common}
-    size = [len(infos)]
-    index = TensorDict({"buffer_ids": chosen.clone(), "index": entries.pop("index")}, size)
-    return TensorDict({"index": index, **entries}, size)
+    rows = entries.pop("index")
+    size = rows.shape[:2]
+    members = chosen[:, None].expand(size).clone()
+    return TensorDict({"index": TensorDict({"buffer_ids": members, "index": rows}, size), **entries}, size)
 
 
 def _stacked(key: Any, parts: list[Any]) -> torch.Tensor:

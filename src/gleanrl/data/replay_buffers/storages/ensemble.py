@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
+import torch
 from torch import nn
 
 from gleanrl.data.replay_buffers.storages.base import Storage
@@ -86,20 +87,21 @@ class StorageEnsemble:
         """Return the records at an index, transformed, part by part: the storage's number and its records.
 
         Args:
-            index: a TensorDict or dictionary with ``"buffer_ids"``, ``(parts,)``, and ``"index"``, the index in
-                that storage of each part (see `SamplerEnsemble.sample`).
+            index: a TensorDict or dictionary with ``"buffer_ids"``, ``(parts,)`` or ``(parts, n)``, and ``"index"``,
+                the index in that storage of each part (see `SamplerEnsemble.sample`).
 
         Raises:
             IndexRangeError: outside the stored part of a storage.
         """
         found = []
-        for number, inside in zip(index["buffer_ids"], index["index"], strict=True):
-            storage = self._storages[int(number)]
+        for numbers, inside in zip(index["buffer_ids"], index["index"], strict=True):
+            number = int(torch.as_tensor(numbers).reshape(-1)[0])
+            storage = self._storages[number]
             records = storage.get(inside)
             if storage.collate is not None:
                 records = storage.collate(records)
-            transform = self._transforms[int(number)]
-            found.append((int(number), records if transform is None else transform(records)))
+            transform = self._transforms[number]
+            found.append((number, records if transform is None else transform(records)))
         return found
 
     def set(self, *args: Any, **options: Any) -> NoReturn:

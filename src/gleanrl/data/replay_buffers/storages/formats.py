@@ -50,15 +50,21 @@ def check_all_storable(data: Any, where: str) -> None:
             check_storable(leaf, tree_path(place), where)
 
 
-def format_from_state(state: dict[str, Any]) -> RecordFormat:
-    """Return the format that `RecordFormat.state` described."""
+def format_from_state(state: dict[str, Any], known: RecordFormat | None = None) -> RecordFormat:
+    """Return the format that `RecordFormat.state` described.
+
+    Args:
+        state: what described it.
+        known: a format whose tensorclasses are known, those of functions too; None for none.
+    """
     fields = {
         tuple(path): Field(torch.Size(shape), dtype)
         for path, shape, dtype in zip(state["paths"], state["shapes"], state["dtypes"], strict=True)
     }
     if state["kind"] == "tree":
         return TreeFormat(Schema(fields), _pytree.tree_flatten(state["tree"])[1])
-    classes = from_names(state.get("classes", ()))
+    mine = known.classes.values() if isinstance(known, TensorDictFormat) else ()
+    classes = from_names(state.get("classes", ()), mine)
     groups = {tuple(path): tuple(size) for path, size in state.get("groups", ())}
     empty = [tuple(path) for path in state.get("empty", ())]
     return TensorDictFormat(Schema(fields, groups, empty), torch.Size(state["item_shape"]), classes)

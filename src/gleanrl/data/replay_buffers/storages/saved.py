@@ -34,7 +34,7 @@ class Rows:
         return Rows(table.form, [self.columns[index(path)] for path in table.stored.paths], table)
 
 
-def read_rows(reader: StateReader, state: StorageState) -> Rows | None:
+def read_rows(reader: StateReader, state: StorageState, known: RecordFormat | None = None) -> Rows | None:
     """Return the records in a state; None if it holds none and has no schema.
 
     Raises:
@@ -43,7 +43,7 @@ def read_rows(reader: StateReader, state: StorageState) -> Rows | None:
     if "columns" not in reader and not state.rows:
         return None
     columns = reader.get("columns")
-    form = format_from_state(reader.get("format"))
+    form = format_from_state(reader.get("format"), known)
     if not isinstance(columns, (list, tuple)) or len(columns) != len(form.schema):
         raise reader.wrong("columns", f"a list of {len(form.schema)} tensors")
     leaves: list[Leaf] = []

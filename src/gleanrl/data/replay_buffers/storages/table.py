@@ -68,10 +68,13 @@ class Table:
         Raises:
             CapacityError: too little memory or disk.
         """
-        new = form.schema.paths[len(self.form.schema) :]
-        columns = allocate(new, [form.schema[path] for path in new], self.columns.num_rows)
-        both = GivenColumns([*self.columns.columns, *columns], allocate.exclusive, allocate.shared)
-        table = Table(form, self.columns.num_rows, both)
+        rows, schema = self.columns.num_rows, form.schema
+        new = schema.paths[len(self.form.schema) :]
+        dense = [path for path in new if path not in schema.lists]
+        columns = allocate(dense, [schema[path] for path in dense], rows) if dense else []
+        lists = [new_column((rows,), schema[path]) for path in new if path in schema.lists]
+        both = [*self.columns.columns, *columns, *self.lists.values(), *lists]
+        table = Table(form, rows, GivenColumns(both, allocate.exclusive, allocate.shared))
         table.mask = self.mask
         return table
 

@@ -326,7 +326,7 @@ class TensorStorage(Storage):
         return {"format": content.form.state(), "columns": columns}
 
     def _parse_content(self, reader: StateReader, state: StorageState) -> Rows | None:
-        rows = read_rows(reader, state)
+        rows = read_rows(reader, state, None if self._table is None else self._table.form)
         if rows is None:
             return None
         table = self._table

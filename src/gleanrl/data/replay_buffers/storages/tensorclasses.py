@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tensordict import LazyStackedTensorDict, TensorDict, is_non_tensor, is_tensor_collection, is_tensorclass
@@ -57,21 +58,39 @@ def classes_below(paths: Sequence[Path], classes: Mapping[Path, type[Any]]) -> d
 
 def to_names(classes: Mapping[Path, type[Any]]) -> list[tuple[list[str], str]]:
     """Return `classes` as plain values, ``"module:Class"`` for each path."""
-    return [(list(path), f"{kind.__module__}:{kind.__qualname__}") for path, kind in classes.items()]
+    return [(list(path), _name_of(kind)) for path, kind in classes.items()]
 
 
-def from_names(named: Sequence[tuple[Sequence[str], str | type[Any]]]) -> dict[Path, type[Any]]:
+def from_names(
+    named: Sequence[tuple[Sequence[str], str | type[Any]]], known: Iterable[type[Any]] = ()
+) -> dict[Path, type[Any]]:
     """Return the classes that `to_names` described, or that stand there themselves.
 
-    Looks only at modules that the program has imported.
+    Looks only at modules that the program has imported, and at `known` classes. Records of a class that was made
+    within a function, which no name leads to, are TensorDicts, with a warning.
 
     Raises:
-        SchemaError: a class that isn't there.
+        SchemaError: a class of a module that isn't imported, or hasn't got it.
     """
-    return {tuple(path): _class_named(name) if isinstance(name, str) else name for path, name in named}
+    own = {_name_of(kind): kind for kind in known}
+    found = {tuple(path): name if isinstance(name, type) else _class_named(name, own) for path, name in named}
+    return {path: kind for path, kind in found.items() if kind is not None}
 
 
-def _class_named(name: str) -> type[Any]:
+def _name_of(kind: type[Any]) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _class_named(name: str, known: Mapping[str, type[Any]]) -> type[Any] | None:
+    if name in known:
+        return known[name]
+    if "<locals>" in name:
+        warnings.warn(
+            f"load_state_dict: the records are of the tensorclass {name!r}, which was made within a function and can't "
+            "be found by its name; they are loaded as TensorDicts",
+            stacklevel=2,
+        )
+        return None
     module, _, qualified = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in qualified.split("."):
@@ -79,6 +98,6 @@ def _class_named(name: str) -> type[Any]:
     if not (isinstance(found, type) and is_tensorclass(found)):
         raise SchemaError(
             f"load_state_dict: the records are of the tensorclass {name!r}, which isn't known here: import its "
-            "module first (a class that was made within a function can't be found by its name)"
+            "module first"
         )
     return found

@@ -68,7 +68,8 @@ class TensorDictFormat(RecordFormat):
         if not set(mine.paths) < set(theirs.paths):
             return None
         fields = {**mine.items(), **{p: theirs[p] for p in theirs.paths if p not in mine}}
-        return TensorDictFormat(Schema(fields, {**theirs.groups, **mine.groups}), self.item_shape)
+        whole = Schema(fields, {**theirs.groups, **mine.groups}, theirs.layout.empty)
+        return TensorDictFormat(whole, self.item_shape)
 
     def _check_classes(self, data: Any, where: str) -> None:
         """Raise `InvalidTypeError` unless `data` is made of the very tensorclasses that the records are."""

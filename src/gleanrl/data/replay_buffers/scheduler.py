@@ -1,0 +1,210 @@
+"""Schedules of sampler parameters: `alpha` and `beta` of priorities, or whatever else a sampler has."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from gleanrl.data.replay_buffers.buffer import ReplayBuffer
+from gleanrl.data.replay_buffers.samplers.base import Sampler
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError
+from gleanrl.state import Stateful, StateReader
+
+_CHANGES = {
+    "multiplicative": lambda value, gamma: value * gamma,
+    "additive": lambda value, gamma: value + gamma,
+}
+
+
+class ScheduleState(NamedTuple):
+    """How far a schedule is, and what it began with."""
+
+    steps: int
+    initial: float
+
+
+class ParameterScheduler(Stateful[ScheduleState]):
+    """Changes a parameter of a sampler at every `step`.
+
+    Args:
+        obj: the sampler, or a buffer: its sampler at each step.
+        param_name: the attribute to change.
+        min_value: its lower bound; None for none.
+        max_value: its upper bound; None for none.
+
+    Raises:
+        InvalidTypeError: neither a sampler nor a buffer.
+        InvalidArgumentError: the sampler has no such attribute.
+    """
+
+    def __init__(
+        self,
+        obj: ReplayBuffer | Sampler,
+        param_name: str,
+        min_value: float | None = None,
+        max_value: float | None = None,
+    ) -> None:
+        if not isinstance(obj, (ReplayBuffer, Sampler)):
+            raise InvalidTypeError(
+                f"{type(self).__name__}: expected a ReplayBuffer or a Sampler, got {obj!r}"
+            )
+        self._of = obj
+        self.param_name = param_name
+        if not hasattr(self.sampler, param_name):
+            raise InvalidArgumentError(
+                f"param_name: a {type(self.sampler).__name__} has no attribute {param_name!r}"
+            )
+        self._least = -math.inf if min_value is None else min_value
+        self._most = math.inf if max_value is None else max_value
+        self._state = ScheduleState(0, getattr(self.sampler, param_name))
+
+    @property
+    def sampler(self) -> Sampler:
+        """Whose parameter it is."""
+        return self._of.sampler if isinstance(self._of, ReplayBuffer) else self._of
+
+    def step(self) -> None:
+        """Set the parameter to its next value."""
+        steps, sampler = self._state.steps + 1, self.sampler
+        value = self._value(steps, self._state.initial, getattr(sampler, self.param_name))
+        setattr(sampler, self.param_name, min(max(value, self._least), self._most))
+        self._state = self._state._replace(steps=steps)
+
+    @abstractmethod
+    def _value(self, steps: int, initial: Any, current: Any) -> Any:
+        """Return the value at step `steps`, 1 and more, given the one at the beginning and the present one."""
+
+    def snapshot(self) -> ScheduleState:
+        """Return how far it is; the parameter itself is part of the sampler's state."""
+        return self._state
+
+    def parse(self, state: Any) -> ScheduleState:
+        """Return the value of a saved state; `SchemaError` for anything else."""
+        reader = StateReader(state, f"a {type(self).__name__}")
+        return ScheduleState(reader.integer("steps"), reader.number("initial"))
+
+    def adopt(self, value: ScheduleState) -> None:
+        """Go on from a value."""
+        self._state = value
+
+
+class LinearScheduler(ParameterScheduler):
+    """Moves a parameter from its value at construction to another one, in equal steps.
+
+    Args:
+        obj: see `ParameterScheduler`.
+        param_name: see `ParameterScheduler`.
+        final_value: where it ends, and stays.
+        num_steps: after how many steps, 1 or more.
+
+    Examples:
+        >>> from gleanrl.data import PrioritizedSampler
+        >>> sampler = PrioritizedSampler(10, alpha=0.7, beta=0.5)
+        >>> schedule = LinearScheduler(sampler, "beta", final_value=1.0, num_steps=2)
+        >>> for _ in range(3):
+        ...     schedule.step()
+        ...     print(sampler.beta)
+        0.75
+        1.0
+        1.0
+    """
+
+    def __init__(
+        self, obj: ReplayBuffer | Sampler, param_name: str, final_value: float, num_steps: int
+    ) -> None:
+        super().__init__(obj, param_name)
+        if num_steps < 1:
+            raise InvalidArgumentError(f"num_steps: expected 1 or more, got {num_steps}")
+        self.final_value, self.num_steps = final_value, num_steps
+
+    def _value(self, steps: int, initial: Any, current: Any) -> Any:
+        if steps >= self.num_steps:
+            return self.final_value
+        return initial + (self.final_value - initial) * (steps / self.num_steps)
+
+
+class StepScheduler(ParameterScheduler):
+    """Multiplies a parameter by a factor, or adds to it, once in so many steps.
+
+    Args:
+        obj: see `ParameterScheduler`.
+        param_name: see `ParameterScheduler`.
+        gamma: the factor, or what is added.
+        n_steps: once in how many steps, 1 or more.
+        mode: ``"multiplicative"`` or ``"additive"``.
+        min_value: see `ParameterScheduler`.
+        max_value: see `ParameterScheduler`.
+    """
+
+    def __init__(
+        self,
+        obj: ReplayBuffer | Sampler,
+        param_name: str,
+        gamma: float = 0.9,
+        n_steps: int = 1,
+        mode: str = "multiplicative",
+        min_value: float | None = None,
+        max_value: float | None = None,
+    ) -> None:
+        super().__init__(obj, param_name, min_value, max_value)
+        if mode not in _CHANGES:
+            raise InvalidArgumentError(f"mode: expected one of {tuple(_CHANGES)}, got {mode!r}")
+        if n_steps < 1:
+            raise InvalidArgumentError(f"n_steps: expected 1 or more, got {n_steps}")
+        self.gamma, self.n_steps, self.mode = gamma, n_steps, mode
+
+    def _value(self, steps: int, initial: Any, current: Any) -> Any:
+        return current if steps % self.n_steps else _CHANGES[self.mode](current, self.gamma)
+
+
+class LambdaScheduler(ParameterScheduler):
+    """Sets a parameter to its value at construction times a function of the steps.
+
+    Args:
+        obj: see `ParameterScheduler`.
+        param_name: see `ParameterScheduler`.
+        lambda_fn: gets the number of the step, 1 for the first one, and returns a factor.
+        min_value: see `ParameterScheduler`.
+        max_value: see `ParameterScheduler`.
+    """
+
+    def __init__(
+        self,
+        obj: ReplayBuffer | Sampler,
+        param_name: str,
+        lambda_fn: Callable[[int], float],
+        min_value: float | None = None,
+        max_value: float | None = None,
+    ) -> None:
+        super().__init__(obj, param_name, min_value, max_value)
+        self.lambda_fn = lambda_fn
+
+    def _value(self, steps: int, initial: Any, current: Any) -> Any:
+        return initial * self.lambda_fn(steps)
+
+
+class SchedulerList:
+    """Several schedules that step together.
+
+    Args:
+        schedulers: the schedules.
+    """
+
+    def __init__(self, schedulers: ParameterScheduler | Iterable[ParameterScheduler]) -> None:
+        given = [schedulers] if isinstance(schedulers, ParameterScheduler) else [*schedulers]
+        self.schedulers: list[ParameterScheduler] = []
+        for scheduler in given:
+            self.append(scheduler)
+
+    def append(self, scheduler: ParameterScheduler) -> None:
+        """Add a schedule."""
+        if not isinstance(scheduler, ParameterScheduler):
+            raise InvalidTypeError(f"schedulers: expected a ParameterScheduler, got {scheduler!r}")
+        self.schedulers.append(scheduler)
+
+    def step(self) -> None:
+        """Step all of them."""
+        for scheduler in self.schedulers:
+            scheduler.step()
