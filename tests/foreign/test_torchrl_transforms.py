@@ -177,3 +177,10 @@ def test_buffers_take_them():
     buffer.extend(data)
     assert torch.equal(buffer[:]["observation"], data["observation"] * 2 + 0.5)
     assert torch.equal(buffer[:]["next", "reward"], data["next", "reward"] * 2)
+
+
+def test_one_that_takes_several_steps_at_once():
+    env = TransformedEnv(CountingEnv(Script(ending="never")), theirs.MultiAction())
+    data = env.rollout(2, lambda td: td.set("action", torch.zeros(3, 2)))
+    assert data["next", "observation"][:, 2].tolist() == [3.0, 6.0]
+    assert data["next", "reward"].shape == (2, 3, 1) and len(env.base_env.actions) == 6

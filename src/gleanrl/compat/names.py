@@ -151,6 +151,14 @@ UNSERVED: tuple[Unserved, ...] = (
         "gleanrl.envs.transforms",
     ),
     *_out_of_scope(
+        "ActionChunkTransform ActionScaling ExpandAs FlattenAction FlattenTensorDict "
+        "MicroDuckTaskSampler ModuleTransform MultiAction NextObservationDelta NextStateReconstructor "
+        "ObservationTransform PolicyAgeFilter RandomTruncationTransform RayTransform TerminateTransform gSDENoise",
+        "a transform of 0.9 to 0.14 that isn't served: put TorchRL's own into a TransformedEnv",
+        "gleanrl.envs",
+        "gleanrl.envs.transforms",
+    ),
+    *_out_of_scope(
         "KLRewardTransform Tokenizer",
         "of language models, of 0.3 to 0.14; out of scope: put TorchRL's own into a TransformedEnv",
         "gleanrl.envs",

@@ -10,6 +10,7 @@ from gleanrl.envs.transforms import (
     BinarizeReward,
     ClipTransform,
     Compose,
+    LineariseRewards,
     RewardClipping,
     RewardScaling,
     RewardSum,
@@ -19,7 +20,8 @@ from gleanrl.envs.transforms import (
     TransformedEnv,
 )
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
-from tests.envs.transforms.ways import batched, collect_both_ways, joined, single, team
+from tests.envs.transforms.ways import SCRIPT, batched, collect_both_ways, joined, single, team
+from tests.fakes_base import CountingEnv
 
 
 def plain(env):
@@ -115,3 +117,37 @@ def test_bad_arguments_are_refused():
         RewardScaling(0.0, 0.0, standard_normal=True)
     with pytest.raises(UnsupportedError, match="replay buffer"):
         TargetReturn(1.0)(TensorDict({}, []))
+
+
+class TwoAims(CountingEnv):
+    """A reward of two components."""
+
+    def _declare(self):
+        super()._declare()
+        self.reward_spec = Bounded(-2.0, 4.0, (*self.batch_size, 2))
+
+    def _step(self, tensordict):
+        out = super()._step(tensordict)
+        return out.set("reward", torch.cat([out["reward"], -out["reward"] / 2], -1))
+
+
+@pytest.mark.parametrize(
+    ("weights", "low", "high"), [(None, -4, 8), ([1.0, 2.0], -6, 12), ([1.0, -2.0], None, None)]
+)
+def test_several_rewards_become_one(weights, low, high):
+    def chain():
+        return [LineariseRewards(["reward"], weights=weights)]
+
+    env = TransformedEnv(TwoAims(SCRIPT, (2,)), *chain())
+    check_env_specs(env)
+    assert env.reward_spec.shape == (2, 1)
+    if low is not None:
+        assert env.reward_spec.low.flatten()[0] == low and env.reward_spec.high.flatten()[0] == high
+    rows = joined(collect_both_ways(lambda: TwoAims(SCRIPT, (2,)), chain))["next", "reward"]
+    plain = joined(collect_both_ways(lambda: TwoAims(SCRIPT, (2,)), list))["next", "reward"]
+    assert torch.allclose(rows[..., 0], (plain * torch.tensor(weights or [1.0, 1.0])).sum(-1))
+
+
+def test_there_is_a_weight_for_each_component():
+    with pytest.raises(InvalidArgumentError, match="2 weights"):
+        TransformedEnv(TwoAims(), LineariseRewards(["reward"], weights=[1.0])).reward_spec  # noqa: B018

@@ -24,6 +24,8 @@ from gleanrl.envs.transforms.env import TransformedEnv
 from gleanrl.envs.transforms.episodes import InitTracker, RewardSum, StepCounter, TargetReturn
 from gleanrl.envs.transforms.foreign import ForeignTransform
 from gleanrl.envs.transforms.frames import CatFrames
+from gleanrl.envs.transforms.functions import Hash, UnaryTransform
+from gleanrl.envs.transforms.measuring import Timer, TrajCounter
 from gleanrl.envs.transforms.multi_step import MultiStepTransform
 from gleanrl.envs.transforms.normalization import ObservationNorm
 from gleanrl.envs.transforms.pixels import CenterCrop, Crop, GrayScale, Resize, ToTensorImage
@@ -31,6 +33,7 @@ from gleanrl.envs.transforms.primer import TensorDictPrimer
 from gleanrl.envs.transforms.rewards import (
     BinarizeReward,
     ClipTransform,
+    LineariseRewards,
     RewardClipping,
     RewardScaling,
     SignTransform,
@@ -42,12 +45,14 @@ from gleanrl.envs.transforms.shapes import (
     SqueezeTransform,
     UnsqueezeTransform,
 )
+from gleanrl.envs.transforms.stacking import Stack
 from gleanrl.envs.transforms.structure import (
     ExcludeTransform,
     RemoveEmptySpecs,
     RenameTransform,
     SelectTransform,
 )
+from gleanrl.envs.transforms.switching import ConditionalPolicySwitch, ConditionalSkip
 from gleanrl.envs.transforms.vec_norm import VecNorm, VecNormV2
 
 __all__ = [
@@ -63,6 +68,8 @@ __all__ = [
     "CenterCrop",
     "ClipTransform",
     "Compose",
+    "ConditionalPolicySwitch",
+    "ConditionalSkip",
     "Crop",
     "DTypeCastTransform",
     "DeviceCastTransform",
@@ -75,7 +82,9 @@ __all__ = [
     "ForeignTransform",
     "FrameSkipTransform",
     "GrayScale",
+    "Hash",
     "InitTracker",
+    "LineariseRewards",
     "MultiStepTransform",
     "NoopResetEnv",
     "ObservationNorm",
@@ -92,13 +101,17 @@ __all__ = [
     "SelectTransform",
     "SignTransform",
     "SqueezeTransform",
+    "Stack",
     "StepCounter",
     "TargetReturn",
     "TensorDictPrimer",
     "TimeMaxPool",
+    "Timer",
     "ToTensorImage",
+    "TrajCounter",
     "Transform",
     "TransformedEnv",
+    "UnaryTransform",
     "UnsqueezeTransform",
     "VecGymEnvTransform",
     "VecNorm",

@@ -16,6 +16,7 @@ from gleanrl.block import Field
 from gleanrl.data.specs import TensorSpec, contains_lazy_spec, from_torchrl
 from gleanrl.envs.base import BEHIND_TRANSFORM, REPLACED, EnvBase
 from gleanrl.envs.env_specs import EnvSpecs
+from gleanrl.envs.outcomes import with_rows_held
 from gleanrl.envs.state import adopt_state, load_state, parse_state
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.columns import declared, lists_pass
@@ -243,8 +244,21 @@ class TransformedEnv(EnvBase):
             raise EnvironmentContractError(
                 "a transform held an environment's input back: that one is for buffers"
             )
-        outcome = self.base_env.step(inner).get("next")
-        return self.transform._step(tensordict, outcome)
+        mask = None if tensordict.get("_step", None) is not None else inner.get("_step", None)
+        if mask is not None and not bool(mask.any()):  # a transform leaves the step out
+            return with_rows_held(self._nothing(), tensordict, mask, self._specs)
+        outcome = self.transform._step(tensordict, self.base_env.step(inner).get("next"))
+        return outcome if mask is None else with_rows_held(outcome, tensordict, mask, self._specs)
+
+    def _nothing(self) -> TensorDictBase:
+        """Return an outcome of zeros."""
+        zeros = [self._specs.full(role).zero() for role in ("observation", "reward", "done")]
+        return (
+            TensorDict({}, self.batch_size, device=self.device)
+            .update(zeros[0])
+            .update(zeros[1])
+            .update(zeros[2])
+        )
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         request = self._reset_env_preprocess(tensordict)
@@ -345,6 +359,8 @@ class TransformedEnv(EnvBase):
         traits = self.traits
         waits = traits.masks_frames and traits.resets_some
         rows = self.transform.takes_rows() and not base.state_keys and not waits
+        if isinstance(base, TransformedEnv):  # what needs TensorDicts there may read what is added here
+            rows = rows and base.transform.takes_rows()
         rows = rows and set(self.reset_keys) == set(base.reset_keys)  # else base would reset by others
         rows = rows and is_native(self, *REPLACED, "_base_reset", of=TransformedEnv) and lists_pass(self)
         return TransformedStepper(self, rules) if rows else TensorDictStepper(self, rules)

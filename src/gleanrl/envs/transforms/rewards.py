@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from gleanrl.data.specs import Binary, Bounded, TensorSpec
 from gleanrl.envs.transforms.keys import Keys
 from gleanrl.envs.transforms.mapping import EntryTransform
+from gleanrl.envs.transforms.spec_tools import mapped
 from gleanrl.errors import InvalidArgumentError
 from gleanrl.tree import NestedKey
 
@@ -179,6 +181,38 @@ class BinarizeReward(_OfRewards):
 
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
         return Binary(shape=spec.shape, device=spec.device, dtype=torch.int8)
+
+
+class LineariseRewards(EntryTransform):
+    """Replaces rewards with several components by a weighted sum of them, ``(*batch, 1)``.
+
+    Args:
+        in_keys: rewards ``(*batch, n)``.
+        out_keys: where the sums stand; None for in place.
+        weights: n numbers, the same for all of `in_keys`; None for ones.
+    """
+
+    def __init__(
+        self, in_keys: Keys, out_keys: Keys | None = None, *, weights: Sequence[float] | Tensor | None = None
+    ) -> None:
+        super().__init__(in_keys, out_keys)
+        self.register_buffer(
+            "weights", None if weights is None else torch.as_tensor(weights, dtype=torch.float32)
+        )
+
+    def _apply_transform(self, value: Tensor) -> Tensor:
+        weights = self._buffers["weights"]
+        if weights is not None and weights.shape != value.shape[-1:]:
+            raise InvalidArgumentError(
+                f"LineariseRewards: expected {value.shape[-1]} weights, one for each component, got {weights.tolist()}"
+            )
+        weighted = value if weights is None else value * weights.to(value.dtype)
+        return weighted.sum(-1, keepdim=True)
+
+    def _leaf(self, spec: TensorSpec) -> TensorSpec:
+        weights = self._buffers["weights"]
+        rising = weights is None or bool((weights >= 0).all())
+        return mapped(spec, self._apply_transform, monotone=rising)
 
 
 def _interval(low_name: str, low: Any, high_name: str, high: Any) -> tuple[Any, Any]:

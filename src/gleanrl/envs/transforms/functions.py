@@ -1,0 +1,133 @@
+"""Entries mapped by a function of the user's: `UnaryTransform`, `Hash`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import is_non_tensor
+from torch import Tensor
+
+from gleanrl.data.specs import NonTensor, TensorSpec, Unbounded
+from gleanrl.envs.transforms.keys import Keys
+from gleanrl.envs.transforms.mapping import EntryTransform
+from gleanrl.errors import UnsupportedError
+
+
+class UnaryTransform(EntryTransform):
+    """Maps entries by a function, which may return anything.
+
+    What it makes of the environment's entries is found out by one call on zeros: tensors of that shape and dtype, or
+    objects.
+
+    Args:
+        in_keys: what is read.
+        out_keys: where the results stand.
+        in_keys_inv: what the environment, or the buffer, gets.
+        out_keys_inv: what the user writes; None for the same keys.
+        fn: the function, of one entry.
+        inv_fn: the function of what goes in; None for `fn`.
+        use_raw_nontensor: whether objects are given in their `NonTensorData`.
+    """
+
+    on_rows = False
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys,
+        in_keys_inv: Keys | None = None,
+        out_keys_inv: Keys | None = None,
+        *,
+        fn: Callable[[Any], Any],
+        inv_fn: Callable[[Any], Any] | None = None,
+        use_raw_nontensor: bool = False,
+    ) -> None:
+        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
+        self.fn, self.inv_fn = fn, fn if inv_fn is None else inv_fn
+        self.use_raw_nontensor = use_raw_nontensor
+
+    def _read(self, value: Any) -> Any:
+        return value.data if is_non_tensor(value) and not self.use_raw_nontensor else value
+
+    def _apply_transform(self, value: Any) -> Any:
+        return self.fn(self._read(value))
+
+    def _inv_apply_transform(self, value: Any) -> Any:
+        return self.inv_fn(self._read(value))
+
+    def _leaf(self, spec: TensorSpec) -> TensorSpec:
+        made = self._apply_transform(spec.zero())
+        if not isinstance(made, Tensor):
+            return NonTensor(shape=spec.shape[:0] if self.parent is None else self.parent.batch_size)
+        return Unbounded(made.shape, dtype=made.dtype, device=spec.device)
+
+
+class Hash(UnaryTransform):
+    """Adds a hash of each entry.
+
+    Args:
+        in_keys: what is hashed.
+        out_keys: where the hashes stand.
+        in_keys_inv: where what was hashed goes, looked up in `repertoire`.
+        out_keys_inv: hashes.
+        hash_fn: called as ``hash_fn(value)``, or ``hash_fn(value, seed)`` with a `seed`; returns a tensor. None for
+            `reproducible_hash`.
+        seed: see `hash_fn`.
+        use_raw_nontensor: see `UnaryTransform`.
+        repertoire: is filled with what was hashed, by the hash as a tuple; it is used, not copied. None to keep
+            nothing.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys,
+        in_keys_inv: Keys | None = None,
+        out_keys_inv: Keys | None = None,
+        *,
+        hash_fn: Callable[..., Tensor] | None = None,
+        seed: Any = None,
+        use_raw_nontensor: bool = False,
+        repertoire: dict[tuple[int, ...], Any] | None = None,
+    ) -> None:
+        super().__init__(
+            in_keys,
+            out_keys,
+            in_keys_inv,
+            out_keys_inv,
+            fn=self._hashed,
+            inv_fn=self.get_input_from_hash,
+            use_raw_nontensor=use_raw_nontensor,
+        )
+        self.hash_fn = self.reproducible_hash if hash_fn is None else hash_fn
+        self.seed, self.repertoire = seed, repertoire
+
+    def _hashed(self, value: Any) -> Tensor:
+        made = self.hash_fn(value) if self.seed is None else self.hash_fn(value, self.seed)
+        if self.repertoire is not None:
+            self.repertoire[tuple(made.flatten().tolist())] = value
+        return made
+
+    def get_input_from_hash(self, hash_tensor: Tensor) -> Any:
+        """Return what had this hash; None if nothing in the repertoire had.
+
+        Raises:
+            UnsupportedError: without a repertoire.
+        """
+        if self.repertoire is None:
+            raise UnsupportedError("Hash: what was hashed isn't kept; give a repertoire")
+        return self.repertoire.get(tuple(hash_tensor.flatten().tolist()))
+
+    @staticmethod
+    def reproducible_hash(string: Any, seed: Any = None) -> Tensor:
+        """Return the SHA-256 digest of a string, or of a tensor's bytes, ``(32,)`` uint8; the same in every process."""
+        text = (
+            string.detach().cpu().contiguous().numpy().tobytes()
+            if isinstance(string, Tensor)
+            else str(string).encode()
+        )
+        salt = b"" if seed is None else str(seed).encode()
+        return torch.frombuffer(bytearray(hashlib.sha256(salt + text).digest()), dtype=torch.uint8)

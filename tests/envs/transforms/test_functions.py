@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gleanrl.data import NonTensor
+from gleanrl.envs import check_env_specs
+from gleanrl.envs.transforms import Compose, Hash, TransformedEnv, UnaryTransform
+from gleanrl.errors import UnsupportedError
+from tests.envs.transforms.ways import SCRIPT
+from tests.fakes_base import CountingEnv
+
+
+@pytest.mark.parametrize("size", [(), (2,)], ids=str)
+def test_entries_are_mapped_by_a_function(size):
+    double = UnaryTransform(["observation"], ["sum"], fn=lambda x: x.sum(-1, keepdim=True).double())
+    env = TransformedEnv(CountingEnv(SCRIPT, size), double)
+    check_env_specs(env)
+    assert (
+        env.observation_spec["sum"].shape == (*size, 1) and env.observation_spec["sum"].dtype == torch.float64
+    )
+    data = env.rollout(5, break_when_any_done=False)
+    assert torch.equal(data["next", "sum"], data["next", "observation"].sum(-1, keepdim=True).double())
+
+
+def test_what_goes_in_is_mapped_by_the_other_one():
+    shift = UnaryTransform(["a"], ["a"], ["a"], ["a"], fn=lambda x: x + 1, inv_fn=lambda x: x - 1)
+    data = TensorDict({"a": torch.zeros(2)}, [2])
+    assert shift(data.clone())["a"].tolist() == [1.0, 1.0] and shift.inv(data)["a"].tolist() == [-1.0, -1.0]
+    both = UnaryTransform(["a"], ["a"], ["a"], ["a"], fn=lambda x: x + 1)
+    assert both.inv(data)["a"].tolist() == [1.0, 1.0]
+
+
+def test_a_function_may_return_anything():
+    text = UnaryTransform(["observation"], ["text"], fn=lambda x: str(int(x[2])))
+    env = TransformedEnv(CountingEnv(SCRIPT), Compose(text, Hash(["text"], ["hash"])))
+    assert isinstance(env.observation_spec["text"], NonTensor) and env.observation_spec["hash"].shape == (32,)
+    data = env.rollout(3)
+    words = list(data.get("text").tolist())
+    assert words == [str(int(step)) for step in data["observation"][:, 2]]
+    assert data["hash"].tolist() == [list(hashlib.sha256(word.encode()).digest()) for word in words]
+
+
+def test_hashes_with_a_seed_and_a_repertoire():
+    known = {}
+    transform = Hash(["a"], ["h"], seed=3, repertoire=known)
+    made = transform(TensorDict({"a": "hello"}))["h"]
+    assert made.tolist() == list(hashlib.sha256(b"3hello").digest()) and list(known.values()) == ["hello"]
+    assert transform.get_input_from_hash(made) == "hello"
+    assert transform.get_input_from_hash(torch.zeros(32)) is None
+    back = Hash(["a"], ["h"], ["a"], ["h"], repertoire=known).inv(TensorDict({"h": made}))
+    assert back["a"] == "hello"
+    with pytest.raises(UnsupportedError, match="repertoire"):
+        Hash(["a"], ["h"]).get_input_from_hash(made)
+    big = torch.arange(3000.0)
+    other = big.clone()
+    other[1500] = 0
+    assert not torch.equal(Hash.reproducible_hash(big), Hash.reproducible_hash(other))
+    own = Hash(["a"], ["h"], hash_fn=lambda value, seed: torch.tensor([len(value) + seed]), seed=5)
+    assert own(TensorDict({"a": "abc"}))["h"].tolist() == [8]
