@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from gleanrl.collectors import SyncDataCollector
 from gleanrl.envs import ParallelEnv, SerialEnv
 from gleanrl.envs.state import adopt_state, parse_state
 from gleanrl.envs.transforms import RewardSum, StepCounter, TransformedEnv, VecNorm
+from gleanrl.errors import SchemaError
 from tests.fakes import FakeFailure
 from tests.fakes_base import CountingEnv
 
@@ -142,3 +144,19 @@ def test_a_state_that_does_not_fit_changes_nothing(kind):
         adopt_state(env, value)
         assert alike(env.state_dict(), saved)
     env.close()
+
+
+@pytest.mark.parametrize("junk", [5, None, [1], "x"], ids=repr)
+@pytest.mark.parametrize(
+    "make",
+    [Counted, Own, lambda: behind(Own()), lambda: serial(Counted()), lambda: serial(Own())],
+    ids=["its own", "by itself", "behind a transform", "in a batch", "by itself in a batch"],
+)
+def test_what_is_no_state_is_a_schema_error(make, junk):
+    env = make()
+    collector = SyncDataCollector(env, frames_per_batch=6, total_frames=6)
+    state = {**collector.state_dict(), "env_state_dict": junk}
+    if junk is not None:
+        with pytest.raises(SchemaError, match="expected the state of"):
+            collector.load_state_dict(state)
+    collector.shutdown()

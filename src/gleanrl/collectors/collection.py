@@ -21,6 +21,7 @@ from gleanrl.collectors.options import CollectionOptions, warn
 from gleanrl.collectors.source import Collected, Source
 from gleanrl.collectors.tracking import Numbering, Trajectories
 from gleanrl.collectors.weights import PolicyWeights, check_loads
+from gleanrl.envs.state import check_state
 from gleanrl.errors import (
     InvalidArgumentError,
     InvalidTypeError,
@@ -348,6 +349,7 @@ class Collection(Source, Stateful[CollectionState]):
             trajectories=value.trajectories.apart_from(self._now.trajectories),
         )
         if state.get("env_state_dict"):  # the one part that checks and changes in one call: it comes first
+            check_state(self.env, state["env_state_dict"])
             self.env.load_state_dict(state["env_state_dict"], strict=strict)
 
         def change() -> None:

@@ -78,6 +78,7 @@ class GymRegistration:
             return GymAdapter(env, info_keys or (), to_numpy)
 
         theirs = {name: kwargs.pop(name) for name in _GYMNASIUMS & kwargs.keys()}
+        theirs.setdefault("disable_env_checker", not to_numpy)  # it complains of tensors
         gymnasium.register(id, entry_point=adapted, kwargs={**theirs.pop("kwargs", {}), **kwargs}, **theirs)
 
 

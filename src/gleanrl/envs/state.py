@@ -10,6 +10,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from gleanrl.errors import SchemaError
 from gleanrl.system.interrupts import to_the_end
 
 
@@ -24,16 +25,30 @@ def parse_state(env: Any, state: Any, strict: bool) -> Any:
     """Return the value for `adopt_state` of a saved state of any environment; nothing changes.
 
     Raises:
+        SchemaError: if it isn't one.
         Exception: what the environment raises for a state that doesn't fit.
     """
     if _parses(type(env)):
         return env.parse_state(state, strict)
+    check_state(env, state)
     before = copy.deepcopy(dict(env.state_dict()))
     try:
         env.load_state_dict(copy.deepcopy(state), strict=strict)
     finally:
         env.load_state_dict(before)
     return _Tried(copy.deepcopy(state), strict)
+
+
+def check_state(env: Any, state: Any) -> None:
+    """Raise unless `state` is a mapping, as the states of all environments are.
+
+    Raises:
+        SchemaError: if it isn't.
+    """
+    if not isinstance(state, Mapping):
+        raise SchemaError(
+            f"load_state_dict: expected the state of a {type(env).__name__}, got {type(state).__name__}"
+        )
 
 
 def adopt_state(env: Any, value: Any) -> None:

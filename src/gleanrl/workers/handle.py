@@ -180,9 +180,9 @@ class Worker:
         """Which step it's at, or was at when it ended."""
         return self.progress[STEP]
 
-    def halt(self) -> None:
-        """Let the worker break off what is long, as soon as it looks."""
-        self.progress[HALT] = 1
+    def halt(self, wanted: bool = True) -> None:
+        """Let the worker break off what is long, as soon as it looks; or let it work on from the next request."""
+        self.progress[HALT] = wanted
 
     @property
     def has_ended(self) -> bool:

@@ -11,7 +11,6 @@ from gleanrl.envs.vector.metadata import (
     EnvMetaData,
     common_batch_size,
     common_device,
-    exclusive_keys,
     read_metadata,
     stackable,
     stacked_spec,
@@ -59,7 +58,7 @@ def test_specs_are_stacked():
     each = read_metadata(factories(2, oracle, None))
     spec = stacked_spec("observation", each, None)
     assert isinstance(spec, Composite) and spec["observation"].shape == (2, 3)
-    assert stackable(each) and not exclusive_keys(each)
+    assert stackable(each)
 
 
 def test_unlike_specs():
@@ -67,14 +66,14 @@ def test_unlike_specs():
     wide = CountingEnv()
     wide.action_spec = Bounded(-2.0, 2.0, (2,))
     each = read_metadata(factories(2, [tight, wide], None))
-    assert stackable(each) and not exclusive_keys(each)
+    assert stackable(each)
     assert stacked_spec("action", each, None)["action"].rand().shape == (2, 2)
     each = read_metadata(factories(2, [oracle, with_goal], None))
-    assert not stackable(each) and exclusive_keys(each)
+    assert not stackable(each)
     longer = CountingEnv()
     longer.observation_spec = Composite(observation=Unbounded((4,)))
     each = read_metadata(factories(2, [tight, longer], None))
-    assert not stackable(each) and not exclusive_keys(each)
+    assert not stackable(each)
     assert stacked_spec("observation", each, None)["observation"].shape == (2, -1)
 
 

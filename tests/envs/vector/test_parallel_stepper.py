@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 import torch
 
 from gleanrl.block import Block, Field, Schema
+from gleanrl.collectors import SyncDataCollector
 from gleanrl.envs import ParallelEnv, SerialEnv
 from gleanrl.errors import UnsupportedError
 from gleanrl.rollouts.protocol import EpisodeRules
 from tests.envs.vector.makers import oracle, streams, with_goal
+from tests.fakes import Script
+from tests.fakes_base import CountingEnv
 
 ACTION = {("action",): Field(torch.Size((2,)), torch.float32)}
 
@@ -108,3 +114,29 @@ def test_unlike_columns_are_refused():
     with pytest.raises(UnsupportedError, match="goal"):
         env.make_stepper().schema()
     env.close()
+
+
+class Interrupting(CountingEnv):
+    """Presses Ctrl-C in a process, once, in the middle of a run."""
+
+    def __init__(self, process, step):
+        super().__init__(Script(ending="never"))
+        self.process, self.left = process, step
+
+    def _step(self, tensordict):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(self.process, signal.SIGINT)
+        return super()._step(tensordict)
+
+
+def test_an_interrupted_run_of_random_actions_counts_its_frames():
+    made = ParallelEnv(
+        2, Interrupting, create_env_kwargs=[{"process": os.getpid(), "step": n} for n in (50, -1)]
+    )
+    collector = SyncDataCollector(made, None, frames_per_batch=40_000, total_frames=80_000)
+    with pytest.raises(KeyboardInterrupt):
+        collector.next()
+    stats = collector.stats()
+    assert 100 <= stats.discarded < 40_000 and stats.stepped == stats.discarded
+    collector.shutdown()

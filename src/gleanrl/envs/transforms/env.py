@@ -17,7 +17,7 @@ from gleanrl.data.specs import TensorSpec, contains_lazy_spec, from_torchrl
 from gleanrl.envs.base import BEHIND_TRANSFORM, REPLACED, EnvBase
 from gleanrl.envs.env_specs import EnvSpecs
 from gleanrl.envs.outcomes import with_rows_held
-from gleanrl.envs.state import adopt_state, load_state, parse_state
+from gleanrl.envs.state import adopt_state, parse_state
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.columns import declared, lists_pass
 from gleanrl.envs.transforms.compose import Compose, as_transform, flattened
@@ -406,12 +406,6 @@ class TransformedEnv(EnvBase):
         self.transform.adopt(transforms)
         for part in base:
             adopt_state(self.base_env, part)
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Go on from a saved state; see `EnvBase.load_state_dict` and `parse_state`."""
-        load_state(self, state_dict, strict)
 
     def __getattr__(self, name: str) -> Any:
         """Return the base environment's attribute of that name."""

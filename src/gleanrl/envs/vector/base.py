@@ -21,7 +21,7 @@ from gleanrl.devices import as_device, columns_device
 from gleanrl.envs.base import EnvBase
 from gleanrl.envs.env_specs import ROLES
 from gleanrl.envs.resets import reset_masks, reset_rows
-from gleanrl.envs.state import load_state
+from gleanrl.envs.state import check_state
 from gleanrl.envs.vector.factories import factories
 from gleanrl.envs.vector.members import ResetRequest, member_states
 from gleanrl.envs.vector.metadata import (
@@ -37,7 +37,6 @@ from gleanrl.envs.vector.options import BatchOptions, ThreadCap
 from gleanrl.errors import (
     EnvironmentContractError,
     InvalidArgumentError,
-    InvalidTypeError,
     LengthError,
     UnsupportedError,
 )
@@ -376,23 +375,12 @@ class BatchedEnv(EnvBase):
         """Return the values, one for each member, of what `state_dict` returned or of one member's state for all.
 
         Raises:
-            InvalidTypeError: if it isn't a mapping.
             MissingKeyError: if the state of some members is missing.
             SchemaError: if a member's state doesn't fit.
         """
-        if not isinstance(state, Mapping):
-            raise InvalidTypeError(f"load_state_dict: expected a mapping, got {type(state).__name__}")
+        check_state(self, state)
         self.start()
         return self._parse_members(member_states(state, self.num_workers), strict)
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Load what `state_dict` returned, or one member's state into every member; see `parse_state`.
-
-        If it fails, no member changed.
-        """
-        load_state(self, state_dict, strict)
 
     def __repr__(self) -> str:
         """Show the class, what it is made of, batch size and device."""

@@ -97,6 +97,20 @@ class EnvCrew:
         if not self._crew.signal(code):  # type: ignore[union-attr]  # it's called at every step
             self._gather()
 
+    def break_off(self) -> list[int]:
+        """End a run of steps that an interrupt kept its owner from waiting for.
+
+        Returns:
+            The steps of the block that each environment has made.
+        """
+        crew = self._running
+        for worker in crew.workers:
+            worker.halt()
+        crew.forget()
+        for worker in crew.workers:
+            worker.halt(False)
+        return self._made(())
+
     def ask(self, during: str, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Call a method of some workers' servants; return what each gave, by worker.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gleanrl.data.specs import TensorSpec, check_no_exclusive_keys, from_torchrl, stack_specs
+from gleanrl.data.specs import TensorSpec, from_torchrl, stack_specs
 from gleanrl.envs.env_specs import ROLES
 from gleanrl.envs.vector.factories import Factory
 from gleanrl.errors import InvalidArgumentError
@@ -141,8 +141,3 @@ def stacked_spec(role: str, each: Sequence[EnvMetaData], device: torch.device | 
 def _stacked(specs: Sequence[TensorSpec]) -> TensorSpec:
     stacked: TensorSpec = stack_specs(specs, 0)
     return stacked
-
-
-def exclusive_keys(each: Sequence[EnvMetaData]) -> bool:
-    """Return whether some environment has a key that another one lacks."""
-    return not all(check_no_exclusive_keys(stacked_spec(role, each, None)) for role in ROLES)

@@ -20,6 +20,7 @@ from gleanrl.envs.vector.steppers import require_one_schema
 from gleanrl.envs.vector.worker import BIND_CODE, RUN_CODE, STEP_CODE, BlockPlan
 from gleanrl.objects import Leaf, Objects, cat_leaves
 from gleanrl.pool import BufferPool
+from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.usage import Lease
 from gleanrl.tree import Path
@@ -38,6 +39,9 @@ class Shares(Protocol):
 
     def signal(self, code: bytes, during: str) -> None:
         """Send a signal to every worker and wait."""
+
+    def break_off(self) -> list[int]:
+        """End a run of steps that was interrupted; return the steps that each environment has made."""
 
     def ask(self, during: str, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Call a method of some workers' servants; return what each gave."""
@@ -191,8 +195,14 @@ class ParallelStepper(Stepper):
         """Take all steps of the block with the actions that stand there; no worker waits for another."""
         if self._mirror is not None or block.schema.lists:
             super().run(block)
-        else:
+            return
+        try:
             self._crew.signal(RUN_CODE, "step")
+        except StepFault:
+            raise
+        except BaseException:
+            block.num_whole = min(self._crew.break_off())
+            raise
 
     def stop(self, num_steps: int) -> None:
         """End the block at row `num_steps`."""
