@@ -7,7 +7,7 @@ from collections.abc import Collection
 import torch
 
 from gleanrl.data.specs import TensorSpec
-from gleanrl.data.specs.geometry import ends_with
+from gleanrl.data.specs.geometry import fits
 from gleanrl.errors import ConformanceError
 from gleanrl.objects import values_of
 from gleanrl.rollouts.traits import EnvTraits
@@ -67,7 +67,7 @@ def as_declared(
 
 
 def _shaped(shape: torch.Size, wanted: torch.Size) -> bool:
-    return len(shape) == len(wanted) and ends_with(shape, wanted)
+    return len(shape) == len(wanted) and fits(shape, wanted)
 
 
 def finite(runs: Runs) -> None:
