@@ -46,6 +46,10 @@ ALIASES = (
     Alias("gleanrl.data.specs", "UnboundedContinuousTensorSpec", "UnboundedContinuous", "0.1 to 0.7"),
     Alias("gleanrl.data.specs", "UnboundedDiscreteTensorSpec", "UnboundedDiscrete", "0.1 to 0.7"),
     Alias(
+        "gleanrl.data.utils", "CloudpickleWrapper", "gymnasium.vector.utils:CloudpickleWrapper", "0.1 to 0.14"
+    ),
+    Alias("gleanrl.data.utils", "DEVICE_TYPING", "gleanrl.data.specs.base:DeviceLike", "0.1 to 0.14"),
+    Alias(
         "gleanrl.data.tensor_specs", "BinaryBox", "gleanrl.data.specs.choices:CategoricalBox", "0.1 to 0.14"
     ),
     Alias(
@@ -189,6 +193,11 @@ MODULES: dict[str, tuple[str, ...]] = {
         "gleanrl.data.specs.choices:BoxList",
         "gleanrl.data.specs.choices:CategoricalBox",
         "gleanrl.data.specs.spaces:Box",
+    ),
+    "gleanrl.data.utils": (
+        "gleanrl.data.specs:check_no_exclusive_keys",
+        "gleanrl.data.specs:consolidate_spec",
+        "gleanrl.data.specs:contains_lazy_spec",
     ),
     "gleanrl.envs.batched_envs": tuple(
         f"gleanrl.envs:{name}"
