@@ -108,6 +108,23 @@ _WRAPPERS = {
 }
 
 UNSERVED: tuple[Unserved, ...] = (
+    *_out_of_scope(
+        "MultiSyncDataCollector MultiaSyncDataCollector aSyncDataCollector AsyncCollector MultiCollector "
+        "MultiSyncCollector MultiAsyncCollector MultiProcessedWeightUpdater",
+        "collects in worker processes, of 0.1 to 0.14; not served yet: SyncDataCollector over a ParallelEnv steps "
+        "environments in processes",
+        "gleanrl.collectors",
+    ),
+    *_out_of_scope(
+        "RayWeightUpdater RemoteModuleWeightUpdater",
+        "sends weights to Ray actors, of 0.7 to 0.14; not served yet: derive from WeightUpdaterBase",
+        "gleanrl.collectors",
+    ),
+    *_out_of_scope(
+        "AsyncBatchedCollector Evaluator ProfileConfig",
+        "since 0.11; not served: SyncDataCollector over a ParallelEnv asks the policy once for a batch of environments",
+        "gleanrl.collectors",
+    ),
     *(
         row
         for path, (names, package, releases) in _WRAPPERS.items()
@@ -182,6 +199,10 @@ UNSERVED: tuple[Unserved, ...] = (
 # the rows above included) or "module:name".
 MODULES: dict[str, tuple[str, ...]] = {
     "gleanrl.collectors.collectors": ("gleanrl.collectors",),
+    "gleanrl.collectors.weight_update": (
+        "gleanrl.collectors:VanillaWeightUpdater",
+        "gleanrl.collectors:WeightUpdaterBase",
+    ),
     "gleanrl.data.replay_buffers.replay_buffers": (
         "gleanrl.data.replay_buffers",
         "gleanrl.data.replay_buffers.utils:InPlaceSampler",
