@@ -19,7 +19,14 @@ from tensordict import (
 
 from gleanrl.collectors import utils
 from gleanrl.collectors.trajectories import split_trajectories
-from gleanrl.errors import GleanError, InvalidArgumentError, MissingKeyError, SchemaError, UnsupportedError
+from gleanrl.errors import (
+    GleanError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    MissingKeyError,
+    SchemaError,
+    UnsupportedError,
+)
 
 IDS = ("collector", "traj_ids")
 MASK = ("collector", "mask")
@@ -341,3 +348,11 @@ def test_bad_calls_raise_at_the_cause(case: str, as_nested: bool) -> None:
 
 def test_the_public_path_is_the_same_function() -> None:
     assert utils.split_trajectories is split_trajectories
+
+
+def test_the_batch_goes_by_two_names() -> None:
+    batch = TensorDict({"next": {"done": torch.tensor([False, True, False])}}, [3])
+    assert split_trajectories(rollout_tensordict=batch).shape == (2, 2)
+    assert split_trajectories(rollout=batch).shape == (2, 2)
+    with pytest.raises(InvalidTypeError, match="split_trajectories: expected a TensorDict, got NoneType"):
+        split_trajectories()

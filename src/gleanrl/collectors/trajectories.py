@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gleanrl.data.boundaries import step_mask, trajectory_ends
 from gleanrl.data.rows import take_rows
-from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from gleanrl.layout import Layout
 from gleanrl.objects import Leaf, Objects, as_leaf
 from gleanrl.tree import NestedKey, Path, as_key, as_path, empty_groups, group_sizes, iter_leaves
@@ -21,12 +21,13 @@ __all__ = ["split_trajectories"]
 
 
 def split_trajectories(
-    rollout: TensorDictBase,
+    rollout_tensordict: TensorDictBase | None = None,
     *,
     prefix: NestedKey | None = None,
     trajectory_key: NestedKey | None = None,
     done_key: NestedKey | None = None,
     as_nested: bool = False,
+    rollout: TensorDictBase | None = None,
 ) -> TensorDict:
     """Cut a batch into its trajectories, one per row.
 
@@ -50,7 +51,7 @@ def split_trajectories(
     over trajectories or steps.
 
     Args:
-        rollout: batch ``[*B, T]``, time last; at least one batch dimension. Not changed, and the result
+        rollout_tensordict: batch ``[*B, T]``, time last; at least one batch dimension. Not changed, and the result
             shares no memory with it.
         prefix: group that holds the ids and the mask.
         trajectory_key: key of the ids, ``[*B, T]`` or ``[*B, T, 1]``; goes before `prefix`.
@@ -58,6 +59,7 @@ def split_trajectories(
             ``terminated`` or ``truncated`` of any group below ``"next"``.
         as_nested: give jagged nested tensors ``[n_traj, (steps), ...]`` in a TensorDict of batch size
             ``[n_traj]``, without padding and without a mask.
+        rollout: another name of `rollout_tensordict`.
 
     Returns:
         The trajectories, ``[n_traj, T_max]``, last dimension named "time"; ``[0, 0]`` if the batch holds no
@@ -69,6 +71,7 @@ def split_trajectories(
         UnsupportedError: if an entry is a nested tensor or a tensorclass; with `as_nested` also if its values aren't
             tensors, or of unlike shapes, and differ between steps.
         InvalidArgumentError: if the key of the ids is the key of the mask.
+        InvalidTypeError: if there is no batch.
 
     Examples:
         >>> import torch
@@ -85,6 +88,10 @@ def split_trajectories(
                 [ True, False, False],
                 [ True,  True,  True]])
     """
+    if rollout is None:
+        rollout = rollout_tensordict
+    if not isinstance(rollout, TensorDictBase):
+        raise InvalidTypeError(f"split_trajectories: expected a TensorDict, got {type(rollout).__name__}")
     ids_path, mask_path = _id_and_mask(rollout, prefix, trajectory_key)
     ends = trajectory_ends(rollout, done_key=done_key, id_keys=[ids_path], mask_keys=[mask_path])
     fragments = _fragments_between(ends, step_mask(rollout, [mask_path]))
