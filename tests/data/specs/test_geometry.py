@@ -6,8 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl.data.specs import Binary, Bounded, Categorical, MultiOneHot, OneHot, Unbounded
-from gleanrl.data.specs.geometry import as_size, blank, repeated
+from gleanrl.data.specs import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    NonTensor,
+    OneHot,
+    Unbounded,
+)
+from gleanrl.data.specs.geometry import as_size, blank, concrete, fits, outcome, repeated
 from gleanrl.errors import IndexRangeError, InvalidArgumentError, InvalidTypeError
 from tests.data.specs.cases import COMPOSITES, LEAVES, bools
 
@@ -192,3 +202,38 @@ def test_a_spec_is_a_sequence_along_its_first_dimension():
     assert len(spec) == 2 and list(spec) == [Bounded(0, 2, ()), Bounded(1, 2, ())]
     with pytest.raises(InvalidTypeError, match="no dimensions"):
         len(spec[0])
+
+
+ANY_SIZE = [
+    Binary(shape=(-1, 3)),
+    Bounded(torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [2.0]]), (2, -1)),
+    Categorical(3, (-1,), mask=torch.tensor([True, False, True])),
+    Composite(a=OneHot(3, (-1, 3)), shape=(-1,)),
+    MultiCategorical([2, 3], (-1, 2)),
+    MultiOneHot([2, 3], (-1, 5), mask=torch.tensor([True, False, True, True, False])),
+    NonTensor((-1,)),
+    OneHot(3, (-1, 3)),
+    Unbounded((-1, -1), dtype=torch.uint8),
+]
+
+
+@pytest.mark.parametrize("spec", ANY_SIZE, ids=repr)
+def test_dimensions_of_any_size(spec):
+    dim = list(spec.shape).index(-1)
+    value = spec.rand((4,))
+    assert value.shape[1 + dim] == 1 and spec.is_in(value)
+    wide = value.expand(*value.shape[: 1 + dim], 5, *value.shape[2 + dim :])
+    assert spec.is_in(wide) and spec.project(wide) is wide
+    assert (
+        spec.expand(3, *spec.shape).shape == (3, *spec.shape) and spec.unsqueeze(0)[0] == spec == spec.clone()
+    )
+    assert (
+        torch.stack([spec, spec])[1] == spec and torch.stack([spec, spec]).flatten(0, 1 + dim).shape[0] == -1
+    )
+
+
+def test_sizes():
+    assert concrete((2, -1)) == (2, 1) and outcome(blank((2, -1)).flatten()) == (-1,)
+    assert (
+        fits((4, 2, 5), (2, -1)) and not fits((5,), (2, -1)) and not fits((3, 5), (2, -1)) and fits((3,), ())
+    )
