@@ -89,6 +89,12 @@ class TestQuestions:
         assert "action" in root.keys() and "reward" not in root.keys() and "next" not in root.keys()
         assert torch.equal(root["observation"], stepped["next", "observation"])
 
+    def test_every_action(self) -> None:
+        env = GymEnv("CartPole-v1", categorical_action_encoding=True)
+        assert env.all_actions()["action"].tolist() == [0, 1]
+        assert env.all_actions(env.reset()).shape == (2,)
+        env.close()
+
     def test_how_many_actions(self) -> None:
         env = GymEnv("CartPole-v1")
         assert env.cardinality() == 2 and CountingEnv(SCRIPT).cardinality() == float("inf")

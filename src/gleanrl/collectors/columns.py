@@ -17,7 +17,7 @@ from gleanrl.collectors.tracking import Numbering, Trajectories
 from gleanrl.data.boundaries import MASK
 from gleanrl.errors import InvalidArgumentError
 from gleanrl.rollouts.plan import RolloutPlan
-from gleanrl.rollouts.traits import EnvTraits
+from gleanrl.rollouts.traits import Env, EnvTraits
 from gleanrl.tree import Path, as_path
 
 IDS: Path = ("collector", "traj_ids")
@@ -51,7 +51,7 @@ class Columns:
     """
 
     def __init__(
-        self, env: Any, plan: RolloutPlan, options: CollectionOptions, numbering: Numbering | None = None
+        self, env: Env, plan: RolloutPlan, options: CollectionOptions, numbering: Numbering | None = None
     ) -> None:
         self.num_envs = max(1, plan.batch_size.numel())
         self._env_name, self._numbering = type(env).__name__, numbering

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gleanrl.errors import InvalidTypeError, UnsupportedError
+from gleanrl.rollouts.traits import Env
 
 
 def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Any:
@@ -55,6 +56,6 @@ def _is_env(candidate: Any) -> bool:
     return not isinstance(candidate, type) and all(hasattr(candidate, name) for name in names)
 
 
-def has_truncated(env: Any) -> bool:
+def has_truncated(env: Env) -> bool:
     """Return whether any group of flags of `env` has a truncated one."""
     return any((key if isinstance(key, str) else key[-1]) == "truncated" for key in env.done_keys)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_non_tensor
 
 from gleanrl.errors import MissingKeyError
+from gleanrl.rollouts.traits import Env
 from gleanrl.tree import NestedKey, Path, as_path
 
 
@@ -69,7 +69,7 @@ def step_mdp(
     return out
 
 
-def advance(stepped: TensorDictBase, env: Any) -> TensorDictBase:
+def advance(stepped: TensorDictBase, env: Env) -> TensorDictBase:
     """Return `step_mdp` of `stepped` with the keys of `env`."""
     return step_mdp(
         stepped, reward_keys=env.reward_keys, done_keys=env.done_keys, action_keys=env.action_keys
