@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.context
 import os
 import resource
 import signal
@@ -138,3 +139,8 @@ def descriptors_left() -> int:
     """Return how many more files this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft - len(os.listdir("/proc/self/fd"))
+
+
+def is_spawning() -> bool:
+    """Return whether this thread pickles what another process is started with (multiprocessing's "spawn")."""
+    return multiprocessing.context.get_spawning_popen() is not None

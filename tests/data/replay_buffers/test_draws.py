@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -54,3 +56,32 @@ def test_an_interrupted_call_loses_one_batch_of_an_epoch_at_most(depth):
     for (buffer, seen), place in interruptions(make, lambda made: made[0].sample(), 60):
         left = rest(buffer)
         assert len({*seen, *left}) == len(seen) + len(left) >= 10, place
+
+
+def test_a_forked_process_serves_nothing_that_its_parent_drew_ahead():
+    def in_child(buffer: ReplayBuffer, check: Callable[[], bool]) -> bool:
+        child = os.fork()
+        if child == 0:
+            try:
+                os._exit(0 if check() else 1)
+            finally:
+                os._exit(2)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10_000), batch_size=20, prefetch=3, seed=0)
+    buffer.extend(torch.arange(10_000))
+    buffer.sample()
+    ahead = [ticket.drawn.slots.tolist() for ticket in buffer._draws.prefetcher]
+    assert len(ahead) == 3
+    assert in_child(buffer, lambda: all(buffer.sample().tolist() not in ahead for _ in range(3)))
+    epochs = ReplayBuffer(
+        storage=LazyTensorStorage(60), sampler=SamplerWithoutReplacement(seed=0), batch_size=10, prefetch=2
+    )
+    epochs.extend(torch.arange(60))
+    first = epochs.sample().tolist()
+
+    def rest() -> bool:
+        return sorted(first + torch.cat([epochs.sample() for _ in range(5)]).tolist()) == list(range(60))
+
+    assert in_child(epochs, rest), "the epoch goes on where it stood"
+    assert rest()

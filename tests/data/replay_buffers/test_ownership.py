@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import multiprocessing
+import threading
+from functools import partial
 
 import pytest
 import torch
@@ -13,10 +17,14 @@ from gleanrl.data.replay_buffers import (
     ListStorage,
     RandomSampler,
     ReplayBuffer,
+    ReplayBufferEnsemble,
     RoundRobinWriter,
+    SamplerEnsemble,
     SamplerWithoutReplacement,
+    StorageEnsemble,
+    WriterEnsemble,
 )
-from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.errors import EmptyBufferError, InvalidArgumentError, UnsupportedError
 from tests.data.replay_buffers.oracle import fill
 
 PARTS = {
@@ -30,8 +38,9 @@ PARTS = {
 def test_a_part_of_another_buffer_is_refused(name):
     part = PARTS[name]()
     first = ReplayBuffer(**{name: part})
-    with pytest.raises(InvalidArgumentError, match=f"{name}: this .* belongs to another ReplayBuffer"):
-        ReplayBuffer(**{name: part})
+    if name != "storage":  # which buffers may share, see below
+        with pytest.raises(InvalidArgumentError, match=f"{name}: this .* belongs to another ReplayBuffer"):
+            ReplayBuffer(**{name: part})
     second = ReplayBuffer()
     mine = second.storage, second.sampler, second.writer
     with pytest.raises(InvalidArgumentError, match=f"{name}: this .* belongs to another ReplayBuffer"):
@@ -214,3 +223,107 @@ def test_parts_show_their_class_without_an_address():
     buffer = ReplayBuffer(storage=LazyTensorStorage(3), sampler=RandomSampler(), writer=RoundRobinWriter())
     assert repr(buffer.sampler) == "RandomSampler()" and repr(buffer.writer) == "RoundRobinWriter()"
     assert " at 0x" not in repr(buffer)
+
+
+# One storage in several buffers
+
+
+def test_one_buffer_writes_and_others_read():
+    storage = LazyTensorStorage(10)
+    writer = ReplayBuffer(storage=storage, batch_size=4, seed=0)
+    reader = ReplayBuffer(
+        storage=storage, sampler=SamplerWithoutReplacement(seed=0), batch_size=4, prefetch=2
+    )
+    writer.extend(torch.arange(6))
+    assert sorted(torch.cat(list(reader)).tolist()) == [0, 1, 2, 3, 4, 5] and len(reader) == 6
+    writer.extend(torch.arange(6, 12))
+    assert sorted(torch.cat(list(reader)).tolist()) == list(range(2, 12))
+    for write in (
+        lambda: reader.extend(torch.arange(2)),
+        lambda: reader.add(torch.tensor(1)),
+        lambda: reader.__setitem__(0, torch.tensor(1)),
+        lambda: reader.empty(),
+        lambda: reader.load_state_dict(reader.state_dict()),
+    ):
+        with pytest.raises(UnsupportedError, match="is written through another ReplayBuffer"):
+            write()
+    writer.empty()
+    with pytest.raises(EmptyBufferError):
+        reader.sample()
+    copied = copy.deepcopy(reader)
+    assert copied.extend(torch.arange(3)).tolist() == [0, 1, 2] and len(writer) == 0
+    del writer
+    gc.collect()
+    assert reader.extend(torch.arange(2)).tolist() == [0, 1], "once the writing one is gone another one may"
+
+
+def test_the_first_that_writes_is_the_one():
+    storage = LazyTensorStorage(10)
+    first, second = (ReplayBuffer(storage=storage, batch_size=2) for _ in range(2))
+    second.extend(torch.arange(3))
+    with pytest.raises(UnsupportedError, match="write through that one"):
+        first.extend(torch.arange(3))
+    assert len(first) == 3
+    second.set_storage(LazyTensorStorage(10))
+    first.extend(torch.arange(3))
+    assert len(first) == 6 and len(second) == 0
+    with pytest.raises(InvalidArgumentError, match="belongs to another"):
+        second.set_storage(storage)
+
+
+def test_an_ensemble_over_the_storages_of_buffers():
+    buffers = [ReplayBuffer(storage=LazyTensorStorage(10)) for _ in range(2)]
+    for number, buffer in enumerate(buffers):
+        buffer.extend(torch.arange(4) + 10 * number)
+    ensemble = ReplayBufferEnsemble(
+        storages=StorageEnsemble(*(buffer._storage for buffer in buffers)),
+        samplers=SamplerEnsemble(RandomSampler(), RandomSampler(), sample_from_all=True),
+        writers=WriterEnsemble(RoundRobinWriter(), RoundRobinWriter()),
+        batch_size=40,
+    )
+    first, second = ensemble.sample()
+    assert set(first.tolist()) == {0, 1, 2, 3} and set(second.tolist()) == {10, 11, 12, 13}
+    buffers[1].extend(torch.arange(20, 26))
+    assert ensemble.sample()[1].max() >= 20 and len(ensemble) == 14
+    with pytest.raises(UnsupportedError, match="is written through another"):
+        ensemble[0].extend(torch.arange(2))
+
+
+def test_threads_over_one_storage_tear_no_row():
+    storage = LazyTensorStorage(50)
+    writer = ReplayBuffer(storage=storage)
+    reader = ReplayBuffer(storage=storage, batch_size=64)
+    wide = torch.arange(50)[:, None].expand(50, 2000).clone()
+    writer.extend(wide)
+    ended = threading.Event()
+
+    def write() -> None:
+        for turn in range(1, 60):
+            writer.extend(wide + 50 * turn)
+        ended.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    while not ended.is_set():
+        batch = reader.sample()
+        assert (batch == batch[:, :1]).all()
+    thread.join()
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_a_buffer_that_cant_be_sent_to_a_spawned_process_says_so_at_once(storage):
+    buffer = ReplayBuffer(storage=storage(5))
+    buffer.extend(torch.arange(3))
+    process = multiprocessing.get_context("spawn").Process(target=print, args=(buffer,))
+    with pytest.raises(UnsupportedError, match="can't be sent to a process that is spawned"):
+        process.start()
+    assert process.pid is None, "nothing was started"
+    assert len(copy.deepcopy(buffer)) == 3
+
+
+def test_a_buffer_whose_parts_wait_can_be_sent_to_a_spawned_process():
+    buffer = ReplayBuffer(storage=partial(LazyTensorStorage, 5), delayed_init=True)
+    process = multiprocessing.get_context("spawn").Process(target=len, args=(buffer,))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0

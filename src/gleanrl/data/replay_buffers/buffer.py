@@ -33,7 +33,8 @@ class ReplayBuffer(Composed):
 
     The parts are composed: the *storage* keeps records, the *writer* decides where new ones go, the *sampler*
     decides which ones make a batch, *transforms* act on records on their way in and on batches on their way
-    out. A part belongs to one buffer at a time; one of another buffer that is still in use is refused.
+    out. A part belongs to one buffer at a time; one of another buffer that is still in use is refused, save a storage
+    that this buffer is made over: one of the buffers over it writes, the others read.
 
     `add`, `extend`, `sample`, indexing, `empty` and the state methods may be called from any threads. Writers wait
     for no fetch: rows that were overwritten while they were fetched are drawn and fetched again, so that a batch
@@ -143,7 +144,7 @@ class ReplayBuffer(Composed):
         if transform_factory is not None:
             transform = transform_factory()
         made = Parts(storage, sampler, writer, transform, *others)
-        gate = Gate()
+        gate = made.storage.gate or Gate()  # buffers over one storage share its lock
         draws = Draws(gate, made, prefetcher)
         own = self.sample if self._own_sample or overridden(self, "sample", of=ReplayBuffer) else None
         server = BufferServer(draws, gate, made, *served, self._carries, own)

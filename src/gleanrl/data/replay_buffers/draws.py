@@ -10,6 +10,7 @@ import torch
 from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.parts import Parts, PartsState
 from gleanrl.data.replay_buffers.prefetch import Prefetcher
+from gleanrl.data.replay_buffers.samplers.base import SamplerState
 from gleanrl.data.replay_buffers.tickets import Fetched, Ticket, TicketState
 from gleanrl.data.replay_buffers.versions import touched
 from gleanrl.errors import EmptyBufferError, SchemaError
@@ -84,6 +85,8 @@ class Draws(Stateful[DrawsState]):
         """Return the batch that was drawn first; draws ahead until enough are on their way."""
         sampler = self._parts.sampler
         with self._gate.lock:
+            if prefetcher.forked:
+                self.take_back()
             self._draw_ahead(prefetcher, size)
             ticket, coming = prefetcher.take()
             sampler.ran_out = ticket.ran_out
@@ -111,6 +114,9 @@ class Draws(Stateful[DrawsState]):
         if prefetcher is None or not len(prefetcher):
             return
         place = prefetcher.place
+        if prefetcher.forked and isinstance(place, SamplerState):
+            # What the parent had drawn: this process goes on in the epoch, with its own random sequence.
+            place = place._replace(generator=sampler.place().generator)
 
         def change() -> None:
             if place is not None:
@@ -152,6 +158,7 @@ class Draws(Stateful[DrawsState]):
             parts.writer.emptied()
 
         with self._gate.lock:
+            parts.claim()
             parts.writer.check_clear()
             to_the_end(clear)
             if empty_write_count:
@@ -240,6 +247,7 @@ class Draws(Stateful[DrawsState]):
     def parse(self, state: Any) -> DrawsState:
         """Return the value of a saved state; `SchemaError` for one that isn't of such a buffer."""
         reader = StateReader(state, "a ReplayBuffer")
+        self._parts.claim()  # loading writes
         parts = self._parts.parse(state)
         if not ("_prefetched" in reader and reader.get("_prefetched")):
             return DrawsState(parts, ())

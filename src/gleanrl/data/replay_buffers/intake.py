@@ -56,6 +56,8 @@ class Intake:
         """
         with self._gate.lock:
             parts = self._parts
+            if not parts.writes:
+                parts.claim()
             storage, transforms = parts.storage, parts.transforms
             dim_extend = 0 if single else parts.dim_extend
             if not single and isinstance(data, list):
@@ -85,6 +87,8 @@ class Intake:
         """Replace stored records, or a column of them (see `ReplayBuffer.__setitem__`)."""
         with self._gate.lock:
             parts, whole = self._parts, is_key(index)
+            if not parts.writes:
+                parts.claim()
             storage, time = parts.storage, parts.written_time
             if whole:
                 index, value = _WHOLE, _with_column(storage, time, index, value)

@@ -1,4 +1,4 @@
-"""Which buffer a part belongs to: two buffers that share a part would lose track of each other's records."""
+"""Which buffer a part belongs to: two that wrote to one storage would lose track of each other's records."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.errors import InvalidArgumentError
 
+_OF_BUFFERS = ("_owner", "_gate", "_users", "_written_by")
+
 
 class Part:
-    """A storage, sampler or writer: it belongs to at most one buffer at a time.
+    """A storage, sampler or writer: it belongs to at most one buffer at a time, save storages that others only read.
 
     A buffer takes its parts at construction and by `set_storage`, `set_sampler` and `set_writer`, which give
     the old part free. The part refers to its buffer weakly: a buffer that is gone leaves its parts free.
@@ -54,13 +56,13 @@ class Part:
         """Belong to `owner`, a buffer with that gate, from now on."""
         self._owner, self._gate = weakref.ref(owner), gate
 
-    def leave_buffer(self) -> None:
-        """Belong to nobody."""
+    def leave_buffer(self, owner: Any) -> None:
+        """Belong to `owner` no longer."""
         self._owner = self._gate = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the owner."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_owner", "_gate")}
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_BUFFERS}
 
     def __repr__(self) -> str:
         """Show the class; addresses tell nobody anything."""

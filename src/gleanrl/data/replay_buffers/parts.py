@@ -46,7 +46,8 @@ class Parts(Stateful[PartsState]):
     """The storage, sampler, writer and transforms of one buffer.
 
     Each part belongs to one buffer: a part of another buffer that is still in use is refused, one of a buffer
-    that is gone can be used again. What is stored is the storage's business alone; writer and sampler go on
+    that is gone can be used again. Buffers may be made over one storage, if one of them writes and the others
+    read. What is stored is the storage's business alone; writer and sampler go on
     with what it holds, also after it was written, cleared or loaded by itself.
 
     Not thread-safe: whoever calls it holds the buffer's gate.
@@ -88,9 +89,11 @@ class Parts(Stateful[PartsState]):
             self.transforms.insert(0, transform, False)
         self.collate_fn: Callable[[Any], Any] | None = collate_fn
         self._dim_extend = dim_extend
+        self.writes = False
+        """Whether this buffer is the one that writes to the storage."""
         self._owner: weakref.ref[Any] | None = None
         for name in _KINDS:
-            self._check(name, getattr(self, name))
+            self._check(name, getattr(self, name), shared=name == "storage")
         if room is not None:
             self.storage.bound(room)
         self.writer.check_storage(self.storage)
@@ -98,11 +101,18 @@ class Parts(Stateful[PartsState]):
         self.generator: torch.Generator | None = None
         self.set_rng(generator)
 
-    def _check(self, name: str, part: Any) -> None:
-        """Raise unless `part` is of that kind and free for this buffer."""
+    def _check(self, name: str, part: Any, shared: bool = False) -> None:
+        """Raise unless `part` is of that kind and, if it isn't to be shared, free for this buffer."""
         if not isinstance(part, _KINDS[name]):
             raise InvalidArgumentError(f"{name}: expected a {_KINDS[name].__name__}, got {part!r}")
-        part.check_free(name, None if self._owner is None else self._owner())
+        if not shared:
+            part.check_free(name, None if self._owner is None else self._owner())
+
+    def claim(self) -> None:
+        """Have this buffer be the one that writes to the storage; before its first write."""
+        if self._owner is not None:
+            self.storage.claim(self._owner())
+            self.writes = True
 
     @property
     def dim_extend(self) -> int:
@@ -156,10 +166,10 @@ class Parts(Stateful[PartsState]):
         def hand_over() -> None:
             setattr(self, name, part)
             if name == "storage":
-                self.collate_fn = collate_fn
+                self.collate_fn, self.writes = collate_fn, False
             elif name == "sampler" and self.generator is not None:
                 part.set_rng(self.generator)
-            old.leave_buffer()
+            old.leave_buffer(owner)
             part.join_buffer(owner, gate)
             self._register()
 
@@ -171,7 +181,7 @@ class Parts(Stateful[PartsState]):
         """Pickle without the owner; the copy goes on with the same sequence of samples."""
         self.sampler.follow(self.storage)
         self.sampler.snapshot()  # a generator that was never used takes its seed now, for both
-        return {**self.__dict__, "_owner": None}
+        return {**self.__dict__, "_owner": None, "writes": False}
 
     # State
 

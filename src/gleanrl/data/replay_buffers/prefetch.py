@@ -42,6 +42,11 @@ class Prefetcher:
         """Whether another batch is to be drawn: never beyond the end of an epoch."""
         return len(self._queue) <= self.depth and not (self._queue and self._queue[-1][0].ran_out)
 
+    @property
+    def forked(self) -> bool:
+        """Whether what is in the queue was drawn by the process that this one was forked from."""
+        return self._workers.forked
+
     def put(self, ticket: Ticket) -> None:
         """Have the records of a draw fetched."""
         self._leave_parent()

@@ -254,3 +254,16 @@ def test_a_redraw_draws_whole_slices(asked):
     again = sampler.redraw(storage, drawn, torch.ones(drawn.slots.shape, dtype=torch.bool), True)
     assert len(cut_by(again.slots.tolist(), again.last.tolist())) == 3 and again.asked == 9
     assert torch.equal(again.generation, torch.ones(again.slots.shape, dtype=torch.int64))
+
+
+def test_a_draw_that_fails_uses_up_no_random_numbers():
+    for options in ({}, {"generator": torch.Generator().manual_seed(0)}):
+        buffer = ReplayBuffer(
+            storage=LazyTensorStorage(30), sampler=SliceSampler(slice_len=4, seed=0), batch_size=8, **options
+        )
+        done = torch.arange(20) % 2 == 1
+        buffer.extend(TensorDict({"x": torch.arange(20), "next": {"done": done}}, [20]))
+        state = buffer.sampler.random.state_dict()["generator"]
+        with pytest.raises(EmptyBufferError):
+            buffer.sample()
+        assert torch.equal(buffer.sampler.random.state_dict()["generator"], state)

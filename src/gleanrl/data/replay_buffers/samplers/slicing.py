@@ -101,6 +101,14 @@ class Slices(Unit):
 
     def uniform(self, storage: Storage, batch_size: int, random: RandomSource) -> Draw:
         """Draw a trajectory, then its first step, each uniformly."""
+        before = random.snapshot()
+        try:
+            return self._uniform(storage, batch_size, random)
+        except EmptyBufferError:
+            random.adopt(before)  # a draw that fails uses up no random numbers
+            raise
+
+    def _uniform(self, storage: Storage, batch_size: int, random: RandomSource) -> Draw:
         count, length = self.rule.sizes(batch_size)
         table = self.table.of(storage)
         first, lengths = _choose(table, self.rule, length, random.uniforms(2 * count))

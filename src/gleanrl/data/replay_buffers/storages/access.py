@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.ownership import Part
 from gleanrl.data.replay_buffers.storages.indexing import slots_at
 from gleanrl.errors import EmptyBufferError, InvalidTypeError, UnsupportedError
+from gleanrl.system import proc
 
 _Self = TypeVar("_Self", bound="Access")
 
@@ -21,6 +23,8 @@ class Access(Part, ABC):
 
     ndim: int
     _followers: tuple[weakref.ref[Any], ...] = ()
+    _users: tuple[weakref.ref[Any], ...] = ()  # buffers
+    _written_by: weakref.ref[Any] | None = None  # the one of them that writes
 
     @property
     @abstractmethod
@@ -82,6 +86,50 @@ class Access(Part, ABC):
     def _flattened(self) -> Access:
         raise UnsupportedError(f"flatten: a {type(self).__name__} can't be flattened")
 
+    # Buffers: one may write, others that came with it at their construction read, all under one lock
+
+    @property
+    def gate(self) -> Gate | None:
+        """The gate of the buffers that use the storage; None while none does."""
+        return self._gate if self._living() else None
+
+    def _living(self) -> list[Any]:
+        return [buffer for user in self._users if (buffer := user()) is not None]
+
+    def check_free(self, name: str, taker: Any) -> None:
+        """Raise `InvalidArgumentError` if another buffer than `taker` uses the storage."""
+        others = [buffer for buffer in self._living() if buffer is not taker]
+        self._owner = None if not others else weakref.ref(others[0])
+        super().check_free(name, taker)
+
+    def join_buffer(self, owner: Any, gate: Gate) -> None:
+        """Be used by `owner`, a buffer with that gate, which is the one of the others."""
+        users = [buffer for buffer in self._living() if buffer is not owner]
+        self._users = tuple(weakref.ref(buffer) for buffer in (*users, owner))
+        super().join_buffer(owner, gate)
+
+    def leave_buffer(self, owner: Any) -> None:
+        """Be used by `owner` no longer."""
+        self._users = tuple(weakref.ref(buffer) for buffer in self._living() if buffer is not owner)
+        if self._written_by is not None and self._written_by() is owner:
+            self._written_by = None
+        if not self._users:
+            super().leave_buffer(owner)
+
+    def claim(self, buffer: Any) -> None:
+        """Be written through `buffer` from now on.
+
+        Raises:
+            UnsupportedError: another buffer, which is still in use, has written to the storage.
+        """
+        writer = None if self._written_by is None else self._written_by()
+        if writer is not None and writer is not buffer:
+            raise UnsupportedError(
+                f"this {type(self).__name__} is written through another {type(writer).__name__}; buffers may share a "
+                "storage as long as one of them writes: write through that one, or drop it"
+            )
+        self._written_by = weakref.ref(buffer)
+
     # Followers
 
     def attach(self, buffer: Any) -> None:
@@ -116,5 +164,15 @@ class Access(Part, ABC):
                 buffer.mark_update(index.clone())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without followers."""
+        """Pickle without followers.
+
+        Raises:
+            UnsupportedError: for a process that is about to be spawned.
+        """
+        if proc.is_spawning():
+            raise UnsupportedError(
+                f"this {type(self).__name__} can't be sent to a process that is spawned: its records aren't shared "
+                "between processes, each side would write to a copy of its own. Send state_dict(), or make the buffer "
+                "there (one with delayed_init=True that wasn't used yet can be sent)"
+            )
         return {name: value for name, value in super().__getstate__().items() if name != "_followers"}
