@@ -107,7 +107,44 @@ _WRAPPERS = {
     "vmas": ("VmasEnv VmasWrapper", "vmas", "0.1 to 0.14"),
 }
 
+# Of replay buffers: names, and why.
+_OF_BUFFERS = (
+    (
+        "FlatStorageCheckpointer Flat2TED H5Combine H5Split H5StorageCheckpointer ListStorageCheckpointer Nested2TED "
+        "NestedStorageCheckpointer StorageCheckpointerBase StorageEnsembleCheckpointer TED2Flat TED2Nested "
+        "TensorStorageCheckpointer",
+        "saves buffers, of 0.5 to 0.14; not served yet: torch.save(buffer.state_dict(), path)",
+    ),
+    (
+        "RayReplayBuffer",
+        "a buffer in a Ray actor, of 0.9 to 0.14; not served yet: make the buffer where it is used",
+    ),
+    (
+        "HERReplayBuffer HindsightStrategy",
+        "relabels goals in hindsight, of 0.14; not served: a transform of the buffer can, on slices that end with "
+        "their trajectory",
+    ),
+    (
+        "ConsumingSampler PromptGroupSampler StalenessAwareSampler StreamingSliceSampler",
+        "of 0.14; not served: SamplerWithoutReplacement serves each record once an epoch, and a class with a sample() "
+        "of its own draws by whatever it likes",
+    ),
+    (
+        "CompressedListStorage",
+        "of 0.14; not served: compress in a transform's inv, and decompress in its forward",
+    ),
+    (
+        "OfflineToOnlineReplayBuffer",
+        "of 0.14; not served: ReplayBufferEnsemble(offline, online, p=...) mixes the two, write to ensemble[1]",
+    ),
+)
+
 UNSERVED: tuple[Unserved, ...] = (
+    *(
+        row
+        for names, why in _OF_BUFFERS
+        for row in _out_of_scope(names, why, "gleanrl.data", "gleanrl.data.replay_buffers")
+    ),
     *_out_of_scope(
         "MultiSyncDataCollector MultiaSyncDataCollector aSyncDataCollector AsyncCollector MultiCollector "
         "MultiSyncCollector MultiAsyncCollector MultiProcessedWeightUpdater",
