@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gleanrl.arguments import integer, non_negative, positive
 from gleanrl.data.boundaries import trajectory_ends
-from gleanrl.data.postprocs import discounted_sum
+from gleanrl.data.postprocs.postprocs import discounted_sum
 from gleanrl.data.specs import Composite
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.keys import Keys
