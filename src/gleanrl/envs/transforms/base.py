@@ -166,7 +166,7 @@ class Transform(StatefulModule):
         return value
 
     def _call(self, tensordict: Record) -> Record:
-        for in_key, out_key in self.pairs():
+        for in_key, out_key in self._pairs_found or self.pairs():
             value = tensordict.get(in_key, None)
             if value is not None:
                 tensordict.set(out_key, self._apply_transform(value))

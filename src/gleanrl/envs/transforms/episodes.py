@@ -88,7 +88,7 @@ class StepCounter(Following):
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
         limit = self.max_steps
-        for done_key, truncated_key, count_key in self._groups():
+        for done_key, truncated_key, count_key in self._groups_found or self._groups():
             count = torch.add(self.last(tensordict, count_key), self._one)
             self.carried[count_key] = count
             next_tensordict.set(count_key, count)
@@ -261,7 +261,7 @@ class RewardSum(Following):
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
         root = {} if self.reward_spec else tensordict  # as a reward the root's isn't that of this step
-        for in_key, out_key in self.pairs():
+        for in_key, out_key in self._pairs_found or self.pairs():
             total = torch.add(self.last(root, out_key), next_tensordict.get(in_key))
             self.carried[out_key] = total
             next_tensordict.set(out_key, total)

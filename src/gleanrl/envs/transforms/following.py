@@ -72,7 +72,8 @@ class Following(Transform):
         Raises:
             MissingKeyError: before the first reset.
         """
-        value = self.own(root, key)
+        changed = self._changed_later  # as in `own`, without a call of it in every step
+        value = self.own(root, key) if changed is None or key in changed else root.get(key, None)
         if value is None:
             value = self.carried.get(key)
         if value is None:
