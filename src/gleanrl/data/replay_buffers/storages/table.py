@@ -105,25 +105,26 @@ class Table:
     def write(self, rows: list[Leaf], skipped: int, start: int, count: int) -> None:
         """Copy ready rows, those from `skipped` on, to `count` rows from `start` on, around the end."""
         columns = self.columns
-        dense, lists = self._parted(rows) if self.lists else (rows, [])
+        if not self.lists and not skipped:
+            columns.write(start, count, rows)
+            return
+        dense, lists = self._parted(rows)
         if skipped:
             columns.part(dense)
             dense, lists = ([leaf[skipped:] for leaf in leaves] for leaves in (dense, lists))
         columns.write(start, count, dense)
-        if lists:
-            head = min(count, columns.num_rows - start)
-            for objects, leaf in zip(self.lists.values(), lists, strict=True):
-                given = leaf.reshape(-1, *objects.shape[1:])
-                objects[start : start + head].copy_(given[:head])
-                objects[: count - head].copy_(given[head:count])
+        head = min(count, columns.num_rows - start)
+        for objects, leaf in zip(self.lists.values(), lists, strict=True):
+            given = leaf.reshape(-1, *objects.shape[1:])
+            objects[start : start + head].copy_(given[:head])
+            objects[: count - head].copy_(given[head:count])
 
     def put(self, rows: list[Leaf], slots: torch.Tensor) -> None:
         """Copy ready rows to `slots`, ``(n,)`` int64; of equal ones the last one wins."""
-        dense, lists = self._parted(rows) if self.lists else (rows, [])
+        dense, lists = self._parted(rows)
         self.columns.put(slots, dense)
-        if lists:
-            for objects, leaf in zip(self.lists.values(), lists, strict=True):
-                objects.put(slots, leaf.reshape(-1, *objects.shape[1:]))
+        for objects, leaf in zip(self.lists.values(), lists, strict=True):
+            objects.put(slots, leaf.reshape(-1, *objects.shape[1:]))
 
     def _parted(self, rows: list[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
         """Return those of ready rows that go into columns, and into lists."""
