@@ -1,9 +1,10 @@
 """Runs a program and says how long it took, and how long it was in collectors and replay buffers.
 
 `python -m benchmarks.metered WAY PROGRAM ARGUMENTS`, where WAY is "torchrl" or "takeover", in an interpreter with
-torchrl. The last line on stdout is JSON: `whole` and `data`, in seconds of `benchmarks.clock`, imports left out.
-The calls that a program makes are wrapped, the same on either side; what one of them calls of the others isn't
-counted twice.
+torchrl. The last line on stdout is JSON: `whole`, `data` and, within `data`, `networks`, in seconds of
+`benchmarks.clock`, imports left out. The calls that a program makes are wrapped, the same on either side; what one of
+them calls of the others isn't counted twice. `networks` is what policies take within collectors, which is the
+program's own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.clock import now
 
 BUFFERS = ("ReplayBuffer", "TensorDictReplayBuffer", "TensorDictPrioritizedReplayBuffer")
@@ -24,10 +27,11 @@ CALLS = ("__init__", "extend", "add", "sample", "update_priority", "update_tenso
 
 
 class Meter:
-    """Seconds within wrapped calls."""
+    """Seconds within wrapped calls, and within networks that these call."""
 
     def __init__(self) -> None:
-        self.seconds, self._inside = 0.0, False
+        self.seconds, self.networks = 0.0, 0.0
+        self._inside = self._in_network = False
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the call with its time counted, unless it's made by another one."""
@@ -41,6 +45,21 @@ class Meter:
                 return call(*args, **kwargs)
             finally:
                 self._inside, self.seconds = False, self.seconds + now() - start
+
+        return metered
+
+    def network(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the call of all modules, with the time of networks counted; transforms are none."""
+
+        @functools.wraps(call)
+        def metered(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._inside or self._in_network or ".envs." in type(module).__module__:
+                return call(module, *args, **kwargs)
+            self._in_network, start = True, now()
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                self._in_network, self.networks = False, self.networks + now() - start
 
         return metered
 
@@ -73,11 +92,12 @@ def main() -> None:
                 setattr(cls, name, meter.around(vars(cls)[name]))
     for cls in (collectors.Collector, data.ReplayBuffer):
         cls.__iter__ = meter.items(cls.__iter__)
+    torch.nn.Module.__call__ = meter.network(torch.nn.Module.__call__)  # type: ignore[method-assign]
     sys.argv[:] = [program, *arguments]
     sys.path[0] = str(Path(program).parent)
     start = now()
     runpy.run_path(program, run_name="__main__")
-    print(json.dumps({"whole": now() - start, "data": meter.seconds}))
+    print(json.dumps({"whole": now() - start, "data": meter.seconds, "networks": meter.networks}))
 
 
 if __name__ == "__main__":

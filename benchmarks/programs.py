@@ -25,7 +25,7 @@ LIMIT_S = 900.0
 
 @functools.cache
 def seconds(program: str) -> dict[str, dict[str, float]]:
-    """Returns the medians of `whole` and `data` by side.
+    """Returns the medians of `whole`, `data` and `networks` by side; see `metered`.
 
     Raises:
         RuntimeError: a run failed, or there is no such interpreter.
@@ -35,7 +35,7 @@ def seconds(program: str) -> dict[str, dict[str, float]]:
         for way in WAYS if turn % 2 else reversed(WAYS):
             runs[way].append(_run(program, way))
     medians = {
-        way: {part: statistics.median(run[part] for run in these) for part in ("whole", "data")}
+        way: {part: statistics.median(run[part] for run in these) for part in ("whole", "data", "networks")}
         for way, these in runs.items()
     }
     print(f"  {program}: {medians}", flush=True)
@@ -59,22 +59,23 @@ def _run(program: str, way: str) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _share(program: str, part: str) -> float:
-    measured = seconds(program)
-    return measured["takeover"][part] / measured["torchrl"][part]
+def _share(program: str, without: str, part: str) -> float:
+    ours, theirs = (seconds(program)[way] for way in ("takeover", "torchrl"))
+    return (ours[part] - ours.get(without, 0.0)) / (theirs[part] - theirs.get(without, 0.0))
 
 
 GAUGES = tuple(
     Gauge(
-        f"programs/{program}-{part}",
+        f"programs/{program}-{name}",
         f"{program}: {title}, taken over",
         "of torchrl's time",
-        functools.partial(_share, program, part),
+        functools.partial(_share, program, without, part),
         bound,
     )
     for program in PROGRAMS
-    for part, title, bound in (
-        ("data", "time in collector and buffer", 1 / 8),
-        ("whole", "the whole program", 1.0),
+    for name, title, part, without, bound in (
+        ("layer", "time in collector and buffer, policies left out", "data", "networks", 1 / 8),
+        ("data", "time in collector and buffer, policies included", "data", "", 1.0),
+        ("whole", "the whole program", "whole", "", 1.0),
     )
 )

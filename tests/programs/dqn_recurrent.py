@@ -42,9 +42,14 @@ class Recall(gymnasium.Env):
 def main():
     torch.manual_seed(0)
     gru = GRUModule(input_size=16, hidden_size=16, in_key="embed", out_key="memory")
-    env = TransformedEnv(GymWrapper(Recall()), Compose(InitTracker(), StepCounter(), RewardSum()))
-    env.append_transform(gru.make_tensordict_primer())
-    env.set_seed(0)
+
+    def make_env(seed):
+        env = TransformedEnv(GymWrapper(Recall()), Compose(InitTracker(), StepCounter(), RewardSum()))
+        env.append_transform(gru.make_tensordict_primer())
+        env.set_seed(seed)
+        return env
+
+    env, test_env = make_env(0), make_env(1)
 
     embed = TensorDictModule(MLP(3, 16, num_cells=[]), in_keys=["observation"], out_keys=["embed"])
     value = TensorDictModule(MLP(16, 2, num_cells=[]), in_keys=["memory"], out_keys=["action_value"])
@@ -81,7 +86,7 @@ def main():
             optimizer.zero_grad()
             target.step()
     with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
-        rollouts = [env.rollout(LENGTH, network) for _ in range(20)]
+        rollouts = [test_env.rollout(LENGTH, network) for _ in range(20)]
     print(f"return {sum(r['next', 'episode_reward'][-1].item() for r in rollouts) / 20:.2f}")
 
 

@@ -68,7 +68,7 @@ def record(folder, frames):
     )
     policy = RandomPolicy(env.action_spec)
     buffer.extend(env.rollout(frames, policy, break_when_any_done=False))
-    return buffer
+    return buffer.storage
 
 
 def main():
@@ -100,15 +100,14 @@ def main():
     optimizer = torch.optim.Adam(loss_fn.parameters(), 3e-3)
 
     with tempfile.TemporaryDirectory() as folder:
-        filled = record(folder, 3_000)
         buffer = TensorDictReplayBuffer(
-            storage=filled.storage,
+            storage=record(folder, 3_000),
             writer=ImmutableDatasetWriter(),
             sampler=SamplerWithoutReplacement(),
             batch_size=128,
         )
         try:
-            buffer.extend(filled.sample(2))
+            buffer.extend(buffer.sample(2))
         except RuntimeError as error:
             print(f"nothing is added: {error}")
         for _ in range(opts.updates):

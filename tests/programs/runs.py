@@ -51,9 +51,9 @@ PROGRAMS = {
         Program("ppo_recurrent", 0.95),
         Program("dqn_recurrent", 0.95),
         Program("offline", -5),
-        Program("offline", -5, ("--algorithm", "cql")),
+        Program("offline", -7, ("--algorithm", "cql")),
         Program("agents", -1),
-        Program("pixels", 0.5),
+        Program("pixels", 0),
         Program("vecnorm", 60),
     )
 }
