@@ -14,6 +14,7 @@ from gleanrl.compat.names import ALIASES, UNSERVED
 ROOT = "torchrl"
 PACKAGES = tuple(f"{ROOT}.{part}" for part in ("collectors", "data", "envs"))
 """The packages that make up the data layer."""
+_STAND_INS = frozenset(row.name for row in UNSERVED)
 
 
 def is_data_layer(module: str) -> bool:
@@ -41,7 +42,7 @@ def served(module: str) -> Mapping[str, Any]:
     second = [row.name for row in ALIASES if row.module == ours.__name__]
     # Files that theirs has, too, but that aren't meant for users here, have no list of names.
     public = ours.__dict__.get("__all__", ())
-    return {name: getattr(ours, name) for name in (*public, *second)}
+    return {name: getattr(ours, name) for name in (*public, *second) if name not in _STAND_INS}
 
 
 def explanation(module: str, name: str) -> Any:
