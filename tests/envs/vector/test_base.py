@@ -217,7 +217,7 @@ def test_states(make):
     env.load_state_dict({})
     with pytest.raises(MissingKeyError, match="worker1"):
         env.load_state_dict({"worker0": {}})
-    with pytest.raises(TypeError, match="mapping"):
+    with pytest.raises(RuntimeError, match="expected the state of a"):
         env.load_state_dict(3)
 
 
