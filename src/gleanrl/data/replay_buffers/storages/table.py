@@ -105,9 +105,6 @@ class Table:
     def write(self, rows: list[Leaf], skipped: int, start: int, count: int) -> None:
         """Copy ready rows, those from `skipped` on, to `count` rows from `start` on, around the end."""
         columns = self.columns
-        if not self.lists and not skipped:
-            columns.write(start, count, rows)
-            return
         dense, lists = self._parted(rows)
         if skipped:
             columns.part(dense)

@@ -229,7 +229,11 @@ class TensorStorage(Storage):
 
     def _copy_span(self, rows: list[torch.Tensor], skipped: int, start: int, count: int) -> None:
         per_step = self.rows_per_step
-        self._initialized().write(rows, skipped, start * per_step, count * per_step)
+        table = self._initialized()
+        if table.lists or skipped:
+            table.write(rows, skipped, start * per_step, count * per_step)
+        else:  # most writes: nothing stands in between
+            table.columns.write(start * per_step, count * per_step, rows)
 
     def _copy_slots(self, rows: list[torch.Tensor], slots: torch.Tensor) -> None:
         self._initialized().put(rows, slots)
