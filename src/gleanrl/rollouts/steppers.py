@@ -115,24 +115,26 @@ class TensorDictStepper(Stepper):
         if self._carry is None:
             self.reset()
         assert self._carry is not None
-        declared = _declared_fields(self.env, self.batch_size)
+        env, dims = self.env, len(self.batch_size)
+        outcome = (env.full_observation_spec, env.full_reward_spec, env.full_done_spec)
+        expected = {path: field for spec in outcome for path, field in declared(spec, dims).items()}
         actions = {as_path(key) for key in self.env.action_keys}
         fields: dict[Path, Field] = {}
         for path, leaf in _public(self._carry):
             if path in actions or path in self._rewards:
                 continue
             came = Field.of(leaf, len(self.batch_size))
-            if path not in declared and path not in self._states:
+            if path not in expected and path not in self._states:
                 self._undeclared.add(path)
                 fields[("next", *path)] = came
-            fields[path] = self._agreed(path, came, declared.get(path))
-        missing = [as_key(p) for p in declared if p not in fields and p not in self._rewards]
+            fields[path] = self._agreed(path, came, expected.get(path))
+        missing = [as_key(p) for p in expected if p not in fields and p not in self._rewards]
         if missing:
             raise EnvironmentContractError(
                 f"reset of {_name(self.env)} returned no {missing}, which its specs declare; "
                 f"got {[as_key(p) for p in fields]}"
             )
-        for path, field in declared.items():
+        for path, field in expected.items():
             fields[("next", *path)] = fields[path] if path in fields and field.is_list else field
         self._schema = Schema(fields)
         if self._undeclared:
@@ -292,18 +294,16 @@ def _public(batch: TensorDictBase) -> list[tuple[Path, Leaf]]:
     return [(p, leaf) for p, leaf in iter_leaves(batch) if not is_private(p) and p[0] != "next"]
 
 
-def _declared_fields(env: Env, batch_size: torch.Size) -> dict[Path, Field]:
-    """Return what the specs say of a step's outcome: observations, rewards and flags."""
-    dims = len(batch_size)
-    found: dict[Path, Field] = {}
-    for spec in (env.full_observation_spec, env.full_reward_spec, env.full_done_spec):
-        for key in spec.keys(True, True):
-            leaf = spec[key]
-            if leaf is None:
-                continue
-            dtype = leaf.dtype if isinstance(leaf.dtype, torch.dtype) else None
-            found[as_path(key)] = Field(torch.Size(leaf.shape[dims:]), dtype)
-    return found
+def declared(spec: Any, dims: int) -> dict[Path, Field]:
+    """Return what `spec` declares, ``dims`` batch dimensions left out of each shape."""
+    leaves = {as_path(key): spec[key] for key in spec.keys(True, True)}
+    return {
+        path: Field(
+            torch.Size(leaf.shape[dims:]), leaf.dtype if isinstance(leaf.dtype, torch.dtype) else None
+        )
+        for path, leaf in leaves.items()
+        if leaf is not None
+    }
 
 
 def _name(env: Env) -> str:

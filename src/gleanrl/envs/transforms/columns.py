@@ -11,6 +11,7 @@ import torch
 from gleanrl.block import Block, Field, Schema, allocate, numpy_dtype, numpy_twin, numpy_view
 from gleanrl.envs.transforms.compose import flattened
 from gleanrl.errors import EnvironmentContractError, PolicyError
+from gleanrl.rollouts.steppers import declared
 from gleanrl.tree import NestedKey, Path, as_key, as_path
 
 
@@ -234,18 +235,6 @@ def copy_action(key: NestedKey, row: torch.Tensor, value: torch.Tensor) -> None:
             f"{value.dtype} from the inverse transforms"
         )
     row.copy_(value)
-
-
-def declared(spec: Any, dims: int) -> dict[Path, Field]:
-    """Return what `spec` declares, ``dims`` batch dimensions left out of each shape."""
-    leaves = {as_path(key): spec[key] for key in spec.keys(True, True)}
-    return {
-        path: Field(
-            torch.Size(leaf.shape[dims:]), leaf.dtype if isinstance(leaf.dtype, torch.dtype) else None
-        )
-        for path, leaf in leaves.items()
-        if leaf is not None
-    }
 
 
 def lists_pass(env: Any) -> bool:

@@ -19,7 +19,7 @@ from gleanrl.envs.env_specs import EnvSpecs
 from gleanrl.envs.outcomes import with_rows_held
 from gleanrl.envs.state import adopt_state, parse_state
 from gleanrl.envs.transforms.base import Transform
-from gleanrl.envs.transforms.columns import declared, lists_pass
+from gleanrl.envs.transforms.columns import lists_pass
 from gleanrl.envs.transforms.compose import Compose, as_transform, flattened
 from gleanrl.envs.transforms.rows import reset_rows
 from gleanrl.envs.transforms.stepper import TransformedStepper
@@ -27,7 +27,7 @@ from gleanrl.envs.transforms.undeclared import undeclared_entries
 from gleanrl.errors import EnvironmentContractError, MissingKeyError, SchemaError, UnsupportedError
 from gleanrl.overrides import is_native, overridden
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
-from gleanrl.rollouts.steppers import TensorDictStepper
+from gleanrl.rollouts.steppers import TensorDictStepper, declared
 from gleanrl.rollouts.traits import EnvTraits, extra, seed_env
 from gleanrl.rollouts.usage import Usage
 from gleanrl.seeding import fresh_seed

@@ -35,7 +35,6 @@ from gleanrl.envs.transforms.columns import (
     Output,
     SpareRow,
     copy_action,
-    declared,
     require_declared,
 )
 from gleanrl.envs.transforms.compose import flattened
@@ -45,7 +44,7 @@ from gleanrl.layout import record_of
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.plan import action_fields
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
-from gleanrl.rollouts.steppers import make_stepper
+from gleanrl.rollouts.steppers import declared, make_stepper
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, flatten, is_private, outermost
 
 Values = dict[NestedKey, torch.Tensor]
