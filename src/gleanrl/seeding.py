@@ -165,14 +165,15 @@ class OwnedGenerator(RandomSource):
         generator.load(value.generator.data_ptr())
         self._native = generator
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle as the generator's state."""
-        return self.state_dict()
+    def __getstate__(self) -> list[int]:
+        """Pickle as the generator's state; not as a tensor, which torch would send to a process by a descriptor."""
+        words: list[int] = self.snapshot().generator.tolist()
+        return words
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: list[int]) -> None:
         """Restore from a pickle."""
         self.__init__()  # type: ignore[misc]
-        self.load_state_dict(state)
+        self.adopt(GeneratorState(torch.tensor(state, dtype=torch.int64, device="cpu")))
 
 
 class GivenGenerator(RandomSource):

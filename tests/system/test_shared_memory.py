@@ -73,3 +73,32 @@ def test_a_failure_leaves_nothing():
     with pytest.raises(ValueError, match="empty"):
         SharedMemory(0)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_memory_that_grows_is_seen_by_whoever_maps_it_anew():
+    memory = SharedMemory(64)
+    other = pickle.loads(pickle.dumps(memory))
+    earlier = memory.map
+    memory.resize(1 << 16)
+    memory.map[5], memory.map[60_000] = 1, 2
+    assert earlier[5] == 1 and other.map[5] == 1
+    other.resize(1 << 16)
+    assert other.map[60_000] == 2
+
+
+def test_a_forked_child_has_a_lock_of_its_own_from_the_beginning():
+    memory = SharedMemory(64)
+    read, write = os.pipe()
+    with memory.lock():
+        pid = os.fork()
+        if not pid:
+            try:
+                fcntl.flock(memory._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.write(write, b"taken")
+            except BlockingIOError:
+                os.write(write, b"held")
+            os._exit(0)
+        assert os.read(read, 5) == b"held"
+    os.waitpid(pid, 0)
+    for end in (read, write):
+        os.close(end)

@@ -11,9 +11,11 @@ import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import repeat, starmap
 from typing import Any
 
 from gleanrl.system import faults
+from gleanrl.system.forks import renew_in_child
 
 
 class SharedMemory:
@@ -42,14 +44,32 @@ class SharedMemory:
 
     def _take(self, descriptor: int, num_bytes: int) -> None:
         self._descriptor, self._num_bytes = descriptor, num_bytes
-        self._owner = os.getpid()
         self.map = mmap.mmap(descriptor, num_bytes)
+        renew_in_child(self)
+
+    def after_fork(self, lineage: tuple[int, ...]) -> None:
+        """Open a descriptor of the child's own: with its parent's it would share the lock, and outlive it with it."""
+        inherited = self._descriptor
+        self._descriptor = os.open(f"/proc/self/fd/{inherited}", os.O_RDWR | os.O_CLOEXEC)
+        os.close(inherited)
+
+    def resize(self, num_bytes: int) -> None:
+        """Map so many bytes from now on, the same ones at the beginning; earlier maps stay. It doesn't shrink."""
+        if os.fstat(self._descriptor).st_size < num_bytes:
+            os.ftruncate(self._descriptor, num_bytes)
+        self.map, self._num_bytes = mmap.mmap(self._descriptor, num_bytes), num_bytes
 
     @classmethod
     def _open(cls, pid: int, descriptor: int, num_bytes: int) -> SharedMemory:
         new = cls.__new__(cls)
         faults.point("memory.open")
-        new._take(os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC), num_bytes)
+        try:
+            opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError as cause:
+            raise FileNotFoundError(
+                f"shared memory of process {pid}: it has ended, or let go of it; unpickle while it lives"
+            ) from cause
+        new._take(opened, num_bytes)
         return new
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -60,12 +80,18 @@ class SharedMemory:
         """Return another handle of the same memory."""
         return self._open(os.getpid(), self._descriptor, self._num_bytes)
 
+    def acquiring(self) -> Iterator[tuple[int, int]]:
+        """Yield what `releasing` takes once others are kept out; made of C code alone (see `descriptors`)."""
+        release = {None: (self._descriptor, fcntl.LOCK_UN)}
+        return map(release.__getitem__, starmap(fcntl.flock, [(self._descriptor, fcntl.LOCK_EX)]))
+
+    def releasing(self, held: list[tuple[int, int]]) -> Iterator[None]:
+        """Let others in for each item that `acquiring` yielded, and take it off; made of C code alone."""
+        return starmap(fcntl.flock, map(held.pop, repeat(-1, len(held))))
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other processes and copies out of the block."""
-        if os.getpid() != self._owner:  # a forked child would share its parent's lock
-            self._descriptor = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDWR | os.O_CLOEXEC)
-            self._owner = os.getpid()
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         try:
             yield

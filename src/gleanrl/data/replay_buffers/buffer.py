@@ -21,6 +21,7 @@ from gleanrl.data.replay_buffers.server import BufferServer, column_of
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.formats import swap_batch_dims
 from gleanrl.data.replay_buffers.storages.indexing import is_key
+from gleanrl.data.replay_buffers.storages.shared import SharedTensorStorage
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.errors import InvalidTypeError, UnsupportedError
 from gleanrl.overrides import overridden
@@ -72,6 +73,7 @@ class ReplayBuffer(Composed):
         compilable: has no effect: compiled programs call buffers, they don't contain them.
         delayed_init: whether the parts are made, of callables, at the first use, so that the buffer can be sent to
             another process before. None for whether there is a `transform_factory`.
+        shared: whether several processes use the buffer at once; see `share`.
 
     Raises:
         InvalidArgumentError: a bad value, or a part of another buffer.
@@ -110,6 +112,7 @@ class ReplayBuffer(Composed):
         prefetch_threads: int | None = None,
         compilable: bool | None = None,
         delayed_init: bool | None = None,
+        shared: bool = False,
     ) -> None:
         if checkpointer is not None:
             raise UnsupportedError("checkpointer: not available yet; save state_dict() with torch.save")
@@ -127,6 +130,7 @@ class ReplayBuffer(Composed):
             "served": (batch_size, pin_memory),
             "prefetcher": prefetcher,
             "seed": seed,
+            "shared": bool(shared),
         }
         if not (transform_factory is not None if delayed_init is None else delayed_init):
             self.open()
@@ -139,6 +143,7 @@ class ReplayBuffer(Composed):
         served: tuple[int | None, bool],
         prefetcher: Prefetcher | None,
         seed: int | None,
+        shared: bool,
     ) -> None:
         storage, sampler, writer, transform, *others = parts
         if transform_factory is not None:
@@ -156,6 +161,8 @@ class ReplayBuffer(Composed):
         # Nothing fails from here on: a buffer that couldn't be made keeps no part.
         self._gate, self._parts, self._draws, self._server, self._intake = gate, made, draws, server, intake
         made.join(self, gate)
+        if shared or isinstance(made.storage, SharedTensorStorage):
+            self.share()
 
     def _make_intake(self, gate: Gate, parts: Parts) -> Intake:
         """Return what takes records in."""
@@ -366,7 +373,8 @@ class ReplayBuffer(Composed):
 
     def __len__(self) -> int:
         """Return the number of transitions stored."""
-        return len(self._parts.storage)
+        with self._gate.lock:
+            return len(self._parts.storage)
 
     @property
     def write_count(self) -> int:

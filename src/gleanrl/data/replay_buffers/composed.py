@@ -17,6 +17,7 @@ from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.server import BufferServer
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.writers.base import Writer
+from gleanrl.errors import UnsupportedError
 
 _Self = TypeVar("_Self", bound="Composed")
 _OPENING = threading.RLock()
@@ -134,6 +135,39 @@ class Composed:
             self._parts.transforms.insert(index, transform, invert)
         return self
 
+    # Several processes
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes use the buffer."""
+        return self._gate.shared is not None
+
+    def share(self: _Self, shared: bool = True) -> _Self:
+        """Let several processes of this machine extend and sample the buffer at once, and return it.
+
+        Copies, made by fork, or by pickle while this process lives (as an argument of a process of `multiprocessing`
+        or `torch.multiprocessing`, say), are of the same records. What a buffer promises to threads it promises to all
+        processes: no batch holds half a record, generations count every write, and a write is all or nothing. The
+        lock is the kernel's: it is free when its holder dies, and what that one was writing is taken back.
+
+        Each process has a sampler, transforms, and a sequence of random numbers of its own: an epoch of
+        `SamplerWithoutReplacement` is a process's. Records live in anonymous shared memory, once more for
+        what a write replaces, as far as writes reach.
+
+        Args:
+            shared: True; a shared buffer stays one.
+
+        Raises:
+            UnsupportedError: a storage other than a `LazyTensorStorage` on the CPU, a sampler with priorities, which
+                would differ from process to process, or a writer other than the ring writers.
+        """
+        with self._gate.lock:
+            if shared and not self.shared:
+                self._gate.share(self._parts.share())
+            elif not shared and self.shared:
+                raise UnsupportedError("share: other processes may use the buffer, it stays shared")
+        return self
+
     # Random state
 
     def set_seed(self, seed: int) -> None:
@@ -172,6 +206,8 @@ class Composed:
         self.__dict__.update(state)
         if self.initialized:
             self._parts.join(self, self._gate)
+            if self._gate.shared is not None:
+                self._parts.go_apart(self._gate.shared.next_copy())
             self._draws.rejoin()
 
     def __repr__(self) -> str:

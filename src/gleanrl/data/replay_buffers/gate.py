@@ -3,8 +3,29 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from itertools import starmap
+from typing import Any, Protocol
 
 from gleanrl.system.forks import renew_in_child
+from gleanrl.system.shared_memory import SharedMemory
+
+
+class Shared(Protocol):
+    """What processes share: the storage of their buffers."""
+
+    @property
+    def memory(self) -> SharedMemory:
+        """Whose lock is taken."""
+
+    def pull(self) -> None:
+        """Come in step: the lock was taken."""
+
+    def settle(self) -> None:
+        """Leave nothing unfinished: the lock is about to be given up."""
 
 
 class Gate:
@@ -18,14 +39,110 @@ class Gate:
     writing at that moment isn't published.
     """
 
+    lock: AbstractContextManager[Any]
+    shared: Any = None
+    """The storage, if other processes are excluded, too (see `SharedGate`)."""
+
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.after_fork(())
         renew_in_child(self)
 
-    def __reduce__(self) -> tuple[type[Gate], tuple[()]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles have a lock of their own."""
         return Gate, ()
+
+    def share(self, storage: Shared) -> None:
+        """Exclude other processes from now on."""
+        self.__dict__.pop("lock")
+        self.__class__ = SharedGate
+        SharedGate.__init__(self, storage)  # type: ignore[arg-type]
 
     def after_fork(self, lineage: tuple[int, ...]) -> None:
         """Open."""
         self.lock = threading.RLock()
+
+
+class SharedGate(Gate):
+    """A `Gate` that excludes other processes as well; while it is held its storage is in step with them.
+
+    Args:
+        storage: what is shared.
+    """
+
+    def __init__(self, storage: Shared) -> None:
+        self._storage = weakref.ref(storage)
+        super().__init__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies have a lock of their own in their process; that of the processes is one."""
+        return SharedGate, (self.shared,)
+
+    @property
+    def shared(self) -> Any:
+        """The storage."""
+        return self._storage()
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:  # type: ignore[override]
+        """The lock, for one ``with``."""
+        return _Hold(self)
+
+    def share(self, storage: Shared) -> None:
+        """Go on."""
+
+    def after_fork(self, lineage: tuple[int, ...]) -> None:
+        """Open."""
+        self.threads = threading.RLock()
+        self.outer: Callable[[], Any] = _nobody
+        """The hold that has the lock of the processes."""
+
+
+class _Hold:
+    """One ``with``. It gives up what it has with its last reference at the latest, wherever an interrupt came.
+
+    The ``with`` statement keeps it alive. Python runs signal handlers between its instructions, never inside a call of
+    C code: a lock is taken and noted within one such call, and given up within another.
+    """
+
+    __slots__ = ("__weakref__", "_file", "_gate", "_thread")
+
+    def __init__(self, gate: SharedGate) -> None:
+        self._gate = gate
+        self._thread: list[Any] = []  # what to call with what, to give up each lock
+        self._file: list[Any] = []
+
+    def __enter__(self) -> None:
+        gate, storage = self._gate, self._gate.shared
+        self.__class__ = _Held
+        self._thread.extend(map({True: ()}.get, starmap(gate.threads.acquire, [()])))
+        if gate.outer() is None:
+            gate.outer = weakref.ref(self)
+            self._file.extend(storage.memory.acquiring())
+            storage.pull()
+
+    def __exit__(self, *exception: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        gate = self._gate
+        try:
+            if self._file:
+                gate.shared.settle()
+        finally:
+            if gate.outer() is self:
+                gate.outer = _nobody
+            deque(gate.shared.memory.releasing(self._file), 0)
+            deque(starmap(gate.threads.release, map(self._thread.pop, range(len(self._thread)))), 0)
+        self.__class__ = _Hold
+
+
+class _Held(_Hold):
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        """Give up what an interrupt left; an exception in here would be lost, so that this isn't everybody's way."""
+        self._leave()
+
+
+def _nobody() -> None:
+    return None

@@ -17,11 +17,14 @@ from gleanrl.data.replay_buffers.samplers.random import RandomSampler
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.familiar import as_storage
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
+from gleanrl.data.replay_buffers.storages.shared import SharedTensorStorage, share
 from gleanrl.data.replay_buffers.storages.snapshots import Copying, StorageState
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.data.replay_buffers.writers.familiar import as_writer
+from gleanrl.data.replay_buffers.writers.immutable import ImmutableDatasetWriter
 from gleanrl.data.replay_buffers.writers.round_robin import RoundRobinWriter
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from gleanrl.seeding import OwnedGenerator
 from gleanrl.state import Stateful, StateReader
 from gleanrl.system.interrupts import to_the_end
 
@@ -101,6 +104,27 @@ class Parts(Stateful[PartsState]):
         self.generator: torch.Generator | None = None
         self.set_rng(generator)
 
+    def share(self) -> SharedTensorStorage:
+        """Return the storage, which several processes may use from now on; see `Composed.share`."""
+        self._check_sharing(self.sampler, self.writer)
+        return share(self.storage)
+
+    def _check_sharing(self, sampler: Sampler, writer: Writer) -> None:
+        if sampler.takes_priorities:
+            raise UnsupportedError(
+                f"shared: a {type(sampler).__name__} keeps priorities in one process, the others would draw by theirs; "
+                "use RandomSampler, SamplerWithoutReplacement or a sampler of slices without priorities"
+            )
+        if not isinstance(writer, (RoundRobinWriter, ImmutableDatasetWriter)) or writer.given is not writer:
+            raise UnsupportedError(
+                f"shared: a {type(writer).__name__} knows records of one process only; use RoundRobinWriter"
+            )
+
+    def go_apart(self, number: int) -> None:
+        """Draw other random numbers than the buffer that this one is a copy of."""
+        if isinstance(self.sampler.random, OwnedGenerator):
+            self.sampler.random.after_fork((number,))
+
     def _check(self, name: str, part: Any, shared: bool = False) -> None:
         """Raise unless `part` is of that kind and, if it isn't to be shared, free for this buffer."""
         if not isinstance(part, _KINDS[name]):
@@ -159,6 +183,12 @@ class Parts(Stateful[PartsState]):
         writer: Writer = part if name == "writer" else self.writer
         if sampler.room is not None:
             storage.bound(sampler.room)
+        if gate.shared is not None:
+            self._check_sharing(sampler, writer)
+            if name == "storage":
+                raise UnsupportedError(
+                    "set_storage: other processes go on with the storage of a shared buffer"
+                )
         writer.check_storage(storage)
         sampler.check_storage(storage)
         old, owner = getattr(self, name), self._owner and self._owner()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -34,7 +35,7 @@ class Change(NamedTuple):
     """Whether the records stayed what they are, a column of theirs apart; False where the slots hold others."""
 
 
-class _Run:
+class Run:
     """One write, or ring writes that follow each other."""
 
     __slots__ = ("amended", "begin", "count", "spans", "start")
@@ -55,6 +56,20 @@ class _Run:
         return [span for start, count in self.spans for span in _within(start, count, size)]
 
 
+def changes_in(runs: Iterable[Run], version: Version, size: int) -> list[Change]:
+    """Return what runs, the newest first, changed after a version (see `ChangeLog.since`)."""
+    fresh: list[tuple[int, int]] = []
+    amended: list[tuple[int, int]] = []
+    for run in runs:
+        (amended if run.amended else fresh).extend(run.unseen(version, size))
+        if run.begin <= version.changes:
+            break
+    written = _merged(fresh)
+    found = [Change(start, stop, False) for start, stop in written]
+    found += [Change(*span, True) for span in _without(_merged(amended), written)]
+    return sorted(found)
+
+
 class ChangeLog:
     """What changed in the slots of a ring, in order. Not thread-safe: the storage's owner locks.
 
@@ -67,7 +82,7 @@ class ChangeLog:
     """
 
     def __init__(self, origin: Version | None = None) -> None:
-        self._runs: deque[_Run] = deque()
+        self._runs: deque[Run] = deque()
         self._ranges = self._size = 0
         self.renew(origin)
 
@@ -97,7 +112,7 @@ class ChangeLog:
             size: slots of the ring.
             amended: see `Change`.
         """
-        run, runs, version = _Run(self.version.changes, spans, amended), self._runs, self.version
+        run, runs, version = Run(self.version.changes, spans, amended), self._runs, self.version
         runs.append(run)
         self._size = size
         self._ranges += len(spans)
@@ -124,19 +139,11 @@ class ChangeLog:
             start = (last.start + seen) % size
             if (stop := start + last.count - seen) <= size:
                 return [_new(Change, (start, stop, last.amended))]
-        fresh: list[tuple[int, int]] = []
-        amended: list[tuple[int, int]] = []
-        for run in reversed(self._runs):
-            (amended if run.amended else fresh).extend(run.unseen(version, size))
-            if run.begin <= version.changes:
-                break
-        written = _merged(fresh)
-        found = [Change(start, stop, False) for start, stop in written]
-        found += [Change(*span, True) for span in _without(_merged(amended), written)]
-        return sorted(found)
+        return changes_in(reversed(self._runs), version, size)
 
 
 def _within(start: int, count: int, size: int) -> list[tuple[int, int]]:
+    """Return `count` slots from `start` on, around the end of `size`, as ``(start, stop)`` ranges."""
     if count >= size:
         return [(0, size)]
     start %= size

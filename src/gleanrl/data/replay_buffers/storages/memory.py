@@ -20,7 +20,7 @@ from gleanrl.system import fs, proc
 from gleanrl.tree import Path as KeyPath
 
 _GENERATION_BYTES = 8
-_ALIGNMENT = 64  # bytes: a column starts with a cache line
+ALIGNMENT = 64  # bytes: a column starts with a cache line
 _HUGE = 4 << 20
 
 
@@ -94,17 +94,17 @@ class HeapAllocator:
         """Return zeroed columns; `CapacityError` if the process may not take that much memory."""
         if self.device.type != "cpu":
             return [torch.zeros(num_rows, *f.shape, dtype=f.dtype, device=self.device) for f in fields]
-        _check_room(
+        check_room(
             "memory", _total(fields, num_rows), proc.available_memory(), num_rows, "use LazyMemmapStorage"
         )
         # One region for all: the short columns share huge pages with the long ones, and a random row then
         # misses the address cache less often.
         starts = list(
-            accumulate((-(-num_rows * f.row_bytes // _ALIGNMENT) * _ALIGNMENT for f in fields), initial=0)
+            accumulate((-(-num_rows * f.row_bytes // ALIGNMENT) * ALIGNMENT for f in fields), initial=0)
         )
         memory = zeroed(starts[-1], num_rows)
         return [
-            _as_column(memory[start : start + num_rows * f.row_bytes], f, num_rows)
+            as_column(memory[start : start + num_rows * f.row_bytes], f, num_rows)
             for start, f in zip(starts, fields, strict=False)
         ]
 
@@ -169,7 +169,7 @@ class FileAllocator:
         fs.make_dir(directory)
         advice = "choose another scratch_dir, or TMPDIR without one"
         room = fs.free_bytes(directory) + regained
-        _check_room(f"disk at {directory}", _total(fields, num_rows), room, num_rows, advice)
+        check_room(f"disk at {directory}", _total(fields, num_rows), room, num_rows, advice)
         made = self._made = []
         try:
             for file in taken:
@@ -197,8 +197,8 @@ class FileAllocator:
 def zeroed(num_bytes: int, num_rows: int) -> np.ndarray[Any, Any]:
     """Return zeroed bytes for `num_rows` rows, aligned, in huge pages if there are such and the size is worth it."""
     if num_bytes < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        memory = np.zeros(num_bytes + _ALIGNMENT, np.uint8)
-        skip = -memory.ctypes.data % _ALIGNMENT
+        memory = np.zeros(num_bytes + ALIGNMENT, np.uint8)
+        skip = -memory.ctypes.data % ALIGNMENT
         return memory[skip : skip + num_bytes]
     try:
         region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -225,10 +225,10 @@ def _map_column(file: Path, field: Field, num_rows: int, made: list[Path]) -> to
     memory: np.ndarray[Any, Any] = (
         np.frombuffer(fs.map_file(file), np.uint8) if num_bytes else np.zeros(0, np.uint8)
     )
-    return _as_column(memory, field, num_rows)
+    return as_column(memory, field, num_rows)
 
 
-def _as_column(memory: np.ndarray[Any, Any], field: Field, num_rows: int) -> torch.Tensor:
+def as_column(memory: np.ndarray[Any, Any], field: Field, num_rows: int) -> torch.Tensor:
     """Return `memory`, uint8 in one dimension, as ``[num_rows, *field]``."""
     if not memory.size:
         return torch.empty(num_rows, *field.shape, dtype=field.dtype, device="cpu")
@@ -239,7 +239,8 @@ def _total(fields: Sequence[Field], num_rows: int) -> int:
     return num_rows * (sum(field.row_bytes for field in fields) + _GENERATION_BYTES)
 
 
-def _check_room(what: str, needed: int, room: int | None, num_rows: int, advice: str) -> None:
+def check_room(what: str, needed: int, room: int | None, num_rows: int, advice: str) -> None:
+    """Raise `CapacityError` if `needed` bytes are more than there is room for."""
     if room is not None and needed > room:
         raise CapacityError(
             f"{num_rows} rows need {needed:,} bytes of {what}, {room:,} are free: lower max_size, or {advice}"

@@ -16,7 +16,7 @@ from gleanrl.system.interrupts import to_the_end
 
 UNBOUNDED = 2**63 - 1  # the size of a storage that takes whatever comes
 _FIRST_COUNTERS = 1024
-_NO_SLOTS = torch.zeros(1, dtype=torch.int64, device="cpu")  # an address for counters that nobody looks at
+NO_SLOTS = torch.zeros(1, dtype=torch.int64, device="cpu")  # an address for counters that nobody looks at
 
 
 class Slots(Access, Versioned):
@@ -147,7 +147,7 @@ class Slots(Access, Versioned):
     def _counters(self, rows: int = 0) -> torch.Tensor:
         """Return the generations of all slots; of a storage without a size those of `rows` slots at least."""
         if self._batch_shape is None:
-            return _NO_SLOTS  # how many there are shows at the first write
+            return NO_SLOTS  # how many there are shows at the first write
         counters = self._generations
         if counters is None or rows > counters.shape[0]:
             # Zeroed pages cost nothing until they are touched: 8 bytes for each row in use.

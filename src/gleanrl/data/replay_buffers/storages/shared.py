@@ -1,0 +1,209 @@
+"""A storage that several processes of one machine write and read at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.formats import format_from_state
+from gleanrl.data.replay_buffers.storages.lazy import LazyTensorStorage
+from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
+from gleanrl.data.replay_buffers.storages.saved import Rows
+from gleanrl.data.replay_buffers.storages.segment import Books, Segment, SegmentAllocator
+from gleanrl.data.replay_buffers.storages.slots import NO_SLOTS
+from gleanrl.data.replay_buffers.storages.snapshots import StorageState
+from gleanrl.data.replay_buffers.storages.table import Table
+from gleanrl.data.replay_buffers.versions import Version
+from gleanrl.errors import SchemaError, UnsupportedError
+from gleanrl.records import Placement
+from gleanrl.state import StateReader
+from gleanrl.system.shared_memory import SharedMemory
+
+
+class SharedTensorStorage(LazyTensorStorage):
+    """What a `LazyTensorStorage` becomes that is shared (see `share`); records, books and log are in a `Segment`.
+
+    Under the lock of its buffer a storage of this process is like any other. `pull` brings it in step with the
+    segment when the lock is taken; each change is all or nothing for the other processes, whatever becomes of this one.
+    """
+
+    _segment: Segment
+
+    @property
+    def segment(self) -> Segment:
+        """The memory that is shared, as a storage sees it."""
+        return self._segment
+
+    @property
+    def memory(self) -> SharedMemory:
+        """The memory that is shared, with its lock."""
+        return self._segment.memory
+
+    def next_copy(self) -> int:
+        """Return a number that no other copy has had; takes the lock."""
+        with self.guard():
+            return self._segment.next_copy()
+
+    def meet(self, segment: Segment) -> None:
+        """Be a storage of the records in a segment."""
+        self._segment, self._log = segment, segment.log
+        self._table = self._generations = None
+        self.num_steps = self._end = self._rows_written = self._generations_at = 0
+
+    # Under the lock
+
+    def pull(self) -> None:
+        """Come in step with the segment: what another process left unfinished is taken back first."""
+        segment = self._segment
+        if segment.is_ready and self._table is None:
+            state, batch = segment.schema()
+            form, shape = format_from_state(state), torch.Size(batch)
+            super()._begin(self._make_table(form, shape), shape)
+            self._take_counters()
+        if segment.changing:
+            segment.undo()
+        self.num_steps, self._end, self._rows_written, ordered = segment.books()
+        self.ordered = bool(ordered)
+
+    def settle(self) -> None:
+        """Take back a change of this process that failed, before the lock is given up."""
+        if self._segment.changing:
+            self.pull()
+
+    def _changing(
+        self, slots: torch.Tensor | None, change: Callable[[], None], done: Callable[[], bool]
+    ) -> None:
+        """Make a change that is all or nothing to others; it may have begun before."""
+        if not self._segment.changing:
+            if slots is not None:
+                slots = slots[slots < len(self)]
+            self._segment.begin(slots)
+        try:
+            change()
+        finally:
+            if done():
+                self._segment.commit(Books(self.num_steps, self._end, self._rows_written, int(self.ordered)))
+
+    # Changes
+
+    def _write(self, rows: Any, placement: Placement, end: int, written: int, before: Version) -> None:
+        per_step = self.rows_per_step
+        start, count = placement.start * per_step, placement.num_steps * per_step
+        self._changing(
+            torch.arange(start, start + count, device="cpu") % self.max_size,
+            lambda: super(SharedTensorStorage, self)._write(rows, placement, end, written, before),
+            lambda: self._rows_written == written,
+        )
+
+    def _put(
+        self, rows: Any, slots: torch.Tensor, amended: bool, num_steps: int, end: int, ordered: bool
+    ) -> None:
+        written = self._rows_written + slots.shape[0]
+        self._changing(
+            slots.unique(),
+            lambda: super(SharedTensorStorage, self)._put(rows, slots, amended, num_steps, end, ordered),
+            lambda: self._rows_written == written,
+        )
+
+    @property
+    def end(self) -> int:
+        """The time step after the newest one (see `Slots.end`)."""
+        return self._end
+
+    @end.setter
+    def end(self, step: int) -> None:
+        self._changing(None, lambda: LazyTensorStorage.end.fset(self, step), lambda: True)  # type: ignore[attr-defined]
+
+    def clear(self) -> None:
+        """Forget every record, in all processes."""
+        self._changing(None, super().clear, lambda: not self.num_steps)
+
+    def adopt(self, value: StorageState) -> None:
+        """Hold what a snapshot holds, in all processes."""
+        if self._table is None and value.content is not None:
+            batch = torch.Size(value.batch_shape)
+            self._begin(value.content.table or self._make_table(value.content.form, batch), batch)
+        stored = torch.arange(len(self), device="cpu")
+        version = self.version
+        self._changing(
+            stored,
+            lambda: super(SharedTensorStorage, self).adopt(value),
+            lambda: self.version != version and self._rows_written == value.rows_written,
+        )
+
+    def _parse_content(self, reader: StateReader, state: StorageState) -> Rows | None:
+        with self.guard():  # another process may be about to write first
+            return super()._parse_content(reader, state)
+
+    def _take_content(self, content: Rows | None, rows: int) -> None:
+        if content is not None and not self.format.same_as(content.form):
+            raise SchemaError(
+                "load_state_dict: another process has written records of another schema meanwhile"
+            )
+        super()._take_content(content, rows)
+
+    # Memory
+
+    def _counters(self, rows: int = 0) -> torch.Tensor:
+        return NO_SLOTS if self._generations is None else self._generations
+
+    def _take_counters(self) -> None:
+        self._generations_at = self._segment.generations.data_ptr()
+        self._generations = self._segment.generations
+
+    def _make_table(self, form: RecordFormat, batch: torch.Size) -> Table:
+        if form.schema.lists:
+            raise UnsupportedError(
+                f"a shared storage holds tensors only, not {form.schema.lists[0]!r}; share no buffer, or leave that out"
+            )
+        self._allocate = SegmentAllocator(self._segment, (form.state(by_name=False), tuple(batch)))
+        table = super()._make_table(form, batch)
+        table.watch_mask()  # another process may have written rows that are no steps
+        return table
+
+    def _begin(self, table: Table, batch: torch.Size) -> None:
+        super()._begin(table, batch)
+        self._segment.ready()
+        self._take_counters()
+
+    # Copies
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the name of the memory: copies are of the same records."""
+        return _attached, (type(self), self._segment, self._requested, self.ndim)
+
+
+def share(storage: Storage) -> SharedTensorStorage:
+    """Make a storage one that several processes may use, and return it; what it holds moves to shared memory.
+
+    Raises:
+        UnsupportedError: another storage than a `LazyTensorStorage` on the CPU.
+    """
+    if isinstance(storage, SharedTensorStorage):
+        return storage
+    if type(storage) is not LazyTensorStorage or storage.device.type != "cpu":
+        raise UnsupportedError(
+            f"shared: a buffer that processes share needs a LazyTensorStorage on the CPU, got {storage!r}"
+        )
+    held = storage.snapshot() if storage.initialized else None
+    shared = _opened(storage, Segment())
+    if held is not None:
+        with shared.guard():
+            shared.adopt(held)
+    return shared
+
+
+def _opened(storage: Any, segment: Segment) -> SharedTensorStorage:
+    storage.__class__ = SharedTensorStorage
+    shared: SharedTensorStorage = storage
+    shared.meet(segment)
+    return shared
+
+
+def _attached(
+    kind: type[SharedTensorStorage], segment: Segment, max_size: int, ndim: int
+) -> SharedTensorStorage:
+    return _opened(LazyTensorStorage(max_size, ndim=ndim), segment)

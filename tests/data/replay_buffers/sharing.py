@@ -1,0 +1,94 @@
+"""What processes do that share a buffer; rows say whose they are, and a torn one shows."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import torch
+from tensordict import TensorDict
+
+from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer
+from gleanrl.system import faults
+
+WIDTH = 257
+
+
+def rows(writer: int, first: int, count: int) -> TensorDict:
+    """Rows of a writer, numbered; every value of a row tells both."""
+    t = torch.arange(first, first + count)
+    key = t + 100_000 * writer
+    done = (t % 5 == 4)[:, None]
+    return TensorDict(
+        {"key": key, "wide": key[:, None].repeat(1, WIDTH), "next": {"done": done, "key": key.double()}},
+        [count],
+    )
+
+
+def check(batch: TensorDict) -> None:
+    """Raise unless every row is one that `rows` made."""
+    key = batch["key"]
+    assert (batch["wide"] == key[:, None]).all() and (batch["next", "key"] == key.double()).all(), (
+        "a torn row"
+    )
+    assert torch.equal(batch["next", "done"][:, 0], key % 5 == 4)
+
+
+def made(capacity: int, stored: int = 0, **options: object) -> ReplayBuffer:
+    """A shared buffer with rows of writer 0."""
+    buffer = ReplayBuffer(storage=LazyTensorStorage(capacity), batch_size=16, shared=True, **options)
+    for first in range(0, stored, capacity):
+        buffer.extend(rows(0, first, min(capacity, stored - first)))
+    return buffer
+
+
+def work(buffer: ReplayBuffer, writer: int, writes: int, count: int) -> None:
+    """Extend and sample by turns."""
+    for turn in range(writes):
+        buffer.extend(rows(writer, turn * count, count))
+        check(buffer.sample())
+
+
+def write_for_ever(buffer: ReplayBuffer, writer: int, begun: int) -> None:
+    """Write until killed; say when it began."""
+    turn = 0
+    while True:
+        buffer.extend(rows(writer, turn * 7, 7))
+        turn += 1
+        if turn == 3:
+            os.write(begun, b"x")
+
+
+def in_child(act: Callable[[], object]) -> int:
+    """Run in a forked child; return how it ended: 0, 1 for an exception, or the negative signal."""
+    pid = os.fork()
+    if not pid:
+        try:
+            act()
+            os._exit(0)
+        except BaseException as error:
+            os.write(2, f"{type(error).__name__}: {error}\n".encode())
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def die() -> None:
+    """End at once, as nothing can prevent."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_at(point: str, act: Callable[[], object], spoil: Callable[[], object] | None = None) -> int:
+    """Run in a child that is killed at a fault point, after it spoiled something; return how it ended."""
+
+    def end() -> None:
+        if spoil is not None:
+            spoil()
+        die()
+
+    def acting() -> None:
+        with faults.inject({point: end}):
+            act()
+
+    return in_child(acting)
