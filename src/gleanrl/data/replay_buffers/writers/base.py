@@ -99,7 +99,7 @@ class Writer(Part, Stateful[Any]):
         self.check_write(data, where)
         storage = self._storage or self.storage
         prepared = storage.prepare(data, single=single, dim_extend=dim_extend, where=where)
-        index: Any = no_index(storage)
+        index: Any
         if prepared.num_steps:
             placement = self.place(prepared)
             if isinstance(placement, Selection):
@@ -107,6 +107,8 @@ class Writer(Part, Stateful[Any]):
             else:
                 storage.write(prepared, placement)
             index = index_of(placement, storage, single)
+        else:
+            index = no_index(storage)
         return index if prepared.kept is None else _spread(index, prepared.kept, single)
 
     def add(self, data: Any) -> Any:
