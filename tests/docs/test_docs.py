@@ -87,6 +87,14 @@ def test_the_tests_that_the_pitfalls_name_exist():
     assert [row for row in rows(text.partition("## Not yet")[0]) if not TEST.search(row)] == []
 
 
+def test_what_other_releases_call_has_its_tests():
+    text = (DOCS / "other-releases.md").read_text()
+    assert missing_tests(text) == []
+    for row in rows(text):
+        files = re.findall(r"tests/[\w/]+\.py", row)
+        assert files and all((ROOT / file).exists() for file in files), row
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_links_lead_somewhere(page):
     assert broken_links(page.read_text(), page.parent) == []
