@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import gleanrl.envs
+from gleanrl.collectors import SyncDataCollector
 from gleanrl.data.specs import Categorical, OneHot
-from gleanrl.envs import check_env_specs
+from gleanrl.envs import StepCounter, TransformedEnv, check_env_specs
 from gleanrl.envs.libs.gym import GymEnv, GymWrapper, gym_backend
-from gleanrl.errors import InvalidTypeError
+from gleanrl.errors import ClosedError, InvalidTypeError
 from tests.fakes import ORACLE_ID, OracleEnv, Script
 
 LONG = Script(lengths=(50,))
@@ -90,3 +91,39 @@ class TestNames:
     def test_available_environments(self) -> None:
         assert ORACLE_ID in GymEnv.available_envs and "CartPole-v1" in GymEnv("CartPole-v1").available_envs
         assert GymEnv.available_envs == sorted(GymEnv.available_envs)
+
+
+class TestAfterClose:
+    """An environment by name is made anew by a reset, so that it can be evaluated in after its collector's end."""
+
+    @pytest.mark.parametrize("num_envs", [0, 2])
+    @pytest.mark.parametrize("wrap", [lambda env: env, lambda env: TransformedEnv(env, StepCounter())])
+    def test_a_reset_opens_it_again(self, num_envs, wrap):
+        env = wrap(GymEnv("CartPole-v1", num_envs=num_envs))
+        expected = env.set_seed(3), env.rollout(5, break_when_any_done=False)
+        env.close()
+        env.close()
+        assert env.is_closed
+        with pytest.raises(ClosedError):
+            env.step(env.rand_action())
+        env.reset()
+        assert not env.is_closed
+        env.set_seed(3)
+        again = env.rollout(5, break_when_any_done=False)
+        assert torch.equal(again["observation"][..., 0, :], expected[1]["observation"][..., 0, :])
+        env.close()
+        assert env.is_closed
+
+    def test_after_the_end_of_a_collector(self):
+        env = TransformedEnv(GymEnv("CartPole-v1"), StepCounter())
+        collector = SyncDataCollector(env, None, frames_per_batch=5, total_frames=10)
+        assert sum(batch.numel() for batch in collector) == 10
+        collector.shutdown()
+        assert env.is_closed and env.rollout(3).shape == (3,)
+        env.close()
+
+    def test_frames_are_there_again(self):
+        env = GymEnv("CartPole-v1", from_pixels=True)
+        env.close()
+        assert env.reset()["pixels"].shape == env.observation_spec["pixels"].shape
+        env.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 from typing import Any
 
@@ -125,7 +126,8 @@ class GymWrapper(GymLikeEnv):
 class GymEnv(GymWrapper):
     """A gymnasium environment by name, or several of them that step at once.
 
-    Keys, encodings, seeds, hooks and attributes are those of `GymLikeEnv`.
+    Keys, encodings, seeds, hooks and attributes are those of `GymLikeEnv`. Once it was closed, by a collector at
+    the end of its budget say, the next `reset` or `rollout` makes the environment anew.
 
     With `num_envs` the environments are put into gymnasium's SyncVectorEnv, or AsyncVectorEnv with
     ``vectorization_mode="async"``, that leaves resets to us (``AutoresetMode.DISABLED``): no row is wasted and none
@@ -179,6 +181,9 @@ class GymEnv(GymWrapper):
         if from_pixels:
             gym_kwargs = rendering(gym_kwargs)
         gym_kwargs = {**gym_kwargs, "disable_env_checker": disable_env_checker}
+        one = functools.partial(gymnasium.make, env_name, **gym_kwargs)
+        only = pixels_only if from_pixels else None
+        several = functools.partial(make_vector, env_name, num_envs, only, frame_skip, gym_kwargs)
         options: dict[str, Any] = {
             "categorical_action_encoding": categorical_action_encoding,
             "device": device,
@@ -186,17 +191,21 @@ class GymEnv(GymWrapper):
             "allow_done_after_reset": allow_done_after_reset,
         }
         if num_envs == 0:
-            env = gymnasium.make(env_name, **gym_kwargs)
             pixels = {"from_pixels": from_pixels, "pixels_only": pixels_only}
-            super().__init__(env, **pixels, frame_skip=frame_skip, **options)
+            super().__init__(one(), **pixels, frame_skip=frame_skip, **options)
         else:
-            only = pixels_only if from_pixels else None
-            vector = make_vector(env_name, num_envs, only, frame_skip, gym_kwargs)
             # Its parts render and repeat actions already, which GymWrapper would refuse to do for a vector.
             key = PIXELS if only else "observation"
-            GymLikeEnv.__init__(self, vector, observation_key=key, frame_skip=frame_skip, **options)
+            GymLikeEnv.__init__(self, several(), observation_key=key, frame_skip=frame_skip, **options)
         self.env_name = env_name
         self.from_pixels, self.pixels_only = from_pixels, pixels_only
+        self._make, self._pixels_only = several if num_envs else one, None if num_envs else only
+
+    def _reopen(self) -> None:
+        if self.is_closed:
+            made: Any = self._make()
+            self._simulate(made if self._pixels_only is None else with_pixels(made, self._pixels_only))
+            self.is_closed = False
 
 
 bind(__name__, globals())

@@ -95,7 +95,8 @@ class GymLikeEnv(EnvBase):
         if batch_size is not None and tuple(np.atleast_1d(batch_size)) != size:
             raise UnsupportedError(f"batch_size: {env} has batch size {size}, got {batch_size!r}")
         super().__init__(device=device, batch_size=size, allow_done_after_reset=allow_done_after_reset)
-        self._simulator = VectorSimulator(env, frame_skip) if size else Simulator(env, frame_skip)
+        self._frame_skip = frame_skip
+        self._simulate(env)
         self._readers: list[Any] = []
         one = "single_" if size else ""
         observation_space, action_space = (getattr(env, f"{one}{k}_space") for k in ("observation", "action"))
@@ -154,6 +155,11 @@ class GymLikeEnv(EnvBase):
             raise AttributeError(
                 f"neither {type(self).__name__} nor the {inner} that it wraps has an attribute {name!r}"
             ) from None
+
+    def _simulate(self, env: Any) -> None:
+        """Step `env` from now on, which has the spaces of the one before."""
+        several = isinstance(env, VectorEnv)
+        self._simulator = (VectorSimulator if several else Simulator)(env, self._frame_skip)
 
     def close(self, **kwargs: Any) -> None:
         """Close the wrapped environment; calling it again does nothing."""

@@ -339,6 +339,11 @@ class TransformedEnv(EnvBase):
                 transform.generator.seed(fresh_seed(random))
         return seed_env(self.base_env, seed, static_seed)
 
+    def _reopen(self) -> None:
+        if self.is_closed and isinstance(self.base_env, EnvBase):
+            self.base_env._reopen()
+            self._closed = self.base_env.is_closed
+
     def close(self, **kwargs: Any) -> None:
         """Close the base environment; calling it again does nothing."""
         if not self._closed:
