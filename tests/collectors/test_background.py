@@ -121,6 +121,48 @@ class TestTurns:
         part.may.release(1_000)
         part.background.stop()
 
+    def test_what_ends_while_it_is_told_to_pause_goes_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        part = Turns()
+        part.may.release(2)
+        part.background.start()
+        part.did.acquire()
+        running = Background.running.fget
+        assert running is not None
+
+        def ends_meanwhile(background: Background) -> bool:
+            told = background._signal.stop or background._signal.pause
+            if told and background._job is not None:
+                background._job.wait(60)  # it's looked at later
+            return bool(running(background))
+
+        monkeypatch.setattr(Background, "running", property(ends_meanwhile))
+        part.may.release(2)
+        with part.background.paused():
+            pass
+        monkeypatch.undo()
+        assert part.background.running
+        part.may.release(1_000)
+        part.background.stop()
+
+    def test_between_two_pauses_there_is_a_turn(self) -> None:
+        part = Turns()
+        part.may.release(1_000)
+        part.background.start()
+        for count in range(1, 6):
+            with part.background.paused():
+                assert part.taken >= count
+        part.may.release(1_000)
+        part.background.stop()
+
+    def test_after_the_last_turn_a_pause_starts_nothing(self) -> None:
+        part = Turns(count=1)
+        part.background.start()
+        part.did.acquire()
+        threading.Timer(0.01, part.may.release).start()
+        with part.background.paused():
+            pass
+        assert not part.background.running and part.taken == 1
+
     def test_who_cannot_wait_is_told(self) -> None:
         part = Turns()
         part.background.start()
@@ -218,6 +260,22 @@ class TestCollector:
                 collector.start()
                 until(lambda: len(rb) > 6)  # noqa: B023 - it's over before the next buffer
                 collector.shutdown()
+
+    def test_hooks_look_at_it_and_end_it(self) -> None:
+        rb, seen = buffer(), []
+
+        def look(_: Any) -> None:
+            collector.update_policy_weights_()
+            with collector.pause():
+                seen.append(collector.state_dict()["frames"])
+            if len(seen) == 3:
+                collector.stop()
+
+        collector = make(CountingEnv(SHORT), Net(), replay_buffer=rb, post_collect_hook=look)
+        collector.start()
+        until(lambda: not collector.is_running())
+        assert seen == [0, 6, 12] and len(rb) == 18 and not collector.closed
+        collector.shutdown()
 
     def test_the_last_reference_ends_it(self) -> None:
         rb, env = buffer(), CountingEnv(SHORT)

@@ -15,6 +15,7 @@ class _Signal:
     """What a run and whoever stops it share."""
 
     stop = False
+    pause = False
     thread: int | None = None
 
 
@@ -32,7 +33,7 @@ class Background:
     def __init__(self, turn: Callable[[], bool]) -> None:
         self._turn = WeakMethod(turn)
         self._workers = threads.Workers(1, "gleanrl-collector")
-        self._job: threads.Job[None] | None = None
+        self._job: threads.Job[bool] | None = None
         self._signal = _Signal()
 
     @property
@@ -46,6 +47,11 @@ class Background:
         job.result()
         return False
 
+    @property
+    def _inside(self) -> bool:
+        """Whether the caller is a turn."""
+        return self._signal.thread == threading.get_ident()
+
     def start(self) -> None:
         """Begin."""
         if self.running:
@@ -54,7 +60,7 @@ class Background:
         self._signal, self._job = signal, self._workers.start(lambda: _run(turn, signal))
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """End after the turn at hand; return whether turns were being taken.
+        """End after the turn at hand; return whether there would have been further ones.
 
         Args:
             timeout_s: how long to wait for its end; None for as long as it takes.
@@ -62,9 +68,13 @@ class Background:
         Raises:
             WorkerTimeoutError: it didn't end in that time; it will, and then there is no further one.
         """
-        signal = self._signal
-        signal.stop = True
-        if signal.thread == threading.get_ident() or not self.running:
+        return self._end("stop", timeout_s)
+
+    def _end(self, how: str, timeout_s: float | None = None) -> bool:
+        # Looked at before it's told: what ends afterwards may have ended because of that.
+        running = not self._inside and self.running
+        setattr(self._signal, how, True)
+        if not running:
             return False
         assert self._job is not None
         if timeout_s is not None and not self._job.wait(timeout_s):
@@ -72,13 +82,12 @@ class Background:
                 f"the batch in the background didn't end within {timeout_s} s; it's the last one: call again to wait on"
             )
         job, self._job = self._job, None
-        job.result()
-        return True
+        return job.result()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Take no turn within a ``with`` block."""
-        if not self.stop():
+        """Take no turn within a ``with`` block, and at least one between two of them; a turn itself is such a block."""
+        if self._inside or not self._end("pause"):
             yield
             return
         try:
@@ -87,10 +96,14 @@ class Background:
             self.start()
 
 
-def _run(method: WeakMethod[Callable[[], bool]], signal: _Signal) -> None:
+def _run(method: WeakMethod[Callable[[], bool]], signal: _Signal) -> bool:
+    """Return whether there are further turns."""
     signal.thread = threading.get_ident()
-    while not signal.stop and not threads.ending():
+    taken = False
+    while not signal.stop and not (taken and signal.pause) and not threads.ending():
         turn = method()
         if turn is None or not turn():
-            return
+            return False
+        taken = True
         del turn  # between two turns nobody here keeps the owner alive
+    return True
