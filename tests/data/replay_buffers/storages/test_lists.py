@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.data.replay_buffers import (
+    LazyStackStorage,
     ListStorage,
     PrioritizedReplayBuffer,
     PrioritizedSampler,
@@ -91,6 +92,20 @@ def test_a_sample_doesnt_alias_the_objects():
     buffer.extend([torch.ones(2), torch.ones(2)])
     buffer.sample().zero_()
     assert buffer[0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("storage", [ListStorage, LazyStackStorage])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_sample_of_unlike_records_doesnt_alias_them(storage, prefetch):
+    buffer = ReplayBuffer(storage=storage(4), batch_size=8, prefetch=prefetch, seed=0)
+    buffer.extend([TensorDict({"x": torch.full((n,), n), "n": torch.tensor(n)}) for n in (1, 2)])
+    batch = buffer.sample()
+    batch["place"] = torch.arange(8)
+    assert batch["place"].tolist() == [*range(8)], "a record that is drawn twice is there twice"
+    for part in batch.unbind(0):
+        part["x"].zero_()
+    for n in (1, 2):
+        assert {*buffer[n - 1].keys()} == {"x", "n"} and buffer[n - 1]["x"].tolist() == [n] * n
 
 
 def test_replacing_by_index():

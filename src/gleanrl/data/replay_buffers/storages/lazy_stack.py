@@ -9,7 +9,7 @@ import torch
 from tensordict import LazyStackedTensorDict, is_tensor_collection
 
 from gleanrl.arguments import integer
-from gleanrl.data.replay_buffers.storages.lists import ListStorage, collate
+from gleanrl.data.replay_buffers.storages.lists import ListStorage, collate, unshared
 
 
 class LazyStackStorage(ListStorage):
@@ -45,7 +45,12 @@ class LazyStackStorage(ListStorage):
     ) -> None:
         super().__init__(max_size, compilable=compilable, device=device)
         self.stack_dim = integer("stack_dim", stack_dim)
-        self.collate = self._together
+        self.collate = self._collated
+
+    def _collated(self, items: Sequence[Any]) -> Any:
+        """Return a batch of copies."""
+        batch = self._together(items)
+        return unshared(batch) if is_tensor_collection(batch) else batch
 
     def _together(self, items: Sequence[Any]) -> Any:
         """Return a lazy stack of TensorDicts; of other objects what a `ListStorage` gives."""

@@ -202,11 +202,16 @@ def split(data: Any, where: str) -> list[Any]:
 def collate(items: list[Any]) -> Any:
     """Return a batch of objects: tensors and TensorDicts stacked, others by torch's `default_collate`.
 
-    TensorDicts that differ in keys or shapes give a lazy stack.
+    TensorDicts that differ in keys or shapes give a lazy stack of copies.
     """
     first = items[0]
     if is_tensor_collection(first):
-        return TensorDict.maybe_dense_stack(list(items))
+        return unshared(TensorDict.maybe_dense_stack(list(items)))
     if isinstance(first, torch.Tensor):
         return torch.stack(list(items))
     return torch.utils.data.default_collate(items)
+
+
+def unshared(batch: Any) -> Any:
+    """Return a stack of TensorDicts that shares nothing with them: what is lazy in it is a copy."""
+    return batch if batch.is_contiguous() else batch.clone()
