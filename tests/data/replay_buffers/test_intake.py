@@ -338,6 +338,8 @@ def test_the_written_layout_is_that_of_indexing():
         ...,
         [1, 0],
         (slice(None), [3, 5]),
+        ([0, 1], [7, 20]),
+        (np.array([0, 1]), torch.tensor([7, 20])),
         torch.tensor([1]),
         torch.tensor([True, False]),
         mask,

@@ -59,6 +59,7 @@ def slots_at(index: Any, shape: torch.Size, time: int = 0) -> tuple[torch.Tensor
     if basic is not None and all(isinstance(part, slice) for part in basic) and len(basic) == 1 == len(shape):
         picked = torch.arange(*basic[0].indices(shape[0]), device="cpu")  # type: ignore[union-attr]
         return picked, picked.shape
+    are_coordinates = isinstance(index, tuple) and _are_coordinates(index, len(shape))
     if basic is None:
         parts = index if isinstance(index, tuple) else (index,)
         converted = tuple(_convert(part) for part in parts)
@@ -67,10 +68,10 @@ def slots_at(index: Any, shape: torch.Size, time: int = 0) -> tuple[torch.Tensor
             if len(shape) == 1:
                 return _checked(only, shape[0], index).reshape(-1).contiguous(), only.shape
             if only.ndim == 2 and only.shape[-1] == len(shape):
-                converted = only.unbind(-1)
+                converted, are_coordinates = only.unbind(-1), True
         basic = converted
     grid = torch.arange(shape.numel(), device="cpu").view(shape)
-    if time and not _are_coordinates(basic, len(shape)):
+    if time and not are_coordinates:
         grid = grid.transpose(0, time)
     try:
         picked = grid[basic]
