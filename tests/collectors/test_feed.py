@@ -57,6 +57,14 @@ def test_step_by_step(size: tuple[int, ...], calls: list[Any]) -> None:
         assert before["next", "done"].any() or (before["next", "observation"] == after["observation"]).all()
 
 
+def test_step_by_step_into_a_storage_with_the_dimensions_of_the_environments() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(100, ndim=2))
+    make(CountingEnv(SCRIPT, (2,)), frames=10, replay_buffer=rb, extend_buffer=False).next()
+    whole = ReplayBuffer(storage=LazyTensorStorage(100, ndim=2))
+    make(CountingEnv(SCRIPT, (2,)), frames=10, replay_buffer=whole).next()
+    assert rb[:].shape == (2, 5) and torch.equal(rb["observation"], whole["observation"])
+
+
 def test_any_object_with_extend_and_add_is_a_buffer() -> None:
     rb = Recorder()
     list(make(CountingEnv(SCRIPT), total_frames=10, replay_buffer=rb))

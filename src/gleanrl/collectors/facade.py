@@ -83,7 +83,7 @@ class SyncDataCollector(SourceCollector):
         replay_buffer: a buffer that batches go into, as they would be delivered; iterating and `next` give None then,
             and `start` collects in the background.
         extend_buffer: whether a batch goes into the buffer by one ``extend``; if not, step by step, by ``add`` (by
-            ``extend`` for a batch of environments), without `postproc` and `split_trajs`.
+            ``extend`` for a batch of environments if the storage has ``ndim=1``), without `postproc` and `split_trajs`.
         trust_policy: whether `policy` is called on TensorDicts, whatever its signature says. Not needed for what it
             speeds up elsewhere: what a policy puts out is checked at no cost.
         compile_policy: whether `torch.compile` compiles what the policy calls, or keyword arguments for it. It compiles

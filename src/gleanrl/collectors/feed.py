@@ -16,8 +16,8 @@ class Feed:
 
     Args:
         buffer: has `extend` and `add`; other threads may sample from it meanwhile if it allows that, as ours do.
-        whole: whether a batch goes in by one `extend`; else step by step, by `add` for one environment and by `extend`
-            for several.
+        whole: whether a batch goes in by one `extend`; else step by step, by `add` for one environment, or several and
+            a storage with their dimensions, by `extend` for several otherwise.
 
     Raises:
         InvalidTypeError: if `buffer` isn't one.
@@ -54,7 +54,9 @@ class Feed:
         if self._whole:
             self._adders[1](batch)
             return
-        put = self._adders[batch.ndim > 1]
+        # To a storage of several batch dimensions a step of all environments is one record.
+        slot_dims = self.buffer.storage.ndim if isinstance(self.buffer, ReplayBuffer) else 1
+        put = self._adders[batch.ndim > slot_dims]
         for record in batch.unbind(-1):
             put(record)
 
