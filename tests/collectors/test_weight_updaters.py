@@ -46,6 +46,9 @@ def test_every_step_of_an_update_can_be_the_users() -> None:
     updater("given", worker_ids=[1, 2])
     assert updater.sent == [(0, "mapped mine"), (1, "mapped mine"), (1, "mapped given"), (1, "mapped given")]
     assert calls == [2, 3, 4]
+    updater.push_weights("given", {3})
+    updater.push_weights("given", "a node")
+    assert updater.sent[4:] == [(3, "mapped given"), ("a node", "mapped given")]
     alone = Mine()
     alone.push_weights()
     assert alone.sent == [(None, "mapped mine")] and alone.post_hooks == []

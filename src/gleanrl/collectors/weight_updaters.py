@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -79,7 +79,7 @@ class WeightUpdaterBase(ABC):
         given = self._get_server_weights() if policy_or_weights is None else policy_or_weights
         weights = self._maybe_map_weights(given)
         ids = self.all_worker_ids() if worker_ids is None else worker_ids
-        for worker_id in ids if isinstance(ids, Sequence) else [ids]:
+        for worker_id in ids if isinstance(ids, Collection) and not isinstance(ids, str) else [ids]:
             if not self._skip_update(worker_id):
                 self._sync_weights_with_worker(worker_id=worker_id, server_weights=weights)
 
