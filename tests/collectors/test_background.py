@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -162,6 +163,20 @@ class TestTurns:
         with part.background.paused():
             pass
         assert not part.background.running and part.taken == 1
+
+    def test_an_interrupt_of_the_wait_ends_the_wait_only(self) -> None:
+        part = Turns()
+        part.background.start()
+        part.did.acquire()
+        threading.Timer(0.01, os.kill, [os.getpid(), signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt), part.background.paused():
+            pass
+        assert part.background.running and part.taken == 0
+        part.may.release()
+        part.did.acquire()
+        assert part.background.running and part.taken == 1
+        part.may.release(1_000)
+        part.background.stop()
 
     def test_who_cannot_wait_is_told(self) -> None:
         part = Turns()

@@ -81,13 +81,21 @@ class Background:
             raise WorkerTimeoutError(
                 f"the batch in the background didn't end within {timeout_s} s; it's the last one: call again to wait on"
             )
-        job, self._job = self._job, None
-        return job.result()
+        try:
+            return self._job.result()
+        finally:
+            if self._job.ended:  # else an interrupt: the turn at hand goes on
+                self._job = None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Take no turn within a ``with`` block, and at least one between two of them; a turn itself is such a block."""
-        if self._inside or not self._end("pause"):
+        try:
+            ended = not self._inside and self._end("pause")
+        except BaseException:  # an interrupt ends the wait, not the run
+            self._signal.pause = False
+            raise
+        if not ended:
             yield
             return
         try:
