@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
-from torchrl.data import Categorical, Composite, NonTensor, Unbounded
-from torchrl.envs import EnvBase
 
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from gleanrl.envs import SerialEnv
 from tests.fakes_lists import TalkingEnv
+
+pytest.importorskip("torchrl")
+
+from torchrl.data import Categorical, Composite, NonTensor, Unbounded
+from torchrl.envs import EnvBase
 
 
 class Story(EnvBase):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from gleanrl.collectors.ledger import CollectorStats
 from gleanrl.collectors.source import BudgetSpent, Collected, Source
 from gleanrl.collectors.trajectories import split_trajectories
 from gleanrl.errors import UnsupportedError
+from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import Path, as_key
 
 Pieces = tuple[TensorDictBase, ...]
@@ -82,8 +84,7 @@ class WholeTrajectories(Source):
                 raise BudgetSpent
             collected = self._source.next(budget)
             held = self._with(collected.batch)
-            # One line: an interrupt comes before all of it, or after it.
-            self._become(held, self._source.deliver(collected, collected.batch))
+            to_the_end(partial(self._keep, collected, held))
             if self._count is None:
                 break
         held = self._held
@@ -127,7 +128,12 @@ class WholeTrajectories(Source):
         """Let go of the trajectories of a batch and return `batch`, what became of it."""
         return (batch, self._become(collected.after))[0]
 
-    def _become(self, held: _Held, *_: Any) -> Any:
+    def _become(self, held: _Held) -> Any:
+        self._held = held
+
+    def _keep(self, collected: Collected, held: _Held) -> None:
+        """Hold back a batch that the source lets go of: frames are with the one or with the other."""
+        self._source.deliver(collected, collected.batch)
         self._held = held
 
     def lose(self, reason: str) -> None:
