@@ -230,9 +230,9 @@ def register_gym_spec_conversion(
         ...         super().__init__(0, 1, (1,))
         >>> @register_gym_spec_conversion(Angle)
         ... def convert_angle(space, categorical_action_encoding=False):
-        ...     return Bounded(0.0, 6.3, (1,))
+        ...     return Bounded(0.0, 6.5, (1,))
         >>> make_codec(Angle(), ("angle",), False).spec
-        BoundedContinuous(low=0, high=6.3, shape=(1,), dtype=float32)
+        BoundedContinuous(low=0.0, high=6.5, shape=(1,), dtype=float32)
     """
 
     def register(function: Callable[..., TensorSpec]) -> Callable[..., TensorSpec]:
