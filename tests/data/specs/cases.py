@@ -1,4 +1,4 @@
-"""One table of leaf specs, which the tests of shared behaviour go through."""
+"""One table of leaf specs, which the tests of shared behaviour go through, and two composites."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gleanrl.data.specs import (
     MultiOneHot,
     NonTensor,
     OneHot,
+    StackedComposite,
     TensorSpec,
     Unbounded,
     UnboundedDiscrete,
@@ -28,6 +29,19 @@ def bools(text: str) -> torch.Tensor:
     """Read a mask from ones and zeros; spaces separate rows."""
     rows = [[c == "1" for c in row] for row in text.split()]
     return torch.tensor(rows if len(rows) > 1 else rows[0])
+
+
+def plain() -> Composite:
+    """Return a composite with a group, an empty group and an empty entry."""
+    return Composite({"x": Unbounded((2, 3)), "y": None}, a={"b": Categorical(3, (2,)), "c": {}}, shape=(2,))
+
+
+def stacked() -> StackedComposite:
+    """Return a stack of two such composites, one of which has an entry of its own."""
+    return StackedComposite(
+        Composite({"x": Unbounded((3,)), "y": None}, a={"b": Categorical(3), "c": {}}, only=Unbounded()),
+        Composite({"x": Bounded(0, 1, (3,)), "y": None}, a={"b": Categorical(4), "c": {}}),
+    )
 
 
 # Each makes a fresh spec

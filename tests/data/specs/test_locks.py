@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gleanrl.data.specs import Bounded, Categorical, Composite, StackedComposite, Unbounded
+from gleanrl.data.specs import Unbounded
 from gleanrl.errors import UnsupportedError
-
-
-def plain():
-    return Composite({"x": Unbounded((2, 3)), "y": None}, a={"b": Categorical(3, (2,)), "c": {}}, shape=(2,))
-
-
-def stacked():
-    return StackedComposite(
-        Composite({"x": Unbounded((3,)), "y": None}, a={"b": Categorical(3), "c": {}}, only=Unbounded()),
-        Composite({"x": Bounded(0, 1, (3,)), "y": None}, a={"b": Categorical(4), "c": {}}),
-    )
+from tests.data.specs.cases import plain, stacked
 
 
 @pytest.fixture(params=[plain, stacked])
