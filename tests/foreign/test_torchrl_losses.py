@@ -17,6 +17,7 @@ from torchrl import modules, objectives  # noqa: E402
 from gleanrl.collectors import SyncDataCollector  # noqa: E402
 from gleanrl.data import Categorical, Composite, Unbounded  # noqa: E402
 from gleanrl.envs import EnvBase, GymEnv  # noqa: E402
+from tests.foreign.torchrl_policies import gaussian  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 def specs_and_batch(name, **kwargs):
     env = GymEnv(name, **kwargs)
     spec = env.action_spec
-    policy = chooses(spec) if name == "CartPole-v1" else draws(spec)
+    policy = chooses(spec) if name == "CartPole-v1" else gaussian(spec)
     collector = SyncDataCollector(env, policy, frames_per_batch=32, total_frames=32, set_truncated=True)
     return spec, next(iter(collector)).exclude("collector")
 
@@ -43,18 +44,6 @@ class Both(nn.Module):
 
     def forward(self, observation, action):
         return self.net(torch.cat([observation, action.float()], -1))
-
-
-def draws(spec):
-    net = nn.Sequential(nn.Linear(3, 2), modules.NormalParamExtractor())
-    return modules.ProbabilisticActor(
-        TensorDictModule(net, ["observation"], ["loc", "scale"]),
-        in_keys=["loc", "scale"],
-        spec=spec,
-        distribution_class=modules.TanhNormal,
-        distribution_kwargs={"low": spec.space.low, "high": spec.space.high},
-        return_log_prob=True,
-    )
 
 
 def chooses(spec):
@@ -102,23 +91,25 @@ def q_values(key="action_value"):
 
 
 VALUES = {
-    "A2CLoss": lambda s: objectives.A2CLoss(draws(s), value()),
-    "BCLoss": lambda s: objectives.BCLoss(draws(s)),
-    "CQLLoss": lambda s: objectives.CQLLoss(draws(s), q_value(), action_spec=s),
-    "ClipPPOLoss": lambda s: objectives.ClipPPOLoss(draws(s), value()),
-    "CrossQLoss": lambda s: objectives.CrossQLoss(draws(s), q_value(), action_spec=s),
+    "A2CLoss": lambda s: objectives.A2CLoss(gaussian(s), value()),
+    "BCLoss": lambda s: objectives.BCLoss(gaussian(s)),
+    "CQLLoss": lambda s: objectives.CQLLoss(gaussian(s), q_value(), action_spec=s),
+    "ClipPPOLoss": lambda s: objectives.ClipPPOLoss(gaussian(s), value()),
+    "CrossQLoss": lambda s: objectives.CrossQLoss(gaussian(s), q_value(), action_spec=s),
     "DDPGLoss": lambda s: objectives.DDPGLoss(follows(s), q_value()),
-    "IQLLoss": lambda s: objectives.IQLLoss(draws(s), q_value(), value()),
-    "KLPENPPOLoss": lambda s: objectives.KLPENPPOLoss(draws(s), value()),
-    "PPOLoss": lambda s: objectives.PPOLoss(draws(s), value()),
-    "REDQLoss": lambda s: objectives.REDQLoss(draws(s), q_value(), action_spec=s),
-    "ReinforceLoss": lambda s: objectives.ReinforceLoss(draws(s), value()),
+    "IQLLoss": lambda s: objectives.IQLLoss(gaussian(s), q_value(), value()),
+    "KLPENPPOLoss": lambda s: objectives.KLPENPPOLoss(gaussian(s), value()),
+    "PPOLoss": lambda s: objectives.PPOLoss(gaussian(s), value()),
+    "REDQLoss": lambda s: objectives.REDQLoss(gaussian(s), q_value(), action_spec=s),
+    "ReinforceLoss": lambda s: objectives.ReinforceLoss(gaussian(s), value()),
     "RNDLoss": lambda s: objectives.RNDLoss(rnd(), rnd()),
-    "SACLoss": lambda s: objectives.SACLoss(draws(s), q_value(), action_spec=s),
-    "SACLoss with a value network": lambda s: objectives.SACLoss(draws(s), q_value(), value(), action_spec=s),
+    "SACLoss": lambda s: objectives.SACLoss(gaussian(s), q_value(), action_spec=s),
+    "SACLoss with a value network": lambda s: objectives.SACLoss(
+        gaussian(s), q_value(), value(), action_spec=s
+    ),
     "TD3BCLoss": lambda s: objectives.TD3BCLoss(follows(s), q_value(), action_spec=s),
     "TD3Loss": lambda s: objectives.TD3Loss(follows(s), q_value(), action_spec=s),
-    "TQCLoss": lambda s: objectives.TQCLoss(draws(s), q_value(5), action_spec=s),
+    "TQCLoss": lambda s: objectives.TQCLoss(gaussian(s), q_value(5), action_spec=s),
 }
 
 CHOICES = {

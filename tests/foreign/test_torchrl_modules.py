@@ -19,6 +19,7 @@ from torchrl import modules  # noqa: E402
 from gleanrl.collectors import SyncDataCollector  # noqa: E402
 from gleanrl.data import Categorical, Composite, OneHot, Unbounded  # noqa: E402
 from gleanrl.envs import Compose, GymEnv, InitTracker, TransformedEnv  # noqa: E402
+from tests.foreign.torchrl_policies import gaussian  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -109,18 +110,6 @@ def assigned(spec):
 
 def in_dictionaries(spec):
     return modules.SafeModule(nn.Linear(3, 1), ["observation"], ["action"], spec=Composite({"action": spec}))
-
-
-def gaussian(spec):
-    net = nn.Sequential(nn.Linear(3, 2), modules.NormalParamExtractor())
-    return modules.ProbabilisticActor(
-        TensorDictModule(net, ["observation"], ["loc", "scale"]),
-        in_keys=["loc", "scale"],
-        spec=spec,
-        distribution_class=modules.TanhNormal,
-        distribution_kwargs={"low": spec.space.low, "high": spec.space.high},
-        return_log_prob=True,
-    )
 
 
 def tanh(spec):
