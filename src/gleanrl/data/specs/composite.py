@@ -13,10 +13,11 @@ from typing_extensions import Self
 from gleanrl.data.specs.base import DeviceLike, TensorSpec, combinations, make_device
 from gleanrl.data.specs.geometry import Transform, as_size, blank, concrete, fits, outcome
 from gleanrl.data.specs.mapping import Entry, SpecMapping, projected
+from gleanrl.data.specs.names import Named
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, SchemaError, SpecError
 
 
-class Composite(SpecMapping):
+class Composite(Named):
     """A domain of TensorDicts: one spec for each key; `shape` is their batch size.
 
     It is a mapping with nested keys (tuples of names). Setting `("a", "b")` makes the composite `"a"` if
@@ -35,6 +36,7 @@ class Composite(SpecMapping):
         device: None: each entry keeps its own; otherwise the entries are moved there.
         data_cls: the class of the values, a tensorclass; None: TensorDict.
         step_mdp_static: what `keys(step_mdp_static_only=True)` takes as a leaf.
+        names: of the dimensions, as the values have them; None: they have none.
         entries: more entries, by keyword.
 
     Raises:
@@ -51,6 +53,7 @@ class Composite(SpecMapping):
         device: DeviceLike | None = None,
         data_cls: Any = None,
         step_mdp_static: bool = False,
+        names: Sequence[str | None] | None = None,
         **entries: Any,
     ) -> None:
         self._shape = as_size(((() if shape is None else shape),))
@@ -62,6 +65,8 @@ class Composite(SpecMapping):
         for source in (specs or {}, entries):
             for key, spec in source.items():
                 self.set(key, spec)
+        if names is not None:
+            self.names = names
 
     @property
     def shape(self) -> torch.Size:
@@ -79,10 +84,11 @@ class Composite(SpecMapping):
     def shape(self, shape: Iterable[int] | int) -> None:
         self._require_unlocked("shape")
         new = self._with_shape(as_size((shape,)))
-        self._shape, self._specs = new._shape, new._specs
+        self._shape, self._specs, self._names = new._shape, new._specs, new._names
 
     def _with_shape(self, shape: torch.Size) -> Composite:
-        new = self._rebuilt(lambda spec: spec, _shape=shape)
+        names = None if self._names is None else (*self._names, *[None] * len(shape))[: len(shape)]
+        new = self._rebuilt(lambda spec: spec, _shape=shape, _names=names)
         for name, spec in self._specs.items():
             new.set(name, spec)
         return new
@@ -111,6 +117,7 @@ class Composite(SpecMapping):
             device=self.device,
             data_cls=self.data_cls,
             step_mdp_static=self.step_mdp_static,
+            names=self._names,
         )
 
     def _rebuilt(self, function: Callable[[TensorSpec], TensorSpec], **attributes: Any) -> Composite:
@@ -128,8 +135,8 @@ class Composite(SpecMapping):
                 raise InvalidArgumentError(
                     f"key {name!r}: dimensions of {self!r} encode one value there, so that they can't change"
                 )
-        shape = outcome(transform(blank(self._shape)))
-        return self._rebuilt(lambda spec: spec._reshaped(transform), _shape=shape)
+        shape, names = outcome(transform(blank(self._shape))), self._names_after(transform)
+        return self._rebuilt(lambda spec: spec._reshaped(transform), _shape=shape, _names=names)
 
     def clone(self) -> Composite:
         """Return an equal composite, unlocked, that shares nothing with this one."""
@@ -167,7 +174,7 @@ class Composite(SpecMapping):
 
     def _wrapped(self, entries: dict[str, Any], batch: Sequence[int], device: torch.device | None) -> Any:
         """Return entries as a value of the class that values have."""
-        made = TensorDict(entries, batch_size=batch, device=device)
+        made = TensorDict(entries, batch_size=batch, device=device, names=self._names_of_values(len(batch)))
         return made if self.data_cls in (None, TensorDict) else self.data_cls.from_tensordict(made)
 
     def _updated(self, val: Any, function: Callable[[Self, torch.Size], Any]) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import Any, TypeVar
 
 import numpy as np
@@ -200,7 +201,7 @@ class Geometry(ABC):
             axes = tuple(i for i, size in enumerate(self.batch_shape) if size == 1)
         else:
             axes = (self._dim("squeeze", dim),)
-        return self._reshaped(lambda t: t.squeeze(axes))
+        return self._reshaped(lambda t: reduce(lambda made, axis: made.squeeze(axis), axes[::-1], t))
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
         """Return the specs along dimension `dim`, one for each position."""
@@ -210,7 +211,7 @@ class Geometry(ABC):
         return tuple(self._select(axis, i) for i in range(self.shape[axis]))
 
     def _select(self, axis: int, position: int) -> Self:
-        return self._reshaped(lambda t: t.select(axis, position))
+        return self._reshaped(lambda t: t[(slice(None),) * axis + (position,)])
 
     def _indexed(self, index: Any) -> Self:
         """Return the spec of the values that indexing a value of this spec would give."""
