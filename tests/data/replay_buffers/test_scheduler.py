@@ -80,6 +80,31 @@ def test_a_restored_schedule_goes_on():
         restored.load_state_dict({"steps": -1, "initial": 0.0})
 
 
+def test_a_list_of_schedules_has_one_state():
+    def schedules():
+        subject = sampler()
+        both = [LinearScheduler(subject, "beta", 1.0, 4), StepScheduler(subject, "alpha", 0.5)]
+        return subject, SchedulerList(both)
+
+    subject, schedule = schedules()
+    schedule.step()
+    other, restored = schedules()
+    other.load_state_dict(subject.state_dict())
+    restored.load_state_dict(schedule.state_dict())
+    for _ in range(4):
+        schedule.step()
+        restored.step()
+        assert (subject.beta, subject.alpha) == (other.beta, other.alpha)
+    state = schedule.state_dict()
+    with pytest.raises(SchemaError, match="a list of 2 states"):
+        restored.load_state_dict({"schedulers": state["schedulers"][:1]})
+    broken = [{"steps": 9, "initial": 0.5}, {"steps": -1, "initial": 0.5}]
+    before = restored.state_dict()
+    with pytest.raises(SchemaError, match="steps"):
+        restored.load_state_dict({"schedulers": broken})
+    assert restored.state_dict() == before, "nothing changed"
+
+
 def test_what_is_refused():
     with pytest.raises(InvalidArgumentError, match="no attribute 'beta'"):
         LinearScheduler(RandomSampler(), "beta", 1.0, 4)

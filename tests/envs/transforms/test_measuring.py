@@ -11,7 +11,7 @@ from tests.fakes_base import CountingEnv
 
 
 def test_trajectories_are_numbered_in_the_order_of_their_resets():
-    env = TransformedEnv(single(), Compose(StepCounter(3), TrajCounter()))
+    env = TransformedEnv(single(), Compose(StepCounter(3), TrajCounter(repeats=2)))
     check_env_specs(env)
     begun = int(env.transform[1].total)
     data = env.rollout(7, break_when_any_done=False)

@@ -25,6 +25,12 @@ class ScheduleState(NamedTuple):
     initial: float
 
 
+class SchedulesState(NamedTuple):
+    """How far several schedules are, in their order."""
+
+    schedulers: tuple[ScheduleState, ...]
+
+
 class ParameterScheduler(Stateful[ScheduleState]):
     """Changes a parameter of a sampler at every `step`.
 
@@ -185,8 +191,8 @@ class LambdaScheduler(ParameterScheduler):
         return initial * self.lambda_fn(steps)
 
 
-class SchedulerList:
-    """Several schedules that step together.
+class SchedulerList(Stateful[SchedulesState]):
+    """Several schedules that step together, and have one state.
 
     Args:
         schedulers: the schedules.
@@ -208,3 +214,19 @@ class SchedulerList:
         """Step all of them."""
         for scheduler in self.schedulers:
             scheduler.step()
+
+    def snapshot(self) -> SchedulesState:
+        """Return how far each is."""
+        return SchedulesState(tuple(scheduler.snapshot() for scheduler in self.schedulers))
+
+    def parse(self, state: Any) -> SchedulesState:
+        """Return the value of a saved state; `SchemaError` for anything else, or another number of schedules."""
+        reader = StateReader(state, "a SchedulerList")
+        reader.parts("schedulers", len(self.schedulers))
+        each = zip(self.schedulers, reader.get("schedulers"), strict=True)
+        return SchedulesState(tuple(scheduler.parse(its) for scheduler, its in each))
+
+    def adopt(self, value: SchedulesState) -> None:
+        """Go on from a value."""
+        for scheduler, its in zip(self.schedulers, value.schedulers, strict=True):
+            scheduler.adopt(its)

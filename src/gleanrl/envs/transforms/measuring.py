@@ -26,12 +26,13 @@ class TrajCounter(Following):
 
     Args:
         out_key: where the number stands, ``(*batch, 1)`` int64, in the root and below ``"next"``.
+        repeats: no effect, nor has it one in the releases that take it.
     """
 
     on_rows = True
     total: Tensor
 
-    def __init__(self, out_key: NestedKey = "traj_count") -> None:
+    def __init__(self, out_key: NestedKey = "traj_count", *, repeats: int | None = None) -> None:
         super().__init__()
         self.out_keys = [out_key]
         self.register_buffer("total", torch.zeros((), dtype=torch.int64, device="cpu"))
