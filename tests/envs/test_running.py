@@ -9,9 +9,9 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from gleanrl.data import Composite, OneHot, Unbounded
-from gleanrl.envs import EnvBase, GymEnv
+from gleanrl.envs import EnvBase, GymEnv, SerialEnv, StepCounter, TransformedEnv
 from gleanrl.envs import rollout as module
-from gleanrl.errors import InvalidArgumentError, MissingKeyError
+from gleanrl.errors import InvalidArgumentError, MissingKeyError, UnsupportedError
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv
 
@@ -184,3 +184,21 @@ def test_random_actions_are_drawn_from_the_declared_ones():
     env.action_spec = OneHot(3)
     env.observation_spec = Composite(observation=Unbounded(3))
     assert env.rand_action()["action"].sum() == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: GymEnv("CartPole-v1"),
+        lambda: TransformedEnv(GymEnv("CartPole-v1"), StepCounter()),
+        lambda: SerialEnv(2, lambda: GymEnv("CartPole-v1")),
+    ],
+)
+def test_a_state_to_begin_in_is_refused_where_it_would_be_ignored(make):
+    env = make()
+    root = env.reset(set_state=False)
+    with pytest.raises(UnsupportedError, match="can't begin in a given state"):
+        env.reset(root, set_state=True)
+    with pytest.raises(UnsupportedError, match=r"reset\(tensordict, set_state=True\)"):
+        env.set_state()
+    env.close()

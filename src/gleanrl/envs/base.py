@@ -207,16 +207,21 @@ class EnvBase(Running, GymRegistration, nn.Module, metaclass=EnvType):
             outcome = before.copy().update(outcome)
         return tensordict.set("next", outcome)
 
-    def reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+    def reset(
+        self, tensordict: TensorDictBase | None = None, *, set_state: bool | None = None, **kwargs: Any
+    ) -> TensorDictBase:
         """Return the first observations of new episodes.
 
         Args:
             tensordict: what is returned, with the first observations and flags among its entries, each a new tensor.
                 With a ``"_reset"`` mask (bool, shape of the group's done), which is taken out, only those environments
                 are reset and the other rows keep their values. None for a new one.
+            set_state: whether an episode begins in the state that `tensordict` holds, for environments that can; None
+                for what the environment does by itself.
             **kwargs: passed to ``_reset``.
 
         Raises:
+            UnsupportedError: `set_state` of an environment that can't.
             EnvironmentContractError: if a reset row is done, unless `allow_done_after_reset`.
             ClosedError: if the environment was closed.
         """
@@ -229,6 +234,8 @@ class EnvBase(Running, GymRegistration, nn.Module, metaclass=EnvType):
         given = own_request(tensordict, masks)
         # The environment may overwrite the tensors that it returned before: the rows to keep are copied.
         before = tensordict.clone() if tensordict is not None and is_partial(masks) else None
+        if set_state is not None:
+            kwargs.update(self.state_request(set_state))
         fresh = self._reset(given, **kwargs)
         if fresh is given and given is not None:
             raise EnvironmentContractError("_reset returned its input; return a new TensorDict")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
@@ -11,7 +12,7 @@ from gleanrl.envs.data_specs import learn_specs
 from gleanrl.envs.resets import terminated_or_truncated
 from gleanrl.envs.rollout import RolloutOptions, run_rollout
 from gleanrl.envs.spec_properties import SpecProperties
-from gleanrl.errors import ClosedError, InvalidArgumentError
+from gleanrl.errors import ClosedError, InvalidArgumentError, UnsupportedError
 from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.rollouts.stepping import step_mdp
 from gleanrl.tree import NestedKey
@@ -24,6 +25,7 @@ class Running(SpecProperties):
     is_closed: bool
     step: Any
     reset: Any
+    _reset: Any
 
     def _check_open(self) -> None:
         if self.is_closed:
@@ -35,6 +37,26 @@ class Running(SpecProperties):
     def _blank(self) -> TensorDictBase:
         """Return a TensorDict without entries; environments whose data are stacked lazily override it."""
         return TensorDict({}, self.batch_size, device=self.device)
+
+    def state_request(self, set_state: bool) -> dict[str, bool]:
+        """Return what ``_reset`` is told where a reset is asked to begin in the state that it is given, or not to.
+
+        An environment can if its ``_reset`` has a parameter `set_state`.
+
+        Raises:
+            UnsupportedError: if it is asked to and can't.
+        """
+        if "set_state" in inspect.signature(self._reset).parameters:
+            return {"set_state": bool(set_state)}
+        if set_state:
+            raise UnsupportedError(
+                f"set_state: a {type(self).__name__} can't begin in a given state: its _reset chooses one"
+            )
+        return {}
+
+    def set_state(self) -> None:
+        """Raise `UnsupportedError`, as in other releases: a state to begin in is given to `reset`."""
+        raise UnsupportedError("set_state: give the state to reset(tensordict, set_state=True)")
 
     # ------------------------------------------------------------------- run
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:

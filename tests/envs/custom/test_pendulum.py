@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gymnasium
 import numpy as np
+import pytest
 import torch
 
-from gleanrl.envs import PendulumEnv, check_env_specs
+from gleanrl.envs import PendulumEnv, StepCounter, TransformedEnv, check_env_specs
 from gleanrl.testing import check_env
 
 
@@ -49,3 +50,18 @@ def test_any_number_at_once_with_parameters_of_their_own():
 def test_seeds():
     first, again, other = (PendulumEnv(seed=seed).reset()["th"] for seed in (1, 1, 2))
     assert first == again != other
+
+
+@pytest.mark.parametrize("make", [PendulumEnv, lambda **kw: TransformedEnv(PendulumEnv(**kw), StepCounter())])
+def test_a_reset_begins_in_a_given_state(make):
+    env = make(seed=0)
+    given = env.reset(env.gen_params(batch_size=[3]))
+    given["th"], given["thdot"] = torch.tensor([0.5, 0.25, -1.0]), torch.tensor([0.1, 0.2, 0.3])
+    begun = env.reset(given.clone(), set_state=True)
+    assert torch.equal(begun["th"], given["th"]) and torch.equal(begun["thdot"], given["thdot"])
+    for chosen in ({}, {"set_state": False}):
+        assert not torch.equal(env.reset(given.clone(), **chosen)["th"], given["th"])
+    half = given.clone().set("_reset", torch.tensor([[True], [False], [True]]))
+    begun = env.reset(half.set("th", given["th"] + 1), set_state=True)
+    assert torch.equal(begun["th"], given["th"] + 1)
+    env.reset(env.gen_params(batch_size=[3]), set_state=True)  # without a state in it one is drawn

@@ -18,6 +18,8 @@ class PendulumEnv(EnvBase):
     It steps as many at once as the TensorDicts that it is given hold. Dynamics and costs are those of gymnasium's
     ``Pendulum-v1``; episodes don't end.
 
+    ``reset(tensordict, set_state=True)`` begins at the angle ``"th"`` and the speed ``"thdot"`` that are given.
+
     Args:
         td_params: parameters to derive specs from, as `gen_params` returns; None for the defaults.
         seed: of the first resets; None for a random one.
@@ -70,7 +72,9 @@ class PendulumEnv(EnvBase):
         values = {key: torch.full(size, value, device=device) for key, value in numbers.items()}
         return TensorDict({"params": TensorDict(values, size, device=device)}, size, device=device)
 
-    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+    def _reset(
+        self, tensordict: TensorDictBase | None = None, set_state: bool = False, **kwargs: Any
+    ) -> TensorDictBase:
         if tensordict is None:
             tensordict = TensorDict({}, self.batch_size, device=self.device)
         size, device = tensordict.batch_size, self.device
@@ -79,7 +83,8 @@ class PendulumEnv(EnvBase):
             params = self.gen_params(batch_size=size, device=device)["params"]
         drawn = torch.rand((2, *size), generator=self.rng, device=device) * 2 - 1
         out = {"th": drawn[0] * self.DEFAULT_X, "thdot": drawn[1] * self.DEFAULT_Y, "params": params.clone()}
-        return TensorDict(out, size, device=device)
+        fresh = TensorDict(out, size, device=device)
+        return fresh.update(tensordict.select("th", "thdot", strict=False).clone()) if set_state else fresh
 
     @staticmethod
     def _step(tensordict: TensorDictBase) -> TensorDictBase:

@@ -260,6 +260,11 @@ class TransformedEnv(EnvBase):
             .update(zeros[2])
         )
 
+    def state_request(self, set_state: bool) -> dict[str, bool]:
+        """Return what the environment within is told of `set_state`."""
+        base = self.base_env
+        return base.state_request(set_state) if isinstance(base, EnvBase) else {"set_state": set_state}
+
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         request = self._reset_env_preprocess(tensordict)
         if request is None:
