@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch import Tensor
 from gleanrl.arguments import positive
 from gleanrl.block import Field
 from gleanrl.data.boundaries import trajectory_ends
+from gleanrl.data.replay_buffers import SliceSampler
 from gleanrl.data.specs import Bounded, TensorSpec, Unbounded
 from gleanrl.envs.transforms.following import Following
 from gleanrl.envs.transforms.keys import Keys
@@ -117,6 +120,53 @@ class CatFrames(EntryTransform, Following):
         return Unbounded(shape, device=spec.device, dtype=spec.dtype)
 
     # ---------------------------------------------------------------- buffer
+    def make_rb_transform_and_sampler(
+        self, batch_size: int, **sampler_kwargs: Any
+    ) -> tuple[CatFrames, SliceSampler]:
+        """Return a transform and a sampler for a buffer that keeps single frames and serves stacks.
+
+        Each record of a batch is the last step of a slice of N steps, stacked with those before it: its root
+        observation and its next one. A record that has fewer than N - 1 before it in its trajectory isn't drawn.
+
+        Args:
+            batch_size: records in a batch: that of the buffer.
+            **sampler_kwargs: more arguments of the `SliceSampler`; its slices are whole.
+
+        Returns:
+            The transform, which follows those that were before this one in the environment, and the sampler.
+
+        Raises:
+            InvalidArgumentError: an argument of the sampler that would change its slices.
+
+        Examples:
+            >>> import torch
+            >>> from tensordict import TensorDict
+            >>> from gleanrl.data import LazyTensorStorage, ReplayBuffer
+            >>> stack = CatFrames(N=3, dim=-1, in_keys=["x"])
+            >>> transform, sampler = stack.make_rb_transform_and_sampler(batch_size=2)
+            >>> buffer = ReplayBuffer(
+            ...     storage=LazyTensorStorage(10), sampler=sampler, transform=transform, batch_size=2
+            ... )
+            >>> x, done = torch.arange(5.0)[:, None], torch.zeros(5, 1, dtype=torch.bool)
+            >>> index = buffer.extend(TensorDict({"x": x, "next": {"x": x + 1, "done": done}}, [5]))
+            >>> batch = buffer.sample()
+            >>> batch["x"].shape, bool((batch["next", "x"] == batch["x"] + 1).all())
+            (torch.Size([2, 3]), True)
+        """
+        positive("batch_size", batch_size)
+        taken = sorted({"num_slices", "slice_len", "span", "pad", "pad_output"} & sampler_kwargs.keys())
+        if taken or not sampler_kwargs.get("strict_length", True):
+            raise InvalidArgumentError(
+                f"sampler_kwargs: slices are whole and of N={self.N} steps; leave out {taken or ['strict_length']}"
+            )
+        in_keys, out_keys = [*self.in_keys], [*self.out_keys]
+        if not any(as_path(key)[0] == "next" for key in in_keys):
+            in_keys += [("next", *as_path(key)) for key in in_keys]
+            out_keys += [("next", *as_path(key)) for key in out_keys]
+        transform = _OfSlices(self.N, self.dim, in_keys, out_keys, self.padding, self.padding_value)
+        transform.reset_key, transform.done_key = self.reset_key, self.done_key
+        return transform, SliceSampler(slice_len=self.N, **sampler_kwargs).count_slices()
+
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Stack a batch ``[*B, T]`` that is read; returned as it is with `as_inverse`."""
         return tensordict if self.as_inverse else self.unfolded(tensordict)
@@ -175,6 +225,15 @@ class CatFrames(EntryTransform, Following):
                 frame = frame.masked_fill(young.reshape(shaped.shape), self.padding_value)
             frames.append(frame)
         return frames
+
+
+class _OfSlices(CatFrames):
+    """Stacks whole slices of N steps, and leaves of each its last step."""
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return the last steps of the slices of a flat batch, ``[n * N]``, as ``[n]``."""
+        stacked = super().forward(tensordict.reshape(-1, self.N))
+        return stacked[:, -1].contiguous()
 
 
 def _age(ends: Tensor) -> Tensor:

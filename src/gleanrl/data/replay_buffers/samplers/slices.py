@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from typing_extensions import Self
 
 from gleanrl.data.replay_buffers.samplers.episodes import BoundaryKeys, EpisodeTable
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
@@ -84,6 +85,24 @@ class SliceSampler(UnitSampler):
         super().__init__(Slices(rule, table), seed)
         self.span = shown_span(rule)
         """``(left, right)``: steps by which slices may overhang; True for all but one, False for none."""
+
+    def count_slices(self) -> Self:
+        """Have batch sizes count slices from now on, of `slice_len` steps each, rather than steps.
+
+        For transforms that make one record of each slice, so that a batch has as many as were asked for.
+
+        Returns:
+            The sampler.
+
+        Raises:
+            UnsupportedError: a sampler with `num_slices`, whose slices have no length of their own.
+        """
+        unit = self.unit
+        assert isinstance(unit, Slices)
+        if unit.rule.slice_len is None:
+            raise UnsupportedError("count_slices: expected a sampler with slice_len, this one has num_slices")
+        unit.rule = replace(unit.rule, by_slice=True)
+        return self
 
 
 class SliceSamplerWithoutReplacement(EpochSampler):

@@ -44,6 +44,8 @@ class SliceRule:
     """Whether slices that were cut, or are short, are filled up to their length."""
     truncated: Path | None
     """Where the last step of every slice is flagged."""
+    by_slice: bool = False
+    """Whether a batch size counts slices, of `slice_len` steps each, rather than steps."""
 
     def sizes(self, batch_size: int) -> tuple[int, int]:
         """Return the number of slices in a batch and their length.
@@ -52,6 +54,8 @@ class SliceRule:
             BatchSizeError: a batch size that isn't a multiple.
             InvalidArgumentError: slices no longer than their overhang.
         """
+        if self.by_slice:
+            batch_size *= self.slice_len or 1
         divisor = self.slice_len or self.num_slices or 1
         quotient, rest = divmod(batch_size, divisor)
         if rest:
@@ -291,7 +295,7 @@ def cut(table: Episodes, rule: SliceRule, length: int, first: torch.Tensor, leng
     extras: dict[NestedKey, torch.Tensor] = {}
     if rule.pad:
         extras[MASK] = (torch.arange(length, device="cpu") < lengths[:, None]).view(-1)
-    return Draw(slots, extras, last=last, asked=count * length)
+    return Draw(slots, extras, last=last, asked=count if rule.by_slice else count * length)
 
 
 def _flag(records: Any, path: Path) -> torch.Tensor | None:
