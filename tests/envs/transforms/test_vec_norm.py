@@ -9,7 +9,7 @@ from tensordict import TensorDict
 
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from gleanrl.envs import check_env_specs
-from gleanrl.envs.transforms import Compose, ObservationNorm, TransformedEnv, VecNorm, VecNormV2
+from gleanrl.envs.transforms import Compose, ObservationNorm, TransformedEnv, VecNorm
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, UnsupportedError
 from tests.envs.transforms.ways import batched, collect_both_ways, joined, single
 
@@ -160,17 +160,5 @@ def test_a_frozen_copy_stays_as_it_is():
         assert not torch.equal(env.transform.loc["observation"], before)
 
 
-def test_the_second_version_keeps_environments_apart():
-    apart, together = (
-        TransformedEnv(batched(), VecNormV2(["observation"], reduce_batch_dims=together, decay=1.0))
-        for together in (False, True)
-    )
-    for env in (apart, together):
-        env.rollout(6, break_when_any_done=False)
-    assert apart.transform.loc["observation"].shape == (3, 3) and together.transform.loc[
-        "observation"
-    ].shape == (3,)
-    assert apart.transform.loc["observation"][:, 0].tolist() == [0.0, 1.0, 2.0]  # the stream
-    with pytest.raises(UnsupportedError, match="stateful"):
-        VecNormV2(["observation"], stateful=False)
+def test_the_older_api_takes_the_newer_ones_flag():
     assert VecNorm(["a"], None, None, None, 0.5, new_api=True).decay == 0.5

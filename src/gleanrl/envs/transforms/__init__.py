@@ -53,7 +53,8 @@ from gleanrl.envs.transforms.structure import (
     SelectTransform,
 )
 from gleanrl.envs.transforms.switching import ConditionalPolicySwitch, ConditionalSkip
-from gleanrl.envs.transforms.vec_norm import VecNorm, VecNormV2
+from gleanrl.envs.transforms.vec_norm import VecNorm
+from gleanrl.envs.transforms.vec_norm_v2 import VecNormV2
 
 __all__ = [
     "ActionDiscretizer",

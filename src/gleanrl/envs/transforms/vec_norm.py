@@ -234,57 +234,6 @@ class VecNorm(EntryTransform):
         return f"decay={self.decay}, eps={self.eps}, in_keys={self.in_keys}, shared={shared}"
 
 
-class VecNormV2(VecNorm):
-    """`VecNorm` whose statistics are for each environment of a batch by itself, unless they are put together.
-
-    Mean and deviation are those of `VecNorm`. Where only some environments are reset, their first observations aren't
-    counted.
-
-    Args:
-        in_keys: what to normalise.
-        out_keys: where the results stand; None for in place.
-        lock: no effect.
-        stateful: True: the statistics are the transform's state.
-        decay: see `VecNorm`.
-        eps: the least standard deviation.
-        shared_data: see `shared_td` of `VecNorm`.
-        reduce_batch_dims: whether the environments of a batch have one statistic.
-    """
-
-    def __init__(
-        self,
-        in_keys: Keys,
-        out_keys: Keys | None = None,
-        *,
-        lock: Any = None,
-        stateful: bool = True,
-        decay: float = 0.9999,
-        eps: float = 1e-4,
-        shared_data: RunningSums | None = None,
-        reduce_batch_dims: bool = False,
-    ) -> None:
-        if not stateful:
-            raise UnsupportedError(
-                "VecNormV2: statistics aren't kept in the data; leave stateful on, they are in the state_dict"
-            )
-        super().__init__(in_keys, out_keys, shared_data, lock, decay, eps)
-        self.reduce_batch_dims = reduce_batch_dims
-
-    def _shape_of(self, key: NestedKey, record: Record | None) -> torch.Size:
-        shape = super()._shape_of(key, record)
-        some: Any = record if self.parent is None else self.parent
-        return shape if self.reduce_batch_dims else torch.Size((*some.batch_size, *shape))
-
-    def _normalise(self, record: Record, rows: Tensor | None, at_reset: bool) -> Record:
-        if rows is None or self.reduce_batch_dims:
-            return super()._normalise(record, rows, at_reset)
-        before, self.frozen = self.frozen, True
-        try:
-            return super()._normalise(record, None, at_reset)
-        finally:
-            self.frozen = before
-
-
 @dataclass(frozen=True)
 class NormState:
     """What a `VecNorm` lives by; `sums` is None as long as nothing is known of them."""
