@@ -143,7 +143,8 @@ def failure_from(cause: BaseException, message: str) -> EnvironmentFailure:
     try:
         members = {"__str__": lambda self: message}
         kind: Any = type(type(cause).__name__, (EnvironmentFailure, type(cause)), members)
-        failure: EnvironmentFailure = type(cause).__new__(kind, message)
+        # The layout's own `__new__`: that of the cause's type may want other arguments, or refuse other types.
+        failure: EnvironmentFailure = kind.__base__.__new__(kind, message)
         Exception.__init__(failure, message)
     except TypeError:
         failure = EnvironmentFailure(message)
