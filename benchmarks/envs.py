@@ -14,42 +14,19 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.collection import tensordict_module
+from benchmarks.free_running import PRELOAD
 from benchmarks.harness import Case, Setup, Target, Work
 from benchmarks.ping import KINDS, Ping
 from benchmarks.recording_loop import recording_loop
-from benchmarks.workload import Greedy
+from benchmarks.workload import NAP_S, Greedy, Instant
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.envs import GymEnv, GymWrapper, ParallelEnv, SerialEnv
 
 STEPS = 200
 ROW_BYTES = 4 * 4 + 4 + 3
 """Bytes of a row of `Instant`: observation, reward, flags."""
-SLEEP_S = 1e-3
-
-
-class Instant(gym.Env[NDArray[np.float32], NDArray[np.float32]]):
-    """An environment that costs nothing, or a nap."""
-
-    observation_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
-    action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
-
-    def __init__(self, nap_s: float = 0.0) -> None:
-        self._observation, self._nap_s = np.zeros(4, np.float32), nap_s
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Starts an episode."""
-        return self._observation, {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Takes a nap, if it's to."""
-        if self._nap_s:
-            time.sleep(self._nap_s)
-        return self._observation, 0.0, False, False, {}
 
 
 def instant() -> GymWrapper:
@@ -59,7 +36,7 @@ def instant() -> GymWrapper:
 
 def sleepy() -> GymWrapper:
     """Makes an environment that takes a millisecond."""
-    return GymWrapper(Instant(SLEEP_S))
+    return GymWrapper(Instant(NAP_S))
 
 
 class Never:
@@ -172,7 +149,7 @@ def bare_start(count: int) -> Setup:
 
     def setup() -> Work:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["gleanrl.envs"])
+        context.set_forkserver_preload(PRELOAD)
 
         def work() -> int:
             processes = [context.Process(target=_import_environments) for _ in range(count)]
@@ -243,7 +220,7 @@ CASES = (
         "a vector step of 8 workers whose environments sleep for 1 ms, recorded by a collector",
         "call",
         {
-            "pipe loop": ping(8, "pipe", STEPS, SLEEP_S),
+            "pipe loop": ping(8, "pipe", STEPS, NAP_S),
             "gleanrl": collected(lambda: ParallelEnv(8, sleepy), None, 1, 1),
         },
         "pipe loop",

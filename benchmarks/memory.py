@@ -63,21 +63,21 @@ def bytes_per_frame() -> float:
 READINGS = {"rows": bytes_beyond_columns, "collecting": bytes_per_frame}
 
 
-def in_fresh_process(what: str) -> float:
-    """Takes one of READINGS in a process that has done nothing else.
+def in_fresh_process(what: str, module: str = "benchmarks.memory") -> float:
+    """Takes one of a module's READINGS in a process that has done nothing else.
 
     Raises:
         RuntimeError: the process failed; the message carries the end of what it said.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.memory", what],
+        [sys.executable, "-m", module, what],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"memory {what}: " + " | ".join(done.stderr.strip().split("\n")[-3:]))
+        raise RuntimeError(f"{module} {what}: " + " | ".join(done.stderr.strip().split("\n")[-3:]))
     return float(json.loads(done.stdout))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,9 @@ from torch import Tensor, nn
 
 FRAME = (84, 84, 4)
 FRAMES_ENV = "GleanrlBenchFrames-v0"
+SLOW_FRAMES_ENV = "GleanrlBenchSlowFrames-v0"
+SLEEPY_ENV = "GleanrlBenchSleepy-v0"
+SLOW_FRAME_S, NAP_S = 500e-6, 1e-3
 IMAGE_CHUNK = 200
 STORED = {"cartpole": 1_000_000, "humanoid": 200_000, "image": 20_000}
 """Rows of the buffers that are sampled from."""
@@ -21,9 +25,10 @@ Columns = dict[tuple[str, ...], NDArray[Any]]
 
 
 class FramesEnv(gym.Env[NDArray[np.uint8], Any]):
-    """An environment of 84x84x4 uint8 frames that costs next to nothing: a walk along a prepared ring."""
+    """An environment of 84x84x4 uint8 frames that costs next to nothing, or a nap: a walk along a prepared ring."""
 
-    def __init__(self, ring: int = 64) -> None:
+    def __init__(self, ring: int = 64, nap_s: float = 0.0) -> None:
+        self._nap_s = nap_s
         self.observation_space = gym.spaces.Box(0, 255, FRAME, np.uint8)
         self.action_space = gym.spaces.Discrete(4)
         frames = np.random.default_rng(0).integers(0, 256, (ring, *FRAME), dtype=np.uint8)
@@ -39,6 +44,8 @@ class FramesEnv(gym.Env[NDArray[np.uint8], Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Goes one frame on whatever the action; never terminates (the registry's time limit truncates)."""
+        if self._nap_s:
+            time.sleep(self._nap_s)
         return self._next_frame(), 1.0, False, False, {}
 
     def _next_frame(self) -> NDArray[np.uint8]:
@@ -46,8 +53,36 @@ class FramesEnv(gym.Env[NDArray[np.uint8], Any]):
         return self._frames[self._at]
 
 
-if FRAMES_ENV not in gym.registry:
-    gym.register(FRAMES_ENV, entry_point="benchmarks.workload:FramesEnv", max_episode_steps=1000)
+class Instant(gym.Env[NDArray[np.float32], NDArray[np.float32]]):
+    """An environment that costs nothing, or a nap."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
+    action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, nap_s: float = 0.0) -> None:
+        self._observation, self._nap_s = np.zeros(4, np.float32), nap_s
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Starts an episode."""
+        return self._observation, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Takes a nap, if it's to."""
+        if self._nap_s:
+            time.sleep(self._nap_s)
+        return self._observation, 0.0, False, False, {}
+
+
+def _register(name: str, entry_point: str, **rest: Any) -> None:
+    if name not in gym.registry:
+        gym.register(name, f"benchmarks.workload:{entry_point}", **rest)
+
+
+_register(FRAMES_ENV, "FramesEnv", max_episode_steps=1000)
+_register(SLOW_FRAMES_ENV, "FramesEnv", max_episode_steps=1000, kwargs={"nap_s": SLOW_FRAME_S})
+_register(SLEEPY_ENV, "Instant", kwargs={"nap_s": NAP_S})
 
 
 def make_env(name: str) -> gym.Env[Any, Any]:
