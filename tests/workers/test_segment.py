@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,3 +96,16 @@ def test_memory_that_is_not_there(pair, monkeypatch):
     with pytest.raises(CapacityError):
         Segment(1)
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_memory_that_this_process_may_not_see(pair):
+    first, _ = pair
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * os.sysconf("SC_PAGE_SIZE") + (8 << 20), limits[1]))
+    try:
+        with pytest.raises(CapacityError, match="shared memory: .* bytes can't be mapped"):
+            first.region("rows", rows(1 << 20))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert first.region("other", rows(5)).start == 0, "nothing has changed"

@@ -183,9 +183,12 @@ def _aligned(size: int) -> int:
 
 def _mapped(descriptor: int, size: int) -> np.ndarray[Any, Any]:
     """Return the first `size` bytes of a file. Unlike `mmap`, torch keeps no descriptor of its own for them."""
-    array: np.ndarray[Any, Any] = torch.from_file(
-        f"/proc/self/fd/{descriptor}", shared=True, size=size, dtype=torch.uint8
-    ).numpy()
+    try:
+        array: np.ndarray[Any, Any] = torch.from_file(
+            f"/proc/self/fd/{descriptor}", shared=True, size=size, dtype=torch.uint8
+        ).numpy()
+    except RuntimeError as cause:  # torch's for every failure of the system's
+        raise CapacityError(f"shared memory: {size} bytes can't be mapped: {cause}") from cause
     return array
 
 
