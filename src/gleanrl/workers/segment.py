@@ -184,11 +184,12 @@ def _aligned(size: int) -> int:
 def _mapped(descriptor: int, size: int) -> np.ndarray[Any, Any]:
     """Return the first `size` bytes of a file. Unlike `mmap`, torch keeps no descriptor of its own for them."""
     try:
-        array: np.ndarray[Any, Any] = torch.from_file(
-            f"/proc/self/fd/{descriptor}", shared=True, size=size, dtype=torch.uint8
-        ).numpy()
-    except RuntimeError as cause:  # torch's for every failure of the system's
+        mmap.mmap(descriptor, size).close()  # torch leaves a descriptor open when it fails
+    except OSError as cause:
         raise CapacityError(f"shared memory: {size} bytes can't be mapped: {cause}") from cause
+    array: np.ndarray[Any, Any] = torch.from_file(
+        f"/proc/self/fd/{descriptor}", shared=True, size=size, dtype=torch.uint8
+    ).numpy()
     return array
 
 
