@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gleanrl.data.replay_buffers import (
+    ConsumingSampler,
     PrioritizedSampler,
     PrioritizedSliceSampler,
     RandomSampler,
@@ -13,6 +14,7 @@ from gleanrl.data.replay_buffers import (
     SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
+    StalenessAwareSampler,
 )
 from gleanrl.errors import ConformanceError, InvalidArgumentError, InvalidTypeError
 from gleanrl.testing import check_sampler
@@ -26,6 +28,8 @@ OURS = {
     "SliceSampler": lambda: SliceSampler(slice_len=4),
     "SliceSamplerWithoutReplacement": lambda: SliceSamplerWithoutReplacement(slice_len=4),
     "PrioritizedSliceSampler": lambda: PrioritizedSliceSampler(24, 0.7, 0.5, slice_len=4),
+    "ConsumingSampler": lambda: ConsumingSampler(1000),
+    "StalenessAwareSampler": lambda: StalenessAwareSampler(version_key="episode"),
 }
 
 

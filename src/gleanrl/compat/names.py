@@ -125,7 +125,7 @@ _OF_BUFFERS = (
         "their trajectory",
     ),
     (
-        "ConsumingSampler PromptGroupSampler StalenessAwareSampler StreamingSliceSampler",
+        "PromptGroupSampler StreamingSliceSampler",
         "of 0.14; not served: SamplerWithoutReplacement serves each record once an epoch, and a class with a sample() "
         "of its own draws by whatever it likes",
     ),

@@ -10,6 +10,7 @@ from gleanrl.data.replay_buffers.presets import (
     TensorDictReplayBuffer,
 )
 from gleanrl.data.replay_buffers.samplers import (
+    ConsumingSampler,
     PrioritizedSampler,
     PrioritizedSliceSampler,
     RandomSampler,
@@ -18,6 +19,7 @@ from gleanrl.data.replay_buffers.samplers import (
     SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
+    StalenessAwareSampler,
 )
 from gleanrl.data.replay_buffers.storages import (
     LazyMemmapStorage,
@@ -38,6 +40,7 @@ from gleanrl.data.replay_buffers.writers import (
 )
 
 __all__ = [
+    "ConsumingSampler",
     "ImmutableDatasetWriter",
     "LazyMemmapStorage",
     "LazyStackStorage",
@@ -56,6 +59,7 @@ __all__ = [
     "SamplerWithoutReplacement",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
+    "StalenessAwareSampler",
     "Storage",
     "StorageEnsemble",
     "TensorDictMaxValueWriter",

@@ -372,9 +372,10 @@ class ReplayBuffer(Composed):
         return column_of(self[:], index) if is_key(index) else self._server.at(index)
 
     def __len__(self) -> int:
-        """Return the number of transitions stored."""
+        """Return the number of transitions stored, without those that the sampler has used up (`ConsumingSampler`)."""
+        parts = self._parts
         with self._gate.lock:
-            return len(self._parts.storage)
+            return parts.sampler.available(parts.storage)
 
     @property
     def write_count(self) -> int:

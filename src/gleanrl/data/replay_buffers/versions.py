@@ -189,6 +189,11 @@ class Versioned(ABC):
     def changed_since(self, version: Version) -> list[Change] | None:
         """Return what changed after `version` (see `ChangeLog.since`); None for another content."""
 
+    @property
+    def origin(self) -> Version | None:
+        """What this content began as a copy of, by loading or unpickling; None for nothing."""
+        return None
+
 
 class Follower(ABC, Generic[Source]):
     """Derives something from what a storage holds, and catches up when it is asked.
@@ -239,6 +244,19 @@ def touched(slots: torch.Tensor, changes: list[Change] | None) -> torch.Tensor:
     for start, stop, _ in changes or ():
         found |= (slots >= start) & (slots < stop)
     return found
+
+
+def changes_since(state: Any, source: Versioned) -> list[Change] | None:
+    """Return what changed since a saved version (see `version_state`), of the same content or of what it is a copy of.
+
+    None if nothing tells.
+    """
+    version = version_from(state)
+    if version is None:
+        return None
+    if version == source.origin:
+        version = Version(source.version.content, 0)
+    return source.changed_since(version)
 
 
 def version_state(version: Version | None) -> list[int] | None:

@@ -2,6 +2,7 @@
 
 from gleanrl.compat import bind
 from gleanrl.data.replay_buffers.samplers.base import Sampler
+from gleanrl.data.replay_buffers.samplers.consuming import ConsumingSampler
 from gleanrl.data.replay_buffers.samplers.ensemble import SamplerEnsemble
 from gleanrl.data.replay_buffers.samplers.prioritized import PrioritizedSampler
 from gleanrl.data.replay_buffers.samplers.random import RandomSampler
@@ -10,9 +11,11 @@ from gleanrl.data.replay_buffers.samplers.slices import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
+from gleanrl.data.replay_buffers.samplers.staleness import StalenessAwareSampler
 from gleanrl.data.replay_buffers.samplers.without_replacement import SamplerWithoutReplacement
 
 __all__ = [
+    "ConsumingSampler",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
     "RandomSampler",
@@ -21,6 +24,7 @@ __all__ = [
     "SamplerWithoutReplacement",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
+    "StalenessAwareSampler",
 ]
 
 bind(__name__, globals())

@@ -33,7 +33,7 @@ class SamplerState(NamedTuple):
     epoch: int
     """See `Sampler.epoch`."""
     running: Any = None
-    """The running epoch, of samplers with epochs."""
+    """What runs on from draw to draw: the epoch, of samplers with epochs, say."""
     priorities: Any = None
     """Rule and rows, of samplers with priorities; None for "as they are"."""
 
@@ -106,6 +106,10 @@ class Sampler(Part, Stateful[Any]):
 
     def check_storage(self, storage: Storage) -> None:
         """Raise if the sampler can't draw from `storage`; a buffer asks before it takes either."""
+
+    def available(self, storage: Storage) -> int:
+        """Return how many of the stored records can be drawn: what ``len(buffer)`` says."""
+        return len(storage)
 
     def follow(self, storage: Storage) -> None:
         """Learn that `storage` changed, whatever happened; called after every change, and at every use at the latest.

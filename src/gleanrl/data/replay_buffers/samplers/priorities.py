@@ -14,7 +14,13 @@ from gleanrl.data.replay_buffers.samplers.priority_values import as_ours, check_
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import ranges_of
 from gleanrl.data.replay_buffers.storages.slots import UNBOUNDED
-from gleanrl.data.replay_buffers.versions import Change, Follower, Version, version_from, version_state
+from gleanrl.data.replay_buffers.versions import (
+    Change,
+    Follower,
+    changes_since,
+    version_from,
+    version_state,
+)
 from gleanrl.errors import (
     EmptyBufferError,
     IndexRangeError,
@@ -161,7 +167,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         saved = self._saved
         changes = [Change(0, len(storage), False)]
         if saved is not None:
-            since = _changes_since(saved.version, storage)
+            since = changes_since(saved.version, storage)
             # A state that says nothing of this storage is of its rows if it has as many.
             rows = saved.raw.shape[0]
             if rows == len(storage) or (since is not None and rows < len(storage)):
@@ -363,13 +369,3 @@ def _rows_of(native: Priorities | None) -> tuple[torch.Tensor, torch.Tensor]:
     if native is not None:
         native.save(raw.data_ptr(), mark.data_ptr())
     return raw, mark
-
-
-def _changes_since(state: Any, storage: Storage) -> list[Change] | None:
-    """Return what changed in `storage` since the version that a saved state belongs to; None if nothing tells."""
-    version = version_from(state)
-    if version is None:
-        return None
-    if version == storage.origin:
-        version = Version(storage.version.content, 0)
-    return storage.changed_since(version)
