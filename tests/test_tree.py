@@ -29,6 +29,7 @@ from gleanrl.tree import (
     is_private,
     iter_leaves,
     outermost,
+    put_leaf,
 )
 
 PATHS: tuple[Path, ...] = (("a",), ("b", "c"), ("b", "d", "e"), ("f",), ("b", "g"))
@@ -160,6 +161,35 @@ class TestAddEntries:
     def test_what_holds_other_rows(self, batch: Any) -> None:
         with pytest.raises(SchemaError, match="'w'.* can't be added .* expected a TensorDict of 3 rows"):
             add_entries(batch, {"w": torch.ones(3)}, 3)
+
+
+class TestPutLeaf:
+    def test_on_every_level(self) -> None:
+        batch = TensorDict({"a": torch.zeros(2), "group": {}}, [2])
+        for path in (("a",), ("group", "b"), ("new", "c")):
+            put_leaf(batch, path, value := torch.ones(2))
+            assert batch.get(path) is value
+        assert batch.get("new").batch_size == batch.batch_size
+
+    def test_what_is_no_tensor(self) -> None:
+        batch = TensorDict({}, [2])
+        put_leaf(batch, ("text",), "left")
+        put_leaf(batch, ("group",), {"a": torch.ones(2)})
+        assert batch["text"] == "left" and batch["group", "a"].sum() == 2
+
+    def test_into_a_lazy_stack(self) -> None:
+        batch = lazy_stack([TensorDict({"a": torch.zeros(3)}), TensorDict({"a": torch.zeros(3)})])
+        put_leaf(batch, ("a",), torch.ones(2, 3))
+        assert all(part["a"].sum() == 3 for part in batch.tensordicts)
+
+    def test_the_containers_checks(self) -> None:
+        with pytest.raises(RuntimeError, match="batch dimension mismatch"):
+            put_leaf(TensorDict({}, [2]), ("a",), torch.ones(3))
+        with pytest.raises(RuntimeError, match="locked"):
+            put_leaf(TensorDict({}, [2]).lock_(), ("a",), torch.ones(2))
+        batch = TensorDict({}, [2], device="meta")
+        put_leaf(batch, ("a",), torch.ones(2))
+        assert batch["a"].is_meta
 
 
 def test_lazy_stacks_of_unlike_parts_are_refused():

@@ -197,6 +197,23 @@ def leaf_at(batch: Any, path: Path) -> torch.Tensor | None:
     return batch if isinstance(batch, torch.Tensor) else None
 
 
+def put_leaf(batch: Any, path: Path, value: Any) -> None:
+    """Set an entry of a TensorDict, past its checks where they can't find anything."""
+    group, (*above, key) = batch, path
+    for part in above:
+        group = group._tensordict.get(part) if type(group) is TensorDict else None
+    if (
+        type(group) is TensorDict
+        and not group.is_locked
+        and isinstance(value, torch.Tensor)
+        and value.shape[: len(group.batch_size)] == group.batch_size
+        and group.device in (None, value.device)
+    ):
+        group._tensordict[key] = value
+    else:
+        batch.set(path, value)
+
+
 def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows: int) -> None:
     """Put tensors ``(num_rows, ...)`` into a batch of its own, replacing what stands at their keys.
 

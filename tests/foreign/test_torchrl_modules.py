@@ -12,13 +12,15 @@ from torch import nn
 
 torchrl = pytest.importorskip("torchrl")
 
-from tensordict.nn import TensorDictModule, TensorDictSequential  # noqa: E402
+from tensordict.nn import TensorDictModule, TensorDictSequential, set_interaction_type  # noqa: E402
 from torchrl import data as theirs  # noqa: E402
 from torchrl import modules  # noqa: E402
 
 from gleanrl.collectors import SyncDataCollector  # noqa: E402
 from gleanrl.data import Categorical, Composite, OneHot, Unbounded  # noqa: E402
 from gleanrl.envs import Compose, GymEnv, InitTracker, TransformedEnv  # noqa: E402
+from gleanrl.rollouts.members import InTurn, members_of  # noqa: E402
+from gleanrl.rollouts.modules import PlainCall  # noqa: E402
 from tests.foreign.torchrl_policies import gaussian  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -157,6 +159,35 @@ def test_policies_with_the_spec_of_the_environment(make_env, make_policy):
     actions = torch.cat([batch["action"] for batch in batches])
     if make_policy not in UNSAFE:
         assert spec.is_in(actions.detach())
+
+
+@pytest.mark.parametrize("kind", [None, "random", "deterministic"])
+@pytest.mark.parametrize(
+    ("make_env", "make_policy"),
+    [(env, policy) for env in (cartpole, categorical) for policy in CHOICES if policy is not uniform]
+    + [(pendulum, policy) for policy in VALUES if policy is not uniform],
+    ids=lambda function: function.__name__,
+)
+def test_members_of_policies_do_together_what_the_policy_does(make_env, make_policy, kind):
+    env = make_env()
+    outs = []
+    for taken in (lambda policy: policy, lambda policy: InTurn(members_of(policy, torch.Size([])))):
+        torch.manual_seed(0)
+        policy = make_policy(env.action_spec)
+        env.set_seed(0)
+        with torch.no_grad(), set_interaction_type(kind):
+            outs.append([taken(policy)(env.reset()) for _ in range(5)])
+        outs[-1].append(torch.rand(()))
+    for left, right in zip(*outs, strict=True):
+        assert isinstance(left, torch.Tensor) or set(left.keys(True, True)) == set(right.keys(True, True))
+        assert bool((left == right).all())
+
+
+@pytest.mark.parametrize("make_policy", [q_actor, actor, logits, gaussian])
+def test_networks_of_actors_are_called_on_tensors(make_policy):
+    env = pendulum() if make_policy in VALUES else cartpole()
+    first, *_ = members_of(make_policy(env.action_spec), torch.Size([]))
+    assert isinstance(first.call, PlainCall)
 
 
 @pytest.mark.parametrize("kind", [modules.LSTMModule, modules.GRUModule])

@@ -6,25 +6,25 @@ policy puts out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.block import Block, Field, new_column, numpy_twin, numpy_view
+from gleanrl.block import Block, Field, new_column
 from gleanrl.errors import PolicyError
 from gleanrl.layout import Layout
-from gleanrl.objects import Leaf, Objects, as_leaf
+from gleanrl.objects import Leaf
 from gleanrl.rollouts.carry import PolicyCarry
 from gleanrl.rollouts.compiling import Compiler
-from gleanrl.rollouts.fitting import Conversions, misfit
-from gleanrl.rollouts.modules import ModuleCall, Values, calls_of, inputs_of
+from gleanrl.rollouts.fitting import RowWriter, misfit
+from gleanrl.rollouts.members import InTurn, Member, members_of
+from gleanrl.rollouts.modules import Values, inputs_of
 from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.seeding import OwnedTorchGenerator
-from gleanrl.tree import NestedKey, Path, as_key, flatten, is_private
+from gleanrl.tree import Path, as_key, flatten, is_private, leaf_at, put_leaf
 
 
 class RandomActor:
@@ -97,9 +97,10 @@ class PolicyActor:
     """Calls a policy on every row and writes what it puts out.
 
     A TensorDict module that can be taken apart has its modules called on tensor views of the row, without a
-    TensorDict; any other policy gets a TensorDict of the row. Which of the two is found out for each block, so
-    that a hook or a module that is exchanged in between takes effect. What a policy writes beside its actions it
-    finds again in the next row (its state, if it has one), until the environments are reset all together.
+    TensorDict; any other policy gets a TensorDict of the row, and so do those members of a sequence that can't be
+    called on tensors. Which of them is found out for each block, so that a hook or a module that is exchanged in
+    between takes effect. What a policy writes beside its actions it finds again in the next row (its state, if it
+    has one), until the environments are reset all together.
 
     Args:
         policy: a callable of one TensorDict that returns it, or another one, with the actions set.
@@ -124,8 +125,7 @@ class PolicyActor:
         self._first = first
         self.primed = below_next(fields)
         self.carry = PolicyCarry(layout.batch_size, layout.policy_device)
-        whole = policy if compiler is None or self.by_modules else compiler(policy)
-        self._on_tensordict = _TensorDictCall(whole, fields, layout, self.carry)
+        self._on_tensordict = _TensorDictCall(fields, layout, self.carry)
         if first is not None:
             self.carry.outputs = tuple(
                 (path, first[path]) for path in first if self._on_tensordict.is_state(path)
@@ -134,14 +134,19 @@ class PolicyActor:
     @property
     def by_modules(self) -> bool:
         """Whether the modules inside the policy are called, without a TensorDict."""
-        return self._chain() is not None
+        return self._on_tensors(self._members())
 
     def bind(self, block: Block) -> Callable[[int], None]:
         """Read from and write into `block` from now on; return what acts on a row."""
-        chain = self._chain()
         call: Callable[[int], Values]
-        call = self._on_tensordict.bind(block) if chain is None else _CallsActor(chain, self._layout, block)
-        writer = _RowWriter(block, self._fields, self._layout.actions)
+        members, compiler = self._members(), self._compiler
+        if self._on_tensors(members):
+            call = _CallsActor(members, self._layout, block)
+        elif compiler is None:
+            call = self._on_tensordict.bind(InTurn(members), block)
+        else:
+            call = self._on_tensordict.bind(compiler(self._policy), block)
+        writer = RowWriter(block, self._fields, self._layout.actions)
         write, self._conversions = writer.write, writer.conversions
 
         def act(t: int) -> None:
@@ -157,21 +162,24 @@ class PolicyActor:
         """Raise if an action of the bound block isn't what the policy put out."""
         self._conversions.check()
 
-    def _chain(self) -> list[ModuleCall] | None:
-        """Return the calls of the policy, or None if it must get a TensorDict."""
-        chain = calls_of(self._policy, self._layout.batch_size, self._compiler)
-        if chain is None:
-            return None
-        inputs, made = inputs_of(chain), {path for call in chain for path in call.outputs}
+    def _members(self) -> list[Member]:
+        return members_of(self._policy, self._layout.batch_size, self._compiler)
+
+    def _on_tensors(self, members: Sequence[Member]) -> bool:
+        """Return whether no member of the policy needs a TensorDict."""
+        calls = [member.call for member in members if member.call is not None]
+        if len(calls) < len(members):
+            return False
+        inputs, made = inputs_of(calls), {path for call in calls for path in call.outputs}
         if self._layout.lists.intersection(inputs) or any(field.is_list for field in self._fields.values()):
-            return None  # a TensorDict shows what lists hold
+            return False  # a TensorDict shows what lists hold
         unknown = [path for path in inputs if path not in self._layout.roots]
         if any(path not in made for path in unknown):
             raise PolicyError(
                 f"policy: in_keys {[as_key(path) for path in unknown]} aren't offered by the environment, "
                 f"which has {[as_key(path) for path in self._layout.roots]}"
             )
-        return None if unknown else chain  # it reads what it wrote in the row before
+        return not unknown  # else it reads what it wrote in the row before
 
 
 @dataclass(frozen=True)
@@ -200,9 +208,9 @@ class RowLayout:
 class _CallsActor:
     """Makes the calls of a policy on tensor views of a row."""
 
-    def __init__(self, chain: list[ModuleCall], layout: RowLayout, block: Block) -> None:
-        inputs = inputs_of(chain)
-        self._calls = chain
+    def __init__(self, members: Sequence[Member], layout: RowLayout, block: Block) -> None:
+        inputs = inputs_of([member.call for member in members if member.call is not None])
+        self._calls = [member.on_values() for member in members]
         self._device = layout.policy_device
         self._rows = [(path, block.rows(path)) for path in inputs]
 
@@ -223,21 +231,18 @@ class _CallsActor:
 class _TensorDictCall:
     """Calls a policy on a fresh TensorDict over a row, with what the policy wrote in the row before."""
 
-    def __init__(
-        self, policy: Any, fields: Mapping[Path, Field], layout: RowLayout, carry: PolicyCarry
-    ) -> None:
-        self._policy = policy
+    def __init__(self, fields: Mapping[Path, Field], layout: RowLayout, carry: PolicyCarry) -> None:
         self._fields = fields
         self._carry = carry
         self._row = layout
         self._layout = Layout(layout.roots, layout.groups, layout.lists)
-        self._keys = [(path, as_key(path)) for path in fields]
         self._known = {*fields, *layout.roots}
         self._num_keys = -1
-        self._carried: list[tuple[Path, NestedKey]] = []
+        self._carried: list[Path] = []
 
-    def bind(self, block: Block) -> _TensorDictCall:
-        """Read from `block` from now on."""
+    def bind(self, policy: Callable[[Any], Any], block: Block) -> _TensorDictCall:
+        """Call `policy` from now on, and read from `block`."""
+        self._policy = policy
         self._rows = [block.rows(path) for path in self._layout.paths]
         return self
 
@@ -248,14 +253,14 @@ class _TensorDictCall:
         if self._row.policy_device is not None:
             root = root.to(self._row.policy_device)
         for path, value in self._carry.outputs:
-            root.set(path, value)
+            put_leaf(root, path, value)
         out = self._policy(root)
         try:
             if len(out.keys()) != self._num_keys:
                 self._check_keys(out)
-            values: Values = {path: out.get(key) for path, key in self._keys}
+            values: Values = {path: _entry(out, path) for path in self._fields}
             if self._carried:
-                self._carry.outputs = tuple((path, out.get(key)) for path, key in self._carried)
+                self._carry.outputs = tuple([(path, _entry(out, path)) for path in self._carried])
         except (AttributeError, KeyError) as cause:
             raise missing_output(out, self._fields) from cause
         if [row._version for row in given] != versions:
@@ -276,8 +281,13 @@ class _TensorDictCall:
                 f"policy: it put out {unknown}, which it didn't when it was first called; "
                 "the columns of a batch are fixed then"
             )
-        self._carried = [(path, as_key(path)) for path in came if self.is_state(path)]
+        self._carried = [path for path in came if self.is_state(path)]
         self._num_keys = len(out.keys())
+
+
+def _entry(out: Any, path: Path) -> Any:
+    leaf = leaf_at(out, path)
+    return out.get(path) if leaf is None else leaf
 
 
 def _changed_input(
@@ -293,58 +303,6 @@ def _changed_input(
         f"policy: it changed its input {changed} in place at step {t} of the batch, which would falsify the record; "
         "use operations that make new tensors (a first layer without inplace=True)"
     )
-
-
-class _RowWriter:
-    """Writes a policy's outputs into the columns of a row, after checking shape and dtype; see `Conversions`."""
-
-    def __init__(self, block: Block, fields: Mapping[Path, Field], actions: tuple[Path, ...]) -> None:
-        self.conversions = Conversions(block)
-        self._actions = actions
-        batch = block.batch_size[:-1]
-        on_cpu = bool(block.columns) and block.columns[0].device.type == "cpu"
-        self._targets: list[tuple[Path, torch.Size, torch.dtype, np.ndarray[Any, Any] | None, Any]] = []
-        self._lists: list[tuple[Path, Any]] = []
-        for path, field in fields.items():
-            if field.is_list:
-                self._lists.append((path, block.rows(path)))
-                continue
-            shape = torch.Size((*batch, *field.shape))
-            array = None
-            if on_cpu and numpy_twin(field.dtype) is field.dtype:
-                array = numpy_view(block.column(path).movedim(block.time_dim, 0))  # (T, *batch, *leaf)
-            self._targets.append((path, shape, field.dtype, array, block.rows(path)))
-
-    def write(self, t: int, values: Values) -> None:
-        """Write `values` into row t.
-
-        Raises:
-            PolicyError: on a missing output, or one of another shape or dtype that doesn't fit.
-        """
-        for path, shape, dtype, array, rows in self._targets:
-            value = values.get(path)
-            if not isinstance(value, torch.Tensor):
-                came = "nothing" if value is None else type(value).__name__
-                raise PolicyError(f"policy: expected a tensor under {as_key(path)!r}, got {came}")
-            if value.shape != shape or value.dtype is not dtype:
-                if path not in self._actions:
-                    raise misfit(path, value, shape, dtype)
-                value = self.conversions.fit(path, value, shape, dtype, t)
-            if array is not None and value.is_cpu:
-                array[t] = value.detach().numpy() if value.requires_grad else value.numpy()
-            else:
-                rows[t].copy_(value)
-        for path, rows in self._lists:
-            rows[t].copy_(_list_output(path, values.get(path)))
-
-
-def _list_output(path: Path, value: Any) -> Leaf:
-    leaf = as_leaf(value)
-    if not isinstance(leaf, (torch.Tensor, Objects)):
-        raise PolicyError(
-            f"policy: expected non-tensor data under {as_key(path)!r}, got {type(value).__name__}"
-        )
-    return leaf
 
 
 def missing_output(out: Any, fields: Mapping[Path, Field]) -> PolicyError:

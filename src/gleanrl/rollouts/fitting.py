@@ -6,10 +6,15 @@ converted if that keeps every value, and nothing but actions is.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 import torch
 
-from gleanrl.block import Block
+from gleanrl.block import Block, Field, numpy_twin, numpy_view
 from gleanrl.errors import PolicyError
+from gleanrl.objects import Leaf, Objects, as_leaf
 from gleanrl.tree import Path, as_key
 
 
@@ -69,6 +74,64 @@ class Conversions:
             f"policy: {as_key(path)!r} holds {value} for environment {env} at step {rows[row][0]} of the batch, which "
             f"{fitting.dtype} can't hold (it would become {became}): {_advice(came.dtype, fitting.dtype)}"
         )
+
+
+class RowWriter:
+    """Writes a policy's outputs into the columns of a row, after checking shape and dtype; see `Conversions`.
+
+    Args:
+        block: has the columns.
+        fields: the policy's.
+        actions: those of them that are actions.
+    """
+
+    def __init__(self, block: Block, fields: Mapping[Path, Field], actions: tuple[Path, ...]) -> None:
+        self.conversions = Conversions(block)
+        self._actions = actions
+        batch = block.batch_size[:-1]
+        on_cpu = bool(block.columns) and block.columns[0].device.type == "cpu"
+        self._targets: list[tuple[Path, torch.Size, torch.dtype, np.ndarray[Any, Any] | None, Any]] = []
+        self._lists: list[tuple[Path, Any]] = []
+        for path, field in fields.items():
+            if field.is_list:
+                self._lists.append((path, block.rows(path)))
+                continue
+            shape = torch.Size((*batch, *field.shape))
+            array = None
+            if on_cpu and numpy_twin(field.dtype) is field.dtype:
+                array = numpy_view(block.column(path).movedim(block.time_dim, 0))  # (T, *batch, *leaf)
+            self._targets.append((path, shape, field.dtype, array, block.rows(path)))
+
+    def write(self, t: int, values: Mapping[Path, Any]) -> None:
+        """Write `values` into row t.
+
+        Raises:
+            PolicyError: on a missing output, or one of another shape or dtype that doesn't fit.
+        """
+        for path, shape, dtype, array, rows in self._targets:
+            value = values.get(path)
+            if not isinstance(value, torch.Tensor):
+                came = "nothing" if value is None else type(value).__name__
+                raise PolicyError(f"policy: expected a tensor under {as_key(path)!r}, got {came}")
+            if value.shape != shape or value.dtype is not dtype:
+                if path not in self._actions:
+                    raise misfit(path, value, shape, dtype)
+                value = self.conversions.fit(path, value, shape, dtype, t)
+            if array is not None and value.is_cpu:
+                array[t] = value.detach().numpy() if value.requires_grad else value.numpy()
+            else:
+                rows[t].copy_(value)
+        for path, rows in self._lists:
+            rows[t].copy_(_list_output(path, values.get(path)))
+
+
+def _list_output(path: Path, value: Any) -> Leaf:
+    leaf = as_leaf(value)
+    if not isinstance(leaf, (torch.Tensor, Objects)):
+        raise PolicyError(
+            f"policy: expected non-tensor data under {as_key(path)!r}, got {type(value).__name__}"
+        )
+    return leaf
 
 
 def with_shape(value: torch.Tensor, shape: torch.Size, dims: int) -> torch.Tensor | None:

@@ -1,31 +1,30 @@
 """Taking TensorDict modules apart, so that a rollout can call what they wrap on plain tensors.
 
-Only modules whose whole behaviour is "read in_keys, call, write out_keys" are taken apart; everything else
-(subclasses, hooks, selected outputs, keyword extras) is left to the module itself.
+Only modules whose whole behaviour is "read in_keys, call, write out_keys" are taken apart; everything else (another
+`forward`, hooks, selected outputs, keyword extras) is left to the module itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import (
-    ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
-    TensorDictModule,
-    TensorDictSequential,
-)
+from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule
 from tensordict.nn.probabilistic import interaction_type
 
 from gleanrl.errors import PolicyError
+from gleanrl.overrides import is_native
 from gleanrl.rollouts.compiling import Compiler
 from gleanrl.tree import Path, as_key, as_path, dict_batch
 
 _NUMBERS = (np.ndarray, np.generic, bool, int, float)
 """What becomes a tensor: modules and functions may put it out, too."""
+
+CALL = ("__call__", "forward")
+"""What runs when a module is called."""
 
 Values = dict[Path, torch.Tensor]
 """The tensors that a chain of calls passes along, by path."""
@@ -106,38 +105,24 @@ class ProbabilisticCall:
 ModuleCall = PlainCall | ProbabilisticCall
 
 
-def calls_of(
-    policy: Any, batch_size: torch.Size, compiler: Compiler | None = None
-) -> list[ModuleCall] | None:
-    """Return the calls that do what `policy` does, or None if it can't be taken apart; see `PlainCall`."""
-    if type(policy) is TensorDictModule:
-        return [PlainCall(policy, compiler)] if _is_plain(policy) else None
-    if type(policy) is ProbabilisticTensorDictModule:
-        flat = all(isinstance(key, str) for key in policy.in_keys)
-        plain = flat and policy._generator_key is None and policy.num_samples is None and not _hooked(policy)
-        return [ProbabilisticCall(policy, batch_size)] if plain else None
-    if type(policy) in (TensorDictSequential, ProbabilisticTensorDictSequential):
-        plain = (
-            policy.inplace in (None, True)  # both write into the input
-            and not policy.partial_tolerant
-            and not policy._select_before_return
-            and not getattr(policy, "return_composite", False)
-            and getattr(policy, "_requires_sample", True)
-            and not _hooked(policy)
-        )
-        if not plain:
-            return None
-        found: list[ModuleCall] = []
-        for module in policy._module_iter():
-            part = calls_of(module, batch_size, compiler)
-            if part is None:
-                return None
-            found.extend(part)
-        return found
+def call_of(policy: Any, batch_size: torch.Size, compiler: Compiler | None = None) -> ModuleCall | None:
+    """Return the call that does what `policy` does; None if that can't be known.
+
+    Args:
+        policy: what a rollout calls on a TensorDict.
+        batch_size: the batch size of a row.
+        compiler: see `PlainCall`.
+    """
+    if is_hooked(policy):
+        return None
+    if is_native(policy, *CALL, "_call_module", "_write_to_tensordict", of=TensorDictModule):
+        return PlainCall(policy, compiler) if _is_plain(policy) else None
+    if is_native(policy, *CALL, "get_dist", "_dist_sample", of=ProbabilisticTensorDictModule):
+        return ProbabilisticCall(policy, batch_size) if _only_samples(policy) else None
     return None
 
 
-def inputs_of(chain: list[ModuleCall]) -> list[Path]:
+def inputs_of(chain: Sequence[ModuleCall]) -> list[Path]:
     """Return the paths that `chain` reads before any of its calls wrote them."""
     made: set[Path] = set()
     found: list[Path] = []
@@ -147,7 +132,7 @@ def inputs_of(chain: list[ModuleCall]) -> list[Path]:
     return found
 
 
-def _is_plain(module: TensorDictModule) -> bool:
+def _is_plain(module: Any) -> bool:
     return (
         module.inplace is True
         and module.method is None
@@ -155,9 +140,18 @@ def _is_plain(module: TensorDictModule) -> bool:
         and not module._get_kwargs
         and module.out_keys_source == module.out_keys
         and "_" not in module.out_keys
-        and not _hooked(module)
     )
 
 
-def _hooked(module: torch.nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+def _only_samples(module: Any) -> bool:
+    flat = all(isinstance(key, str) for key in module.in_keys)
+    return flat and module._generator_key is None and module.num_samples is None
+
+
+def is_hooked(module: Any) -> bool:
+    """Return whether calling the module is more than calling its `forward`, or it's none."""
+    if not isinstance(module, torch.nn.Module):
+        return True
+    hooks = (module._forward_pre_hooks, module._forward_hooks)
+    backward = (module._backward_pre_hooks, module._backward_hooks)
+    return any(hooks) or any(backward) or module._compiled_call_impl is not None

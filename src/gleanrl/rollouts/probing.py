@@ -17,7 +17,8 @@ from gleanrl.errors import PolicyError
 from gleanrl.layout import Layout
 from gleanrl.objects import Leaf, Objects
 from gleanrl.rollouts.actors import missing_output
-from gleanrl.rollouts.modules import Values, calls_of
+from gleanrl.rollouts.members import calls_of
+from gleanrl.rollouts.modules import Values
 from gleanrl.rollouts.policies import OwnActions, only_draws
 from gleanrl.rollouts.protocol import Stepper
 from gleanrl.rollouts.traits import Env
