@@ -129,14 +129,6 @@ _OF_BUFFERS = (
         "of 0.14; not served: SamplerWithoutReplacement serves each record once an epoch, and a class with a sample() "
         "of its own draws by whatever it likes",
     ),
-    (
-        "CompressedListStorage",
-        "of 0.14; not served: compress in a transform's inv, and decompress in its forward",
-    ),
-    (
-        "OfflineToOnlineReplayBuffer",
-        "of 0.14; not served: ReplayBufferEnsemble(offline, online, p=...) mixes the two, write to ensemble[1]",
-    ),
 )
 
 UNSERVED: tuple[Unserved, ...] = (

@@ -3,6 +3,7 @@
 from gleanrl.compat import bind
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.ensemble import ReplayBufferEnsemble
+from gleanrl.data.replay_buffers.offline_to_online import OfflineToOnlineReplayBuffer
 from gleanrl.data.replay_buffers.presets import (
     PrioritizedReplayBuffer,
     RemoteTensorDictReplayBuffer,
@@ -22,6 +23,7 @@ from gleanrl.data.replay_buffers.samplers import (
     StalenessAwareSampler,
 )
 from gleanrl.data.replay_buffers.storages import (
+    CompressedListStorage,
     LazyMemmapStorage,
     LazyStackStorage,
     LazyTensorStorage,
@@ -40,12 +42,14 @@ from gleanrl.data.replay_buffers.writers import (
 )
 
 __all__ = [
+    "CompressedListStorage",
     "ConsumingSampler",
     "ImmutableDatasetWriter",
     "LazyMemmapStorage",
     "LazyStackStorage",
     "LazyTensorStorage",
     "ListStorage",
+    "OfflineToOnlineReplayBuffer",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",

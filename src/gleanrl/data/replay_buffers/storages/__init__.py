@@ -2,6 +2,7 @@
 
 from gleanrl.compat import bind
 from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.compressed import CompressedListStorage
 from gleanrl.data.replay_buffers.storages.ensemble import StorageEnsemble
 from gleanrl.data.replay_buffers.storages.lazy import LazyTensorStorage
 from gleanrl.data.replay_buffers.storages.lazy_stack import LazyStackStorage
@@ -10,6 +11,7 @@ from gleanrl.data.replay_buffers.storages.memmap import LazyMemmapStorage
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 
 __all__ = [
+    "CompressedListStorage",
     "LazyMemmapStorage",
     "LazyStackStorage",
     "LazyTensorStorage",

@@ -120,9 +120,13 @@ class ListStorage(Storage):
             raise EmptyBufferError("the storage is empty: write records first")
         basic = basic_index(index, self.shape)
         if basic is not None and len(basic) == 1:
-            return self._items[basic[0]]
+            return self._at(basic[0])
         slots, _ = slots_at(index, self.shape)
         return self._together(self.fetch(slots))
+
+    def _at(self, index: int | slice) -> Any:
+        """Return one object, or a list of them."""
+        return self._items[index]
 
     def _together(self, items: list[Any]) -> Any:
         """Return several objects as `get` gives them."""

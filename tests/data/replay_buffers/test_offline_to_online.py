@@ -1,0 +1,122 @@
+"""A data set and a growing buffer, sampled in a fixed proportion."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gleanrl.data import (
+    LazyTensorStorage,
+    ListStorage,
+    OfflineToOnlineReplayBuffer,
+    ReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from gleanrl.errors import (
+    EmptyBufferError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    SchemaError,
+    UnsupportedError,
+)
+
+
+def rows(value, count=5):
+    return TensorDict({"x": torch.full((count,), float(value))}, [count])
+
+
+def dataset(kind=ReplayBuffer, **options):
+    buffer = kind(storage=LazyTensorStorage(50), **options)
+    buffer.extend(rows(0, 50))
+    return buffer
+
+
+def test_every_batch_has_its_part_of_the_data_set():
+    buffer = OfflineToOnlineReplayBuffer(
+        dataset(batch_size=8), online_capacity=20, offline_fraction=0.3, batch_size=10
+    )
+    assert (buffer.sample()["x"] == 0).all(), "nothing is online yet"
+    buffer.extend(rows(1))
+    assert len(buffer) == 55 and len(buffer.online_buffer) == 5 and len(buffer.offline_buffer) == 50
+    for size, zeros in ((None, 3), (10, 3), (7, 2), (1, 0)):
+        assert buffer.sample(size)["x"].tolist() == [0.0] * zeros + [1.0] * ((size or 10) - zeros)
+    for step, fraction, ones in ((0, 0.3, 7), (5, 0.15, 8), (10, 0.0, 10), (12, 0.0, 10), (0, 0.3, 7)):
+        buffer.anneal(step, 10)
+        assert buffer.offline_fraction == pytest.approx(fraction)
+        assert buffer.sample()["x"].sum() == ones
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+def test_both_carry_the_same_entries(kind):
+    buffer = OfflineToOnlineReplayBuffer(
+        dataset(kind),
+        online_storage=LazyTensorStorage(9),
+        batch_size=4,
+        transform=lambda td: td.set("y", td["x"] + 1),
+    )
+    buffer.extend(rows(1))
+    batch = buffer.sample()
+    assert batch["y"].tolist() == [1, 1, 2, 2]
+    assert ("index" in batch.keys()) == (kind is TensorDictReplayBuffer)
+    assert type(buffer.online_buffer) is kind
+
+
+def test_records_that_are_tensors_or_trees():
+    offline = ReplayBuffer(storage=ListStorage(5))
+    offline.extend((torch.zeros(5), torch.zeros(5, 2)))
+    buffer = OfflineToOnlineReplayBuffer(offline, online_storage=ListStorage(5), batch_size=4)
+    buffer.extend((torch.ones(5), torch.ones(5, 2)))
+    one, two = buffer.sample()
+    assert one.tolist() == [0, 0, 1, 1] and two.shape == (4, 2)
+
+
+def test_a_data_set_of_another_library():
+    class Rows:
+        def __len__(self):
+            return 3
+
+        def sample(self, batch_size):
+            return rows(2, batch_size)
+
+    buffer = OfflineToOnlineReplayBuffer(Rows(), online_capacity=4)
+    buffer.extend(rows(1, 2))
+    assert buffer.sample(4)["x"].tolist() == [2, 2, 1, 1]
+
+
+def test_records_that_differ():
+    buffer = OfflineToOnlineReplayBuffer(
+        dataset(TensorDictPrioritizedReplayBuffer, alpha=0.7, beta=0.5), online_capacity=4
+    )
+    buffer.extend(rows(1, 2))
+    with pytest.raises(SchemaError, match="data set's records alone have .*_weight"):
+        buffer.sample(4)
+    buffer = OfflineToOnlineReplayBuffer(dataset(), online_storage=ListStorage(4))
+    buffer.extend([(torch.ones(1),)])
+    with pytest.raises(SchemaError, match="the records of the two buffers differ"):
+        buffer.sample(4)
+
+
+def test_what_is_refused():
+    offline = dataset()
+    for fraction in (0.0, 1.0, -1, 2):
+        with pytest.raises(InvalidArgumentError, match="offline_fraction"):
+            OfflineToOnlineReplayBuffer(offline, online_capacity=4, offline_fraction=fraction)
+    for options in ({}, {"online_capacity": 4, "online_storage": LazyTensorStorage(4)}):
+        with pytest.raises(InvalidArgumentError, match="give one of them"):
+            OfflineToOnlineReplayBuffer(offline, **options)
+    with pytest.raises(UnsupportedError, match="aren't found by name"):
+        OfflineToOnlineReplayBuffer("minari:door/human-v2", online_capacity=4, batch_size=2)
+    with pytest.raises(InvalidTypeError, match=r"unexpected arguments \['root'\]"):
+        OfflineToOnlineReplayBuffer(offline, online_capacity=4, root="x")
+    with pytest.raises(InvalidTypeError, match="expected a buffer"):
+        OfflineToOnlineReplayBuffer([1, 2], online_capacity=4)
+    buffer = OfflineToOnlineReplayBuffer(offline, online_capacity=4)
+    with pytest.raises(UnsupportedError, match="no batch_size"):
+        buffer.sample()
+    for wrong in ((-1, 10), (0, 0)):
+        with pytest.raises(InvalidArgumentError):
+            buffer.anneal(*wrong)
+    with pytest.raises(EmptyBufferError):
+        OfflineToOnlineReplayBuffer(ReplayBuffer(), online_capacity=4).sample(2)
