@@ -120,11 +120,6 @@ _OF_BUFFERS = (
         "a buffer in a Ray actor, of 0.9 to 0.14; not served yet: make the buffer where it is used",
     ),
     (
-        "HERReplayBuffer HindsightStrategy",
-        "relabels goals in hindsight, of 0.14; not served: a transform of the buffer can, on slices that end with "
-        "their trajectory",
-    ),
-    (
         "PromptGroupSampler StreamingSliceSampler",
         "of 0.14; not served: SamplerWithoutReplacement serves each record once an epoch, and a class with a sample() "
         "of its own draws by whatever it likes",

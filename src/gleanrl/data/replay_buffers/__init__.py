@@ -3,6 +3,7 @@
 from gleanrl.compat import bind
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.ensemble import ReplayBufferEnsemble
+from gleanrl.data.replay_buffers.hindsight import HERReplayBuffer
 from gleanrl.data.replay_buffers.offline_to_online import OfflineToOnlineReplayBuffer
 from gleanrl.data.replay_buffers.presets import (
     PrioritizedReplayBuffer,
@@ -22,6 +23,7 @@ from gleanrl.data.replay_buffers.samplers import (
     SliceSamplerWithoutReplacement,
     StalenessAwareSampler,
 )
+from gleanrl.data.replay_buffers.samplers.hindsight import HindsightStrategy
 from gleanrl.data.replay_buffers.storages import (
     CompressedListStorage,
     LazyMemmapStorage,
@@ -44,6 +46,8 @@ from gleanrl.data.replay_buffers.writers import (
 __all__ = [
     "CompressedListStorage",
     "ConsumingSampler",
+    "HERReplayBuffer",
+    "HindsightStrategy",
     "ImmutableDatasetWriter",
     "LazyMemmapStorage",
     "LazyStackStorage",

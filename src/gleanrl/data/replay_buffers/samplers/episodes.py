@@ -184,6 +184,13 @@ def locate(table: Episodes, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     return before, after
 
 
+def later(table: Episodes, slots: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    """Return the slots `steps` time steps later (or earlier, below 0) in the same streams, around the ring."""
+    streams = table.num_streams
+    place = (slots // streams + steps) % table.capacity
+    return place * streams + slots % streams
+
+
 def runs_of(table: Episodes, shortest: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """Return first slot and length of the trajectories of `shortest` steps and more, ``(n,)`` int64 each."""
     count = table.num_runs(shortest)

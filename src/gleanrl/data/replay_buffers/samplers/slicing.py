@@ -11,7 +11,7 @@ import torch
 from gleanrl.arguments import positive
 from gleanrl.data.boundaries import MASK
 from gleanrl.data.replay_buffers.samplers.base import MOST_TRIES, check_any_step
-from gleanrl.data.replay_buffers.samplers.episodes import EpisodeTable, locate, runs_of
+from gleanrl.data.replay_buffers.samplers.episodes import EpisodeTable, later, locate, runs_of
 from gleanrl.data.replay_buffers.samplers.first_steps import FirstSteps
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.data.replay_buffers.samplers.units import Unit
@@ -152,7 +152,7 @@ class Slices(Unit):
         """Return the last slots of all trajectories that are long enough."""
         table = self.table.of(storage)
         first, lengths = runs_of(table, length if self.rule.strict else 1)
-        tails = _later(table, first, lengths - 1)
+        tails = later(table, first, lengths - 1)
         masked = storage.masked(tails)
         return tails if masked is None else tails[~masked]
 
@@ -176,7 +176,7 @@ class Slices(Unit):
         lengths = before + after
         spare = (lengths - length).clamp_(min=0)
         offset = (random.uniforms(items.shape[0]) * (spare + 1)).long().minimum(spare)
-        first = _later(table, items, offset - before)
+        first = later(table, items, offset - before)
         return cut(table, self.rule, length, first, lengths.clamp(max=length))._replace(asked=batch_size)
 
     def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
@@ -307,10 +307,3 @@ def _spread(last: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return one mark for each row, ``(n,)``, in a shape that goes with ``(n, ...)`` flags."""
     marks = last if like.is_cpu else last.to(like.device)
     return marks.view(-1, *[1] * (like.ndim - 1))
-
-
-def _later(table: Episodes, slots: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-    """Return the slots `steps` time steps later in the same streams, around the ring."""
-    streams = table.num_streams
-    place = (slots // streams + steps) % table.capacity
-    return place * streams + slots % streams

@@ -1,0 +1,168 @@
+"""`HERReplayBuffer`: some transitions of each batch pass for ones that wanted what was achieved later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from gleanrl.data.replay_buffers.parts import made
+from gleanrl.data.replay_buffers.presets import TensorDictReplayBuffer
+from gleanrl.data.replay_buffers.samplers.base import Sampler
+from gleanrl.data.replay_buffers.samplers.episodes import BoundaryKeys, EpisodeTable
+from gleanrl.data.replay_buffers.samplers.hindsight import (
+    CHOSEN,
+    GOAL,
+    HindsightRule,
+    HindsightStrategy,
+    with_hindsight,
+    without_hindsight,
+)
+from gleanrl.data.replay_buffers.samplers.random import RandomSampler
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, SchemaError
+from gleanrl.tree import NestedKey, as_key, key_argument
+
+
+class HERReplayBuffer(TensorDictReplayBuffer):
+    """A `TensorDictReplayBuffer` that relabels a part of each batch in hindsight: with goals that were achieved.
+
+    Of a row that is relabelled the desired goal, also the one below ``"next"`` where that is stored, is replaced by an
+    achieved one of its trajectory, and the reward computed anew; done flags stay. What is stored stays as it is.
+    Trajectories end as in `SliceSampler`; one that isn't finished offers what is stored of it.
+
+    The sampler may be given (`sampler`, `set_sampler`): `RandomSampler`, `SamplerWithoutReplacement`,
+    `PrioritizedSampler` or one of slices. It draws the goals, too, so that its seed and its state cover them.
+
+    Args:
+        reward_fn: maps the relabelled rows, a TensorDict ``[k]`` with all their entries, to their rewards, in the shape
+            of the stored ones or ``(k,)``.
+        her_ratio: the part of a batch that is relabelled, 0 to 1; which rows is drawn anew for each.
+        strategy: see `HindsightStrategy`.
+        goal_key: the desired goal.
+        achieved_goal_key: what was achieved; ``("next", "achieved_goal")`` for what the step led to.
+        reward_key: the reward.
+        end_key: a flag that ends trajectories, and ``terminated`` beside it; ``("next", "done")`` for every ``done``,
+            ``terminated`` and ``truncated`` below ``next``.
+        sampler: which transitions make a batch; None for `RandomSampler`.
+        **options: see `TensorDictReplayBuffer`; further transforms act on relabelled batches.
+
+    Raises:
+        InvalidArgumentError: a ratio out of range, or an unknown strategy.
+        UnsupportedError: a sampler of another kind.
+
+    Source: Andrychowicz et al., Hindsight Experience Replay, https://arxiv.org/abs/1707.01495.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from gleanrl.data import LazyTensorStorage
+        >>> def reward(rows):
+        ...     return (rows["achieved_goal"] == rows["desired_goal"]).float()
+        >>> buffer = HERReplayBuffer(
+        ...     reward, her_ratio=1.0, strategy="final", storage=LazyTensorStorage(10), batch_size=4, seed=0
+        ... )
+        >>> x, done = torch.arange(4.0)[:, None], torch.tensor([[False], [False], [False], [True]])
+        >>> data = {"achieved_goal": x, "desired_goal": x + 9, "next": {"reward": 0 * x, "done": done}}
+        >>> index = buffer.extend(TensorDict(data, [4]))
+        >>> buffer.sample()["desired_goal"].flatten()
+        tensor([3., 3., 3., 3.])
+    """
+
+    def __init__(
+        self,
+        reward_fn: Callable[[TensorDictBase], torch.Tensor],
+        *,
+        her_ratio: float = 0.8,
+        strategy: HindsightStrategy | str = "future",
+        goal_key: NestedKey = "desired_goal",
+        achieved_goal_key: NestedKey = "achieved_goal",
+        reward_key: NestedKey = ("next", "reward"),
+        end_key: NestedKey = ("next", "done"),
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        **options: Any,
+    ) -> None:
+        if not callable(reward_fn):
+            raise InvalidTypeError(f"reward_fn: expected a callable, got {reward_fn!r}")
+        if not 0.0 <= her_ratio <= 1.0:
+            raise InvalidArgumentError(f"her_ratio: expected a number in [0, 1], got {her_ratio!r}")
+        try:
+            chosen = HindsightStrategy(strategy)
+        except ValueError as cause:
+            names = [member.value for member in HindsightStrategy]
+            raise InvalidArgumentError(f"strategy: expected one of {names}, got {strategy!r}") from cause
+        achieved, end = key_argument("achieved_goal_key", achieved_goal_key), key_argument("end_key", end_key)
+        self._rule = HindsightRule(chosen, float(her_ratio), achieved)
+        self._ends = (
+            BoundaryKeys() if end == ("next", "done") else BoundaryKeys((end, (*end[:-1], "terminated")))
+        )
+        self._relabel = _Relabel(
+            reward_fn, key_argument("goal_key", goal_key), key_argument("reward_key", reward_key)
+        )
+        given = RandomSampler() if sampler is None else sampler
+        super().__init__(sampler=partial(self._seeing_goals, given), **options)
+
+    def _seeing_goals(self, sampler: Sampler | Callable[[], Sampler]) -> Sampler:
+        return with_hindsight(made("sampler", sampler), self._rule, EpisodeTable(self._ends))
+
+    def _assemble(self, **options: Any) -> None:
+        super()._assemble(**options)
+        self._parts.transforms.insert(0, self._relabel, False)
+
+    def set_sampler(self, sampler: Sampler | Callable[[], Sampler]) -> Sampler:
+        """Use another sampler, which draws goals from now on, and return the old one, which doesn't any more."""
+        return without_hindsight(super().set_sampler(partial(self._seeing_goals, sampler)))
+
+
+class _Relabel:
+    """Writes the goals that came with a batch, and the rewards for them.
+
+    Args:
+        reward_fn: the user's.
+        goal: the desired goal.
+        reward: the reward.
+    """
+
+    def __init__(
+        self,
+        reward_fn: Callable[[TensorDictBase], torch.Tensor],
+        goal: tuple[str, ...],
+        reward: tuple[str, ...],
+    ) -> None:
+        self._reward_fn, self._goal, self._reward = reward_fn, goal, reward
+
+    def __call__(self, batch: TensorDictBase) -> TensorDictBase:
+        """Relabel a batch that was drawn with goals, in place; others stay."""
+        chosen: Any = batch.pop(CHOSEN, None)
+        if chosen is None:
+            return batch
+        goals, rows = batch.pop(GOAL), torch.nonzero(chosen).squeeze(-1)
+        if not len(rows):
+            return batch
+        part = batch[rows]
+        for path in (self._goal, ("next", *self._goal)):
+            wanted = batch.get(path, None)
+            if wanted is None and path == self._goal:
+                raise MissingKeyError(f"goal_key: {as_key(path)!r} isn't in the batch")
+            if wanted is not None:
+                if wanted.shape != goals.shape:
+                    raise SchemaError(
+                        f"goal_key: {as_key(path)!r} has the shape {tuple(wanted.shape)}, what was achieved "
+                        f"{tuple(goals.shape)}"
+                    )
+                wanted[rows] = goals[rows].to(wanted.dtype)
+                part.set(path, wanted[rows])
+        before = part.get(self._reward, None)
+        if before is None:
+            raise MissingKeyError(f"reward_key: {as_key(self._reward)!r} isn't in the batch")
+        reward = self._reward_fn(part)
+        if not isinstance(reward, torch.Tensor) or reward.numel() != before.numel():
+            raise SchemaError(f"reward_fn: expected rewards {tuple(before.shape)}, got {reward!r:.99}")
+        batch.get(self._reward)[rows] = reward.reshape(before.shape).to(before.dtype)
+        return batch
+
+    def inv(self, data: Any) -> Any:
+        """Return what is written as it is."""
+        return data
