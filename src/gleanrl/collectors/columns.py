@@ -59,7 +59,7 @@ class Columns:
         self._versioned = options.versioned
         self._done_paths = plan.done_paths
         self.schema = Schema({**plan.schema.items(), **self._added(plan)}, plan.schema.groups)
-        rewards = {("next", *as_path(key)) for key in env.reward_keys}
+        rewards = {("next", *as_path(key)) for key in env.reward_keys} - {*plan.schema.lists}
         self._reward_path = next((p for p in plan.schema.paths if p in rewards), None)
         actions = {as_path(key) for key in env.action_keys}
         self._first_action = next((p for p in plan.schema.paths if p in actions), None)

@@ -197,7 +197,7 @@ UNSERVED: tuple[Unserved, ...] = (
     ),
     *_out_of_scope(
         "ActionChunkTransform ActionScaling ExpandAs FlattenAction FlattenTensorDict "
-        "MicroDuckTaskSampler ModuleTransform MultiAction NextObservationDelta NextStateReconstructor "
+        "MicroDuckTaskSampler ModuleTransform NextObservationDelta NextStateReconstructor "
         "ObservationTransform PolicyAgeFilter RandomTruncationTransform RayTransform TerminateTransform gSDENoise",
         "a transform of 0.9 to 0.14 that isn't served: put TorchRL's own into a TransformedEnv",
         "gleanrl.envs",

@@ -25,6 +25,7 @@ from gleanrl.envs.transforms.episodes import InitTracker, RewardSum, StepCounter
 from gleanrl.envs.transforms.foreign import ForeignTransform
 from gleanrl.envs.transforms.frames import CatFrames
 from gleanrl.envs.transforms.functions import Hash, UnaryTransform
+from gleanrl.envs.transforms.macro import MultiAction
 from gleanrl.envs.transforms.measuring import Timer, TrajCounter
 from gleanrl.envs.transforms.multi_step import MultiStepTransform
 from gleanrl.envs.transforms.normalization import ObservationNorm
@@ -86,6 +87,7 @@ __all__ = [
     "Hash",
     "InitTracker",
     "LineariseRewards",
+    "MultiAction",
     "MultiStepTransform",
     "NoopResetEnv",
     "ObservationNorm",
