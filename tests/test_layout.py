@@ -70,6 +70,13 @@ class TestRead:
         leaves = Layout(PATHS).read(batch)
         assert all(leaf is batch.get(as_key(path)) for path, leaf in zip(PATHS, leaves, strict=True))
 
+    def test_a_match_is_exact(self) -> None:
+        layout, batch = Layout(PATHS), make()
+        assert layout.match(batch) == [batch.get(path) for path in PATHS]
+        assert layout.match(batch.exclude("a")) is None
+        assert layout.match(batch.copy().set("more", torch.ones(2))) is None
+        assert layout.match(batch.copy().set("a", "text")) is None
+
 
 class TestBuild:
     def test_round_trip(self) -> None:

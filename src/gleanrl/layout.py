@@ -14,7 +14,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_ten
 
 from gleanrl.errors import SchemaError
 from gleanrl.objects import Leaf, Objects
-from gleanrl.tree import Path, as_key, flatten
+from gleanrl.tree import Path, as_key, flatten, level_of
 
 _new_unsafe: Any = TensorDict._new_unsafe  # its annotations don't allow what it takes
 
@@ -77,13 +77,18 @@ class Layout:
         Raises:
             SchemaError: on a missing or an extra key, naming it.
         """
-        leaves: list[Any] = [None] * len(self.paths)
-        if _read(self._root, batch, leaves):
+        leaves = self.match(batch)
+        if leaves is not None:
             return leaves
         found = flatten(batch)
         if found.keys() != set(self.paths):
             self._raise_difference(set(found), where)
         return [found[path] for path in self.paths]  # the same leaves, and groups without any
+
+    def match(self, batch: Any) -> list[Any] | None:
+        """Return the leaves of `batch` in the order of `paths`; None if they aren't just those, or not all tensors."""
+        leaves: list[Any] = [None] * len(self.paths)
+        return leaves if _read(self._root, batch, leaves) else None
 
     def build(
         self,
@@ -191,16 +196,9 @@ def _node(paths: Sequence[Path], empty: Sequence[Path]) -> _Node:
     return root
 
 
-def _entries(batch: Any) -> Mapping[str, Any]:
-    """Return the entries of one level: TensorDict's own dictionary, or one made by the public interface."""
-    if type(batch) is TensorDict:
-        return batch._tensordict
-    return {key: batch.get(key) for key in batch.keys()}
-
-
 def _read(node: _Node, batch: Any, leaves: list[Any]) -> bool:
     try:
-        entries = _entries(batch)
+        entries = level_of(batch)
         if len(entries) != node.size:
             return False
         for key, position in node.leaves:

@@ -185,6 +185,13 @@ def dict_batch(
     return _new_unsafe(dict(entries), batch_size=batch_size, device=device, nested=False)
 
 
+def level_of(batch: Any) -> Mapping[str, Any]:
+    """Return the entries of one level: TensorDict's own dictionary, or one made by the public interface."""
+    if type(batch) is TensorDict:
+        return batch._tensordict
+    return {key: batch.get(key) for key in batch.keys()}
+
+
 def leaf_at(batch: Any, path: Path) -> torch.Tensor | None:
     """Return the tensor at `path`; None if there is none, or `batch` is no TensorDict."""
     for part in path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 from typing import Any
 
 import pytest
@@ -92,6 +94,45 @@ def declared(*paths: Any) -> Composite:
     for path in paths:
         spec[path] = flag(3, 2, 1) if isinstance(path, tuple) else flag(3, 1)
     return spec
+
+
+class TestLeaves:
+    def test_they_follow_what_is_declared(self) -> None:
+        specs = make()
+        for locked in (True, False, True):
+            specs.lock(locked)
+            specs.set(
+                "reward", Composite({("a", "b"): Unbounded((3, 1)), "r": Unbounded((3, 1))}, shape=(3,))
+            )
+            assert specs.keys("reward") == ["r", ("a", "b")]
+            assert specs.leaves("reward")["a", "b"] is specs.full("reward")["a", "b"]
+            specs.set("reward", Unbounded((3, 1)))
+            assert specs.keys("reward") == ["reward"]
+
+    def test_they_follow_composites_that_are_unlocked_and_changed(self) -> None:
+        specs = make()
+        specs.set("observation", Composite(a=Composite(b=Unbounded(3), shape=(3,)), shape=(3,)))
+        specs.lock(True)
+        for spec in (specs, copy.deepcopy(specs), pickle.loads(pickle.dumps(specs))):
+            assert spec.keys("observation") == [("a", "b")]
+            full = spec.full("observation")
+            full.unlock_()["a", "c"] = Unbounded(3)
+            full.lock_()
+            assert spec.keys("observation") == [("a", "b"), ("a", "c")]
+
+    def test_a_lock_of_one_level_fixes_nothing_below(self) -> None:
+        specs = make()
+        specs.set("observation", Composite(a=Composite(b=Unbounded(3), shape=(3,)), shape=(3,)))
+        full = specs.full("observation").lock_(recurse=False)
+        assert specs.keys("observation") == [("a", "b")] and not full.is_fixed
+        full["a"].set("c", Unbounded(3))
+        assert specs.keys("observation") == [("a", "b"), ("a", "c")]
+
+    def test_lists_of_keys_are_the_callers(self) -> None:
+        specs = make()
+        specs.lock(True)
+        specs.keys("done").clear()
+        assert specs.keys("done") == ["done", "terminated"]
 
 
 class TestFlagSpecs:

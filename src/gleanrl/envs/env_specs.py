@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 
 from gleanrl.data.specs import Categorical, Composite, TensorSpec, Unbounded
+from gleanrl.data.specs.locks import Lockable
 from gleanrl.data.specs.mapping import SpecMapping
 from gleanrl.errors import EnvironmentContractError, InvalidTypeError, MissingKeyError, UnsupportedError
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path
@@ -34,6 +35,7 @@ class EnvSpecs:
         self.batch_size, self.device, self.locked = torch.Size(batch_size), device, False
         self._specs: dict[str, Composite] = {role: self._empty() for role in ROLES}
         self._declared: set[str] = set()
+        self._known: dict[str, tuple[Composite, object, dict[NestedKey, Any]]] = {}
         self._set_defaults()
 
     def _set_defaults(self) -> None:
@@ -122,10 +124,20 @@ class EnvSpecs:
         keys = self.keys(role)
         return spec[keys[0]] if len(keys) == 1 else spec
 
+    def leaves(self, role: str) -> dict[NestedKey, Any]:
+        """Return the leaves of `role` by key, the shallow ones first; to be looked at only."""
+        spec = self._specs[role]
+        known, locks, leaves = self._known.get(role, (None, None, {}))
+        if known is not spec or locks is not Lockable.all_locks:
+            found = sorted(map(as_path, spec.keys(True, True)), key=len)
+            leaves = {as_key(path): spec[path] for path in found}
+            if spec.is_fixed:  # what can't change is looked up once
+                self._known[role] = (spec, Lockable.all_locks, leaves)
+        return leaves
+
     def keys(self, role: str) -> list[NestedKey]:
         """Return the leaves' keys of `role`, the shallow ones first."""
-        found = [as_key(as_path(key)) for key in self._specs[role].keys(True, True)]
-        return sorted(found, key=lambda key: 1 if isinstance(key, str) else len(key))
+        return list(self.leaves(role))
 
     def only_key(self, role: str) -> NestedKey:
         """Return the only key of `role`.

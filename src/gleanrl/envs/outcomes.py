@@ -15,17 +15,16 @@ from gleanrl.tree import Path, as_key, as_path
 
 def complete_root(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:
     """Add missing flags to `batch`, in place, and the trailing dimension that flags may come without; return it."""
-    lead = _lead(batch, specs)
+    lead, leaves = _lead(batch, specs), specs.leaves("done")
+    came = {key: batch.get(key, None) for key in leaves}
+    given = {k: _with_last_dim(v, (*lead, *leaves[k].shape)) for k, v in came.items() if v is not None}
+    if len(given) == len(leaves) and all(given[key] is value for key, value in came.items()):
+        return batch  # complete as it came
     for group in specs.groups():
-        zeros = {
-            as_path(key)[-1]: specs.full("done")[key].zero(lead)
-            for key in specs.keys("done")
-            if as_path(key)[:-1] == group
-        }
-        keys = {name: as_key((*group, name)) for name in zeros}
-        came = {name: batch.get(key, None) for name, key in keys.items()}
-        given = {n: _with_last_dim(v, zeros[n].shape) for n, v in came.items() if v is not None}
-        for name, value in complete_flags(given, zeros).items():
+        keys = {path[-1]: key for key in leaves if (path := as_path(key))[:-1] == group}
+        flags = {name: given[key] for name, key in keys.items() if key in given}
+        zeros = {name: leaves[key].zero(lead) for name, key in keys.items()}
+        for name, value in complete_flags(flags, zeros).items():
             batch.set(keys[name], value)
     return batch
 
@@ -37,15 +36,16 @@ def complete_outcome(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:
         EnvironmentContractError: if a reward is missing.
     """
     lead = _lead(batch, specs)
-    for key in specs.keys("reward"):
+    for key, spec in specs.leaves("reward").items():
         value = batch.get(key, None)
         if value is None:
             raise EnvironmentContractError(
                 f"_step returned no {key!r}; got {sorted(map(str, batch.keys(True)))}. An environment without rewards "
                 "declares that: reward_spec = Composite()"
             )
-        spec = specs.full("reward")[key]
-        batch.set(key, _with_last_dim(value, torch.Size((*lead, *spec.shape))).to(spec.dtype))
+        whole = _with_last_dim(value, (*lead, *spec.shape)).to(spec.dtype)
+        if whole is not value:
+            batch.set(key, whole)
     return complete_root(batch, specs)
 
 
@@ -105,7 +105,7 @@ def _lead(batch: TensorDictBase, specs: EnvSpecs) -> torch.Size:
     return batch.batch_size[: batch.ndim - len(specs.batch_size)]
 
 
-def _with_last_dim(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def _with_last_dim(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Add the last dimension of size 1 that `value` may have come without."""
     if value.shape != shape and len(shape) and shape[-1] == 1 and value.shape == shape[:-1]:
         return value.unsqueeze(-1)

@@ -89,6 +89,8 @@ def _ruled_by_outermost(
     ended: Mapping[Path, torch.Tensor], batch_size: torch.Size
 ) -> dict[Path, torch.Tensor]:
     """Return each group's own flag, or that of the outermost group around it in its shape."""
+    if len(ended) == 1:
+        return dict(ended)
     outer, masks = outermost(ended), {}
     for group, own in ended.items():
         above = next(other for other in outer if group[: len(other)] == other)

@@ -16,6 +16,7 @@ from tensordict import TensorDictBase
 
 from gleanrl.block import Block, Field, Schema, new_column
 from gleanrl.errors import EnvironmentContractError
+from gleanrl.layout import Layout
 from gleanrl.objects import Leaf, Objects, as_entry
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.limits import StepLimit
@@ -23,7 +24,7 @@ from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.stepping import advance
 from gleanrl.rollouts.traits import Env, extra
 from gleanrl.rollouts.usage import Lease
-from gleanrl.tree import Path, as_key, as_path, flatten, is_private, iter_leaves, outermost
+from gleanrl.tree import Path, as_key, as_path, flatten, is_private, iter_leaves, leaf_at, outermost, put_leaf
 
 
 def make_stepper(env: Env, rules: EpisodeRules = FREELY) -> Stepper:
@@ -171,9 +172,10 @@ class TensorDictStepper(Stepper):
             self.reset()
         schema = self.schema()
         self._next = [(p[1:], p, block.rows(p), schema[p]) for p in schema.paths if p[0] == "next"]
+        self._outcome = Layout(path for path, *_ in self._next)
         self._root = [(p, block.rows(p), schema[p]) for p in schema.paths if p[0] != "next"]
         inputs = {*(as_path(key) for key in self.env.action_keys), *self._states}
-        self._acted = [(as_key(p), block.rows(p)) for p in inputs if p in block.schema and p not in schema]
+        self._acted = [(p, block.rows(p)) for p in inputs if p in block.schema and p not in schema]
         self._acted += [(path, block.rows(path)) for path in primed]
         self._last, self._has_lists = block.num_steps - 1, bool(schema.lists)
         assert self._carry is not None
@@ -185,8 +187,8 @@ class TensorDictStepper(Stepper):
         carry = self._carry
         assert carry is not None
         try:
-            for key, rows in self._acted:
-                carry.set(key, as_entry(rows[t].clone()))
+            for path, rows in self._acted:
+                put_leaf(carry, path, as_entry(rows[t].clone()))
             stepped = self.env.step(carry)
             outcome = stepped.get("next")
             self._truncate(outcome)
@@ -203,6 +205,11 @@ class TensorDictStepper(Stepper):
         self.lease.take()
 
     def _write_row(self, t: int, outcome: TensorDictBase) -> None:
+        leaves = self._outcome.match(outcome)
+        if leaves is not None:
+            for (path, _, rows, field), value in zip(self._next, leaves, strict=True):
+                self._write(path, rows[t], value, field)
+            return
         found = {path: leaf for path, leaf in iter_leaves(outcome) if not is_private(path)}
         for path, full, rows, field in self._next:
             value = found.pop(path, None)
@@ -221,7 +228,7 @@ class TensorDictStepper(Stepper):
             return
         found = flatten(root) if self._has_lists else None
         for path, rows, field in self._root:
-            value = root.get(as_key(path)) if found is None else found.get(path)
+            value = leaf_at(root, path) if found is None else found.get(path)
             self._write(path, rows[t], value, field)
 
     def _write(self, path: Path, row: torch.Tensor, value: Any, field: Field) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_non_tensor
+import torch
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor
 
 from gleanrl.errors import MissingKeyError
 from gleanrl.rollouts.traits import Env
-from gleanrl.tree import NestedKey, Path, as_path
+from gleanrl.tree import NestedKey, Path, as_path, dict_batch, level_of, put_leaf
 
 
 def step_mdp(
@@ -89,9 +91,10 @@ def _advance(
     if after is None:
         keys = sorted(map(str, batch.keys()))
         raise MissingKeyError(f"step_mdp: expected the result of a step, with a 'next' entry; got {keys}")
-    out = _filtered(after, excluded | (actions if exclude_action else set()))
+    excluded = excluded | actions if exclude_action else excluded
+    out = _filtered(after, excluded)
     if keep_other or not exclude_action:
-        kept = _filtered(batch.exclude("next", "_reset"), excluded | (actions if exclude_action else set()))
+        kept = _filtered(batch, excluded | {("next",), ("_reset",)})
         if not keep_other:
             kept = kept.select(*(path for path in actions), strict=False)
         _add_missing(out, kept)
@@ -103,18 +106,21 @@ def _filtered(batch: TensorDictBase, excluded: set[Path], prefix: Path = ()) -> 
     if isinstance(batch, LazyStackedTensorDict):
         pieces = [_filtered(piece, excluded, prefix) for piece in batch.unbind(batch.stack_dim)]
         return LazyStackedTensorDict.lazy_stack(pieces, batch.stack_dim)
-    out = TensorDict({}, batch.batch_size, device=batch.device)
-    for key in batch.keys():
+    out: dict[str, Any] = {}
+    for key, value in level_of(batch).items():
         path = (*prefix, key)
-        value = batch.get(key)
         if path in excluded:
             continue
-        if isinstance(value, TensorDictBase) and not is_non_tensor(value):
+        if (
+            not isinstance(value, torch.Tensor)
+            and isinstance(value, TensorDictBase)
+            and not is_non_tensor(value)
+        ):
             value = _filtered(value, excluded, path)
             if value.is_empty():
                 continue
-        out.set(key, value)
-    return out
+        out[key] = value
+    return dict_batch(out, batch.batch_size, batch.device)
 
 
 def _add_missing(target: TensorDictBase, source: TensorDictBase) -> None:
@@ -123,9 +129,9 @@ def _add_missing(target: TensorDictBase, source: TensorDictBase) -> None:
         for below, above in zip(target.unbind(dim), source.unbind(dim), strict=True):
             _add_missing(below, above)
         return
-    for key in source.keys():
-        value = source.get(key)
-        if key not in target.keys():
-            target.set(key, value)
+    have = level_of(target)
+    for key, value in level_of(source).items():
+        if key not in have:
+            put_leaf(target, (key,), value)
         elif isinstance(value, TensorDictBase) and not is_non_tensor(value):
-            _add_missing(target.get(key), value)
+            _add_missing(have[key], value)

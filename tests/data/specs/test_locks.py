@@ -45,10 +45,11 @@ def test_a_part_is_not_unlocked_alone():
 
 def test_locks_of_one_level():
     spec = plain().lock_(recurse=False)
-    assert spec.is_locked and spec.locked and not spec["a"].is_locked
+    assert spec.is_locked and spec.locked and not spec["a"].is_locked and not spec.is_fixed
     spec["a", "b"].clone()
     spec["a"]["new"] = Unbounded((2,))
     with pytest.raises(UnsupportedError, match="locked"):
         spec["new"] = Unbounded((2,))
-    spec.lock_().unlock_(recurse=False)
+    assert spec.lock_().is_fixed
+    spec.unlock_(recurse=False)
     assert not spec.locked and spec["a"].locked

@@ -12,8 +12,14 @@ from gleanrl.errors import UnsupportedError
 
 
 class Lockable(ABC):
-    """Something with entries that can be locked, with what is nested in it."""
+    """Something with entries that can be locked, with what is nested in it.
 
+    Attributes:
+        all_locks: another object after any lock in this process was set or opened: as long as it is the same, what
+            `is_fixed` keeps its entries.
+    """
+
+    all_locks = object()
     _locked = False
     _locked_from_above = False
 
@@ -30,6 +36,11 @@ class Lockable(ABC):
     def locked(self) -> bool:
         """The same as `is_locked`."""
         return self._locked
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether entries can't be set or removed, here or in anything nested."""
+        return self._locked and all(part.is_fixed for part in self._nested())
 
     def lock_(self, recurse: bool | None = None) -> Self:
         """Forbid setting and removing entries, here and, unless `recurse` is False, in nested composites.
@@ -57,6 +68,7 @@ class Lockable(ABC):
         return self
 
     def _set_lock(self, locked: bool, from_above: bool, recurse: bool) -> None:
+        Lockable.all_locks = object()
         self._locked, self._locked_from_above = locked, locked and from_above
         for spec in self._nested() if recurse else ():
             spec._set_lock(locked, True, True)
