@@ -19,6 +19,19 @@ def test_the_thread_that_holds_it_may_take_it_again():
         pass
 
 
+def test_a_shared_gate_is_the_same_gate():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    buffer.extend(torch.arange(4))
+    with buffer.sampler.guard():
+        buffer.share()
+    gate = buffer.storage.gate
+    assert type(gate) is Gate and gate.shared is buffer.storage
+    assert gate.lock is not gate.lock, "each use is a hold of its own"
+    with gate.lock, gate.lock:
+        assert buffer.sample().shape == (2,)
+    assert Gate().shared is None
+
+
 def test_copies_have_locks_of_their_own():
     gate = Gate()
     pair = [gate, gate]

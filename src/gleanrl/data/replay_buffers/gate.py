@@ -28,6 +28,13 @@ class Shared(Protocol):
         """Leave nothing unfinished: the lock is about to be given up."""
 
 
+class _OneForEachUse:
+    """What stands behind the attribute `lock` of gates that have none of their own: a new hold for each ``with``."""
+
+    def __get__(self, gate: Gate | None, owner: Any) -> Any:
+        return self if gate is None else _Hold(gate)
+
+
 class Gate:
     """The lock of one buffer: ``with gate.lock:``.
 
@@ -35,66 +42,47 @@ class Gate:
     no writer waits; whatever changes a part from outside. The thread that holds it may take it again: who is told of a
     write may call the buffer.
 
+    With a shared storage it excludes other processes as well, and while it is held the storage is in step with them.
+
     In a forked process it is open, whoever held it in the parent: that thread doesn't exist there, and what it was
     writing at that moment isn't published.
+
+    Args:
+        storage: what processes share; None for threads of this process alone.
     """
 
-    lock: AbstractContextManager[Any]
-    shared: Any = None
-    """The storage, if other processes are excluded, too (see `SharedGate`)."""
+    lock: AbstractContextManager[Any] = _OneForEachUse()  # type: ignore[assignment]
+    _storage: weakref.ref[Any] | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, storage: Shared | None = None) -> None:
+        if storage is not None:
+            self._storage = weakref.ref(storage)
         self.after_fork(())
         renew_in_child(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles have a lock of their own."""
-        return Gate, ()
-
-    def share(self, storage: Shared) -> None:
-        """Exclude other processes from now on."""
-        self.__dict__.pop("lock")
-        self.__class__ = SharedGate
-        SharedGate.__init__(self, storage)  # type: ignore[arg-type]
-
-    def after_fork(self, lineage: tuple[int, ...]) -> None:
-        """Open."""
-        self.lock = threading.RLock()
-
-
-class SharedGate(Gate):
-    """A `Gate` that excludes other processes as well; while it is held its storage is in step with them.
-
-    Args:
-        storage: what is shared.
-    """
-
-    def __init__(self, storage: Shared) -> None:
-        self._storage = weakref.ref(storage)
-        super().__init__()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copies have a lock of their own in their process; that of the processes is one."""
-        return SharedGate, (self.shared,)
+        """Copies and pickles have a lock of their own in their process; that of the processes is one."""
+        return Gate, (self.shared,)
 
     @property
     def shared(self) -> Any:
-        """The storage."""
-        return self._storage()
-
-    @property
-    def lock(self) -> AbstractContextManager[Any]:  # type: ignore[override]
-        """The lock, for one ``with``."""
-        return _Hold(self)
+        """The storage, if other processes are excluded, too; None if not."""
+        return None if self._storage is None else self._storage()
 
     def share(self, storage: Shared) -> None:
-        """Go on."""
+        """Exclude other processes from now on, for everybody who has this gate; the caller holds it."""
+        self._storage = weakref.ref(storage)
+        self.after_fork(())
 
     def after_fork(self, lineage: tuple[int, ...]) -> None:
         """Open."""
         self.threads = threading.RLock()
         self.outer: Callable[[], Any] = _nobody
         """The hold that has the lock of the processes."""
+        if self._storage is None:
+            self.lock = self.threads  # found before the class's own, at no cost
+        else:
+            self.__dict__.pop("lock", None)
 
 
 class _Hold:
@@ -106,7 +94,7 @@ class _Hold:
 
     __slots__ = ("__weakref__", "_file", "_gate", "_thread")
 
-    def __init__(self, gate: SharedGate) -> None:
+    def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._thread: list[Any] = []  # what to call with what, to give up each lock
         self._file: list[Any] = []
