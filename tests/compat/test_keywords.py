@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import traceback
 
 import pytest
 
@@ -58,3 +59,16 @@ def test_public_classes_keep_signature_and_pickling():
     assert pickle.loads(pickle.dumps(ReplayBuffer(batch_size=3))).batch_size == 3
     with pytest.raises(TypeError, match="did you mean 'batch_size'"):
         ReplayBuffer(batchsize=3)
+
+
+def test_tracebacks_say_what_the_frame_is(checked):
+    class Broken(Oven):
+        def __init__(self, temperature=0):
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken") as caught:
+        checked(Broken)(3)
+    frames = traceback.extract_tb(caught.tb)
+    assert [frame.name for frame in frames[1:]] == ["checked", "__init__"]
+    assert "# the constructor itself" in frames[1].line
+    assert "checked" not in [entry.name for entry in caught.traceback.filter(caught)]

@@ -321,6 +321,17 @@ def test_a_buffer_that_cant_be_sent_to_a_spawned_process_says_so_at_once(storage
     assert len(copy.deepcopy(buffer)) == 3
 
 
+def test_through_a_queue_goes_a_copy():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(5))
+    buffer.extend(torch.arange(3))
+    queue = multiprocessing.get_context("spawn").SimpleQueue()
+    queue.put(buffer)
+    received = queue.get()
+    buffer.extend(torch.arange(2))
+    assert (len(buffer), received[:].tolist()) == (5, [0, 1, 2])
+    queue.close()
+
+
 def test_a_buffer_whose_parts_wait_can_be_sent_to_a_spawned_process():
     buffer = ReplayBuffer(storage=partial(LazyTensorStorage, 5), delayed_init=True)
     process = multiprocessing.get_context("spawn").Process(target=len, args=(buffer,))

@@ -172,7 +172,8 @@ class Access(Part, ABC):
         if proc.is_spawning():
             raise UnsupportedError(
                 f"this {type(self).__name__} can't be sent to a process that is spawned: its records aren't shared "
-                "between processes, each side would write to a copy of its own. Send state_dict(), or make the buffer "
-                "there (one with delayed_init=True that wasn't used yet can be sent)"
+                "between processes, each side would write to a copy of its own, as after a queue or a pipe. Use a "
+                "buffer with shared=True, send state_dict(), or make the buffer there (one with delayed_init=True that "
+                "wasn't used yet can be sent)"
             )
         return {name: value for name, value in super().__getstate__().items() if name != "_followers"}

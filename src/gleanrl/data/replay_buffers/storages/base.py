@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -300,13 +300,3 @@ class Storage(Direct, Stateful[StorageState]):
             self.ordered = value.ordered
 
         to_the_end(change)
-
-    @staticmethod
-    def steps_in(state: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the time steps stored in a storage which had saved `state`, and how many fit into it.
-
-        Raises:
-            SchemaError: not such a state.
-        """
-        read = StorageState.read(StateReader(state, "a storage"))
-        return read.num_steps, read.capacity_steps
