@@ -28,6 +28,7 @@ TEXTS = [
 # Where the library meets its users' keywords: constructors may be wide there.
 FACADES = (
     "collectors/facade.py",
+    "collectors/multi.py",
     "data/replay_buffers/buffer.py",
     "data/replay_buffers/ensemble.py",
     "data/replay_buffers/presets.py",

@@ -314,6 +314,13 @@ class Block:
         columns = [column[index] for column in self.columns]
         return Block(self.schema, self.batch_size[1:-1], self.num_steps, columns=columns)
 
+    def leading(self, num_steps: int) -> Block:
+        """Return the block of the first steps: views of this one's columns."""
+        if num_steps == self.num_steps:
+            return self
+        columns = [column.narrow(self.time_dim, 0, num_steps) for column in self.columns]
+        return Block(self.schema, self.batch_size[:-1], num_steps, columns=columns, borrowed=self.borrowed)
+
     def owned(self, pool: BufferPool | None = None, into: Block | None = None) -> Block:
         """Return a block that nobody writes any more: this one itself, or a copy if its memory is borrowed.
 
@@ -321,8 +328,10 @@ class Block:
             pool: where the copy's large columns come from.
             into: a block of the same shape to copy into instead of a fresh one.
         """
-        if not self.borrowed:
-            return self
+        return self.copied(pool, into) if self.borrowed else self
+
+    def copied(self, pool: BufferPool | None = None, into: Block | None = None) -> Block:
+        """Return a copy; see `owned`."""
         out = into or Block(self.schema, self.batch_size[:-1], self.num_steps, pool=pool)
         for target, column in zip(out.columns, self.columns, strict=True):
             target.copy_(column)

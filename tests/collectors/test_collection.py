@@ -216,7 +216,7 @@ class TestCuts:
             CountingEnv(SCRIPT, batch_size),
             max_steps=3,
             nonfinite="mark",
-            stop=lambda: next(calls) % every == 0,
+            stop=lambda _: next(calls) % every == 0,
         )
         batches = [collect(made) for _ in range(4)]
         lengths = [batch.shape[-1] for batch in batches]
@@ -234,7 +234,7 @@ class TestCuts:
         calls = itertools.count(1)
         env = CrookedEnv("nan", 2, script=NEVER, batch_size=(2,))
         with pytest.raises(NonFiniteError, match="environment 1 .* at step 1 of the batch"):
-            collect(collection(env, stop=lambda: next(calls) == 3))
+            collect(collection(env, stop=lambda _: next(calls) == 3))
 
 
 class TestReuse:
@@ -252,7 +252,7 @@ class TestReuse:
 
     def test_another_length_or_a_cut_is_a_tensordict_of_its_own_length(self) -> None:
         calls = itertools.count(1)
-        made = collection(CountingEnv(SCRIPT), reuse_block=True, stop=lambda: next(calls) == T + 2)
+        made = collection(CountingEnv(SCRIPT), reuse_block=True, stop=lambda _: next(calls) == T + 2)
         copies = [collect(made, n).clone() for n in (T, T, T, 3, T)]
         assert [len(copy) for copy in copies] == [T, 2, T, 3, T]
         check_stream(copies, SCRIPT)

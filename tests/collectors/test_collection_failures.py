@@ -187,7 +187,7 @@ def test_a_nan_action_loses_the_whole_batch(at: int) -> None:
 @pytest.mark.parametrize("at", [1, T, T + 2])
 def test_the_interruptor_raises_after_a_whole_step(at: int) -> None:
     calls = itertools.count(1)
-    stop = lambda: next(calls) == at and raising(ZeroDivisionError())()  # noqa: E731
+    stop = lambda _: next(calls) == at and raising(ZeroDivisionError())()  # noqa: E731
     check(CountingEnv(SCRIPT), None, ZeroDivisionError, "error", stop=stop)
 
 

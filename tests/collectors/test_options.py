@@ -28,6 +28,6 @@ def test_what_an_interruptor_is_asked() -> None:
             return True
 
     stop = stop_of(Interruptor())
-    assert stop is not None and stop() and stop_of(None) is None
+    assert stop is not None and stop(0) and stop_of(None) is None
     with pytest.raises(InvalidTypeError, match="interruptor: .* got int"):
         stop_of(3)

@@ -2,7 +2,8 @@
 
 from gleanrl.collectors.base import DataCollectorBase
 from gleanrl.collectors.facade import SyncDataCollector
-from gleanrl.collectors.ledger import CollectorStats
+from gleanrl.collectors.ledger import CollectorStats, WorkerStats
+from gleanrl.collectors.multi import MultiaSyncDataCollector, MultiSyncDataCollector, aSyncDataCollector
 from gleanrl.collectors.trajectories import split_trajectories
 from gleanrl.collectors.weight_updaters import VanillaWeightUpdater, WeightUpdaterBase
 from gleanrl.compat import bind
@@ -11,10 +12,14 @@ from gleanrl.rollouts.policies import RandomPolicy
 __all__ = [
     "CollectorStats",
     "DataCollectorBase",
+    "MultiSyncDataCollector",
+    "MultiaSyncDataCollector",
     "RandomPolicy",
     "SyncDataCollector",
     "VanillaWeightUpdater",
     "WeightUpdaterBase",
+    "WorkerStats",
+    "aSyncDataCollector",
     "split_trajectories",
 ]
 

@@ -6,7 +6,7 @@ The public collectors and the workers of the multi-process ones are made of this
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,21 +14,19 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import set_interaction_type
 
 from gleanrl.block import Block
+from gleanrl.collectors import saving
 from gleanrl.collectors.budget import Budget, Grant
-from gleanrl.collectors.columns import VERSION, Columns
+from gleanrl.collectors.columns import Columns, Completed
 from gleanrl.collectors.ledger import CollectorStats, Ledger
 from gleanrl.collectors.options import CollectionOptions, warn
 from gleanrl.collectors.source import Collected, Source
 from gleanrl.collectors.tracking import Numbering, Trajectories
-from gleanrl.collectors.weights import PolicyWeights, check_loads
-from gleanrl.envs.state import check_state
+from gleanrl.collectors.weights import PolicyWeights
 from gleanrl.errors import (
     InvalidArgumentError,
     InvalidTypeError,
-    MissingKeyError,
     NonFiniteError,
     PolicyError,
-    SchemaError,
     UnsupportedError,
 )
 from gleanrl.pool import BufferPool
@@ -40,7 +38,6 @@ from gleanrl.rollouts.traits import seed_env
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.state import Stateful, StateReader
 from gleanrl.system import clock
-from gleanrl.system.interrupts import to_the_end
 
 _REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (StepFault, "environment"),
@@ -63,6 +60,18 @@ class CollectionState:
     carry: CarriedOutputs
     """What the policy finds again in the next row."""
     policy_version: int
+
+
+class Filled(NamedTuple):
+    """A block that holds a batch, which is open until it is delivered."""
+
+    block: Block
+    num_steps: int
+    """Steps that were written."""
+    done: Completed
+    """What the columns hold."""
+    after: Any
+    """What the collection lives by once the batch has arrived."""
 
 
 class _Moment(NamedTuple):
@@ -90,6 +99,7 @@ class Collection(Source, Stateful[CollectionState]):
         weights: of the policy.
         generator: that of the plan's random actions.
         numbering: of the trajectories' ids.
+        first_id: the first local id that may be used.
     """
 
     def __init__(
@@ -101,14 +111,16 @@ class Collection(Source, Stateful[CollectionState]):
         weights: PolicyWeights | None = None,
         generator: OwnedTorchGenerator | None = None,
         numbering: Numbering | None = None,
+        first_id: int = 0,
     ) -> None:
         self.env, self.plan, self.options = env, plan, options
         self.columns = Columns(env, plan, options, numbering)
         self.num_envs = self.columns.num_envs
-        self._device = device
-        self._weights = weights or PolicyWeights(None, None)
+        self.device = device
+        """What batches say of their device."""
+        self.weights = weights or PolicyWeights(None, None)
         self._draws = generator or OwnedTorchGenerator()
-        self._now = _Moment(Ledger(), Trajectories.begin(self.num_envs))
+        self._now = _Moment(Ledger(), Trajectories.begin(self.num_envs, first_id))
         self._block: Block | None = None
         self._kept: Block | None = None  # what `_batch` shows, where the block itself is borrowed
         self._batch: TensorDict | None = None
@@ -119,14 +131,43 @@ class Collection(Source, Stateful[CollectionState]):
         """Frames that were delivered and count against the budget."""
         return self._now.ledger.spent
 
-    def next(self, budget: Budget) -> Collected:
+    @property
+    def ledger(self) -> Ledger:
+        """The counts; an open batch isn't in them."""
+        return self._now.ledger
+
+    @property
+    def trajectories(self) -> Trajectories:
+        """Where they stand after the last batch that arrived."""
+        return self._now.trajectories
+
+    @property
+    def policy_version(self) -> int:
+        """How often the policy got other weights."""
+        return self.weights.version
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        self.weights.version = version
+
+    def next(self, budget: Budget, lend: bool = False) -> Collected:
         """Return the next batch that `budget`, which isn't spent, grants; see `collect`."""
         grant = budget.grant(self.spent)
         assert grant is not None, "the budget is spent"
-        return self.collect(grant)
+        return self.collect(grant, lend)
 
-    def collect(self, grant: Grant) -> Collected:
-        """Return a batch, ``[*batch, T]``; it is shorter if the rollout was stopped.
+    def collect(self, grant: Grant, lend: bool = False) -> Collected:
+        """Return a batch, ``[*batch, T]``; it is shorter if the rollout was stopped. See `fill`."""
+        filled = self.fill(grant)
+        return Collected(self._wrap(filled.block, filled.num_steps, lend), filled.after)
+
+    def fill(self, grant: Grant, target: Block | None = None) -> Filled:
+        """Collect a batch into a block.
+
+        Args:
+            grant: what may be collected.
+            target: the block, of the grant's number of steps; None for one that this returns. Environments that write
+                elsewhere than into the memory of this process have their columns copied there.
 
         Raises:
             EnvironmentFailure, EnvironmentContractError: the environment raised or broke its declaration.
@@ -134,11 +175,9 @@ class Collection(Source, Stateful[CollectionState]):
             NonFiniteError: a value isn't finite (with ``nonfinite="raise"``).
         """
         self.lose("interrupted")
-        if self.options.before is not None:
-            self.options.before()
-        self._weights.refresh()
+        self.weights.refresh()
         self._prepare()
-        block = self._fresh_block(grant.num_steps)
+        block = self._fresh_block(grant.num_steps) if target is None or self._elsewhere else target
         block.num_whole = 0
         begin = clock.monotonic()
         self._now = self._now._replace(open=block)
@@ -147,7 +186,7 @@ class Collection(Source, Stateful[CollectionState]):
             self._now = self._now._replace(open=self.columns.frames(block, count))
             done = self.columns.complete(block, count, self._now.trajectories, grant.most)
             if self.options.versioned:
-                block.column(VERSION).fill_(self.policy_version)
+                self.columns.note_version(block, self.policy_version)
         except BaseException as error:
             explained = None
             if isinstance(error, StepFault):
@@ -162,14 +201,25 @@ class Collection(Source, Stateful[CollectionState]):
         seconds = clock.monotonic() - begin
         ledger = self._now.ledger.delivering(done.frames, done.flagged, grant.counted, seconds)
         after = _Moment(ledger.discarding(done.excess, "budget"), done.trajectories)
-        return Collected(self._wrap(block, count), after)
+        if target is not None and block is not target:
+            for column, found in zip(target.columns, block.columns, strict=True):
+                column.copy_(found)
+            block = target
+        return Filled(block, count, done, after)
+
+    @property
+    def _elsewhere(self) -> bool:
+        """Whether the environments write into memory of their own."""
+        device = self.plan.stepper.device
+        return self.plan.stepper.lends or (device is not None and device.type != "cpu")
 
     def deliver(self, collected: Collected, batch: TensorDictBase) -> TensorDictBase:
         """Count the open batch as handed out and return `batch`, what became of it."""
         # One line: an interrupt comes before the assignment, or after the batch was returned.
-        return (batch, self._become(collected.after))[0]
+        return (batch, self.become(collected.after))[0]
 
-    def _become(self, moment: _Moment) -> Any:
+    def become(self, moment: _Moment) -> Any:
+        """Live by what followed from a batch: it has arrived."""
         self._now = moment
 
     def lose(self, reason: str, seconds: float = 0.0) -> None:
@@ -194,10 +244,8 @@ class Collection(Source, Stateful[CollectionState]):
 
     def _fill(self, block: Block, random: bool) -> int:
         actor = self.plan.random_actor if random else self.plan.actor
-        stop = self.options.stop
-        stopper = None if stop is None else lambda t: stop()
         with torch.no_grad(), set_interaction_type(self.options.exploration_type):
-            return collect(actor, self.plan.stepper, block, stopper)
+            return collect(actor, self.plan.stepper, block, self.options.stop)
 
     def _fresh_block(self, num_steps: int) -> Block:
         if not self.options.reuse_block:
@@ -207,19 +255,22 @@ class Collection(Source, Stateful[CollectionState]):
             self._batch = self._kept = None
         return self._block
 
-    def _wrap(self, block: Block, count: int) -> TensorDict:
+    def _wrap(self, block: Block, count: int, lend: bool) -> TensorDict:
+        if lend:
+            return block.batch(count, self.device)
         if not self.options.reuse_block or count != block.num_steps:
-            return block.owned(self._pool).batch(count, self._device)
+            return block.owned(self._pool).batch(count, self.device)
         self._kept = block.owned(into=self._kept)
         if self._batch is None or self.columns.schema.lists:
-            self._batch = self._kept.batch(count, self._device)
+            self._batch = self._kept.batch(count, self.device)
         return self._batch
 
     def _explained(self, fault: StepFault, block: Block) -> Exception:
         if fault.env < 0:
             return explain(fault, self.env)
         where = self.columns.where(block, self._now.trajectories, fault.env)
-        return explain(fault, self.env, *where, self.columns.action(block, fault.env, fault.t))
+        action = self.columns.action(block, fault.env, fault.t)
+        return explain(fault.counted_from(self.columns.first_env), self.env, *where, action)
 
     def reset(self, index: Any = None, **kwargs: Any) -> None:
         """Reset the environments; after a failure all of them, whatever `index` says.
@@ -266,13 +317,16 @@ class Collection(Source, Stateful[CollectionState]):
         self.reset()
         return last
 
-    def push_weights(self, weights: Any) -> None:
+    def push_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
         """Copy weights into the policy that collects."""
-        self._weights.push(weights)
+        if worker_ids is not None:
+            raise InvalidTypeError("worker_ids: the collector has neither workers nor a weight_updater")
+        self.weights.push(weights)
+        self.policy_version += 1
 
     def stop_following(self) -> None:
         """Have the policy get other weights by `push_weights`, or by the user's hands, only."""
-        self._weights.stop_following()
+        self.weights.stop_following()
 
     def close(self, close_env: bool = True) -> None:
         """Close the environment, if it is to be."""
@@ -313,49 +367,8 @@ class Collection(Source, Stateful[CollectionState]):
 
     def save(self) -> dict[str, Any]:
         """Return the state of the environment, of the policy, and of the collection under ``"source"``."""
-        ledger = self._now.ledger
-        state: dict[str, Any] = {
-            "env_state_dict": dict(self.env.state_dict()),
-            "frames": ledger.spent,
-            "iter": ledger.batches,
-            "source": self.state_dict(),
-        }
-        if isinstance(self.plan.policy, torch.nn.Module):
-            self._weights.refresh()
-            state["policy_state_dict"] = self.plan.policy.state_dict()
-        return state
+        return saving.saved(self)
 
     def load(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> None:
         """Go on from a saved state; `kwargs` are passed to the policy's `load_state_dict`."""
-        if not isinstance(state, Mapping):
-            raise InvalidTypeError(f"load_state_dict: expected a mapping, got {type(state).__name__}")
-        has_policy = isinstance(self.plan.policy, torch.nn.Module)
-        needed = {"env_state_dict", "frames", "iter"} | ({"policy_state_dict"} if has_policy else set())
-        missing, unexpected = sorted(needed - set(state)), sorted(set(state) - needed - {"source"})
-        if strict and missing:
-            raise MissingKeyError(f"load_state_dict: missing {missing}; got {sorted(state)}")
-        if strict and unexpected:
-            raise SchemaError(f"load_state_dict: unexpected {unexpected}; expected {sorted(needed)}")
-        weights = state.get("policy_state_dict") if has_policy else None
-        if weights is not None:
-            check_loads(self.plan.policy, weights, strict, kwargs)
-        value = self.parse(state["source"]) if "source" in state else self.snapshot()
-        reader = StateReader(state, type(self).__name__)
-        spent = reader.integer("frames") if "frames" in reader else value.ledger.spent
-        batches = reader.integer("iter") if "iter" in reader else value.ledger.batches
-        value = replace(
-            value,
-            ledger=replace(value.ledger, spent=spent, batches=batches),
-            trajectories=value.trajectories.apart_from(self._now.trajectories),
-        )
-        if state.get("env_state_dict"):  # the one part that checks and changes in one call: it comes first
-            check_state(self.env, state["env_state_dict"])
-            self.env.load_state_dict(state["env_state_dict"], strict=strict)
-
-        def change() -> None:
-            if weights is not None:
-                self.plan.policy.load_state_dict(weights, strict=strict, **kwargs)
-                self._weights.loaded()
-            self.adopt(value)
-
-        to_the_end(change)
+        saving.load(self, state, strict, kwargs)

@@ -22,7 +22,7 @@ from gleanrl.tree import Path, as_path
 
 IDS: Path = ("collector", "traj_ids")
 NONFINITE: Path = ("collector", "nonfinite")
-VERSION: Path = ("policy_version",)
+VERSIONS: tuple[Path, ...] = (("policy_version",), ("collector", "policy_version"))
 _COUNT = ("step_count",)
 _NEXT_COUNT = ("next", "step_count")
 
@@ -55,6 +55,8 @@ class Columns:
     ) -> None:
         self.num_envs = max(1, plan.batch_size.numel())
         self._env_name, self._numbering = type(env).__name__, numbering
+        self.first_env = 0 if numbering is None else numbering.worker * self.num_envs
+        """Number of the first environment, counted over all workers."""
         self._nonfinite, self._counted = options.nonfinite, options.max_steps is not None
         self._versioned = options.versioned
         self._done_paths = plan.done_paths
@@ -86,11 +88,11 @@ class Columns:
                 )
             added[_COUNT] = added[_NEXT_COUNT] = Field(torch.Size((1,)), torch.int64)
         if self._versioned:
-            if VERSION in plan.schema:
+            if VERSIONS[0] in plan.schema:
                 raise InvalidArgumentError(
                     "track_policy_version: the environment has a 'policy_version' already"
                 )
-            added[VERSION] = Field(torch.Size(), torch.int64)
+            added.update(dict.fromkeys(VERSIONS, Field(torch.Size(), torch.int64)))
         if self._nonfinite == "mark":
             added[NONFINITE] = Field(torch.Size(), torch.bool)
         return added
@@ -128,6 +130,11 @@ class Columns:
             flagged = int(mark.sum())
         after = self._number(block, count, trajectories, None if mask is None else mask.cpu().numpy())
         return Completed(self.frames(block, count), flagged, excess, after)
+
+    def note_version(self, block: Block, version: int) -> None:
+        """Fill in the version of the policy that acted in the whole block."""
+        for path in VERSIONS:
+            block.column(path).fill_(version)
 
     def frames(self, block: Block, steps: int | Sequence[int]) -> int:
         """Return how many of the first steps are frames, over all environments.

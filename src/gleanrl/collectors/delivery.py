@@ -45,6 +45,16 @@ class Delivery:
         self._reuse = reuse
         self._same: TensorDictBase | None = None
 
+    @property
+    def copies(self) -> bool:
+        """Whether batches are moved to other memory before anybody sees them."""
+        return self._device is not None and self._device.type != "cpu"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nobody sees a batch before it's delivered."""
+        return not self._split and self._postproc is None and self._hook is None
+
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
         """Return what is handed out in place of a collected batch."""
         if self._truncated:

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from gleanrl.arguments import flag, integer, optional_callable, positive
+from gleanrl.arguments import optional_callable
+from gleanrl.collectors.assembly import Recipe, assemble, registered
 from gleanrl.collectors.budget import Budget
-from gleanrl.collectors.collection import Collection
 from gleanrl.collectors.delivery import Delivery
-from gleanrl.collectors.devices import Devices
-from gleanrl.collectors.environments import has_truncated, made_env
-from gleanrl.collectors.feed import Feed
-from gleanrl.collectors.options import CollectionOptions, stop_of
+from gleanrl.collectors.environments import made_env
+from gleanrl.collectors.keywords import exploration_of, feed_of, options_of, require_resets, whole_or_not
+from gleanrl.collectors.options import stop_of
 from gleanrl.collectors.progress import CollectorProgress
 from gleanrl.collectors.source_collector import SourceCollector
 from gleanrl.collectors.weight_updaters import WeightUpdaterBase, made_updater
-from gleanrl.collectors.weights import PolicyWeights, made_policy
-from gleanrl.collectors.whole import WholeTrajectories
-from gleanrl.devices import columns_device
-from gleanrl.envs.exploration import ExplorationType, exploration_from_string
-from gleanrl.envs.policy_state import with_policy_state
-from gleanrl.envs.transforms.env import TransformedEnv
-from gleanrl.errors import InvalidArgumentError, UnsupportedError
-from gleanrl.rollouts.compiling import compiler_of
-from gleanrl.rollouts.plan import Handling, RolloutPlan, plan_rollout
-from gleanrl.rollouts.policies import drawing_device
-from gleanrl.rollouts.probing import is_unmade
-from gleanrl.rollouts.protocol import EpisodeRules
-from gleanrl.seeding import OwnedTorchGenerator
+from gleanrl.collectors.weights import made_policy
+from gleanrl.envs.exploration import ExplorationType
 
 
 class SyncDataCollector(SourceCollector):
@@ -157,79 +145,43 @@ class SyncDataCollector(SourceCollector):
         nonfinite: str = "raise",
         progress: bool = False,
     ) -> None:
-        if not reset_when_done:
-            raise InvalidArgumentError(
-                "reset_when_done: False isn't supported; write a loop over env.step for that"
-            )
-        if exploration_mode is not None:
-            warnings.warn(
-                "exploration_mode is deprecated; pass exploration_type", DeprecationWarning, stacklevel=2
-            )
-            exploration_type = exploration_mode
-        if isinstance(exploration_type, str):
-            exploration_type = exploration_from_string(exploration_type)
-        if replay_buffer is not None:
-            if not extend_buffer and (postproc is not None or split_trajs):
-                raise UnsupportedError("extend_buffer=False: postproc and split_trajs need whole batches")
-            self._feed = Feed(replay_buffer, bool(extend_buffer))
-        limit = 0 if max_frames_per_traj is None else integer("max_frames_per_traj", max_frames_per_traj)
-        options = CollectionOptions(
-            max_steps=limit if limit > 0 else None,
-            exploration_type=exploration_type,
-            nonfinite=nonfinite,
+        require_resets(reset_when_done)
+        self._feed = feed_of(replay_buffer, extend_buffer, postproc, split_trajs)
+        self._before = optional_callable("pre_collect_hook", pre_collect_hook)
+        exploration = exploration_of(exploration_type, exploration_mode)
+        options = replace(
+            options_of(max_frames_per_traj, exploration, nonfinite, reset_at_each_iter, track_policy_version),
             reuse_block=return_same_td,
-            reset_each=reset_at_each_iter,
             stop=stop_of(interruptor),
-            before=optional_callable("pre_collect_hook", pre_collect_hook),
-            versioned=flag("track_policy_version", track_policy_version),
         )
-        handling = Handling(bool(trust_policy), compiler_of(compile_policy, cudagraph_policy))
+        recipe = Recipe(
+            options,
+            device,
+            env_device,
+            policy_device,
+            storing_device,
+            bool(set_truncated),
+            bool(trust_policy),
+            compile_policy,
+            cudagraph_policy,
+        )
         policy = made_policy(policy, policy_factory)
-        with made_env(create_env_fn, create_env_kwargs) as self.env:
-            num_envs = max(1, torch.Size(self.env.batch_size).numel())
+        with made_env(create_env_fn, create_env_kwargs) as env:
+            num_envs = max(1, torch.Size(env.batch_size).numel())
             self._budget = Budget(num_envs, frames_per_batch, total_frames, init_random_frames)
-            self.devices = Devices.of(device, env_device, policy_device, storing_device, self.env.device)
-            if self.devices.env is not None and self.env.device != self.devices.env:
-                self.env = self.env.to(self.devices.env)
-            if isinstance(self.env, TransformedEnv):
-                self.env.register_collector(self)
-            if set_truncated and not has_truncated(self.env):
-                raise UnsupportedError(
-                    "set_truncated: the environment has no 'truncated' flag; call env.add_truncated_keys() first"
-                )
-            if options.max_steps is not None and not has_truncated(self.env):
-                self.env.add_truncated_keys()  # the limit needs a flag to set
-            self.env = with_policy_state(self.env, policy, self.devices.policy)
-            if is_unmade(policy):
-                plan_rollout(self.env, policy)  # its first call, where it is
-            generator = OwnedTorchGenerator(device=drawing_device(self.env.full_action_spec))
-            weights = PolicyWeights(policy, self.devices.policy)
-            self.plan: RolloutPlan = plan_rollout(
-                self.env,
-                weights.policy,
-                self.devices.policy,
-                rules=EpisodeRules(max_steps=options.max_steps),
-                generator=generator,
-                handling=handling,
+            collection, self.devices, here = assemble(env, policy, recipe, prepared=registered(self))
+            self.env, self.plan = collection.env, collection.plan
+            self.policy, storing = self.plan.policy, self.devices.storing
+            self._source = whole_or_not(
+                collection,
+                trajs_per_batch,
+                self.plan.done_paths,
+                self._feed is not None,
+                set_truncated=set_truncated,
+                return_same_td=return_same_td,
+                extend_buffer=not extend_buffer,
+                nonfinite=nonfinite == "mark",
             )
-            self.policy = self.plan.policy
-            here, storing = columns_device(self.plan.stepper.device), self.devices.storing
-            self._source = Collection(
-                self.env, self.plan, options, here if storing == here else self.env.device, weights, generator
-            )
-            if trajs_per_batch is not None:
-                count = positive("trajs_per_batch", trajs_per_batch)
-                for name, clash in (
-                    ("set_truncated", set_truncated),
-                    ("return_same_td", return_same_td),
-                    ("extend_buffer=False", not extend_buffer),
-                    ("nonfinite='mark'", nonfinite == "mark"),
-                ):
-                    if clash:
-                        raise UnsupportedError(f"trajs_per_batch: not together with {name}")
-                self._source = WholeTrajectories(
-                    self._source, self.plan.done_paths, count if self._feed is None else None
-                )
             if postproc is not None and hasattr(postproc, "to") and storing is not None:
                 postproc.to(storing)
             self._delivery = Delivery(

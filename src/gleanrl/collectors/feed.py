@@ -7,8 +7,9 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from gleanrl.data.replay_buffers import ReplayBuffer
+from gleanrl.data.replay_buffers import ReplayBuffer, TensorDictReplayBuffer, TensorStorage
 from gleanrl.errors import InvalidTypeError
+from gleanrl.overrides import is_native
 
 
 class Feed:
@@ -31,6 +32,20 @@ class Feed:
                 f"replay_buffer: expected a replay buffer, got {type(buffer).__name__}"
             ) from cause
         self.buffer, self._whole = buffer, whole
+
+    @property
+    def copies(self) -> bool:
+        """Whether the buffer copies what it is given, and nobody else sees that."""
+        buffer = self.buffer
+        return (
+            self._whole
+            and any(
+                is_native(buffer, "extend", "_extend", of=kind)
+                for kind in (ReplayBuffer, TensorDictReplayBuffer)
+            )
+            and isinstance(buffer.storage, TensorStorage)
+            and not len(buffer.transforms)
+        )
 
     def put(self, batch: TensorDictBase, arrived: Callable[[], Any]) -> None:
         """Put a batch in and call `arrived`, which may be called twice.

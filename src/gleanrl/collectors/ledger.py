@@ -14,6 +14,31 @@ from gleanrl.state import StateReader
 
 
 @dataclass(frozen=True)
+class WorkerStats:
+    """A worker's counters at one moment, those of the processes that had its place before included.
+
+    Attributes:
+        frames: frames that its environments were stepped for.
+        episodes: episodes that ended.
+        mean_return: mean undiscounted return of the recent episodes; NaN before the first.
+        mean_length: mean length of the recent episodes in steps; NaN before the first.
+        frames_per_s: frames per second of collection, waiting not included.
+        idle_share: the part of its time that it waited for leave to go on, in ``[0, 1]``.
+        versions_behind: how many versions of the policy's weights were published since those that it uses.
+        restarts: how often its process was made anew.
+    """
+
+    frames: int
+    episodes: int
+    mean_return: float
+    mean_length: float
+    frames_per_s: float
+    idle_share: float
+    versions_behind: int
+    restarts: int
+
+
+@dataclass(frozen=True)
 class CollectorStats:
     """A collector's counters at one moment; all counts are since its construction (or the loaded state).
 
@@ -28,6 +53,7 @@ class CollectorStats:
         mean_return: mean undiscounted return of the recent episodes; NaN before the first.
         mean_length: mean length of the recent episodes in steps; NaN before the first.
         frames_per_s: frames per second of collection alone, the learner's time not included.
+        workers: of each worker process; none without any.
     """
 
     stepped: int
@@ -40,6 +66,7 @@ class CollectorStats:
     mean_return: float
     mean_length: float
     frames_per_s: float
+    workers: tuple[WorkerStats, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ class CollectionOptions:
             ``"pass"``.
         reuse_block: whether all batches share their memory.
         reset_each: whether every batch begins with a reset.
-        stop: asked after every step; True cuts the batch there.
-        before: called before every batch.
+        stop: asked after every step, with its number; True cuts the batch there.
         versioned: whether every frame carries the version of the policy that acted.
     """
 
@@ -35,8 +34,7 @@ class CollectionOptions:
     nonfinite: str = "raise"
     reuse_block: bool = False
     reset_each: bool = False
-    stop: Callable[[], bool] | None = None
-    before: Callable[[], Any] | None = None
+    stop: Callable[[int], bool] | None = None
     versioned: bool = False
 
     def __post_init__(self) -> None:
@@ -51,8 +49,8 @@ class CollectionOptions:
             )
 
 
-def stop_of(interruptor: Any) -> Callable[[], bool] | None:
-    """Return what an interruptor is asked.
+def stop_of(interruptor: Any) -> Callable[[int], bool] | None:
+    """Return what an interruptor is asked after every step.
 
     Raises:
         InvalidTypeError: if it has no `collection_stopped()`.
@@ -64,7 +62,7 @@ def stop_of(interruptor: Any) -> Callable[[], bool] | None:
         raise InvalidTypeError(
             f"interruptor: expected an object with collection_stopped(), got {type(interruptor).__name__}"
         )
-    return stop
+    return lambda _: bool(stop())
 
 
 def warn(message: str) -> None:

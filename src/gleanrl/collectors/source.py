@@ -20,6 +20,8 @@ class Collected:
     batch: TensorDict  # [*batch, T]
     after: Any
     """What its source lives by once the batch has arrived."""
+    part: tuple[int, int] = (0, 1)
+    """Which of the trajectories under way are in the batch: worker w of W has those whose ids are w modulo W."""
 
 
 class BudgetSpent(Exception):
@@ -38,6 +40,8 @@ class Source(ABC):
     """Environments that step at once: frames of a step."""
     steady = True
     """Whether a batch holds as many frames as it was granted."""
+    pushes_anytime = False
+    """Whether `push_weights`, without `worker_ids`, may be called while another thread waits for a batch."""
     policy_version: int = 0
     """How often the policy that collects got other weights; whoever gives it some counts it up."""
 
@@ -46,10 +50,14 @@ class Source(ABC):
         return budget.grant(self.spent) is not None
 
     @abstractmethod
-    def next(self, budget: Budget) -> Collected:
+    def next(self, budget: Budget, lend: bool = False) -> Collected:
         """Return the next batch that `budget`, which isn't spent, grants, collected with the current weights.
 
-        A source that collects ahead takes several grants, and says how many frames of them are on their way.
+        A source that collects ahead takes several grants, and counts the frames of them that are on their way.
+
+        Args:
+            budget: how much there is to collect.
+            lend: whether the batch may stand in memory that is written again once it was delivered, or lost.
         """
 
     @abstractmethod
@@ -91,8 +99,8 @@ class Source(ABC):
         """Seed environments and random actions, and reset; return the last seed that was used."""
 
     @abstractmethod
-    def push_weights(self, weights: Any) -> None:
-        """Give the policy that collects other weights; see `DataCollectorBase.update_policy_weights_`."""
+    def push_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
+        """Give the policy that collects other weights, and count its version up; see `update_policy_weights_`."""
 
     @abstractmethod
     def stop_following(self) -> None:

@@ -22,7 +22,6 @@ from gleanrl.errors import (
     ClosedError,
     EndlessError,
     EnvironmentFailure,
-    InvalidTypeError,
     MissingArgumentError,
     UnsupportedError,
     WorkerTimeoutError,
@@ -37,6 +36,7 @@ class SourceCollector(DataCollectorBase):
     _delivery: Delivery
     _progress: CollectorProgress | None = None
     _feed: Feed | None = None
+    _before: Callable[[], Any] | None = None
     _background: Background | None = None
     _weight_updater: WeightUpdaterBase | None = None
     closed = False
@@ -121,7 +121,7 @@ class SourceCollector(DataCollectorBase):
         try:
             if not self._source.more(self._budget):
                 raise BudgetSpent
-            return self._hand_over(lambda: self._source.next(self._budget), finish, self._feed)
+            return self._hand_over(lambda: self._source.next(self._budget, self._lends), finish, self._feed)
         except BudgetSpent:
             self.shutdown()
             raise
@@ -140,6 +140,8 @@ class SourceCollector(DataCollectorBase):
         self._check_open()
         self._show_progress()
         try:
+            if self._before is not None:
+                self._before()
             collected = collect()
             batch = self._finished(collected.batch, finish)
             if feed is None:
@@ -153,6 +155,13 @@ class SourceCollector(DataCollectorBase):
         except BaseException:
             self._source.lose("interrupted")
             raise
+
+    @property
+    def _lends(self) -> bool:
+        """Whether whoever gets a batch copies it at once, so that it may stand in memory that is written again."""
+        return self._delivery.copies or (
+            self._feed is not None and self._feed.copies and self._delivery.is_plain
+        )
 
     def _finished(
         self, batch: TensorDictBase, finish: Callable[[TensorDictBase], Any] | None
@@ -213,14 +222,20 @@ class SourceCollector(DataCollectorBase):
             InvalidTypeError: `worker_ids` where there are no workers; or what can't be weights.
         """
         weights = policy_weights if policy_or_weights is None else policy_or_weights
+        if self._weight_updater is None:
+            self.send_weights(weights, worker_ids)
+            return
         with self.pause():
-            if self._weight_updater is not None:
-                self._weight_updater.push_weights(weights, worker_ids)
-            elif worker_ids is not None:
-                raise InvalidTypeError("worker_ids: the collector has neither workers nor a weight_updater")
-            else:
-                self._source.push_weights(weights)
+            self._weight_updater.push_weights(weights, worker_ids)
             self.increment_version()
+
+    def send_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
+        """Do what `update_policy_weights_` does without a `weight_updater`: for use in one."""
+        if worker_ids is None and self._source.pushes_anytime:
+            self._source.push_weights(weights)
+            return
+        with self.pause():
+            self._source.push_weights(weights, worker_ids)
 
     @property
     def policy_version(self) -> int:

@@ -41,6 +41,9 @@ class PolicyWeights:
         device: where it runs; None for where it is.
     """
 
+    version = 0
+    """How often the policy got other weights; whoever gives it some counts it up."""
+
     def __init__(self, policy: Any, device: torch.device | None) -> None:
         self.policy = self._source = policy
         self._by_hand = self._lacking = False
@@ -106,6 +109,10 @@ class PolicyWeights:
         if weights is not None or self.policy is not self._source:
             given = weights_of(self._source if weights is None else weights)
             copy_weights(given, TensorDict.from_module(self.policy))
+        self.received()
+
+    def received(self) -> None:
+        """Note that the policy has got weights, and gets others by pushing only."""
         self._by_hand, self._lacking = True, False
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 from gleanrl.collectors.budget import Budget, Grant
 from gleanrl.collectors.ledger import CollectorStats
@@ -73,7 +73,7 @@ class WholeTrajectories(Source):
     def _enough(self) -> bool:
         return self._count is not None and len(self._held.whole) >= self._count
 
-    def next(self, budget: Budget) -> Collected:
+    def next(self, budget: Budget, lend: bool = False) -> Collected:
         """Return ``[count, T]``, padded; or ``[frames]``, which may be none.
 
         Raises:
@@ -83,7 +83,7 @@ class WholeTrajectories(Source):
             if not self._source.more(budget):
                 raise BudgetSpent
             collected = self._source.next(budget)
-            held = self._with(collected.batch)
+            held = self._with(collected)
             to_the_end(partial(self._keep, collected, held))
             if self._count is None:
                 break
@@ -97,8 +97,9 @@ class WholeTrajectories(Source):
             batch = split_trajectories(batch, prefix="collector")
         return Collected(batch, held._replace(whole=held.whole[len(ready) :]))
 
-    def _with(self, batch: TensorDict) -> _Held:
+    def _with(self, collected: Collected) -> _Held:
         """Return what is held once a batch was taken in."""
+        batch, (part, num_parts) = collected.batch, collected.part
         rows = batch.reshape(self.num_envs, batch.shape[-1])
         under_way, whole, going_on = dict(self._held.under_way), list(self._held.whole), set()
         for name, piece, ended in sorted(self._pieces(rows), key=lambda found: found[-1]):
@@ -108,7 +109,8 @@ class WholeTrajectories(Source):
                 going_on.add(name)
             else:
                 whole.append(pieces)
-        stale = under_way.keys() - going_on  # they were reset meanwhile
+        # Those that were reset meanwhile.
+        stale = {name for name in under_way.keys() - going_on if name % num_parts == part}
         return self._held._replace(under_way=under_way, whole=tuple(whole)).without("unfinished", stale)
 
     def _pieces(self, rows: TensorDictBase) -> Iterator[tuple[int, TensorDictBase, int]]:
@@ -190,9 +192,9 @@ class WholeTrajectories(Source):
     def policy_version(self, version: int) -> None:
         self._source.policy_version = version
 
-    def push_weights(self, weights: Any) -> None:
+    def push_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
         """Give the policy other weights."""
-        self._source.push_weights(weights)
+        self._source.push_weights(weights, worker_ids)
 
     def stop_following(self) -> None:
         """Have the policy get weights by hand only."""

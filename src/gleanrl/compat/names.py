@@ -133,8 +133,7 @@ UNSERVED: tuple[Unserved, ...] = (
         for row in _out_of_scope(names, why, "gleanrl.data", "gleanrl.data.replay_buffers")
     ),
     *_out_of_scope(
-        "MultiSyncDataCollector MultiaSyncDataCollector aSyncDataCollector AsyncCollector MultiCollector "
-        "MultiSyncCollector MultiAsyncCollector MultiProcessedWeightUpdater",
+        "AsyncCollector MultiCollector MultiSyncCollector MultiAsyncCollector MultiProcessedWeightUpdater",
         "collects in worker processes, of 0.1 to 0.14; not served yet: SyncDataCollector over a ParallelEnv steps "
         "environments in processes",
         "gleanrl.collectors",

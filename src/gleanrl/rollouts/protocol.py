@@ -67,6 +67,8 @@ class Stepper(Stateful[Carry]):
         lease: taken whenever this stepper uses the environment; whoever else uses it takes it away.
     """
 
+    lends: bool = False
+    """Whether `block` lends memory of its own, the same again and again."""
     through_tensordicts: bool = False
     """Whether an environment is stepped through its `step`: only then gradients can flow through it."""
 

@@ -116,8 +116,7 @@ class Crew:
             WorkerError: if the arguments can't be sent; nothing was asked then.
             ClosedError: if the crew was closed, or this is a fork of the process that started it.
         """
-        if os.getpid() != self._owner:
-            raise ClosedError("workers serve the process that started them, not its forks")
+        self._check_owner()
         number = next(self._numbers)
         data = encode(Request(number, name, arguments))
         self._check_open()
@@ -127,6 +126,21 @@ class Crew:
         worker.due.append(number)
         self._write(worker, data)
         return number
+
+    def send(self, index: int, code: bytes) -> None:
+        """Send a signal to one worker, whose answer `wait_any` gives; its number is 0. Others may be sent meanwhile.
+
+        Raises:
+            ClosedError: if the crew was closed, or this is a fork of the process that started it.
+        """
+        self._check_owner()
+        self._check_open()
+        worker = self.workers[index]
+        if not worker.due:
+            worker.begin()
+        worker.due.append(_SIGNAL)
+        with suppress(BrokenPipeError):  # that it ended is seen where its answer is waited for
+            os.write(worker.writing, code)
 
     def signal(self, code: bytes) -> bool:
         """Send a signal to every worker and wait; return whether all of them just did what it means.
@@ -177,6 +191,10 @@ class Crew:
         while self._signalled and self.wait_any() is not None:
             pass
 
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise ClosedError("workers serve the process that started them, not its forks")
+
     def _check_open(self) -> None:
         """Raise if the crew was closed: also in the midst of a call, when a garbage collection ends another owner."""
         if self.closed:
@@ -204,11 +222,12 @@ class Crew:
         return not self.closed and not self._signalled and not any(w.due or w.loss for w in self.workers)
 
     def wait_any(self, deadline: Deadline | None = None) -> Answer | None:
-        """Return the next answer; None if none is due, or the deadline passed.
+        """Return the next answer; None if none is due, or none has come by the deadline, which may have passed.
 
         Raises:
             ClosedError: if the crew was closed, also meanwhile.
         """
+        has_looked = False
         while True:
             self._check_open()
             for worker in (*self.workers[self._turn :], *self.workers[: self._turn]):
@@ -217,9 +236,10 @@ class Crew:
                     return answer
             if not self._signalled and not any(worker.due for worker in self.workers):
                 return None
-            if deadline is not None and deadline.passed():
+            if has_looked and deadline is not None and deadline.passed():
                 return None
             self._look(deadline)
+            has_looked = True
 
     def wait_all(self) -> list[Answer]:
         """Return every answer that is due, by worker; or those that came until a worker was lost."""

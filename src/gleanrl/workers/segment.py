@@ -28,7 +28,9 @@ PLACE, STEP, WORK, MEMORY, HALT = range(5)
 """Words of a worker's progress: which item is at work, at which step (the items before it have made that one, all have
 made those before), how many requests were begun, and the most memory that the process had; and the owner's word that
 what is long should be broken off, because the crew is being closed."""
-_WORDS = 8
+OWN = 8
+"""The first of the words that owner and servant use as they like."""
+_WORDS = 64
 
 
 @dataclass(frozen=True)

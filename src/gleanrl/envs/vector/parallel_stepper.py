@@ -60,6 +60,8 @@ class ParallelStepper(Stepper):
         lease: see `Stepper`.
     """
 
+    lends = True
+
     def __init__(self, crew: Shares, batch_size: torch.Size, rules: EpisodeRules, lease: Lease) -> None:
         super().__init__(batch_size, None, rules, lease)
         self._crew = crew

@@ -1,0 +1,407 @@
+"""The public collectors whose environments and policies are in worker processes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import InteractionType
+
+from gleanrl.arguments import integer, optional_callable, positive
+from gleanrl.collectors.assembly import Recipe
+from gleanrl.collectors.budget import Budget
+from gleanrl.collectors.delivery import Delivery
+from gleanrl.collectors.keywords import exploration_of, feed_of, options_of, require_resets, whole_or_not
+from gleanrl.collectors.progress import CollectorProgress
+from gleanrl.collectors.source_collector import SourceCollector
+from gleanrl.collectors.tracking import Numbering
+from gleanrl.collectors.weight_updaters import WeightUpdaterBase, made_updater
+from gleanrl.collectors.workers.assembling import arrangement_dim
+from gleanrl.collectors.workers.asynchronous import AsynchronousSource
+from gleanrl.collectors.workers.crew_source import CrewSource
+from gleanrl.collectors.workers.initialising import initialised
+from gleanrl.collectors.workers.restarts import Restarts
+from gleanrl.collectors.workers.servant import CollectorMaker, Given
+from gleanrl.collectors.workers.synchronous import SynchronousSource
+from gleanrl.collectors.workers.team import Team
+from gleanrl.envs.exploration import ExplorationType
+from gleanrl.envs.vector.factories import Factory, factories, with_own_copies
+from gleanrl.envs.vector.options import ThreadCap
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, LengthError
+from gleanrl.workers.handle import Timeouts
+
+
+class WorkersCollector(SourceCollector):
+    """Abstract: collects in worker processes, one for each entry of `create_env_fn`.
+
+    The workers start with the collector: forked from a clean process that has imported torch once, they never import
+    your program's main module, which needs no ``if __name__ == "__main__"``. Environments and policy reach them by
+    cloudpickle. They end with `shutdown`, with the last reference, or with your program, however that ends. Linux only.
+
+    Each worker writes its steps into memory that it shares with this process, where they are copied once into the batch
+    that is handed out; with ``replay_buffer=`` and nothing in between, from there into the buffer.
+
+    The policy's weights go to the workers through shared memory, whole or not at all, and every share is collected with
+    one version of them. Without `policy_device` those of `policy` are sent at every hand-over of a batch; with it until
+    the first call of `update_policy_weights_`. Once that was given weights, workers get what it is given.
+
+    What an environment or the policy raises in a worker is raised here, as the same type where that is possible, with
+    the worker's traceback as its cause; the next batch begins with a reset there. A worker that ends by itself (a
+    signal, say) or stays at one step for longer than `timeouts` allow is a `WorkerCrashedError` or
+    `WorkerTimeoutError`, and the collector ends; with ``on_worker_error="restart"`` another worker takes its place,
+    with seeds and trajectories of its own. Steps that a lost worker had made since its last share are counted as
+    discarded; of its trajectories under way no further frame comes.
+
+    Args:
+        create_env_fn: a list with, for each worker, a callable that makes an environment, or an environment that nobody
+            has used; the same one several times gives each worker its own.
+        policy: as in `SyncDataCollector`. Workers have copies of it.
+        policy_factory: a callable that makes the policy in each worker, instead of `policy`; or a list of them.
+        frames_per_batch: frames of a batch.
+        total_frames: frames to deliver; -1 or None for endless. The last batches are short if need be.
+        device: fills whichever of the following devices are unset; like them, one for all or a list with one for each
+            worker.
+        storing_device: where batches are delivered; the CPU where workers' differ.
+        env_device: where environments are moved to.
+        policy_device: where policies run.
+        create_env_kwargs: keyword arguments for `create_env_fn`, for all or a list with one for each.
+        max_frames_per_traj: see `SyncDataCollector`; so for `init_random_frames`, `reset_at_each_iter`, `postproc`,
+            `split_trajs`, `exploration_type`, `exploration_mode`, `reset_when_done`, `set_truncated` (the last step of
+            every worker's share), `use_buffers`, `replay_buffer`, `extend_buffer`, `trust_policy`, `compile_policy`,
+            `cudagraph_policy`, `no_cuda_sync`, `trajs_per_batch`, `track_policy_version`, `pre_collect_hook`,
+            `post_collect_hook`, `nonfinite` and `progress`.
+        update_at_each_batch: whether the weights of `policy` are sent at every hand-over, whatever was sent before.
+        preemptive_threshold: the part of the workers, in ``[0, 1]``, that have to be ready to end the shares of the
+            others after the step at hand; None to wait for all.
+        num_threads: torch threads of this process while the collector lives; None for as many as it has, less one for
+            each worker, at least one.
+        num_sub_threads: torch threads of each worker.
+        cat_results: how the workers' shares make a batch; see `MultiSyncDataCollector`.
+        weight_updater: sends weights when `update_policy_weights_` is called, in place of the collector.
+        on_worker_error: ``"raise"``, or ``"restart"``.
+        max_restarts: workers that may be made anew in the collector's life.
+        timeouts: how long workers may take; None for the defaults of `Timeouts`.
+
+    Raises:
+        InvalidArgumentError: for a bad value; it names the argument (also a ValueError).
+        InvalidTypeError: for an argument of another type (also a TypeError).
+        LengthError: if a list hasn't one entry for each worker (also a RuntimeError).
+        SchemaError: if the workers' environments differ in their columns (also a RuntimeError).
+        UnsupportedError: for arguments that can't work together, or not on this machine; it says which.
+    """
+
+    _num_slots = 1
+
+    def __init__(
+        self,
+        create_env_fn: Sequence[Any],
+        policy: Any = None,
+        *,
+        policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
+        frames_per_batch: int,
+        total_frames: int | None = -1,
+        device: Any = None,
+        storing_device: Any = None,
+        env_device: Any = None,
+        policy_device: Any = None,
+        create_env_kwargs: Any = None,
+        max_frames_per_traj: int | None = None,
+        init_random_frames: int | None = None,
+        reset_at_each_iter: bool = False,
+        postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
+        split_trajs: bool | None = None,
+        exploration_type: InteractionType | str | None = ExplorationType.RANDOM,
+        exploration_mode: str | None = None,
+        reset_when_done: bool = True,
+        update_at_each_batch: bool = False,
+        preemptive_threshold: float | None = None,
+        num_threads: int | None = None,
+        num_sub_threads: int = 1,
+        cat_results: str | int | None = None,
+        set_truncated: bool = False,
+        use_buffers: bool | None = None,
+        replay_buffer: Any = None,
+        extend_buffer: bool = True,
+        trust_policy: bool | None = None,
+        compile_policy: bool | Mapping[str, Any] | None = None,
+        cudagraph_policy: bool | Mapping[str, Any] | None = None,
+        no_cuda_sync: bool = False,
+        weight_updater: WeightUpdaterBase | Callable[[], WeightUpdaterBase] | None = None,
+        trajs_per_batch: int | None = None,
+        track_policy_version: bool = False,
+        pre_collect_hook: Callable[[], Any] | None = None,
+        post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
+        nonfinite: str = "raise",
+        on_worker_error: str = "raise",
+        max_restarts: int = 10,
+        timeouts: Timeouts | None = None,
+        progress: bool = False,
+    ) -> None:
+        makers = _factories(create_env_fn, create_env_kwargs)
+        count = len(makers)
+        require_resets(reset_when_done)
+        positive("frames_per_batch", frames_per_batch)
+        if total_frames is not None and integer("total_frames", total_frames) == 0:
+            raise InvalidArgumentError("total_frames: expected a positive integer, or -1 for endless, got 0")
+        restarts = Restarts(on_worker_error, max_restarts)
+        patience, sub_threads = _timeouts(timeouts), positive("num_sub_threads", num_sub_threads)
+        dim = self._dim_of(cat_results)
+        enough = _enough(preemptive_threshold, count)
+        self._feed = feed_of(replay_buffer, extend_buffer, postproc, split_trajs)
+        self._before = optional_callable("pre_collect_hook", pre_collect_hook)
+        exploration = exploration_of(exploration_type, exploration_mode)
+        options = options_of(
+            max_frames_per_traj, exploration, nonfinite, reset_at_each_iter, track_policy_version
+        )
+        places = [
+            _each(name, value, count)
+            for name, value in (
+                ("device", device),
+                ("env_device", env_device),
+                ("policy_device", policy_device),
+                ("storing_device", storing_device),
+            )
+        ]
+        recipes = [
+            Recipe(
+                options,
+                general,
+                env_place,
+                policy_place,
+                storing_place,
+                bool(set_truncated),
+                bool(trust_policy),
+                compile_policy,
+                cudagraph_policy,
+            )
+            for general, env_place, policy_place, storing_place in zip(*places, strict=True)
+        ]
+        policy = initialised(policy, makers[0])
+        made_here = [policy] * count
+        made_there = _each("policy_factory", policy_factory, count)
+        given = _given(made_here, made_there)
+        moved = any(place is not None for place in (*places[0], *places[2]))
+        team = Team(
+            [
+                CollectorMaker(factory, given[w], recipes[w], Numbering(w, count), self._num_slots)
+                for w, factory in enumerate(makers)
+            ],
+            patience,
+            sub_threads,
+            restarts,
+            None if policy_factory is not None else policy,
+            moved and not update_at_each_batch,
+            enough,
+            bool(set_truncated),
+        )
+        self._cap = ThreadCap(
+            max(1, torch.get_num_threads() - count)
+            if num_threads is None
+            else positive("num_threads", num_threads)
+        )
+        self._cap.apply()
+        try:
+            source = self._source = self._crew = self._made_source(team, dim)
+            self._ready = True  # from here on the last reference's end ends the workers
+            self._budget = Budget(source.num_envs, frames_per_batch, total_frames, init_random_frames)
+            source.lay_out(source.most_steps(self._budget.steps_per_batch))
+            self._source = whole_or_not(
+                source,
+                trajs_per_batch,
+                source.description.done_paths,
+                self._feed is not None,
+                set_truncated=set_truncated,
+                extend_buffer=not extend_buffer,
+                nonfinite=nonfinite == "mark",
+                preemptive_threshold=enough is not None,
+            )
+            self._delivery = Delivery(
+                _storing(source), (), bool(split_trajs), postproc, False, post_collect_hook
+            )
+            if postproc is not None and hasattr(postproc, "to") and source.description.storing is not None:
+                postproc.to(source.description.storing)
+            self.weight_updater = made_updater(weight_updater)
+            if progress:
+                self._progress = CollectorProgress(self._budget.total_frames)
+        except BaseException:
+            self._cap.lift()
+            if self._ready:
+                self._crew.close()
+                self._ready = False
+            raise
+
+    _ready = False
+    _crew: CrewSource
+
+    @abstractmethod
+    def _made_source(self, team: Team, dim: int | None) -> CrewSource:
+        """Return what starts the workers."""
+
+    def _dim_of(self, cat_results: Any) -> int | None:
+        return arrangement_dim(cat_results)
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes."""
+        return self._crew.num_workers
+
+    @property
+    def processes(self) -> list[int]:
+        """The workers' process numbers."""
+        return self._crew.dispatcher.processes
+
+    def _close(self, close_env: bool) -> None:
+        super()._close(close_env)
+        self._cap.lift()
+
+    def __repr__(self) -> str:
+        """Show the workers and the budget."""
+        total = "endless" if self._budget.total_frames is None else self._budget.total_frames
+        return (
+            f"{type(self).__name__}(num_workers={self.num_workers}, frames_per_batch={self.frames_per_batch}, "
+            f"total_frames={total})"
+        )
+
+
+class MultiSyncDataCollector(WorkersCollector):
+    """Collects in several processes at once: every batch has a share of each worker, in worker order.
+
+    Nothing is stepped between two batches. With B workers, each of a single environment or a batch of P, shapes are:
+
+    ==============  ==================  ======================
+    `cat_results`   single environment  batch of P
+    ==============  ==================  ======================
+    ``"stack"``     ``[B, T]``          ``[B, P, T]``
+    ``0``           ``[B * T]``         ``[B * P, T]``
+    ``-1``          ``[B * T]``         ``[P, B * T]``
+    ==============  ==================  ======================
+
+    ``"stack"``, the default, and ``0`` with batches of environments round `frames_per_batch` up to a multiple of all
+    environments; otherwise shares may differ by a step. With `preemptive_threshold`, steps that weren't made are cut
+    out, or, in stacks, False in ``("collector", "mask")``, zero, and of no trajectory (id -1).
+
+    See `WorkersCollector` for the arguments.
+
+    Examples:
+        >>> from gleanrl.envs import GymEnv
+        >>> make_env = lambda: GymEnv("CartPole-v1")
+        >>> collector = MultiSyncDataCollector([make_env] * 2, frames_per_batch=50, total_frames=100)
+        >>> [batch["next", "reward"].shape for batch in collector]
+        [torch.Size([2, 25, 1]), torch.Size([2, 25, 1])]
+    """
+
+    def _made_source(self, team: Team, dim: int | None) -> CrewSource:
+        return SynchronousSource(team, dim)
+
+
+class MultiaSyncDataCollector(WorkersCollector):
+    """Collects in several processes, each at its own pace: every batch is one worker's, ``[*batch, T]``.
+
+    Workers collect ahead: while one batch of a worker waits or is copied, the next one is collected. So batches are of
+    weights up to two batches of the worker old; see ``track_policy_version``. With `preemptive_threshold` a worker's
+    batch ends early once that part of the others have finished one since it began.
+
+    See `WorkersCollector` for the arguments; `cat_results` has nothing to put together.
+
+    Examples:
+        >>> from gleanrl.envs import GymEnv
+        >>> make_env = lambda: GymEnv("CartPole-v1")
+        >>> collector = MultiaSyncDataCollector([make_env] * 2, frames_per_batch=50, total_frames=100)
+        >>> [batch["next", "reward"].shape for batch in collector]
+        [torch.Size([50, 1]), torch.Size([50, 1])]
+    """
+
+    _num_slots = 2
+
+    def _dim_of(self, cat_results: Any) -> int | None:
+        if cat_results not in (None, "stack"):
+            raise InvalidArgumentError(
+                f"cat_results: {cat_results!r} isn't for batches of one worker each; leave it out"
+            )
+        return None
+
+    def _made_source(self, team: Team, dim: int | None) -> CrewSource:
+        return AsynchronousSource(team)
+
+
+class aSyncDataCollector(MultiaSyncDataCollector):
+    """A `MultiaSyncDataCollector` of one worker: it collects while the learner learns.
+
+    Args:
+        create_env_fn: a callable that makes the environment, or one that nobody has used.
+        policy: see `WorkersCollector`.
+        **kwargs: see there.
+
+    Examples:
+        >>> from gleanrl.envs import GymEnv
+        >>> make_env = lambda: GymEnv("CartPole-v1")
+        >>> collector = aSyncDataCollector(make_env, frames_per_batch=50, total_frames=100)
+        >>> sum(batch.numel() for batch in collector)
+        100
+    """
+
+    def __init__(self, create_env_fn: Any, policy: Any = None, **kwargs: Any) -> None:
+        given = create_env_fn if isinstance(create_env_fn, (list, tuple)) else [create_env_fn]
+        if len(given) != 1:
+            raise LengthError(f"create_env_fn: expected one, got {len(given)}; use MultiaSyncDataCollector")
+        super().__init__(given, policy, **kwargs)
+
+
+def _factories(create_env_fn: Any, create_env_kwargs: Any) -> tuple[Factory, ...]:
+    """Return how each worker's environment is made."""
+    if isinstance(create_env_fn, (str, bytes)) or not isinstance(create_env_fn, Sequence):
+        raise InvalidTypeError(
+            f"create_env_fn: expected a list with an entry for each worker, got {type(create_env_fn).__name__}; "
+            "write [create_env_fn] * num_workers"
+        )
+    if not create_env_fn:
+        raise LengthError("create_env_fn: expected an entry for each worker, got none")
+    return with_own_copies(factories(len(create_env_fn), list(create_env_fn), create_env_kwargs))
+
+
+def _each(name: str, value: Any, count: int) -> list[Any]:
+    """Return one value for each worker."""
+    if not isinstance(value, (list, tuple)):
+        return [value] * count
+    if len(value) != count:
+        raise LengthError(f"{name}: expected {count} entries, one for each worker, got {len(value)}")
+    return list(value)
+
+
+def _given(policies: Sequence[Any], policy_factories: Sequence[Any]) -> list[Given]:
+    """Return what each worker's policy is made of; what is the same for several is pickled once."""
+    made: dict[tuple[int, int], Given] = {}
+    out = []
+    for policy, factory in zip(policies, policy_factories, strict=True):
+        if policy is not None and factory is not None:
+            raise InvalidTypeError("policy_factory: the policy was given already; give one of the two")
+        key = id(policy), id(optional_callable("policy_factory", factory))
+        if key not in made:
+            made[key] = Given.of(policy, factory)
+        out.append(made[key])
+    return out
+
+
+def _enough(threshold: Any, count: int) -> int | None:
+    """Return how many shares end the others; the threshold is clipped to ``[0, 1]``."""
+    if threshold is None:
+        return None
+    if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or threshold != threshold:
+        raise InvalidArgumentError(f"preemptive_threshold: expected a number in [0, 1], got {threshold!r}")
+    return max(1, int(count * min(max(threshold, 0.0), 1.0)))
+
+
+def _timeouts(timeouts: Any) -> Timeouts:
+    if timeouts is not None and not isinstance(timeouts, Timeouts):
+        raise InvalidTypeError(f"timeouts: expected Timeouts, got {type(timeouts).__name__}")
+    return timeouts or Timeouts()
+
+
+def _storing(source: CrewSource) -> torch.device | None:
+    """Return where batches have to be moved; None for where they are, on the CPU."""
+    places = {str(found.storing) for found in source.dispatcher.descriptions}
+    storing = source.description.storing
+    return storing if len(places) == 1 and storing is not None and storing.type != "cpu" else None

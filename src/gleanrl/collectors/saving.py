@@ -1,0 +1,139 @@
+"""The state of a collection, with its environment and its policy, as users save it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from gleanrl.collectors.ledger import Ledger
+from gleanrl.collectors.tracking import Trajectories
+from gleanrl.collectors.weights import PolicyWeights, check_loads
+from gleanrl.envs.state import check_state
+from gleanrl.errors import InvalidTypeError, MissingKeyError, SchemaError
+from gleanrl.rollouts.plan import RolloutPlan
+from gleanrl.state import StateReader
+from gleanrl.system.interrupts import to_the_end
+
+
+class Collects(Protocol):
+    """A collection: what collects in one process."""
+
+    env: Any
+    plan: RolloutPlan
+    weights: PolicyWeights
+
+    @property
+    def ledger(self) -> Ledger:
+        """The counts."""
+
+    @property
+    def trajectories(self) -> Trajectories:
+        """Where they stand."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what it lives by, beside its environment and its policy."""
+
+    def snapshot(self) -> Any:
+        """Return that as a value."""
+
+    def parse(self, state: Any) -> Any:
+        """Return the value of a saved state."""
+
+    def adopt(self, value: Any) -> None:
+        """Go on from a value."""
+
+
+class Saved(NamedTuple):
+    """What a saved state stands for."""
+
+    value: Any
+    """What the collection lives by."""
+    env: Any
+    """The environment's state; nothing if there is none."""
+    strict: bool
+
+
+def saved(collection: Collects) -> dict[str, Any]:
+    """Return the state of the environment, of the policy, and of the collection under ``"source"``."""
+    ledger = collection.ledger
+    state: dict[str, Any] = {
+        "env_state_dict": dict(collection.env.state_dict()),
+        "frames": ledger.spent,
+        "iter": ledger.batches,
+        "source": collection.state_dict(),
+    }
+    policy = collection.plan.policy
+    if isinstance(policy, torch.nn.Module):
+        collection.weights.refresh()
+        state["policy_state_dict"] = policy.state_dict()
+    return state
+
+
+def load(collection: Collects, state: Mapping[str, Any], strict: bool, arguments: Mapping[str, Any]) -> None:
+    """Go on from a saved state; `arguments` are passed to the policy's `load_state_dict`."""
+    policy: Any = collection.plan.policy
+    has_policy = isinstance(policy, torch.nn.Module)
+    found = parse(collection, state, strict, has_policy)
+    weights = state.get("policy_state_dict") if has_policy else None
+    if weights is not None:
+        check_loads(policy, weights, strict, arguments)
+
+    def load_policy() -> None:
+        if weights is not None:
+            policy.load_state_dict(weights, strict=strict, **arguments)
+            collection.weights.loaded()
+
+    adopt(collection, found, load_policy)
+
+
+def parse(collection: Collects, state: Any, strict: bool, has_policy: bool = False) -> Saved:
+    """Return what a saved state stands for, checked.
+
+    Args:
+        collection: that is to go on from it.
+        state: from `saved`.
+        strict: whether a missing or unexpected entry is an error.
+        has_policy: whether the policy's weights are to be in it.
+    """
+    if not isinstance(state, Mapping):
+        raise InvalidTypeError(f"load_state_dict: expected a mapping, got {type(state).__name__}")
+    needed = {"env_state_dict", "frames", "iter"} | ({"policy_state_dict"} if has_policy else set())
+    missing, unexpected = sorted(needed - set(state)), sorted(set(state) - needed - {"source"})
+    if strict and missing:
+        raise MissingKeyError(f"load_state_dict: missing {missing}; got {sorted(state)}")
+    if strict and unexpected:
+        raise SchemaError(f"load_state_dict: unexpected {unexpected}; expected {sorted(needed)}")
+    value = collection.parse(state["source"]) if "source" in state else collection.snapshot()
+    reader = StateReader(state, type(collection).__name__)
+    spent = reader.integer("frames") if "frames" in reader else value.ledger.spent
+    batches = reader.integer("iter") if "iter" in reader else value.ledger.batches
+    value = replace(
+        value,
+        ledger=replace(value.ledger, spent=spent, batches=batches),
+        trajectories=value.trajectories.apart_from(collection.trajectories),
+    )
+    if state.get("env_state_dict"):
+        check_state(collection.env, state["env_state_dict"])
+    return Saved(value, state.get("env_state_dict"), strict)
+
+
+def adopt(collection: Collects, found: Saved, also: Callable[[], None] | None = None) -> None:
+    """Go on from a saved state.
+
+    Args:
+        collection: that goes on.
+        found: from `parse`.
+        also: what else is part of the change.
+    """
+    if found.env:  # the one part that checks and changes in one call: it comes first
+        collection.env.load_state_dict(found.env, strict=found.strict)
+
+    def change() -> None:
+        if also is not None:
+            also()
+        collection.adopt(found.value)
+
+    to_the_end(change)

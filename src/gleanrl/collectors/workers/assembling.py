@@ -1,0 +1,139 @@
+"""Shares of several workers as one batch: side by side, or one after the other, in worker order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gleanrl.arguments import integer
+from gleanrl.block import Block, Field, Schema
+from gleanrl.collectors.columns import IDS
+from gleanrl.data.boundaries import MASK
+from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.objects import Objects
+from gleanrl.pool import BufferPool
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How shares ``[*batch, t]`` of B workers make a batch.
+
+    Attributes:
+        dim: None for a new first dimension, ``[B, *batch, t]``; 0 for the first dimension of the shares, which for a
+            single environment is time; -1 for time.
+        batch_size: of a share, without time.
+        num_workers: B.
+        masked: whether shares may be cut short: side by side, steps that weren't made are masked.
+    """
+
+    dim: int | None
+    batch_size: torch.Size
+    num_workers: int
+    masked: bool = False
+
+    def check(self) -> None:
+        """Raise if shares that are cut short couldn't be put together.
+
+        Raises:
+            UnsupportedError: batches of environments would be put side by side, of different lengths.
+        """
+        if self.masked and self.dim == 0 and self.batch_size:
+            raise UnsupportedError(
+                "preemptive_threshold: shares of several environments that were cut short can't be concatenated with "
+                "cat_results=0; use 'stack' or -1"
+            )
+
+    @property
+    def in_time(self) -> bool:
+        """Whether the shares follow each other in time."""
+        return self.dim is not None and (self.dim == -1 or not self.batch_size)
+
+    @property
+    def num_envs(self) -> int:
+        """Environments that step at once in a batch."""
+        return self.batch_size.numel() * (1 if self.in_time else self.num_workers)
+
+    def steps(self, num_steps: int) -> list[int]:
+        """Return each worker's steps of a batch of so many."""
+        if not self.in_time:
+            return [num_steps] * self.num_workers
+        each, more = divmod(num_steps, self.num_workers)
+        return [each + (worker < more) for worker in range(self.num_workers)]
+
+    def schema(self, schema: Schema) -> Schema:
+        """Return the columns of a batch, given those of the shares."""
+        if not self.masked or self.in_time or MASK in schema:
+            return schema
+        return Schema({**schema.items(), MASK: Field(torch.Size(), torch.bool)}, schema.groups)
+
+    def batch(self, block: Block, counts: Mapping[int, int], pool: BufferPool, lend: bool) -> Block:
+        """Return the batch that the workers' shares make.
+
+        Args:
+            block: ``[B, *batch, T]``, written again later.
+            counts: steps of each worker's share, for those that have one.
+            pool: where large columns come from.
+            lend: whether the batch may be views of the block.
+        """
+        found = list(counts.values())
+        num_steps = max(found)
+        even = len(found) == self.num_workers and min(found) == num_steps
+        if self.in_time and not (even and not self.batch_size):
+            return self._joined(block, counts, pool)
+        out = block.leading(num_steps)
+        if self.schema(block.schema) is not block.schema or not even:
+            out = self._masked(out, found, pool)
+        elif not lend or self.dim is not None:
+            out = out.owned(pool)
+        if self.dim is None:
+            return out
+        columns = [column.reshape(-1, *column.shape[2:]) for column in out.columns]  # views: it's contiguous
+        batch_size = (self.num_workers * out.batch_size[1], *out.batch_size[2:])
+        return Block(out.schema, batch_size[:-1], batch_size[-1], columns=columns)
+
+    def _joined(self, block: Block, counts: Mapping[int, int], pool: BufferPool) -> Block:
+        out = Block(block.schema, self.batch_size, sum(counts.values()), pool=pool)
+        dim = out.time_dim
+        for target, column in zip(out.columns, block.columns, strict=True):
+            begin = 0
+            for worker, count in counts.items():
+                target.narrow(dim, begin, count).copy_(column[worker].narrow(dim, 0, count))
+                begin += count
+        return out
+
+    def _masked(self, block: Block, counts: Sequence[int], pool: BufferPool) -> Block:
+        """Return a copy with a mask that is False on the steps that weren't made; these are zero, of no trajectory."""
+        out = Block(self.schema(block.schema), block.batch_size[:-1], block.num_steps, pool=pool)
+        mask = out.column(MASK)
+        mask.fill_(True)
+        for path, column in zip(block.schema.paths, block.columns, strict=True):
+            out.column(path).copy_(column)
+        for worker, count in enumerate(counts):
+            missing = block.num_steps - count
+            for path in out.schema.paths:
+                _blank(out, path, worker, count, missing, -1 if path == IDS else 0)
+        return out
+
+
+def _blank(block: Block, path: Any, worker: int, begin: int, count: int, value: int) -> None:
+    rows = block.column(path)[worker].narrow(block.time_dim - 1, begin, count)
+    if isinstance(rows, torch.Tensor):
+        rows.fill_(value)
+    else:
+        rows.copy_(Objects.blanks(rows.shape, rows.blank))
+
+
+def arrangement_dim(cat_results: Any) -> int | None:
+    """Return what a collector's ``cat_results`` means; see `Arrangement.dim`.
+
+    Raises:
+        InvalidArgumentError: it's none of ``"stack"``, 0, -1 and None.
+    """
+    if cat_results is None or cat_results == "stack":
+        return None
+    if isinstance(cat_results, str) or integer("cat_results", cat_results) not in (0, -1):
+        raise InvalidArgumentError(f"cat_results: expected 'stack', 0 or -1, got {cat_results!r}")
+    return int(cat_results)

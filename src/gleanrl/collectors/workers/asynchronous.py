@@ -1,0 +1,141 @@
+"""Batches of one worker each, in the order in which they get ready: no worker waits for another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gleanrl.collectors.budget import Budget, Grant
+from gleanrl.collectors.source import Collected
+from gleanrl.collectors.workers.crew_source import CrewSource
+from gleanrl.collectors.workers.team import Team
+from gleanrl.collectors.workers.words import SERVED
+from gleanrl.envs.rollout import mark_truncated
+from gleanrl.errors import UnsupportedError
+from gleanrl.system import clock
+
+
+class AsynchronousSource(CrewSource):
+    """Keeps every worker collecting: while one of its shares is delivered it fills the other block.
+
+    Args:
+        team: see `CrewSource`; a share ends early once `enough` others have finished one since it began.
+    """
+
+    def __init__(self, team: Team) -> None:
+        super().__init__(team)
+        self.num_envs = self.width
+        self._enough, self._truncated = team.enough, team.truncated
+        self._open: int | None = None
+        self._turn = 0
+        self._seen = [0] * self.num_workers  # shares that were noticed to be finished
+        self._others: list[set[int]] = [set() for _ in range(self.num_workers)]
+
+    def most_steps(self, num_steps: int) -> int:
+        """Return `num_steps`: every worker collects whole batches."""
+        return num_steps
+
+    def next(self, budget: Budget, lend: bool = False) -> Collected:
+        """Return the next worker's batch.
+
+        Raises:
+            Exception: what a worker raised; shares of the others are delivered later.
+            WorkerError: a worker was lost, and isn't made anew.
+        """
+        self.lose("interrupted")
+        self.refresh_weights()
+        begin = clock.monotonic()
+        self.dispatcher.look()
+        while True:
+            self._grant_all(budget)
+            worker = self._next_ready()
+            if worker is not None:
+                break
+            self._end_slow_ones()
+            self.dispatcher.wait()
+        return self._collected(worker, lend, clock.monotonic() - begin)
+
+    def collect(self, grant: Grant, lend: bool = False) -> Collected:
+        """Refuse: workers collect ahead, within the budget."""
+        raise UnsupportedError("rollout: workers that collect asynchronously collect within the budget only")
+
+    def _grant_all(self, budget: Budget) -> None:
+        """Keep every worker busy, as far as the budget goes; one share for each before the second for any."""
+        slots = len(self.dispatcher.blocks)
+        for depth in range(slots):
+            for worker in range(self.num_workers):
+                free = self.dispatcher.under_way(worker) <= depth and not self.dispatcher.now.unwanted[worker]
+                if free and not self.dispatcher.is_down(worker):
+                    grant = budget.grant(self.spent + self._on_their_way())
+                    if grant is None:
+                        return
+                    self.dispatcher.grant(worker, grant)
+
+    def _on_their_way(self) -> int:
+        """Return the frames of shares that aren't delivered, at most."""
+        return sum(self._frames_coming(worker) for worker in range(self.num_workers))
+
+    def _frames_coming(self, worker: int) -> int:
+        if self.dispatcher.now.unwanted[worker]:
+            return 0
+        words, frames = self.dispatcher.words[worker], 0
+        for number in range(
+            self.dispatcher.now.taken[worker],
+            self.dispatcher.now.taken[worker] + self.dispatcher.under_way(worker),
+        ):
+            if number < words.words[SERVED]:
+                share = words.share(number)
+                frames += 0 if share.failed else share.frames
+            else:
+                frames += words.granted_steps(number) * self.width
+        return frames
+
+    def _next_ready(self) -> int | None:
+        """Return a worker whose share is there: the next one in turn, so that none is passed over for quicker ones."""
+        self._notice()
+        for worker in (*range(self._turn, self.num_workers), *range(self._turn)):
+            if self.dispatcher.ready(worker):
+                self._turn = worker + 1
+                return worker
+        return None
+
+    def _notice(self) -> None:
+        """Note who has finished a share while others were at theirs."""
+        for worker, words in enumerate(self.dispatcher.words):
+            if words.words[SERVED] != self._seen[worker]:
+                self._seen[worker] = words.words[SERVED]
+                self._others[worker].clear()
+                for others in self._others:
+                    others.add(worker)
+
+    def _end_slow_ones(self) -> None:
+        if self._enough is None:
+            return
+        for worker, others in enumerate(self._others):
+            if len(others - {worker}) >= self._enough:
+                self.dispatcher.cut(worker, self._seen[worker] + 1)
+
+    def lose(self, reason: str) -> None:
+        """Discard the open batch, and what its worker has collected since: that would have a hole before it."""
+        if self._open is not None:
+            self.dispatcher.discard(self._open, reason)
+        self._open = None
+
+    def _collected(self, worker: int, lend: bool, seconds: float) -> Collected:
+        number = self.dispatcher.now.taken[worker]
+        share = self.dispatcher.words[worker].share(number)
+        self._open = worker
+        block = (
+            self.dispatcher.blocks[number % len(self.dispatcher.blocks)].part(worker).leading(share.num_steps)
+        )
+        if not lend:
+            block = block.copied(self._pool)
+        batch = block.batch(None, self.description.device)
+        if self._truncated:
+            mark_truncated(batch, list(self.description.done_keys))
+        ledger = self.dispatcher.now.ledger.delivering(share.frames, share.flagged, True, seconds)
+        after = self.dispatcher.now._replace(ledger=ledger.discarding(share.excess, "budget"))
+        return Collected(batch, (after.with_worker(worker, taken=number + 1)), (worker, self.num_workers))
+
+    def _become(self, standing: Any) -> Any:
+        self._open = None
+        super()._become(standing)

@@ -1,0 +1,293 @@
+"""Worker processes as a source of batches: what both kinds have in common."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from gleanrl.collectors.ledger import CollectorStats, Ledger, WorkerStats
+from gleanrl.collectors.source import Collected, Source
+from gleanrl.collectors.workers.dispatcher import COUNTERS, Dispatcher, Standing
+from gleanrl.collectors.workers.servant import Bound, CollectorMaker
+from gleanrl.collectors.workers.team import Team
+from gleanrl.collectors.workers.weights import SharedWeights
+from gleanrl.collectors.workers.words import BUSY, EPISODES, FRAMES, IDLE, MEAN_LENGTH, MEAN_RETURN
+from gleanrl.errors import (
+    ClosedError,
+    IndexRangeError,
+    InvalidTypeError,
+    LengthError,
+    MissingKeyError,
+    SchemaError,
+)
+from gleanrl.pool import BufferPool
+from gleanrl.state import StateReader, plain
+from gleanrl.system.clock import Deadline
+from gleanrl.workers.segment import Rows
+
+SIBLING = "sibling"
+"""Why frames of a batch are discarded to which another worker's share is lacking."""
+_SETTLE_S = 1.0
+
+
+class CrewSource(Source):
+    """Collections in worker processes. One caller at a time; `push_weights` and `stats` at any time.
+
+    Args:
+        team: what they are made of.
+    """
+
+    pushes_anytime = True
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self._seed: tuple[int, bool] | None = None
+        self._last_state: dict[str, Any] | None = None
+        self._weights: SharedWeights | None = None
+        self._pool = BufferPool()
+        self.dispatcher = Dispatcher(team, self._made_again, self._told)
+        self.description = self.dispatcher.description
+        self.num_workers = self.dispatcher.num_workers
+
+    def lay_out(self, num_steps: int) -> None:
+        """Give every worker its blocks, of so many steps; once."""
+        described, segment, words = self.description, self.dispatcher.segment, self.dispatcher.words
+        if described.weights is not None:
+            progress = [view.words for view in words]
+            team = self._team
+            self._weights = SharedWeights(team.policy, described.weights, segment, progress, team.by_hand)
+        size = torch.Size((self.num_workers, *described.batch_size))
+        rows = Rows(described.schema, size, num_steps)
+        self._region = segment.region("rows", rows, self._team.makers[0].num_slots)
+        self.dispatcher.use(self._region)
+        self.dispatcher.ask("bind", {worker: (self._bound(worker),) for worker in range(self.num_workers)})
+
+    def _bound(self, worker: int) -> Bound:
+        weights = self._weights
+        if weights is None:
+            return Bound(self._region, worker)
+        return Bound(self._region, worker, weights.region, weights.own_region(worker))
+
+    def _made_again(self, worker: int, generation: int, first_id: int) -> CollectorMaker:
+        seed = self._seed_of(worker, generation)
+        return self._team.makers[worker].again(first_id, seed, self._bound(worker))
+
+    def _told(self, worker: int, own_weights: bool) -> None:
+        if self._weights is not None:
+            self._weights.tell(worker, own_weights)
+
+    @abstractmethod
+    def most_steps(self, num_steps: int) -> int:
+        """Return the steps of the longest share of a batch of so many steps."""
+
+    @property
+    def width(self) -> int:
+        """Environments of each worker."""
+        return max(1, self.description.batch_size.numel())
+
+    def _seed_of(self, worker: int, generation: int = 0) -> tuple[int, bool] | None:
+        """Return a worker's seed; those that take the place of others get seeds of their own."""
+        if self._seed is None:
+            return None
+        seed, static_seed = self._seed
+        own = seed if static_seed else seed + worker * self.width
+        if generation:
+            own = int(np.random.SeedSequence([own, generation]).generate_state(1)[0]) >> 1
+        return own, static_seed
+
+    # ---------------------------------------------------------------- weights
+    def refresh_weights(self) -> None:
+        """Publish the current weights of the user's policy, if they are followed."""
+        if self._weights is not None:
+            self._weights.refresh()
+
+    @property
+    def policy_version(self) -> int:
+        """How often the policy got other weights by the user's hands."""
+        return 0 if self._weights is None else self._weights.version
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        if self._weights is not None:
+            self._weights.mark(version)
+
+    def push_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
+        """Publish weights; workers take them before their next share."""
+        workers = self._workers_named(worker_ids)
+        if self._weights is None:
+            if weights is not None:
+                raise InvalidTypeError("update_policy_weights_: the policy isn't a module and has no weights")
+            return
+        self._own_weights_for(workers or ())
+        self._weights.push(weights, workers, self.policy_version + 1)
+
+    def _own_weights_for(self, workers: Sequence[int]) -> None:
+        """Tell workers where weights of their own will stand."""
+        assert self._weights is not None
+        new = self._weights.lay_out_own(workers)
+        self.dispatcher.ask("bind", {worker: (self._bound(worker),) for worker in new})
+
+    def _workers_named(self, worker_ids: Any) -> list[int] | None:
+        if worker_ids is None:
+            return None
+        named = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
+        for worker in named:
+            if not isinstance(worker, int) or isinstance(worker, bool) or not 0 <= worker < self.num_workers:
+                raise IndexRangeError(
+                    f"worker_ids: expected numbers below {self.num_workers}, got {worker!r}"
+                )
+        return named
+
+    def stop_following(self) -> None:
+        """Publish weights that are pushed only."""
+        if self._weights is not None:
+            self._weights.stop_following()
+
+    # --------------------------------------------------------------- controls
+    def reset(self, index: Any = None, **kwargs: Any) -> None:
+        """Reset the environments of all workers, or of those for which `index`, a list of bools, says so."""
+        chosen = range(self.num_workers)
+        if index is not None:
+            flags = [bool(flag) for flag in index]
+            if len(flags) != self.num_workers:
+                raise LengthError(
+                    f"reset: expected {self.num_workers} flags, one for each worker, got {len(flags)}"
+                )
+            chosen = [worker for worker, wanted in enumerate(flags) if wanted]  # type: ignore[assignment]
+        self.dispatcher.settle()
+        self.dispatcher.ask("reset", dict.fromkeys(chosen, (None, kwargs)))
+
+    def set_seed(self, seed: int, static_seed: bool) -> int:
+        """Seed the environments of all workers, and reset; return the last seed that was used."""
+        self.dispatcher.settle()
+        self._seed = seed, static_seed
+        given = {worker: self._seed_of(worker) for worker in range(self.num_workers)}
+        last: int = self.dispatcher.ask("seed", given)[-1]  # type: ignore[arg-type]
+        return last
+
+    def save(self) -> dict[str, Any]:
+        """Return the state of every worker under ``"worker0"`` and so on; shares under way aren't part of it."""
+        if self.dispatcher.closed:
+            if self._last_state is None:
+                raise ClosedError("state_dict: the workers have ended, and with them what is to be saved")
+            return self._last_state
+        self.dispatcher.settle()
+        ledger = self.dispatcher.now.ledger
+        state: dict[str, Any] = {"frames": ledger.spent, "iter": ledger.batches, "source": plain(ledger)}
+        for worker, found in enumerate(self.dispatcher.ask("save")):
+            weights = None if self._weights is None else self._weights.state_of(worker)
+            state[f"worker{worker}"] = found if weights is None else {**found, "policy_state_dict": weights}
+        return state
+
+    def load(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> None:
+        """Go on from a saved state of as many workers; shares under way are discarded."""
+        if not isinstance(state, Mapping):
+            raise InvalidTypeError(f"load_state_dict: expected a mapping, got {type(state).__name__}")
+        names = [f"worker{worker}" for worker in range(self.num_workers)]
+        missing = sorted({"frames", "iter", *names} - set(state))
+        unexpected = sorted(set(state) - {"frames", "iter", "source", *names})
+        if missing and strict:
+            raise MissingKeyError(f"load_state_dict: missing {missing}; got {sorted(state)}")
+        if unexpected and strict:
+            raise SchemaError(
+                f"load_state_dict: unexpected {unexpected}; this collector has {self.num_workers} workers"
+            )
+        ledger = Ledger.read(state["source"]) if "source" in state else self.dispatcher.now.ledger
+        reader = StateReader(state, type(self).__name__)
+        ledger = replace(ledger, spent=reader.integer("frames"), batches=reader.integer("iter"))
+        parts = {worker: dict(state[name]) for worker, name in enumerate(names) if name in state}
+        policies = {worker: part.pop("policy_state_dict", None) for worker, part in parts.items()}
+        self.dispatcher.discard_all("state")
+        self.dispatcher.settle()
+        self.dispatcher.ask("parse", {worker: (part, strict) for worker, part in parts.items()})
+        self._load_policies(policies, strict, kwargs)
+        self.dispatcher.ask("adopt", dict.fromkeys(parts, ()))
+        self.dispatcher.now = self.dispatcher.now._replace(ledger=ledger)
+
+    def _load_policies(self, policies: Mapping[int, Any], strict: bool, kwargs: Mapping[str, Any]) -> None:
+        """Give the user's policy and the workers' their saved weights."""
+        given = {worker: weights for worker, weights in policies.items() if weights is not None}
+        if not given or self._weights is None:
+            return
+        self._own_weights_for(self._weights.unlike(given))
+        self._weights.load(given, strict, kwargs)
+
+    # ------------------------------------------------------------------ counts
+    @property
+    def spent(self) -> int:
+        """Frames that were delivered and count against the budget."""
+        return self.dispatcher.now.ledger.spent
+
+    def stats(self) -> CollectorStats:
+        """Return the counters at this moment: those of workers as they stand in the shared memory."""
+        ledger = self.dispatcher.now.ledger
+        workers = tuple(self._worker_stats(worker) for worker in range(self.num_workers))
+        episodes = sum(worker.episodes for worker in workers)
+        return CollectorStats(
+            stepped=ledger.stepped,
+            delivered=ledger.delivered,
+            flagged=ledger.flagged,
+            discarded=ledger.discarded,
+            reasons=MappingProxyType(dict(ledger.discards)),
+            batches=ledger.batches,
+            episodes=episodes,
+            mean_return=_mean([worker.mean_return for worker in workers]),
+            mean_length=_mean([worker.mean_length for worker in workers]),
+            frames_per_s=ledger.stepped / ledger.seconds if ledger.seconds else 0.0,
+            workers=workers,
+        )
+
+    def _worker_stats(self, worker: int) -> WorkerStats:
+        view = self.dispatcher.words[worker]
+        words, before = view.words, self.dispatcher.before[worker]
+        totals = {name: before[name] + words[name] for name in COUNTERS}
+        seconds = totals[BUSY] / 1e9
+        spanned = totals[BUSY] + totals[IDLE]
+        has_ended = words[EPISODES] > 0
+        return WorkerStats(
+            frames=totals[FRAMES] + view.under_way * self.width,
+            episodes=totals[EPISODES],
+            mean_return=view.floats[MEAN_RETURN] if has_ended else math.nan,
+            mean_length=view.floats[MEAN_LENGTH] if has_ended else math.nan,
+            frames_per_s=totals[FRAMES] / seconds if seconds else 0.0,
+            idle_share=totals[IDLE] / spanned if spanned else 0.0,
+            versions_behind=0 if self._weights is None else self._weights.behind(worker),
+            restarts=self.dispatcher.generation(worker),
+        )
+
+    def deliver(self, collected: Collected, batch: TensorDictBase) -> TensorDictBase:
+        """Count the open batch as handed out and return `batch`, what became of it."""
+        # One line: an interrupt comes before the assignment, or after the batch was returned.
+        return (batch, self._become(collected.after))[0]
+
+    def _become(self, standing: Standing) -> Any:
+        self.dispatcher.now = standing
+
+    def close(self, close_env: bool = True) -> None:
+        """End the workers; what they have under way is discarded."""
+        if self.dispatcher.closed:
+            self.dispatcher.close()
+            return
+        try:
+            with suppress(Exception):
+                self.dispatcher.discard_all("unfinished")
+                deadline = Deadline(_SETTLE_S)
+                self.dispatcher.settle(deadline)
+                if not any(map(self.dispatcher.under_way, range(self.num_workers))):
+                    self._last_state = self.save()
+        finally:
+            self.dispatcher.close()
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan

@@ -1,0 +1,314 @@
+"""What a worker process of a collector works on: a collection that fills blocks of the shared memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import cloudpickle
+import torch
+
+from gleanrl.block import Block, Field, Schema
+from gleanrl.collectors import saving
+from gleanrl.collectors.assembly import Assembly, Recipe, assemble
+from gleanrl.collectors.tracking import Numbering
+from gleanrl.collectors.weights import made_policy
+from gleanrl.collectors.workers.weights import PulledWeights, fields_of
+from gleanrl.collectors.workers.words import (
+    BUSY,
+    CUT,
+    EPISODES,
+    FRAMES,
+    IDLE,
+    MEAN_LENGTH,
+    MEAN_RETURN,
+    NEXT_ID,
+    Share,
+    Words,
+)
+from gleanrl.envs.vector.factories import Factory
+from gleanrl.errors import WorkerError
+from gleanrl.objects import Objects
+from gleanrl.system import clock
+from gleanrl.tree import NestedKey, Path
+from gleanrl.workers.main import Station
+from gleanrl.workers.segment import HALT, STEP, Region, Segment
+
+SERVE = b"c"
+"""Serve the next grant, if there is one."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a collection's policy is made of, as bytes: it is pickled once for all workers.
+
+    Attributes:
+        data: the policy, or a callable that makes it.
+        is_factory: which of the two.
+    """
+
+    data: bytes
+    is_factory: bool
+
+    @classmethod
+    def of(cls, policy: Any, factory: Any) -> Given:
+        """Return what is sent of a policy or a callable that makes one; `WorkerError` if it can't be."""
+        try:
+            return cls(cloudpickle.dumps(policy if factory is None else factory), factory is not None)
+        except Exception as cause:
+            raise WorkerError(
+                f"policy: {policy if factory is None else factory!r:.200} can't be sent to worker processes: {cause}; "
+                "pass policy_factory=, a callable that makes it there"
+            ) from cause
+
+    def policy(self) -> Any:
+        """Return the policy, in the worker."""
+        found = cloudpickle.loads(self.data)
+        return made_policy(None, found) if self.is_factory else found
+
+
+class Bound(NamedTuple):
+    """Where a worker's shares go, and where its weights come from.
+
+    Attributes:
+        rows: the region of its blocks.
+        place: which of the region's first dimension is the worker's; None for the whole.
+        weights: the region of the weights of all workers; None if the policy has none.
+        own_weights: the region of the worker's own; None if it has none.
+    """
+
+    rows: Region
+    place: int | None
+    weights: Region | None = None
+    own_weights: Region | None = None
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a worker's collection is like, told to its owner."""
+
+    schema: Schema
+    batch_size: torch.Size
+    device: torch.device | None
+    """What batches say of their device."""
+    storing: torch.device | None
+    """Where batches are delivered; None for where they are made."""
+    done_keys: tuple[NestedKey, ...]
+    done_paths: tuple[Path, ...]
+    weights: Mapping[Path, Field] | None
+    """Shapes and dtypes of the policy's; None if it has none."""
+
+
+@dataclass(frozen=True)
+class CollectorMaker:
+    """Makes a worker's collection there.
+
+    Attributes:
+        factory: of its environment.
+        given: its policy.
+        recipe: how it collects.
+        numbering: of its trajectories.
+        num_slots: grants that can be under way.
+        first_id: the first local id that may be used.
+        seed: of its environment, and whether all of a batch get the same; None for none.
+        bound: where shares go, if it's known already.
+    """
+
+    factory: Factory
+    given: Given
+    recipe: Recipe
+    numbering: Numbering
+    num_slots: int
+    first_id: int = 0
+    seed: tuple[int, bool] | None = None
+    bound: Bound | None = None
+
+    def again(self, first_id: int, seed: tuple[int, bool] | None, bound: Bound) -> CollectorMaker:
+        """Return what makes a worker that goes on where this one was lost."""
+        return replace(self, first_id=first_id, seed=seed, bound=bound)
+
+    def __call__(self, station: Station) -> CollectorServant:
+        """Make it."""
+        words = Words(station.progress, self.num_slots)
+        env = self.factory()
+        try:
+            stop = _Watch(station.progress)
+            recipe = replace(self.recipe, options=replace(self.recipe.options, stop=stop))
+            weights = partial(PulledWeights, words=station.progress)
+            made = assemble(
+                env, self.given.policy(), recipe, weights, numbering=self.numbering, first_id=self.first_id
+            )
+            servant = CollectorServant(made, station.segment, words, stop)
+            if self.seed is not None:
+                servant.seed(*self.seed)
+            if self.bound is not None:
+                servant.bind(self.bound)
+        except BaseException:
+            env.close()
+            raise
+        return servant
+
+
+class _Watch:
+    """Says after every step how far the share is, and whether it is to end there."""
+
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+        self.number = 0
+        """Of the grant that is served."""
+
+    def __call__(self, t: int) -> bool:
+        words = self._words
+        words[STEP] = t + 1
+        return words[CUT] > self.number or words[HALT] != 0
+
+
+class CollectorServant:
+    """Serves grants, one after the other, and what the owner asks for in between.
+
+    Args:
+        assembly: what collects.
+        segment: the memory shared with the owner.
+        words: the worker's.
+        watch: told which grant is served.
+    """
+
+    def __init__(self, assembly: Assembly, segment: Segment, words: Words, watch: _Watch) -> None:
+        self._collection, self._storing = assembly.collection, assembly.devices.storing
+        self._segment, self._words, self._watch = segment, words, watch
+        self._blocks: list[Block] = []
+        self._parsed: Any = None
+        self._ended = clock.monotonic()
+
+    def signal(self, code: bytes) -> None:
+        """Serve a grant.
+
+        Raises:
+            Exception: what collecting raised; the share failed.
+        """
+        if code != SERVE:
+            raise WorkerError(f"there's no signal {code!r}")
+        self._serve()
+
+    def serve(self) -> dict[Path, Objects]:
+        """Serve a grant, where columns don't hold everything; return the lists of the share."""
+        block = self._serve()
+        if block is None:
+            return {}
+        return {path: _copied(block.column(path)) for path in block.schema.lists}
+
+    def _serve(self) -> Block | None:
+        given = self._words.begin()
+        if given is None:
+            return None
+        number, grant, reset = given
+        self._watch.number = number
+        begun = clock.monotonic()
+        collection, before = self._collection, self._collection.ledger
+        block = self._blocks[number % len(self._blocks)].leading(grant.num_steps)
+        try:
+            if reset:
+                collection.reset()
+            filled = collection.fill(grant, block)
+            collection.become(filled.after)
+        except BaseException:
+            lost = collection.ledger.discarded - before.discarded
+            reason = next(
+                (
+                    reason
+                    for reason, frames in collection.ledger.discards.items()
+                    if frames != before.discards.get(reason, 0)
+                ),
+                "error",
+            )
+            self._finish(number, Share(True, 0, lost, 0, 0, reason), begun)
+            raise
+        done = filled.done
+        self._finish(
+            number, Share(False, filled.num_steps, done.frames, done.flagged, done.excess, ""), begun
+        )
+        return block.leading(filled.num_steps)
+
+    def _finish(self, number: int, share: Share, begun: float) -> None:
+        words, ended = self._words.words, clock.monotonic()
+        words[IDLE] += int((begun - self._ended) * 1e9)
+        words[BUSY] += int((ended - begun) * 1e9)
+        words[FRAMES] += share.frames + share.excess
+        self._ended = ended
+        self._tell()
+        self._words.finish(number, share)
+
+    def _tell(self) -> None:
+        """Say where the trajectories stand."""
+        words, now = self._words.words, self._collection.trajectories
+        words[NEXT_ID] = now.next_id
+        if words[EPISODES] != now.num_ended:
+            words[EPISODES] = now.num_ended
+            self._words.floats[MEAN_RETURN] = _mean(now.recent_returns)
+            self._words.floats[MEAN_LENGTH] = _mean(now.recent_lengths)
+
+    # --------------------------------------------------------------- requests
+    def describe(self) -> Description:
+        """Return what the collection is like."""
+        collection, plan = self._collection, self._collection.plan
+        return Description(
+            collection.columns.schema,
+            plan.batch_size,
+            collection.device,
+            self._storing,
+            tuple(collection.env.done_keys),
+            plan.done_paths,
+            fields_of(collection.weights.policy),
+        )
+
+    def bind(self, bound: Bound) -> None:
+        """Fill these blocks from now on, and take weights from there."""
+        blocks = [self._segment.block(bound.rows, number) for number in range(bound.rows.num_blocks)]
+        self._blocks = blocks if bound.place is None else [block.part(bound.place) for block in blocks]
+        weights = self._collection.weights
+        assert isinstance(weights, PulledWeights)
+        weights.bind(self._segment, bound.weights)
+        weights.bind(self._segment, bound.own_weights, own=True)
+        self._tell()
+
+    def seed(self, seed: int, static_seed: bool) -> int:
+        """Seed environment and random actions, and reset; return the last seed that was used."""
+        last = self._collection.set_seed(seed, static_seed)
+        self._tell()
+        return last
+
+    def reset(self, index: Any, kwargs: Mapping[str, Any]) -> None:
+        """Reset the environments."""
+        self._collection.reset(index, **kwargs)
+        self._tell()
+
+    def save(self) -> dict[str, Any]:
+        """Return the state, but for the policy's weights, which the owner has."""
+        state = self._collection.save()
+        state.pop("policy_state_dict", None)
+        return state
+
+    def parse(self, state: Mapping[str, Any], strict: bool) -> None:
+        """Check a saved state, and keep what it stands for until `adopt`."""
+        self._parsed = saving.parse(self._collection, state, strict)
+
+    def adopt(self) -> None:
+        """Go on from the state that was parsed last."""
+        saving.adopt(self._collection, self._parsed)
+        self._tell()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._collection.close()
+
+
+def _copied(objects: Any) -> Objects:
+    found: Objects = objects.clone()
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

@@ -1,0 +1,137 @@
+"""Batches of which every worker makes its share: nothing is stepped between two of them."""
+
+from __future__ import annotations
+
+from tensordict import TensorDict
+
+from gleanrl.block import Block
+from gleanrl.collectors.budget import Budget, Grant
+from gleanrl.collectors.columns import IDS, NONFINITE
+from gleanrl.collectors.source import Collected
+from gleanrl.collectors.workers.assembling import Arrangement
+from gleanrl.collectors.workers.crew_source import SIBLING, CrewSource
+from gleanrl.collectors.workers.team import Team
+from gleanrl.collectors.workers.words import SERVED
+from gleanrl.data.boundaries import MASK
+from gleanrl.envs.rollout import mark_truncated
+from gleanrl.system import clock
+
+
+class SynchronousSource(CrewSource):
+    """Asks every worker for a share of each batch, and waits for all of them.
+
+    Args:
+        team: see `CrewSource`.
+        cat: how shares are put together; see `Arrangement.dim`.
+    """
+
+    def __init__(self, team: Team, cat: int | None) -> None:
+        super().__init__(team)
+        size = self.description.batch_size
+        self.arrangement = Arrangement(cat, size, self.num_workers, team.enough is not None)
+        self.num_envs = self.arrangement.num_envs
+        self._enough, self._truncated = team.enough, team.truncated
+
+    def most_steps(self, num_steps: int) -> int:
+        """Return the steps of the longest share of a batch of so many steps.
+
+        Raises:
+            UnsupportedError: shares of unlike lengths couldn't be put together.
+        """
+        self.arrangement.check()
+        return max(self.arrangement.steps(num_steps))
+
+    def next(self, budget: Budget, lend: bool = False) -> Collected:
+        """Return the next batch that `budget`, which isn't spent, grants."""
+        grant = budget.grant(self.spent)
+        assert grant is not None, "the budget is spent"
+        return self.collect(grant, lend)
+
+    def collect(self, grant: Grant, lend: bool = False) -> Collected:
+        """Return a batch.
+
+        Raises:
+            Exception: what a worker raised; the shares of the others are discarded.
+            WorkerError: a worker was lost, and isn't made anew.
+        """
+        self.lose("interrupted")
+        self.dispatcher.settle()
+        self.refresh_weights()
+        begin = clock.monotonic()
+        steps = dict(enumerate(self.arrangement.steps(grant.num_steps)))
+        wanted = {worker: Grant(count, grant.random) for worker, count in steps.items() if count}
+        try:
+            while not all(map(self.dispatcher.ready, wanted)):
+                self._grant_missing(wanted)
+                self._end_the_others(wanted)
+                self.dispatcher.wait()
+        except Exception:
+            self.lose(SIBLING)
+            raise
+        return self._collected(list(wanted), grant, lend, clock.monotonic() - begin)
+
+    def lose(self, reason: str) -> None:
+        """Discard the shares of the open batch."""
+        self.dispatcher.discard_all(reason)
+
+    def _grant_missing(self, wanted: dict[int, Grant]) -> None:
+        """Grant a share to every worker that has none."""
+        for worker, grant in wanted.items():
+            if not self.dispatcher.under_way(worker) and not self.dispatcher.is_down(worker):
+                self.dispatcher.grant(worker, grant)
+
+    def _end_the_others(self, wanted: dict[int, Grant]) -> None:
+        if self._enough is not None and sum(map(self.dispatcher.ready, wanted)) >= self._enough:
+            for worker in wanted:
+                self.dispatcher.cut(worker, self.dispatcher.now.taken[worker] + 1)
+
+    def _collected(self, workers: list[int], grant: Grant, lend: bool, seconds: float) -> Collected:
+        now = self.dispatcher.now
+        shares = {worker: self.dispatcher.words[worker].share(now.taken[worker]) for worker in workers}
+        counts = {worker: share.num_steps for worker, share in shares.items()}
+        block = self.arrangement.batch(self.dispatcher.blocks[0], counts, self._pool, lend)
+        frames, flagged = sum(s.frames for s in shares.values()), sum(s.flagged for s in shares.values())
+        excess = 0 if grant.most is None or MASK not in block.schema else max(frames - grant.most, 0)
+        if excess:
+            flagged -= _mask_last(block, excess)
+        batch = block.batch(None, self.description.device)
+        if self._truncated:
+            self._mark_truncated(batch, counts)
+        ledger = now.ledger.delivering(frames - excess, flagged, grant.counted, seconds)
+        taken = tuple(
+            self.dispatcher.words[worker].words[SERVED] if worker in shares else number
+            for worker, number in enumerate(now.taken)
+        )
+        return Collected(batch, now._replace(ledger=ledger.discarding(excess, "budget"), taken=taken))
+
+    def _mark_truncated(self, batch: TensorDict, counts: dict[int, int]) -> None:
+        """Mark the last step of every share, which in a batch of shares that follow each other isn't the batch's."""
+        keys = list(self.description.done_keys)
+        if not self.arrangement.in_time:
+            for worker, count in counts.items():
+                width = 1 if self.arrangement.dim is None else self.description.batch_size[0]
+                rows = (
+                    batch[worker]
+                    if self.arrangement.dim is None
+                    else batch[worker * width : (worker + 1) * width]
+                )
+                mark_truncated(rows[..., :count], keys)
+            return
+        begin = 0
+        for count in counts.values():
+            mark_truncated(batch[..., begin : begin + count], keys)
+            begin += count
+
+
+def _mask_last(block: Block, excess: int) -> int:
+    """Mask the last frames of a batch; return how many of them were flagged."""
+    mask = block.column(MASK)
+    last = mask.nonzero()[-excess:].unbind(1)
+    mask[last] = False
+    block.column(IDS)[last] = -1
+    if NONFINITE not in block.schema:
+        return 0
+    flags = block.column(NONFINITE)
+    flagged = int(flags[last].sum())
+    flags[last] = False
+    return flagged

@@ -1,0 +1,63 @@
+"""Words: what one side writes the other reads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gleanrl.collectors.budget import Grant
+from gleanrl.collectors.workers.words import GRANTED, NEXT_ID, REASONS, SERVED, Share, Words
+from gleanrl.workers.segment import STEP
+
+
+def made(num_slots: int = 2) -> Words:
+    return Words(memoryview(np.zeros(64, np.int64)), num_slots)
+
+
+@pytest.mark.parametrize("num_slots", [1, 2])
+def test_grants_are_served_in_order_and_shares_come_back(num_slots: int) -> None:
+    words = made(num_slots)
+    assert words.begin() is None
+    for number in range(7):
+        grant = Grant(number + 1, number % 2 == 0, None if number % 3 else number)
+        words.grant(grant, reset=number == 2)
+        assert words.granted_steps(number) == number + 1 and not words.is_at_work
+        assert words.begin() == (number, grant, number == 2) and words.begin() is None
+        assert words.is_at_work and words.under_way == 0
+        words.words[STEP] = 3
+        assert words.under_way == 3
+        share = Share(False, number, 10 * number, 1, 2, REASONS[0])
+        words.finish(number, share)
+        assert words.share(number) == share and words.under_way == 0
+        assert words.words[SERVED] == words.words[GRANTED] == number + 1
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_failed_share_says_why(reason: str) -> None:
+    words = made()
+    words.grant(Grant(5), False)
+    words.begin()
+    words.finish(0, Share(True, 0, 4, 0, 0, reason))
+    assert words.share(0) == Share(True, 0, 4, 0, 0, reason)
+
+
+def test_two_grants_stand_in_slots_of_their_own() -> None:
+    words = made()
+    words.grant(Grant(5), False)
+    words.grant(Grant(6), True)
+    assert [words.begin(), words.begin()] == [(0, Grant(5), False), (1, Grant(6), True)]
+
+
+def test_a_new_worker_goes_on_where_another_was_lost() -> None:
+    words = made()
+    words.begin_at(5, 12)
+    assert words.begin() is None and not words.is_at_work and words.words[NEXT_ID] == 12
+    words.grant(Grant(3), False)
+    assert words.begin() == (5, Grant(3), False)
+
+
+def test_floats_are_the_same_words() -> None:
+    words = made()
+    words.floats[NEXT_ID] = 1.5
+    assert words.floats[NEXT_ID] == 1.5 and words.words[NEXT_ID] == np.float64(1.5).view(np.int64)
+    assert repr(words) == "Words(granted=0, begun=0, served=0)"
