@@ -86,6 +86,14 @@ def test_servants_that_cannot_be_made(doomed):
     made, failed = crew.wait_all()
     assert made.error is None and failed.error.b == "construction" and not failed.lost
     crew.close()
+    crew = started(Unmade)
+    crew.workers[0].wait(Deadline(5))
+    crew.post(0, "echo", 1)
+    assert [type(answer.error).__name__ for answer in crew.wait_all()] == [
+        "PrivateError",
+        "WorkerCrashedError",
+    ]
+    crew.close()
     crew = started(Clerk, NeverMade, start_s=0.3, close_s=1.0)
     assert "in hang" in str(lost(crew).error)
     crew.close()

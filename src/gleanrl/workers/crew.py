@@ -207,7 +207,7 @@ class Crew:
         try:
             worker.channel.send(data, Deadline(seconds))
         except ChannelClosed:
-            self._crashed(worker)
+            pass  # what it said before it ended comes first: its end is seen where answers are waited for
         except ChannelFull:
             self._hung(worker, seconds)
         except BaseException:  # part of a long message may be in the pipe: nothing can follow it
