@@ -1,15 +1,19 @@
-"""The only backend is gymnasium; programs that name it work."""
+"""Programs that name their backend: gymnasium, or gym where it is installed."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from typing import Any
 
 import gymnasium
 import pytest
 
-from gleanrl.envs import get_available_libraries
+from gleanrl.envs import GymEnv, GymWrapper, check_env_specs, get_available_libraries
 from gleanrl.envs.libs.gym_backend import gym_backend, set_gym_backend
 from gleanrl.errors import UnsupportedError
+
+HAS_GYM = all(importlib.util.find_spec(package) for package in ("gym", "shimmy"))
 
 
 def returns_gymnasium() -> Any:
@@ -30,10 +34,34 @@ def test_gymnasium(backend: Any) -> None:
     assert double(2, y=1) == 5 and double.__name__ == "double"
 
 
-@pytest.mark.parametrize("backend", ["gym", "jax", pytest, None])
+@pytest.mark.parametrize("backend", ["jax", pytest, None])
 def test_any_other_is_refused(backend: Any) -> None:
-    with pytest.raises(UnsupportedError, match="gymnasium"):
+    with pytest.raises(UnsupportedError, match="expected 'gymnasium' or 'gym'"):
         set_gym_backend(backend)
+
+
+@pytest.mark.skipif(HAS_GYM, reason="gym and shimmy are installed")
+def test_gym_says_what_has_to_be_installed() -> None:
+    with pytest.raises(UnsupportedError, match="packages that aren't installed: .*shimmy"):
+        set_gym_backend("gym")
+
+
+@pytest.mark.skipif(not HAS_GYM, reason="needs gym and shimmy")
+def test_environments_of_gym() -> None:
+    gym = importlib.import_module("gym")
+    with set_gym_backend("gym"):
+        assert gym_backend() is gym and gym_backend("spaces") is gym.spaces
+        made = [GymEnv("CartPole-v1"), GymEnv("CartPole-v1", num_envs=2)]
+    assert gym_backend() is gymnasium
+    for env in (*made, GymWrapper(gym.make("CartPole-v1", disable_env_checker=True))):
+        unwrapped = getattr(env._env, "envs", [env._env])[0].unwrapped
+        assert isinstance(getattr(unwrapped, "gym_env", unwrapped), gym.Env)
+        check_env_specs(env)
+        batch = env.rollout(300)
+        assert bool(batch["next", "terminated"].any())
+        env.close()
+    assert made[0].env_name == "CartPole-v1"
+    made[0].rollout(2)  # made anew, by gym, though the choice is over
 
 
 def test_submodules() -> None:

@@ -12,7 +12,7 @@ import torch
 from gleanrl.arguments import non_negative
 from gleanrl.compat import bind
 from gleanrl.envs.base import EnvBase
-from gleanrl.envs.libs.gym_backend import gym_backend, set_gym_backend
+from gleanrl.envs.libs.gym_backend import gym_backend, named, set_gym_backend, with_gymnasiums_interface
 from gleanrl.envs.libs.gym_info import BaseInfoDictReader, default_info_dict_reader
 from gleanrl.envs.libs.gym_like import GymLikeEnv
 from gleanrl.envs.libs.gym_pixels import PIXELS, rendering, with_pixels
@@ -102,6 +102,7 @@ class GymWrapper(GymLikeEnv):
             raise InvalidTypeError(
                 f"env: expected a gymnasium environment, got the {type(env).__name__} {env}"
             )
+        env = with_gymnasiums_interface(env)
         super().__init__(
             with_pixels(env, pixels_only) if from_pixels else env,
             observation_key=PIXELS if from_pixels and pixels_only else "observation",
@@ -181,6 +182,8 @@ class GymEnv(GymWrapper):
         if from_pixels:
             gym_kwargs = rendering(gym_kwargs)
         gym_kwargs = {**gym_kwargs, "disable_env_checker": disable_env_checker}
+        self.env_name = env_name
+        env_name, gym_kwargs = named(env_name, gym_kwargs)
         one = functools.partial(gymnasium.make, env_name, **gym_kwargs)
         only = pixels_only if from_pixels else None
         several = functools.partial(make_vector, env_name, num_envs, only, frame_skip, gym_kwargs)
@@ -197,7 +200,6 @@ class GymEnv(GymWrapper):
             # Its parts render and repeat actions already, which GymWrapper would refuse to do for a vector.
             key = PIXELS if only else "observation"
             GymLikeEnv.__init__(self, several(), observation_key=key, frame_skip=frame_skip, **options)
-        self.env_name = env_name
         self.from_pixels, self.pixels_only = from_pixels, pixels_only
         self._make, self._pixels_only = several if num_envs else one, None if num_envs else only
 
