@@ -27,9 +27,9 @@ from tests.fakes import Script
 
 SEED, STREAM, EPISODE, STEP, LIFE, ACTION, MIX = range(7)
 WIDTH = 7
-STEPS, PROCESS, FIRST_STEP_NS = range(3)
-"""Columns of a `Tally`: steps ever made, and whose the latest one was and when it began."""
-COUNTS = 3
+STEPS, LIFE_STEPS, PROCESS, FIRST_STEP_NS = range(4)
+"""Columns of a `Tally`: steps ever made; those of the latest life, its process, and when it made the first one."""
+COUNTS = 4
 ODD = np.random.default_rng(7).integers(1 << 62, size=MIX) * 2 + 1
 SCRIPT = Script(seed=11, low=1, high=40)
 
@@ -110,6 +110,7 @@ class SelfCheckingEnv(gym.Env[Any, Any]):
         observation = self._emit("step")
         if self._count is not None:
             self._count[STEPS] += 1
+            self._count[LIFE_STEPS] = self._calls["step"]
             if self._calls["step"] == 1:
                 self._count[PROCESS], self._count[FIRST_STEP_NS] = os.getpid(), time.monotonic_ns()
         terminated, truncated = self._script.flags(self._stream, self._episode, self._step)

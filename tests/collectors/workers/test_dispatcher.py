@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
 from gleanrl.errors import ClosedError, WorkerCrashedError
+from tests.chaos.faults import Fault
+from tests.chaos.oracle import Record, makers
 from tests.collectors.workers.crews import collecting
+from tests.fakes import FakeFailure
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -36,3 +40,18 @@ def test_a_killed_worker_is_replaced(kind: str) -> None:
         stats = collector.stats()
     assert [worker.restarts for worker in stats.workers] == [2, 2]
     assert stats.stepped == stats.delivered + stats.discarded and set(stats.reasons) <= {"worker"}
+
+
+@pytest.mark.parametrize(("kind", "error"), [("kill", WorkerCrashedError), ("raise", FakeFailure)])
+def test_a_worker_that_is_lost_while_it_is_made(kind: str, error: type[Exception], tmp_path: Path) -> None:
+    fault = Fault(kind, "construction", tmp_path / "token", os.getpid(), 6)
+    with pytest.raises(error), collecting("sync", makers(2, fault=fault)):
+        pass
+    fault.token.unlink()
+    with collecting(
+        "sync", makers(2, fault=fault), total_frames=24, on_worker_error="restart", max_restarts=1
+    ) as collector:
+        record = Record()
+        assert sum(record.add(batch) for batch in collector) == 24
+        record.check()
+        assert sum(worker.restarts for worker in collector.stats().workers) == 1

@@ -32,7 +32,7 @@ from gleanrl.errors import (
 from gleanrl.pool import BufferPool
 from gleanrl.state import StateReader, plain
 from gleanrl.system.clock import Deadline
-from gleanrl.workers.segment import Rows
+from gleanrl.workers.segment import Region, Rows
 
 SIBLING = "sibling"
 """Why frames of a batch are discarded to which another worker's share is lacking."""
@@ -53,6 +53,7 @@ class CrewSource(Source):
         self._seed: tuple[int, bool] | None = None
         self._last_state: dict[str, Any] | None = None
         self._weights: SharedWeights | None = None
+        self._region: Region | None = None
         self._pool = BufferPool()
         self.dispatcher = Dispatcher(team, self._made_again, self._told)
         self.description = self.dispatcher.description
@@ -71,8 +72,11 @@ class CrewSource(Source):
         self.dispatcher.use(self._region)
         self.dispatcher.ask("bind", {worker: (self._bound(worker),) for worker in range(self.num_workers)})
 
-    def _bound(self, worker: int) -> Bound:
+    def _bound(self, worker: int) -> Bound | None:
+        """Return what a worker is bound to; None while workers are made: they are told once all stand."""
         weights = self._weights
+        if self._region is None:
+            return None
         if weights is None:
             return Bound(self._region, worker)
         return Bound(self._region, worker, weights.region, weights.own_region(worker))

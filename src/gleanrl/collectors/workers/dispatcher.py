@@ -320,7 +320,9 @@ class Dispatcher:
         """Return the frames of the share that a lost worker had begun."""
         words = self.words[worker]
         steps = words.under_way
-        if not steps or MASK not in self.description.schema:
+        if not steps:  # also of a worker that nothing is known of yet
+            return 0
+        if MASK not in self.description.schema:
             return steps * max(1, self.description.batch_size.numel())
         block = self.blocks[words.words[SERVED] % len(self.blocks)]
         return int(block.column(MASK)[worker].narrow(block.time_dim - 1, 0, steps).sum())

@@ -126,7 +126,7 @@ class CollectorMaker:
     seed: tuple[int, bool] | None = None
     bound: Bound | None = None
 
-    def again(self, first_id: int, seed: tuple[int, bool] | None, bound: Bound) -> CollectorMaker:
+    def again(self, first_id: int, seed: tuple[int, bool] | None, bound: Bound | None) -> CollectorMaker:
         """Return what makes a worker that goes on where this one was lost."""
         return replace(self, first_id=first_id, seed=seed, bound=bound)
 
