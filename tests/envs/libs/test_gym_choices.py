@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 
 from gleanrl.envs.libs.gym_codecs import Codec, as_flags
-from gleanrl.envs.libs.gym_spaces import assemble, encode, leaves, make_tree
+from gleanrl.envs.libs.gym_trees import assemble, encode, leaves, make_tree
 from gleanrl.errors import EnvironmentContractError, PolicyError
 
 P = 4

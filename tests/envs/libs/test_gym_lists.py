@@ -15,8 +15,8 @@ from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import LazyTensorStorage, MultiCategorical, MultiOneHot, NonTensor, ReplayBuffer
 from gleanrl.envs import GymEnv, GymWrapper, ParallelEnv, SerialEnv, StepCounter, TransformedEnv
 from gleanrl.envs.libs.gym_lists import SequenceCodec
-from gleanrl.envs.libs.gym_spaces import encode, leaves, make_tree
 from gleanrl.envs.libs.gym_stepper import GymStepper
+from gleanrl.envs.libs.gym_trees import encode, leaves, make_tree
 from gleanrl.errors import EnvironmentContractError, PolicyError, SpaceError
 
 WORDS = ("go", "to", "the", "red", "door")

@@ -11,16 +11,9 @@ from gymnasium import spaces
 
 from gleanrl.data.specs import Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, Unbounded
 from gleanrl.envs.libs.gym_codecs import Codec
-from gleanrl.envs.libs.gym_spaces import (
-    Group,
-    assemble,
-    encode,
-    leaves,
-    make_tree,
-    register_gym_spec_conversion,
-    tree_spec,
-)
-from gleanrl.errors import EnvironmentContractError, SpaceError
+from gleanrl.envs.libs.gym_spaces import register_gym_spec_conversion
+from gleanrl.envs.libs.gym_trees import assemble, encode, leaves, make_tree
+from gleanrl.errors import SpaceError
 
 INF, F32MAX = float("inf"), float(np.finfo(np.float32).max)
 SPACES = [
@@ -144,38 +137,6 @@ def test_other_spaces_are_refused_by_name(space: spaces.Space[Any]) -> None:
         assert isinstance(caught.value, (NotImplementedError, ValueError)) and "camera" in str(caught.value)
         inner = space.spaces["a"]["b"] if isinstance(space, spaces.Dict) and "a" in space.spaces else space
         assert str(inner) in str(caught.value)
-
-
-class TestDicts:
-    SPACE = spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Dict({"c": spaces.Discrete(3)})})
-
-    def tree(self) -> Group:
-        tree = make_tree(self.SPACE, (), False)
-        assert isinstance(tree, Group)
-        return tree
-
-    def test_keys_are_nested_like_the_space(self) -> None:
-        spec = tree_spec(self.tree())
-        assert spec["a"].shape == (2,) and spec["b", "c"].shape == (3,)
-        assert [leaf.key for leaf in leaves(self.tree())] == [("a",), ("b", "c")]
-
-    def test_the_order_of_the_dictionary_does_not_matter(self) -> None:
-        a, c = encode(self.tree(), {"b": {"c": 2}, "a": np.float32([1, 2])})
-        assert a.tolist() == [1, 2] and c.tolist() == [0, 0, 1]
-
-    @pytest.mark.parametrize(
-        ("value", "named"),
-        [
-            ({"a": np.zeros(2, np.float32)}, "missing \\['b'\\]"),
-            ({"a": np.zeros(2, np.float32), "b": {"c": 0}, "d": 1}, "unexpected \\['d'\\]"),
-            ({"a": np.zeros(2, np.float32), "b": {}}, "'b'.*missing \\['c'\\]"),
-            ({"a": np.zeros(2, np.float32), "b": 3}, "'b'.*int 3"),
-            (np.zeros(2), "a dict with"),
-        ],
-    )
-    def test_other_keys_raise(self, value: Any, named: str) -> None:
-        with pytest.raises(EnvironmentContractError, match=named):
-            encode(self.tree(), value)
 
 
 def test_spaces_of_the_old_library_are_named():

@@ -17,16 +17,9 @@ from gleanrl.envs.base import REPLACED, EnvBase
 from gleanrl.envs.libs.gym_codecs import Array, Codec, RewardCodec, as_flag, as_flags
 from gleanrl.envs.libs.gym_info import default_info_dict_reader
 from gleanrl.envs.libs.gym_simulator import Simulator, checked_reset, checked_step
-from gleanrl.envs.libs.gym_spaces import (
-    assemble,
-    encode,
-    leaves,
-    make_tree,
-    observation_tree,
-    reward_spec,
-    tree_spec,
-)
+from gleanrl.envs.libs.gym_spaces import reward_spec
 from gleanrl.envs.libs.gym_stepper import GymCodecs, GymStepper
+from gleanrl.envs.libs.gym_trees import assemble, encode, leaves, make_tree, observation_tree, tree_spec
 from gleanrl.envs.libs.gym_vector_simulator import VectorSimulator
 from gleanrl.envs.libs.gym_vector_stepper import VectorGymStepper
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpaceError, UnsupportedError

@@ -20,7 +20,7 @@ from gleanrl.block import Block, Field, Schema, numpy_view
 from gleanrl.envs.libs.gym_codecs import Array, ArrayCodec, Codec, RewardCodec, as_flag
 from gleanrl.envs.libs.gym_info import default_info_dict_reader
 from gleanrl.envs.libs.gym_simulator import Simulator, checked_step
-from gleanrl.envs.libs.gym_spaces import Tree, assemble, encode, leaves
+from gleanrl.envs.libs.gym_trees import Tree, assemble, encode, leaves
 from gleanrl.errors import SchemaError
 from gleanrl.objects import Leaf, Objects, as_leaf
 from gleanrl.rollouts.faults import StepFault

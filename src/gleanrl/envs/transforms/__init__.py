@@ -21,7 +21,7 @@ from gleanrl.envs.transforms.control import (
     TimeMaxPool,
 )
 from gleanrl.envs.transforms.env import TransformedEnv
-from gleanrl.envs.transforms.episodes import InitTracker, RewardSum, StepCounter, TargetReturn
+from gleanrl.envs.transforms.episodes import InitTracker, StepCounter
 from gleanrl.envs.transforms.foreign import ForeignTransform
 from gleanrl.envs.transforms.frames import CatFrames
 from gleanrl.envs.transforms.functions import Hash, UnaryTransform
@@ -31,6 +31,7 @@ from gleanrl.envs.transforms.multi_step import MultiStepTransform
 from gleanrl.envs.transforms.normalization import ObservationNorm
 from gleanrl.envs.transforms.pixels import CenterCrop, Crop, GrayScale, Resize, ToTensorImage
 from gleanrl.envs.transforms.primer import TensorDictPrimer
+from gleanrl.envs.transforms.returns import RewardSum, TargetReturn
 from gleanrl.envs.transforms.rewards import (
     BinarizeReward,
     ClipTransform,
