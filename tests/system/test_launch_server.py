@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +61,15 @@ def test_the_latest_codes_are_remembered(monkeypatch):
         client.children.add(pid)
         client.ended(pid, 0)
     assert list(client.codes) == [6, 7] and not client.children
+
+
+def test_it_waits_for_nobody(launched, held):
+    """A link whose number was used again within a round has nothing to read; it waited there for ever."""
+    start(launched, READ, held)
+    folder = Path(f"/proc/{launched._process.pid}")
+    links = [fd.name for fd in (folder / "fd").iterdir() if os.readlink(fd).startswith("socket:")]
+    flags = [int((folder / "fdinfo" / name).read_text().split()[3], 8) for name in links]
+    assert len(flags) >= 3 and all(flag & os.O_NONBLOCK for flag in flags)
 
 
 def test_it_is_told_apart_from_its_parent(launched, held):

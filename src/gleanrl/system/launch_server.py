@@ -99,7 +99,7 @@ class _Client:
     def answer(self, number: int, value: int, descriptors: Sequence[int] = ()) -> None:
         """Send an answer; one that nobody takes is lost: the launcher waits for nobody."""
         with suppress(OSError):
-            socket.send_fds(self.link, [ANSWER.pack(number, value)], descriptors, socket.MSG_DONTWAIT)
+            socket.send_fds(self.link, [ANSWER.pack(number, value)], descriptors)
 
 
 class _Launcher:
@@ -137,6 +137,7 @@ class _Launcher:
                     return
 
     def _add(self, client: _Client) -> None:
+        client.link.setblocking(False)  # Python 3.11 ignores the flags of recv_fds and send_fds
         self._clients[client.link.fileno()] = client
         self._poller.register(client.link, select.POLLIN)
 
@@ -148,9 +149,7 @@ class _Launcher:
     def _answer(self, client: _Client) -> bool:
         """Take a request; return whether the launcher is still needed."""
         try:
-            request, descriptors, _, _ = socket.recv_fds(
-                client.link, REQUEST.size, MOST_DESCRIPTORS, socket.MSG_DONTWAIT
-            )
+            request, descriptors, _, _ = socket.recv_fds(client.link, REQUEST.size, MOST_DESCRIPTORS)
         except BlockingIOError:  # a number that was used again within one round
             return True
         except OSError:
