@@ -9,6 +9,7 @@ import pytest
 
 from gleanrl.system import launcher
 from gleanrl.system.descriptors import Descriptors, pipe
+from gleanrl.system.launch_server import REQUEST
 from tests.interrupts import interruptions
 from tests.leaks import Holdings
 from tests.system.entries import ENTRY
@@ -60,6 +61,15 @@ def test_codes_are_told_whenever_they_are_asked_for():
     for _, sentinel in started:
         select.select([sentinel], [], [], 10)
     assert [launched.exit_code(pid) for pid, _ in reversed(started)] == [5, 4, 3]
+    held.close()
+
+
+def test_a_late_answer_without_descriptors_closes_none():
+    launched, held = launcher.current(ENTRY, ()), Descriptors()
+    mine, theirs = held.take(pipe())
+    launched._link.send(REQUEST.pack(1 << 40, 12345678))  # for an exit code, and nobody waits for it
+    launched.start([mine, theirs], held)
+    os.write(theirs, b"3")
     held.close()
 
 

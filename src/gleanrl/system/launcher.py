@@ -114,7 +114,8 @@ class Launcher:
                     return value, descriptors
                 if not asked:
                     raise LaunchError("the connection to it was closed")
-                held.close(*descriptors)
+                if descriptors:
+                    held.close(*descriptors)
 
 
 def _end(link: socket.socket, process: subprocess.Popen[bytes] | None, owner: int) -> None:
