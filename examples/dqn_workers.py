@@ -27,7 +27,9 @@ class EpsilonGreedy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.q_net = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
+        self.q_net = nn.Sequential(
+            nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)
+        )
         self.register_buffer("epsilon", torch.ones(()))  # a buffer: it reaches the workers with the weights
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,11 @@ def make_policy() -> TensorDictSequential:
     return TensorDictSequential(
         TensorDictModule(make_net(2), ["observation"], ["logits"]),
         ProbabilisticTensorDictModule(
-            ["logits"], ["action"], distribution_class=Categorical, return_log_prob=True, log_prob_key="log_prob"
+            ["logits"],
+            ["action"],
+            distribution_class=Categorical,
+            return_log_prob=True,
+            log_prob_key="log_prob",
         ),
     )
 
@@ -64,7 +68,9 @@ def improve(policy, critic, optimizer, batch, epochs: int, minibatch: int) -> No
         for rows in torch.randperm(len(action)).split(minibatch):
             drawn = Categorical(logits=policy[0].module(observation[rows]))
             ratio = (drawn.log_prob(action[rows]) - before[rows]).exp()
-            gain = torch.min(ratio * advantage[rows], ratio.clamp(1 - CLIP, 1 + CLIP) * advantage[rows]).mean()
+            gain = torch.min(
+                ratio * advantage[rows], ratio.clamp(1 - CLIP, 1 + CLIP) * advantage[rows]
+            ).mean()
             error = (critic(observation[rows]).squeeze(-1) - target[rows]).square().mean()
             optimizer.zero_grad()
             (0.5 * error - gain - ENTROPY * drawn.entropy().mean()).backward()

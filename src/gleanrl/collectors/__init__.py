@@ -3,7 +3,12 @@
 from gleanrl.collectors.base import DataCollectorBase
 from gleanrl.collectors.facade import SyncDataCollector
 from gleanrl.collectors.ledger import CollectorStats, WorkerStats
-from gleanrl.collectors.multi import MultiaSyncDataCollector, MultiSyncDataCollector, aSyncDataCollector
+from gleanrl.collectors.multi import (
+    MultiaSyncDataCollector,
+    MultiSyncDataCollector,
+    WorkersCollector,
+    aSyncDataCollector,
+)
 from gleanrl.collectors.trajectories import split_trajectories
 from gleanrl.collectors.weight_updaters import VanillaWeightUpdater, WeightUpdaterBase
 from gleanrl.compat import bind
@@ -19,6 +24,7 @@ __all__ = [
     "VanillaWeightUpdater",
     "WeightUpdaterBase",
     "WorkerStats",
+    "WorkersCollector",
     "aSyncDataCollector",
     "split_trajectories",
 ]
