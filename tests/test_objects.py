@@ -64,6 +64,11 @@ class TestObjects:
         assert column.reshape(6).take(torch.tensor([5, 6, 0]), pad=True).items() == ["f", None, "a"]
         assert column.where(torch.tensor([[True], [False]]), copied).items() == ["a", "new", "c", *"def"]
 
+    def test_rows_by_a_mask(self) -> None:
+        objects = Objects.of(["a", "b", "c"])
+        assert objects[torch.tensor([True, False, True])].items() == ["a", "c"]
+        assert objects[np.array([2, 0])].items() == ["c", "a"]
+
     def test_tensors_are_copied(self) -> None:
         source = torch.arange(6.0).view(2, 3)
         objects = Objects.blanks((2,), torch.empty(0)).copy_(source)

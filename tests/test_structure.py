@@ -37,6 +37,7 @@ FACADES = (
     "envs/libs/gym.py",
     "envs/vector/serial.py",
     "envs/vector/parallel.py",
+    "envs/vector/pool.py",
 )
 
 

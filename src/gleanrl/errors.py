@@ -124,6 +124,14 @@ class WorkerTimeoutError(WorkerError, TimeoutError):
     """A worker process didn't answer in time; the message says where it was at work, with its Python stack."""
 
 
+class PendingError(GleanError, RuntimeError):
+    """An environment was asked for something before its last answer was received, or for more answers than are due."""
+
+
+class NotReadyError(GleanError, TimeoutError):
+    """Fewer answers arrived in time than were to be received; those that did are there for the next call."""
+
+
 class EnvironmentFailure(GleanError, RuntimeError):
     """`step` or `reset` of an environment raised; `__cause__` holds the original error."""
 

@@ -73,7 +73,7 @@ class Objects:
         """Return a view, or a copy, as NumPy indexes."""
         parts = index if isinstance(index, tuple) else (index,)
         parts = tuple(part.cpu().numpy() if isinstance(part, torch.Tensor) else part for part in parts)
-        return Objects(self.array[parts if Ellipsis in parts else (*parts, ...)], self.blank)
+        return Objects(self.array[parts if any(part is ... for part in parts) else (*parts, ...)], self.blank)
 
     def __iter__(self) -> Iterator[Objects]:
         """Yield the rows."""

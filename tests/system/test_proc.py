@@ -131,3 +131,13 @@ def test_what_this_process_has_and_may_have():
     before = proc.descriptors_left()
     with open("/dev/null"):
         assert proc.descriptors_left() == before - 1
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinities")
+def test_a_process_runs_on_what_it_is_told():
+    child = os.fork()
+    if child == 0:
+        first = min(os.sched_getaffinity(0))
+        proc.run_on([first])
+        os._exit(int(os.sched_getaffinity(0) != {first} or proc.cpu_count() != 1))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from gleanrl.system.threads import Workers
+from gleanrl.system.threads import Workers, stack_of
 from tests.interrupts import in_another_thread, interruptions
 
 
@@ -32,6 +32,22 @@ def test_who_waits_for_so_long_learns_whether_it_has_ended():
     assert not job.ended and not job.wait(0.02)
     go.set()
     assert job.wait(60) and job.ended and job.wait(0)
+
+
+def test_the_stack_of_a_thread():
+    workers, go, numbers = Workers(1, "test-stack"), threading.Event(), []
+
+    def stands_still():
+        numbers.append(threading.get_ident())
+        go.wait()
+
+    job = workers.start(stands_still)
+    while not numbers:
+        job.wait(0.001)
+    assert "in stands_still" in stack_of(numbers[0])
+    go.set()
+    job.result()
+    assert stack_of(None) == stack_of(-1) == "it has no stack to show"
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import signal
 import threading
 
@@ -43,6 +44,12 @@ def test_answers_come_as_they_are_ready(crew):
     assert crew.wait_any().request == quick and not crew.is_idle
     assert crew.wait_any(Deadline(0.0)) is None
     assert [crew.wait_any().request for _ in slow] == slow and crew.wait_any() is None and crew.is_idle
+
+
+def test_what_has_arrived_is_seen_after_the_deadline(crew):
+    number = crew.post(1, "echo", 9)
+    assert select.select([crew.workers[1].channel.reading], [], [], 60)[0]
+    assert crew.wait_any(Deadline(0.0)).request == number and crew.wait_any(Deadline(0.0)) is None
 
 
 def test_what_a_worker_raises_arrives_and_the_crew_goes_on(crew):

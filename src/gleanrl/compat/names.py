@@ -243,6 +243,9 @@ MODULES: dict[str, tuple[str, ...]] = {
         "gleanrl.data.specs:consolidate_spec",
         "gleanrl.data.specs:contains_lazy_spec",
     ),
+    "gleanrl.envs.async_envs": tuple(
+        f"gleanrl.envs:{name}" for name in ("AsyncEnvPool", "ProcessorAsyncEnvPool", "ThreadingAsyncEnvPool")
+    ),
     "gleanrl.envs.batched_envs": tuple(
         f"gleanrl.envs:{name}"
         for name in (

@@ -35,10 +35,12 @@ from gleanrl.envs.utils import (
 )
 from gleanrl.envs.vector.metadata import EnvMetaData
 from gleanrl.envs.vector.parallel import ParallelEnv
+from gleanrl.envs.vector.pool import AsyncEnvPool, ProcessorAsyncEnvPool, ThreadingAsyncEnvPool
 from gleanrl.envs.vector.serial import SerialEnv
 from gleanrl.workers.handle import Timeouts
 
 __all__ = [
+    "AsyncEnvPool",
     "BaseInfoDictReader",
     "EnvBase",
     "EnvCreator",
@@ -51,8 +53,10 @@ __all__ = [
     "ModelBasedEnvBase",
     "ParallelEnv",
     "PendulumEnv",
+    "ProcessorAsyncEnvPool",
     "RandomPolicy",
     "SerialEnv",
+    "ThreadingAsyncEnvPool",
     "TicTacToeEnv",
     "Timeouts",
     "check_env_specs",

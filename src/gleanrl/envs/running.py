@@ -63,10 +63,14 @@ class Running(SpecProperties):
         """Write random actions into `tensordict` (a new one if None) and return it."""
         if tensordict is None:
             tensordict = self._blank()
+        return RandomPolicy(self._action_spec_for(tensordict))(tensordict)
+
+    def _action_spec_for(self, tensordict: TensorDictBase) -> Any:
+        """Return the spec of the actions that belong to the rows of `tensordict`."""
         spec = self.full_action_spec
-        if not self.batch_locked:
-            spec = spec.expand(*tensordict.batch_size, *spec.shape[len(self.batch_size) :])
-        return RandomPolicy(spec)(tensordict)
+        if self.batch_locked:
+            return spec
+        return spec.expand(*tensordict.batch_size, *spec.shape[len(self.batch_size) :])
 
     def rand_step(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Take random actions: `rand_action`, then `step`."""

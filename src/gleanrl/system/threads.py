@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -116,6 +118,14 @@ class _Worker(threading.Thread):
             job.run()
             del job
         self.jobs.put(None)  # for the next one: however many there are, they all end
+
+
+def stack_of(number: int | None) -> str:
+    """Return in words the Python stack of the thread of that number; None for one that hasn't begun."""
+    frame = None if number is None else sys._current_frames().get(number)
+    if frame is None:
+        return "it has no stack to show"
+    return "its Python stack:\n" + "".join(traceback.format_stack(frame)).rstrip()
 
 
 _ending = False

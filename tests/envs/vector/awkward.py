@@ -61,3 +61,15 @@ def interrupt() -> None:
 def awkward(act: Callable[[], Any], at: int, where: str = "step", stream: int = 0) -> GymWrapper:
     """An environment that acts once."""
     return GymWrapper(AwkwardEnv(act, at, where, stream=stream, script=SCRIPT))
+
+
+def pass_through(gate: str) -> None:
+    """Wait until `open_gate` is called, in whatever process."""
+    with open(gate) as fifo:
+        fifo.read()
+
+
+def open_gate(gate: str) -> None:
+    """Let one pass that waits, or wait for it."""
+    with open(gate, "w"):
+        pass

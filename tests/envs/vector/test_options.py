@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gleanrl.envs.vector.options import BatchOptions, ThreadCap, positive
-from gleanrl.errors import InvalidArgumentError
+from gleanrl.envs.vector.options import BatchOptions, ThreadCap, as_timeouts, positive
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError
+from gleanrl.workers.handle import Timeouts
 
 
 def options(refused=None, shared_memory=True, memmap=False, num_threads=None):
@@ -19,6 +20,13 @@ def test_what_is_refused():
     with pytest.raises(RuntimeError, match="memmap"):
         options(memmap=True)
     options(memmap=True, shared_memory=False)
+
+
+def test_timeouts():
+    given = Timeouts(work_s=3)
+    assert as_timeouts(given) is given and as_timeouts(None) == Timeouts()
+    with pytest.raises(InvalidTypeError, match="timeouts: expected Timeouts"):
+        as_timeouts(3)
 
 
 @pytest.mark.parametrize("value", [0, -1, True, 1.5])

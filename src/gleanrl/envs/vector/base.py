@@ -264,11 +264,11 @@ class BatchedEnv(EnvBase):
 
     def _parts(self, tensordict: TensorDictBase) -> list[TensorDictBase]:
         """Return the members' rows, each where its member lives."""
-        parts = zip(tensordict.unbind(0), self.meta_data, strict=True)
-        return [
-            part if part.device == metadata.device else part.to(columns_device(metadata.device))
-            for part, metadata in parts
-        ]
+        return [self._where_it_lives(i, part) for i, part in enumerate(tensordict.unbind(0))]
+
+    def _where_it_lives(self, member: int, part: TensorDictBase) -> TensorDictBase:
+        device = self.meta_data[member].device
+        return part if part.device == device else part.to(columns_device(device))
 
     def _action_of(self, tensordict: TensorDictBase, fault: StepFault) -> Any:
         if fault.env < 0 or len(self.action_keys) != 1:

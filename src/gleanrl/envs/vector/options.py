@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from gleanrl.workers.handle import Timeouts
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,17 @@ def positive(name: str, value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidArgumentError(f"{name}: expected a positive integer, got {value!r}")
     return value
+
+
+def as_timeouts(timeouts: Any) -> Timeouts:
+    """Return `timeouts`, the defaults for None.
+
+    Raises:
+        InvalidTypeError: for something else.
+    """
+    if timeouts is not None and not isinstance(timeouts, Timeouts):
+        raise InvalidTypeError(f"timeouts: expected Timeouts(…), got {type(timeouts).__name__}")
+    return timeouts or Timeouts()
 
 
 def check_start_method(method: Any) -> None:

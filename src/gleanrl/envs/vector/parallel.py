@@ -13,11 +13,11 @@ from gleanrl.envs.base import REPLACED
 from gleanrl.envs.vector.base import MEMBERWISE, BatchedEnv
 from gleanrl.envs.vector.env_crew import EnvCrew
 from gleanrl.envs.vector.members import ResetRequest
-from gleanrl.envs.vector.options import BatchOptions, check_start_method, positive
+from gleanrl.envs.vector.options import BatchOptions, as_timeouts, check_start_method, positive
 from gleanrl.envs.vector.packing import pack, unpack
 from gleanrl.envs.vector.parallel_stepper import ParallelStepper
 from gleanrl.envs.vector.serial import SerialEnv
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError
+from gleanrl.errors import InvalidArgumentError
 from gleanrl.overrides import is_native
 from gleanrl.rollouts.faults import StepFault, explain
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
@@ -126,9 +126,7 @@ class ParallelEnv(BatchedEnv):
             )
         self.num_processes = wanted
         self._num_sub_threads = positive("num_sub_threads", num_sub_threads) or 1
-        if timeouts is not None and not isinstance(timeouts, Timeouts):
-            raise InvalidTypeError(f"timeouts: expected Timeouts(…), got {type(timeouts).__name__}")
-        self.timeouts = timeouts or Timeouts()
+        self.timeouts = as_timeouts(timeouts)
 
     # ------------------------------------------------------------------- life
     @property

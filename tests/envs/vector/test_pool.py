@@ -1,0 +1,335 @@
+"""AsyncEnvPool: what it promises on both backends, as a batch and as they come."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict
+from torch import nn
+
+from gleanrl.collectors import SyncDataCollector
+from gleanrl.envs import (
+    AsyncEnvPool,
+    GymEnv,
+    GymWrapper,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    check_env_specs,
+)
+from gleanrl.errors import (
+    IndexRangeError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    LengthError,
+    MissingKeyError,
+    NotReadyError,
+    PendingError,
+    SchemaError,
+)
+from gleanrl.testing import check_env
+from tests.contract.helpers import check_stream
+from tests.envs.vector.awkward import open_gate
+from tests.envs.vector.makers import SCRIPT, counting, equal, oracle, with_goal
+from tests.envs.vector.pools import BACKENDS, gated, ids, three, with_actions
+from tests.fakes import ReusingEnv
+from tests.fakes_base import CountingEnv
+
+
+# ---------------------------------------------------------------- as a batch
+def test_data_are_those_of_serial(make_pool):
+    found = []
+    for kind in (partial(SerialEnv, 3), make_pool):
+        env = kind(three())
+        env.set_seed(5)
+        torch.manual_seed(1)
+        rollout = env.rollout(7, break_when_any_done=False)
+        collector = SyncDataCollector(env, nn.Linear(3, 2), frames_per_batch=30, total_frames=90)
+        found.append([rollout, *collector])
+    serial, pool = found
+    for batch in pool:
+        assert batch.get("env_index").tolist() == [[i] * batch.shape[1] for i in range(3)]
+        assert ("next", "env_index") not in batch.keys(True)
+    assert all(equal(a, b.exclude("env_index")) for a, b in zip(serial, pool, strict=True))
+    check_stream(pool[1:], SCRIPT, first_step=None)
+
+
+def test_it_keeps_the_rules_of_environments(make_pool):
+    check_env_specs(make_pool(three()))
+    check_env_specs(make_pool(three(), stack="lazy"), return_contiguous=False)
+    report = check_env(lambda: make_pool([lambda: GymEnv("CartPole-v1")] * 2), num_steps=30, seed=1)
+    assert "partial reset" in report.passed and "aliasing" in report.passed
+
+
+def test_seeds_attributes_and_states(make_pool):
+    pool = make_pool([counting, partial(counting, 2)])
+    assert pool.batch_size == (2, 2) and pool.env_batch_sizes == [torch.Size([2])] * 2
+    assert pool.set_seed(3) == 6 and pool.seeds == [[3], [5]]
+    assert pool.set_seed(3, static_seed=True) == 3 and pool.seeds == [[3, 3], [5, 3]]
+    assert pool.reset()["observation"][..., 0].tolist() == [[0, 1], [2, 3]]
+    assert pool.reset().get("env_index").tolist() == [[0, 0], [1, 1]]
+    made = make_pool([partial(oracle, stream) for stream in (4, 5)])
+    assert made.hello("you") == ["hello you from 4", "hello you from 5"]
+    with pytest.raises(AttributeError, match="environment 0 .*nothing raised"):
+        made.nothing  # noqa: B018
+    counted = make_pool([lambda: TransformedEnv(oracle(), StepCounter())] * 2)
+    counted.rollout(3)
+    state = counted.state_dict()
+    counted.load_state_dict(state)
+    assert list(state) == ["worker0", "worker1"] and state["worker0"]
+
+
+def test_transforms_around_and_inside(make_pool):
+    inside = make_pool([lambda: TransformedEnv(oracle(), StepCounter())] * 2)
+    around = TransformedEnv(make_pool([oracle] * 2), StepCounter())
+    for env in (inside, around):
+        env.set_seed(1)
+        assert env.rollout(4, break_when_any_done=False)["next", "step_count"].shape == (2, 4, 1)
+    nested = SerialEnv(2, lambda: make_pool([oracle, oracle]))
+    assert nested.rollout(3, break_when_any_done=False).shape == (2, 2, 3)
+    with pytest.raises(InvalidArgumentError, match="a pool can't hold pools"):
+        make_pool(lambda: make_pool([oracle]))
+
+
+def test_some_of_them_reset_and_stepped(make_pool):
+    pool = make_pool(three())
+    root = pool.reset()
+    root["_reset"] = torch.tensor([[False], [True], [False]])
+    assert pool.reset(root)["observation"][:, 1].tolist() == [0, 1, 0]
+    td = with_actions(pool).set("_step", torch.tensor([True, False, True]))
+    assert pool.step(td)["next", "observation"][:, 2].tolist() == [1, 0, 1]
+
+
+# ------------------------------------------------------------- as they come
+def test_answers_come_as_they_are_there(make_pool, gate):
+    pool = make_pool(gated(gate))
+    pool.async_step_send(with_actions(pool))
+    first = pool.async_step_recv(min_get=2)
+    assert ids(first) == [0, 2] and first["next", "observation"][:, 0].tolist() == [0, 2]
+    with pytest.raises(NotReadyError, match="step: 0 of 1 answers"):
+        pool.async_step_recv(timeout=0)
+    with pytest.raises(TimeoutError):
+        pool.async_step_recv(env_index=1, timeout=0.01)
+    pool.async_step_send(pool.rand_action(pool.step_mdp(first)))  # those that are there go on
+    assert pool.async_step_recv(2)["next", "observation"][:, 2].tolist() == [2, 2]
+    open_gate(gate)
+    last = pool.async_step_recv()
+    assert ids(last) == [1] and last["next", "observation"].tolist() == [[1, 0, 1]]
+
+
+def test_least_and_most(make_pool):
+    pool = make_pool(three())
+    pool.async_step_send(with_actions(pool))
+    with pytest.raises(PendingError, match="expected 4 answers to wait for, got 3"):
+        pool.async_step_recv(4)
+    with pytest.raises(InvalidArgumentError, match="max_get"):
+        pool.async_step_recv(2, max_get=1)
+    for bad in (0, -1, True, 1.0):
+        with pytest.raises(InvalidArgumentError, match="min_get"):
+            pool.async_step_recv(bad)
+    one = pool.async_step_recv(max_get=1)
+    two = pool.async_step_recv(2, timeout=60)
+    assert sorted(ids(one) + ids(two)) == [0, 1, 2] and ids(two) == sorted(ids(two))
+    with pytest.raises(PendingError, match=r"got 0, of the environments \[\]; send first"):
+        pool.async_step_recv()
+    pool.min_get = 3
+    pool.async_step_send(with_actions(pool))
+    assert ids(pool.async_step_recv()) == [0, 1, 2]
+
+
+def test_what_is_there_is_handed_out_together(make_pool):
+    pool = make_pool(three())
+    pool.async_step_send(with_actions(pool))
+    pool.async_step_recv(env_index=2)  # the others may have arrived before or not
+    assert ids(pool.async_step_recv(2, max_get=2)) == [0, 1]
+    pool.async_step_send(with_actions(pool))
+    assert ids(pool.async_step_recv(env_index=[2, 0])) == [2, 0]
+    assert ids(pool.async_step_recv()) == [1]
+
+
+def test_one_environment(make_pool):
+    pool = make_pool(three())
+    row = with_actions(pool)[1]
+    pool.async_step_send(row)
+    found = pool.async_step_recv(env_index=1)
+    assert found.batch_size == () and found["env_index"] == 1
+    assert found["next", "observation"].tolist() == [1, 0, 1]
+    pool.async_step_send(pool.rand_action(pool.step_mdp(found)))
+    assert pool.async_step_recv()["next", "observation"].tolist() == [[1, 0, 2]]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[2, 0], torch.tensor([2, 0]), torch.tensor([[2], [0]]).numpy(), range(2, -1, -2)],
+    ids=["list", "tensor", "array", "range"],
+)
+def test_who_is_meant(make_pool, given):
+    pool = make_pool(three())
+    rows = with_actions(pool)[[0, 1]].exclude("env_index")
+    pool.async_step_send(rows, given)
+    found = pool.async_step_recv(2)
+    assert ids(found) == [0, 2] and torch.equal(found["action"], rows["action"].flip(0))
+    if isinstance(given, torch.Tensor):
+        pool.async_step_send(rows.set("env_index", given))
+        assert ids(pool.async_step_recv(2)) == [0, 2]
+
+
+def test_nobody_in_particular_is_everybody(make_pool):
+    pool = make_pool(three())
+    pool.async_step_send(with_actions(pool).exclude("env_index"))
+    assert ids(pool.async_step_recv(3)) == [0, 1, 2]
+    pool.async_reset_send()
+    assert ids(pool.async_reset_recv(3)) == [0, 1, 2]
+    single = with_actions(pool)[0].exclude("env_index")
+    single["env_index"] = 2
+    pool.async_step_send(single)
+    assert ids(pool.async_step_recv()) == [2]
+
+
+def test_who_cannot_be_meant(make_pool):
+    pool = make_pool(three())
+    rows = with_actions(pool)
+    plain = rows.exclude("env_index")
+    for given, error, words in (
+        ((plain[:2],), MissingKeyError, "'env_index' is missing"),
+        ((plain[:2], [0, 3]), IndexRangeError, "expected 0 to 2, got"),
+        ((plain[:2], [0, -1]), IndexRangeError, "expected 0 to 2"),
+        ((plain[:2], [0.0, 1.0]), InvalidTypeError, "expected integers"),
+        ((plain[:2], [True, False]), InvalidTypeError, "expected integers"),
+        ((plain[:2], [1, 1]), InvalidArgumentError, "occurs twice"),
+        ((plain[:2], [0]), LengthError, "2 rows for the environments"),
+        ((plain.reshape(3, 1), [0, 1, 2]), SchemaError, "expected rows of batch size"),
+        ((rows.exclude("action"),), MissingKeyError, "action.* of environment 0 is missing"),
+    ):
+        with pytest.raises(error, match=words):
+            pool.async_step_send(*given)
+    pool.async_step_send(rows)  # nothing was sent before
+    assert ids(pool.async_step_recv(3)) == [0, 1, 2]
+
+
+def test_each_does_one_thing_at_a_time(make_pool, gate):
+    pool = make_pool(gated(gate))
+    rows = with_actions(pool)
+    pool.async_step_send(rows[1])
+    for call in (
+        lambda: pool.async_step_send(rows),
+        lambda: pool.async_reset_send(env_index=1),
+        lambda: pool.step(rows),
+        pool.reset,
+        lambda: pool.set_seed(1),
+        lambda: pool.rollout(3),
+        lambda: pool.stream,
+    ):
+        with pytest.raises(PendingError, match=r"not received: environment 1 \(step\); receive that first"):
+            call()
+    pool.async_reset_send(env_index=[0, 2])
+    with pytest.raises(PendingError, match="expected 3 answers"):
+        pool.async_reset_recv(3)
+    assert pool.async_reset_recv(2)["observation"][:, 1].tolist() == [1, 1]
+    open_gate(gate)
+    assert ids(pool.async_step_recv()) == [1]
+    pool.step(rows)
+
+
+def test_steps_and_resets_at_once(make_pool):
+    pool = make_pool(three())
+    rows = with_actions(pool)
+    pool.async_step_send(rows[:1])
+    pool.async_reset_send(rows[1])
+    pool.async_step_and_maybe_reset_send(rows[2:])
+    stepped, after = pool.async_step_and_maybe_reset_recv()
+    assert ids(stepped) == ids(after) == [2]
+    fresh = pool.async_reset_recv()
+    assert ids(fresh) == [1] and fresh["observation"].tolist() == [[1, 1, 0]]
+    assert torch.equal(fresh["action"], rows["action"][1:2])
+    assert pool.async_step_recv()["next", "observation"].tolist() == [[0, 0, 1]]
+
+
+def test_episodes_that_nobody_waits_for(make_pool):
+    pool = make_pool(three())
+    steps = {env: [] for env in range(3)}
+    roots = pool.reset()
+    while min(map(len, steps.values())) < 12:
+        pool.async_step_and_maybe_reset_send(pool.rand_action(roots))
+        stepped, roots = pool.async_step_and_maybe_reset_recv()
+        assert ids(stepped) == ids(roots)
+        for row in stepped.unbind(0):
+            steps[row["env_index"]].append(row)
+    for each in steps.values():
+        row = torch.stack(each)
+        row["collector", "traj_ids"] = row["observation"][:, 1].long()
+        before, after = row["next", "observation"][:-1], row["observation"][1:]
+        ended = row["next", "done"][:-1, 0]
+        assert torch.equal(after[~ended], before[~ended]) and bool((after[ended][:, 2] == 0).all())
+        assert bool(ended.any())
+
+
+# -------------------------------------------------------------------- memory
+def test_what_is_received_is_nobody_elses(make_pool):
+    pool = make_pool([lambda: GymWrapper(ReusingEnv(script=SCRIPT))] * 2)
+    found = []
+    roots = pool.reset()
+    for one in (False, True, False, True):
+        pool.async_step_and_maybe_reset_send(pool.rand_action(roots))
+        given = {"env_index": 0} if one else {"min_get": 2}
+        stepped, after = pool.async_step_and_maybe_reset_recv(**given)
+        if one:
+            pool.async_step_and_maybe_reset_recv(env_index=1)
+        found += [(part, part.clone()) for part in (stepped, after)]
+        after["observation"] += 0
+        roots = pool.reset()
+    for part, then in found:
+        assert equal(part.exclude("env_index"), then.exclude("env_index"))
+        leaves = [leaf for leaf in part.values(True, True) if isinstance(leaf, torch.Tensor)]
+        assert len({leaf.data_ptr() for leaf in leaves}) == len(leaves)
+
+
+def test_what_was_sent_may_be_changed(make_pool, gate):
+    pool = make_pool(gated(gate))
+    rows = with_actions(pool)
+    kept = rows.clone()
+    pool.async_step_send(rows)
+    rows["action"].zero_()
+    open_gate(gate)
+    assert torch.equal(pool.async_step_recv(3)["action"], kept["action"])
+
+
+def test_gradients():
+    class Pushed(CountingEnv):
+        def _step(self, tensordict):
+            out = super()._step(tensordict)
+            return out.set("reward", tensordict["action"].sum(-1, keepdim=True))
+
+    for backend, passes in zip(BACKENDS, (True, False), strict=True):
+        with AsyncEnvPool([Pushed] * 2, backend=backend) as pool:
+            rows = with_actions(pool)
+            rows["action"] = rows["action"].requires_grad_()
+            pool.async_step_send(rows)
+            assert pool.async_step_recv(2)["next", "reward"].requires_grad is passes
+            with torch.no_grad():
+                pool.async_step_send(rows)
+            assert not pool.async_step_recv(2)["next", "reward"].requires_grad
+
+
+# ------------------------------------------------------------------ stacking
+def test_how_rows_are_stacked(make_pool):
+    unlike = [oracle, with_goal]
+    for makers, stack, kind in (
+        (three(), "dense", TensorDict),
+        (three(), "maybe_dense", TensorDict),
+        (three(), "lazy", LazyStackedTensorDict),
+        (unlike, "lazy", LazyStackedTensorDict),
+        (unlike, "maybe_dense", LazyStackedTensorDict),
+    ):
+        pool = make_pool(makers, stack=stack)
+        rows = with_actions(pool)
+        assert isinstance(rows, kind)
+        pool.async_step_send(rows)
+        found = pool.async_step_recv(len(makers))
+        assert isinstance(found, kind) and ids(found) == list(range(len(makers)))
+        assert isinstance(pool.rand_action(pool.step_mdp(found[:1])), kind)
+    assert "goal" in found[1].keys() and "goal" not in found[0].keys()
+    with pytest.raises(InvalidArgumentError, match="pass stack='lazy'"):
+        make_pool(unlike)

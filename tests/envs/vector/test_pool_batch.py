@@ -1,0 +1,40 @@
+"""A pool as a batch; AsyncEnvPool's own tests run it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gleanrl.envs import AsyncEnvPool
+from gleanrl.errors import InvalidArgumentError, MissingKeyError
+from tests.envs.vector.makers import counting, oracle
+
+
+def test_random_actions_for_some():
+    with AsyncEnvPool([counting] * 3) as pool:
+        roots = pool.reset()
+        assert pool.rand_action(roots)["action"].shape == (3, 2, 2)
+        assert pool.rand_action(roots[:2])["action"].shape == (2, 2, 2)
+        assert pool.rand_action(roots[1])["action"].shape == (2, 2)
+        assert pool.rand_action()["action"].shape == (3, 2, 2)
+        with pytest.raises(MissingKeyError, match="rand_action: 'env_index' is missing"):
+            pool.rand_action(TensorDict({}, [2, 2]))
+
+
+def test_the_index_survives_what_resets_and_steps_do():
+    with AsyncEnvPool([oracle] * 2) as pool:
+        stepped, root = pool.step_and_maybe_reset(pool.rand_action(pool.reset()))
+        for batch in (stepped, root, pool.step_mdp(stepped), pool.fake_tensordict()):
+            assert batch.get("env_index").batch_size == (2,)
+        assert (
+            "env_index" in pool.full_state_spec.keys()
+            and "env_index" not in pool.full_observation_spec.keys()
+        )
+        root["_reset"] = torch.tensor([[True], [False]])
+        assert list(pool.reset(root)["env_index"]) == [0, 1]
+
+
+def test_an_unknown_way_to_stack():
+    with pytest.raises(InvalidArgumentError, match="stack: expected one of"):
+        AsyncEnvPool(oracle, stack="high")
