@@ -6,7 +6,9 @@ Its prioritized sampler needs its C++ extension, which its wheel may lack for th
 from __future__ import annotations
 
 import importlib.metadata
+import weakref
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -39,8 +41,14 @@ VERSION = importlib.metadata.version("torchrl")
 RING, EXTEND, STORED = 100_000, 200, 1_000_000
 SLICES, LENGTH = 16, 64
 Work = Callable[[], float]
-# The class changed its name; either is the same single-process collector.
+# The classes changed their names; either is the same collector.
 COLLECTOR = getattr(torchrl.collectors, "Collector", None) or torchrl.collectors.SyncDataCollector
+MULTI = {
+    True: getattr(torchrl.collectors, "MultiSyncCollector", None)
+    or torchrl.collectors.MultiSyncDataCollector,
+    False: getattr(torchrl.collectors, "MultiAsyncCollector", None)
+    or torchrl.collectors.MultiaSyncDataCollector,
+}
 
 
 def collecting(name: str, with_policy: bool, frames: int) -> Callable[[], Work]:
@@ -58,6 +66,35 @@ def collecting(name: str, with_policy: bool, frames: int) -> Callable[[], Work]:
                 pass
             return frames
 
+        return work
+
+    return setup
+
+
+def collecting_in_workers(sync: bool, with_policy: bool, batches: int) -> Callable[[], Work]:
+    """Batches of 200 steps a worker from its collectors with 2 workers."""
+
+    def setup() -> Work:
+        makers = [partial(GymEnv, "CartPole-v1", disable_env_checker=True)] * 2
+        policy = RandomPolicy(makers[0]().action_spec)
+        if with_policy:
+            policy = TensorDictModule(
+                make_policy("CartPole-v1"), in_keys=["observation"], out_keys=["action"]
+            )
+        kwargs: dict[str, Any] = {"cat_results": "stack"} if sync else {}
+        collector = MULTI[sync](
+            makers, policy, frames_per_batch=400 if sync else 200, total_frames=-1, **kwargs
+        )
+        source = iter(collector)
+        # The other ones go on while it isn't their turn, each until a batch of its is taken: those aren't counted.
+        ready, parts = (0, 1) if sync else (2, 2)
+
+        def work() -> int:
+            for _ in islice(source, ready + batches * parts):
+                pass
+            return batches * 400
+
+        weakref.finalize(work, collector.shutdown)
         return work
 
     return setup
@@ -192,6 +229,10 @@ SETUPS = {
     "collection/pendulum-random": collecting("Pendulum-v1", False, 400),
     "collection/pendulum-mlp": collecting("Pendulum-v1", True, 400),
     "collection/frames-random": collecting(FRAMES_ENV, False, 400),
+    "multiprocess/cartpole-random-sync": collecting_in_workers(True, False, 4),
+    "multiprocess/cartpole-random-async": collecting_in_workers(False, False, 4),
+    "multiprocess/cartpole-mlp-sync": collecting_in_workers(True, True, 2),
+    "multiprocess/cartpole-mlp-async": collecting_in_workers(False, True, 2),
     "replay/extend": writing(False, 100),
     "replay/add": writing(True, 200),
     "replay/sample": sampling("cartpole", 200),
