@@ -7,9 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from gleanrl.collectors import MultiSyncDataCollector, aSyncDataCollector
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, LengthError
-from tests.collectors.workers.crews import Stream, check_streams, collecting
+from gleanrl.collectors import MultiSyncDataCollector, SyncDataCollector, aSyncDataCollector
+from gleanrl.compat.names import UNSERVED_KEYWORDS
+from gleanrl.data import LazyTensorStorage, ReplayBuffer
+from gleanrl.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    LengthError,
+    MissingArgumentError,
+    PolicyError,
+    UnsupportedError,
+)
+from tests.collectors.helpers import Net
+from tests.collectors.workers.crews import Stream, check_streams, collecting, values
 
 
 @pytest.mark.parametrize(
@@ -25,6 +35,11 @@ from tests.collectors.workers.crews import Stream, check_streams, collecting
         ({"reset_when_done": False}, InvalidArgumentError, "reset_when_done"),
         ({"create_env_fn": Stream(0)}, InvalidTypeError, r"\[create_env_fn\] \* num_workers"),
         ({"create_env_fn": []}, LengthError, "create_env_fn"),
+        ({"collector_class": aSyncDataCollector}, UnsupportedError, "an entry of create_env_fn may be"),
+        ({"traj_format": "cat"}, MissingArgumentError, "trajs_per_batch"),
+        ({"init_fn": 3}, InvalidTypeError, "init_fn"),
+        ({"weight_sync_schemes": {}}, UnsupportedError, "MultiSyncDataCollector: .* pass weight_updater="),
+        ({"frames": 3}, InvalidTypeError, "MultiSyncDataCollector.__init__.*did you mean"),
     ],
 )
 def test_bad_arguments_raise_before_workers_start(
@@ -41,6 +56,48 @@ def test_one_worker_collects_ahead() -> None:
     assert [batch.numel() for batch in batches] == [6, 6, 6, 6]
     with pytest.raises(LengthError, match="expected one, got 2"):
         aSyncDataCollector([Stream(0)] * 2, frames_per_batch=6)
+
+
+@pytest.mark.parametrize("cls", [SyncDataCollector, MultiSyncDataCollector])
+def test_keywords_of_other_releases_that_ask_for_nothing(cls: Any) -> None:
+    off = {name: row.off for name, row in UNSERVED_KEYWORDS[constructor(cls)].items()}
+    create = Stream(0) if cls is SyncDataCollector else [Stream(0)]
+    collector = cls(create, frames_per_batch=6, total_frames=6, **off)
+    assert [batch.numel() for batch in collector] == [6]
+
+
+def constructor(cls: type) -> str:
+    """Return the name of the class whose constructor makes it."""
+    return next(base.__name__ for base in cls.__mro__ if "__init__" in base.__dict__)
+
+
+def test_the_frames_of_each_worker() -> None:
+    with collecting("sync", 2, frames=[5, 5], collector_class=SyncDataCollector) as collector:
+        assert collector.frames_per_batch_worker() == collector.frames_per_batch_worker(1) == 5
+        assert collector.next().shape == (2, 5)
+    with collecting("async", 2, frames=[5, 5]) as collector:
+        assert collector.frames_per_batch_worker(worker_idx=1) == collector.next().numel() == 5
+
+
+class Noted:
+    """What `init_fn` notes in its process, for the environment that is made after it."""
+
+    notes: tuple[int, ...] = ()
+
+
+def note() -> None:
+    Noted.notes = (*Noted.notes, 7)
+
+
+def noting() -> Any:
+    assert Noted.notes == (7,)
+    return Stream(0)()
+
+
+def test_workers_call_something_first() -> None:
+    with collecting("sync", [noting] * 2, init_fn=note) as collector:
+        assert collector.next().numel() == 12
+    assert Noted.notes == ()
 
 
 def test_the_number_of_threads_comes_back() -> None:
@@ -60,3 +117,45 @@ def test_whole_trajectories(kind: str) -> None:
         last = batch["collector", "mask"].sum(-1) - 1
         assert batch["next", "done"].squeeze(-1)[torch.arange(3), last].all()
         assert (batch["observation"][:, 0, 2] == 0).all()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_whole_trajectories_one_after_the_other(kind: str) -> None:
+    with collecting(kind, total_frames=240, trajs_per_batch=3, traj_format="cat") as collector:
+        batches = list(collector)
+    check_streams(batches)
+    assert batches and all(batch["next", "done"].sum() == 3 for batch in batches)
+    assert all(batch.ndim == 1 and batch["next", "done"][-1] for batch in batches)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_whole_trajectories_in_a_buffer(kind: str) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(300))
+    more = {"trajs_per_batch": 3, "trajs_per_write": 2, "replay_buffer": buffer}
+    with collecting(kind, total_frames=240, **more) as collector:
+        assert set(collector) == {None}
+    found = buffer[:]
+    assert found["next", "done"][-1] and len(found) > 100
+    check_streams([found])
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_hooks_are_called_around_every_batch(kind: str) -> None:
+    before, after = [], []
+    hooks = {"pre_collect_hook": lambda: before.append(len(after)), "post_collect_hook": after.append}
+    with collecting(kind, total_frames=36, **hooks) as collector:
+        batches = list(collector)
+    assert before == [0, 1, 2] and all(one is other for one, other in zip(batches, after, strict=True))
+
+
+@pytest.mark.parametrize("factory", [lambda: Net(0.25), [lambda: Net(0.25), lambda: Net(0.75)]])
+def test_policies_that_workers_make(factory: Any) -> None:
+    with collecting("sync", 2, policy_factory=factory) as collector:
+        assert [values(part) for part in collector.next()] == [
+            [0.25],
+            [0.75 if isinstance(factory, list) else 0.25],
+        ]
+        with pytest.raises(PolicyError, match="the policy was made in the workers: give the weights"):
+            collector.update_policy_weights_()
+        collector.update_policy_weights_(weights=Net(0.5))
+        assert values(collector.next()) == [0.5]

@@ -10,9 +10,10 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from gleanrl.collectors import VanillaWeightUpdater, WeightUpdaterBase
+from gleanrl.collectors import MultiProcessedWeightUpdater, VanillaWeightUpdater, WeightUpdaterBase
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
 from tests.collectors.helpers import Net, make
+from tests.collectors.workers.crews import collecting, values
 from tests.fakes_base import CountingEnv
 
 
@@ -133,3 +134,57 @@ class TestVanilla:
         collector = make(CountingEnv(), net, weight_updater=VanillaWeightUpdater.from_policy(net))
         collector.update_policy_weights_(Net(0.75))
         assert collector.next()["action"].eq(0.75).all()  # type: ignore[index]
+
+        made = make(CountingEnv(), net, weight_updater=VanillaWeightUpdater)  # by its from_policy
+        made.update_policy_weights_(Net(-0.75))
+        assert made.next()["action"].eq(-0.75).all()  # type: ignore[index]
+
+
+class ToEach(WeightUpdaterBase):
+    """Sends every worker weights of its own."""
+
+    def all_worker_ids(self) -> Any:
+        return [0, 1]
+
+    def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any) -> None:
+        self.collector.send_weights(Net(server_weights[worker_id]), worker_id)
+
+
+class Halving(MultiProcessedWeightUpdater):
+    """Changes what is sent."""
+
+    def _maybe_map_weights(self, policy_or_weights: Any) -> Any:
+        return Net(policy_or_weights.value[0].item() / 2)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+class TestOfWorkers:
+    def test_a_users_updater_sends_to_each(self, kind: str) -> None:
+        with collecting(kind, 2, Net(0.5), weight_updater=ToEach) as collector:
+            assert values(collector.next()) == [0.5]
+            collector.update_policy_weights_([0.25, 0.75])
+            collector.update_policy_weights_([0.0, -0.25], worker_ids=[1])
+            assert sorted({value for _ in range(8) for value in values(collector.next())})[:2] == [
+                -0.25,
+                0.25,
+            ]
+
+    def test_the_one_for_workers(self, kind: str) -> None:
+        server, followed = Net(1.0), Net(0.0)
+        weights = {None: TensorDict.from_module(followed)}
+        updater = Halving(get_server_weights=lambda: server, policy_weights=weights)
+        with collecting(kind, 2, Net(0.5), weight_updater=updater, track_policy_version=True) as collector:
+            assert updater.all_worker_ids() is None
+            collector.next()
+            collector.update_policy_weights_()
+            assert collector.policy_version == 1
+            batches = [collector.next() for _ in range(6)]
+            assert values(batches[-1]) == [0.5] and batches[-1]["policy_version"].eq(1).all()
+            assert followed.value.eq(0.5).all()
+            collector.update_policy_weights_(Net(0.5), worker_ids=[0, 1])
+            assert followed.value.eq(0.5).all()
+            assert values([collector.next() for _ in range(6)][-1]) == [0.25]
+
+    def test_alone_it_has_nobody_to_send_to(self, kind: str) -> None:
+        with pytest.raises(InvalidArgumentError, match="give the updater to a collector first"):
+            MultiProcessedWeightUpdater().push_weights(Net())

@@ -9,8 +9,9 @@ import traceback
 import pytest
 
 from gleanrl.compat import keywords
+from gleanrl.compat.names import UnservedKeyword
 from gleanrl.data import ReplayBuffer
-from gleanrl.errors import InvalidArgumentError
+from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
 
 class Oven:
@@ -25,9 +26,10 @@ class OpenOven:
 
 @pytest.fixture
 def checked(monkeypatch):
-    monkeypatch.setattr(
-        keywords, "KEYWORDS", {"Oven": {"heat": "temperature"}, "OpenOven": {"heat": "temperature"}}
-    )
+    older = {"Oven": {"heat": "temperature"}, "OpenOven": {"heat": "temperature"}}
+    monkeypatch.setattr(keywords, "KEYWORDS", older)
+    unserved = {"fan": UnservedKeyword("open the door"), "grill": UnservedKeyword("use the pan", off=False)}
+    monkeypatch.setattr(keywords, "UNSERVED_KEYWORDS", {"Oven": unserved})
 
     def make(cls):
         copy = type(cls.__name__, (cls,), {"__init__": cls.__init__, "__module__": "gleanrl.fakes"})
@@ -45,6 +47,21 @@ def test_older_spellings_are_translated(checked):
 def test_both_spellings_at_once_raise(checked):
     with pytest.raises(InvalidArgumentError, match="heat is another word for temperature"):
         checked(Oven)(heat=3, temperature=3)
+
+
+def test_keywords_that_arent_served_say_what_to_use(checked):
+    oven = checked(Oven)
+    assert oven(3, fan=None, grill=False).setting == (3, 1)
+    with pytest.raises(UnsupportedError, match="Oven: grill: use the pan"):
+        oven(grill=True)
+
+
+def test_a_class_without_a_constructor_has_that_of_its_base(checked):
+    small = type("Small", (checked(Oven),), {"__module__": "gleanrl.fakes"})
+    keywords.check_keywords(small)
+    assert small(heat=2).setting == (2, 1)
+    with pytest.raises(TypeError, match="Small.__init__.*'minute'; did you mean"):
+        small(minute=3)
 
 
 def test_an_unknown_keyword_raises_with_the_nearest_known_one(checked):

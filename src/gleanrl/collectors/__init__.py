@@ -9,14 +9,21 @@ from gleanrl.collectors.multi import (
     WorkersCollector,
     aSyncDataCollector,
 )
+from gleanrl.collectors.multi_collector import MultiCollector
 from gleanrl.collectors.trajectories import split_trajectories
-from gleanrl.collectors.weight_updaters import VanillaWeightUpdater, WeightUpdaterBase
+from gleanrl.collectors.weight_updaters import (
+    MultiProcessedWeightUpdater,
+    VanillaWeightUpdater,
+    WeightUpdaterBase,
+)
 from gleanrl.compat import bind
 from gleanrl.rollouts.policies import RandomPolicy
 
 __all__ = [
     "CollectorStats",
     "DataCollectorBase",
+    "MultiCollector",
+    "MultiProcessedWeightUpdater",
     "MultiSyncDataCollector",
     "MultiaSyncDataCollector",
     "RandomPolicy",

@@ -14,7 +14,7 @@ from gleanrl.collectors.environments import has_truncated
 from gleanrl.collectors.options import CollectionOptions
 from gleanrl.collectors.tracking import Numbering
 from gleanrl.collectors.weights import PolicyWeights
-from gleanrl.devices import columns_device
+from gleanrl.devices import columns_device, same_device
 from gleanrl.envs.policy_state import with_policy_state
 from gleanrl.envs.transforms.env import TransformedEnv
 from gleanrl.errors import UnsupportedError
@@ -51,6 +51,11 @@ class Recipe:
     trust_policy: bool = False
     compile_policy: bool | Mapping[str, Any] | None = None
     cudagraph_policy: bool | Mapping[str, Any] | None = None
+
+    def runs_on(self, device: Any) -> bool:
+        """Return whether the policy was sent to a device."""
+        own = self.device if self.policy_device is None else self.policy_device
+        return own is not None and same_device(torch.device(own), torch.device(device))
 
 
 class Assembly(NamedTuple):

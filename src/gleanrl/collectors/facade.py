@@ -15,7 +15,14 @@ from gleanrl.collectors.assembly import Recipe, assemble, registered
 from gleanrl.collectors.budget import Budget
 from gleanrl.collectors.delivery import Delivery
 from gleanrl.collectors.environments import made_env
-from gleanrl.collectors.keywords import exploration_of, feed_of, options_of, require_resets, whole_or_not
+from gleanrl.collectors.keywords import (
+    WholeOptions,
+    exploration_of,
+    feed_of,
+    options_of,
+    require_resets,
+    whole_or_not,
+)
 from gleanrl.collectors.options import stop_of
 from gleanrl.collectors.progress import CollectorProgress
 from gleanrl.collectors.source_collector import SourceCollector
@@ -85,6 +92,9 @@ class SyncDataCollector(SourceCollector):
             ``("collector", "mask")``; into a buffer they go one after the other, unpadded, as they end. Steps are held
             back until then, `frames_per_batch` at a time. What hasn't ended, or isn't enough for a batch, when the
             budget is spent is discarded.
+        trajs_per_write: no effect: those that have ended go into the buffer at once; it needs `trajs_per_batch`.
+        traj_format: ``"cat"`` for the trajectories of `trajs_per_batch` one after the other, ``[frames]``, instead of
+            ``"padded"``, the default.
         track_policy_version: whether every frame carries the version of the policy that acted, int64 under
             ``"policy_version"``: how often it got weights by `update_policy_weights_`.
         pre_collect_hook: called before every batch, without arguments.
@@ -139,6 +149,8 @@ class SyncDataCollector(SourceCollector):
         no_cuda_sync: bool = False,
         weight_updater: WeightUpdaterBase | Callable[[], WeightUpdaterBase] | None = None,
         trajs_per_batch: int | None = None,
+        trajs_per_write: int | None = None,
+        traj_format: str | None = None,
         track_policy_version: bool = False,
         pre_collect_hook: Callable[[], Any] | None = None,
         post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
@@ -147,6 +159,7 @@ class SyncDataCollector(SourceCollector):
     ) -> None:
         require_resets(reset_when_done)
         self._feed = feed_of(replay_buffer, extend_buffer, postproc, split_trajs)
+        whole = WholeOptions(trajs_per_batch, traj_format, trajs_per_write)
         self._before = optional_callable("pre_collect_hook", pre_collect_hook)
         exploration = exploration_of(exploration_type, exploration_mode)
         options = replace(
@@ -174,7 +187,7 @@ class SyncDataCollector(SourceCollector):
             self.policy, storing = self.plan.policy, self.devices.storing
             self._source = whole_or_not(
                 collection,
-                trajs_per_batch,
+                whole,
                 self.plan.done_paths,
                 self._feed is not None,
                 set_truncated=set_truncated,
@@ -192,7 +205,7 @@ class SyncDataCollector(SourceCollector):
                 return_same_td,
                 post_collect_hook,
             )
-            self.weight_updater = made_updater(weight_updater)
+            self.weight_updater = made_updater(weight_updater, policy)
             if progress:
                 self._progress = CollectorProgress(self._budget.total_frames)
         self._ready = True  # from here on the last reference's end closes the environment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 from tensordict.nn import InteractionType
@@ -13,7 +14,7 @@ from gleanrl.collectors.options import CollectionOptions
 from gleanrl.collectors.source import Source
 from gleanrl.collectors.whole import WholeTrajectories
 from gleanrl.envs.exploration import exploration_from_string
-from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, MissingArgumentError, UnsupportedError
 from gleanrl.tree import Path
 
 
@@ -66,22 +67,51 @@ def feed_of(replay_buffer: Any, extend_buffer: Any, postproc: Any, split_trajs: 
     return Feed(replay_buffer, bool(extend_buffer))
 
 
+@dataclass(frozen=True)
+class WholeOptions:
+    """Whether, and how, whole trajectories are handed out.
+
+    Attributes:
+        count: trajectories of a batch; None for batches as they come.
+        form: ``"padded"``, side by side, the default; or ``"cat"``, one after the other.
+        per_write: no effect; trajectories of one write into a buffer.
+    """
+
+    count: Any = None
+    form: str | None = None
+    per_write: Any = None
+
+    def __post_init__(self) -> None:
+        """Check the choices."""
+        if self.form not in (None, "padded", "cat"):
+            raise InvalidArgumentError(f"traj_format: expected 'padded' or 'cat', got {self.form!r}")
+        if self.per_write is not None:
+            positive("trajs_per_write", self.per_write)
+        if self.count is None:
+            for name, given in (("traj_format", self.form), ("trajs_per_write", self.per_write)):
+                if given is not None:
+                    raise MissingArgumentError(
+                        f"{name}: it's for whole trajectories: give trajs_per_batch, too"
+                    )
+        else:
+            positive("trajs_per_batch", self.count)
+
+
 def whole_or_not(
-    source: Source, trajs_per_batch: Any, done_paths: tuple[Path, ...], fed: bool, **clashes: Any
+    source: Source, options: WholeOptions, done_paths: tuple[Path, ...], fed: bool, **clashes: Any
 ) -> Source:
     """Return what hands out whole trajectories, if that is asked for; else the source itself.
 
     Args:
         source: makes batches.
-        trajs_per_batch: how many trajectories of a batch; None for batches as they come.
+        options: what is asked for.
         done_paths: the flags under ``next`` that end a trajectory.
         fed: whether batches go into a buffer.
         **clashes: arguments that can't be given with it, and whether they are.
     """
-    if trajs_per_batch is None:
+    if options.count is None:
         return source
-    count = positive("trajs_per_batch", trajs_per_batch)
     for name, clash in clashes.items():
         if clash:
             raise UnsupportedError(f"trajs_per_batch: not together with {name}")
-    return WholeTrajectories(source, done_paths, None if fed else count)
+    return WholeTrajectories(source, done_paths, None if fed else int(options.count), options.form != "cat")

@@ -14,23 +14,31 @@ from gleanrl.arguments import integer, optional_callable, positive
 from gleanrl.collectors.assembly import Recipe
 from gleanrl.collectors.budget import Budget
 from gleanrl.collectors.delivery import Delivery
-from gleanrl.collectors.keywords import exploration_of, feed_of, options_of, require_resets, whole_or_not
+from gleanrl.collectors.facade import SyncDataCollector
+from gleanrl.collectors.keywords import (
+    WholeOptions,
+    exploration_of,
+    feed_of,
+    options_of,
+    require_resets,
+    whole_or_not,
+)
 from gleanrl.collectors.progress import CollectorProgress
 from gleanrl.collectors.source_collector import SourceCollector
 from gleanrl.collectors.tracking import Numbering
 from gleanrl.collectors.weight_updaters import WeightUpdaterBase, made_updater
 from gleanrl.collectors.workers.assembling import arrangement_dim
 from gleanrl.collectors.workers.asynchronous import AsynchronousSource
+from gleanrl.collectors.workers.choices import each, enough_of, frames_of, makers_of, policies_of, timeouts_of
 from gleanrl.collectors.workers.crew_source import CrewSource
 from gleanrl.collectors.workers.initialising import initialised
 from gleanrl.collectors.workers.restarts import Restarts
-from gleanrl.collectors.workers.servant import CollectorMaker, Given
+from gleanrl.collectors.workers.servant import CollectorMaker
 from gleanrl.collectors.workers.synchronous import SynchronousSource
 from gleanrl.collectors.workers.team import Team
 from gleanrl.envs.exploration import ExplorationType
-from gleanrl.envs.vector.factories import Factory, factories, with_own_copies
 from gleanrl.envs.vector.options import ThreadCap
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, LengthError
+from gleanrl.errors import InvalidArgumentError, LengthError, UnsupportedError
 from gleanrl.workers.handle import Timeouts
 
 
@@ -59,8 +67,9 @@ class WorkersCollector(SourceCollector):
         create_env_fn: a list with, for each worker, a callable that makes an environment, or an environment that nobody
             has used; the same one several times gives each worker its own.
         policy: as in `SyncDataCollector`. Workers have copies of it.
+        num_workers: how many workers there are, where `create_env_fn` is no list.
         policy_factory: a callable that makes the policy in each worker, instead of `policy`; or a list of them.
-        frames_per_batch: frames of a batch.
+        frames_per_batch: frames of a batch; or a list of each worker's, all the same.
         total_frames: frames to deliver; -1 or None for endless. The last batches are short if need be.
         device: fills whichever of the following devices are unset; like them, one for all or a list with one for each
             worker.
@@ -68,10 +77,13 @@ class WorkersCollector(SourceCollector):
         env_device: where environments are moved to.
         policy_device: where policies run.
         create_env_kwargs: keyword arguments for `create_env_fn`, for all or a list with one for each.
+        collector_class: no effect: every worker collects as a `SyncDataCollector` does, and nothing else can be named.
+        init_fn: called in each worker, without arguments, before its environment is made.
         max_frames_per_traj: see `SyncDataCollector`; so for `init_random_frames`, `reset_at_each_iter`, `postproc`,
             `split_trajs`, `exploration_type`, `exploration_mode`, `reset_when_done`, `set_truncated` (the last step of
             every worker's share), `use_buffers`, `replay_buffer`, `extend_buffer`, `trust_policy`, `compile_policy`,
-            `cudagraph_policy`, `no_cuda_sync`, `trajs_per_batch`, `track_policy_version`, `pre_collect_hook`,
+            `cudagraph_policy`, `no_cuda_sync`, `trajs_per_batch`,
+            `trajs_per_write`, `traj_format`, `track_policy_version`, `pre_collect_hook`,
             `post_collect_hook`, `nonfinite` and `progress`.
         update_at_each_batch: whether the weights of `policy` are sent at every hand-over, whatever was sent before.
         preemptive_threshold: the part of the workers, in ``[0, 1]``, that have to be ready to end the shares of the
@@ -100,14 +112,16 @@ class WorkersCollector(SourceCollector):
         create_env_fn: Sequence[Any],
         policy: Any = None,
         *,
+        num_workers: int | None = None,
         policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
-        frames_per_batch: int,
+        frames_per_batch: int | Sequence[int],
         total_frames: int | None = -1,
         device: Any = None,
         storing_device: Any = None,
         env_device: Any = None,
         policy_device: Any = None,
         create_env_kwargs: Any = None,
+        collector_class: Any = None,
         max_frames_per_traj: int | None = None,
         init_random_frames: int | None = None,
         reset_at_each_iter: bool = False,
@@ -131,6 +145,9 @@ class WorkersCollector(SourceCollector):
         no_cuda_sync: bool = False,
         weight_updater: WeightUpdaterBase | Callable[[], WeightUpdaterBase] | None = None,
         trajs_per_batch: int | None = None,
+        trajs_per_write: int | None = None,
+        traj_format: str | None = None,
+        init_fn: Callable[[], Any] | None = None,
         track_policy_version: bool = False,
         pre_collect_hook: Callable[[], Any] | None = None,
         post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
@@ -140,24 +157,30 @@ class WorkersCollector(SourceCollector):
         timeouts: Timeouts | None = None,
         progress: bool = False,
     ) -> None:
-        makers = _factories(create_env_fn, create_env_kwargs)
+        makers = makers_of(create_env_fn, create_env_kwargs, num_workers)
         count = len(makers)
         require_resets(reset_when_done)
-        positive("frames_per_batch", frames_per_batch)
+        if collector_class not in (None, SyncDataCollector):
+            raise UnsupportedError(
+                f"collector_class: workers collect as SyncDataCollector does, not as {collector_class!r}; an entry of "
+                "create_env_fn may be a ParallelEnv, with processes of its own"
+            )
+        frames = frames_of(frames_per_batch, count, shared=self._num_slots == 1)
         if total_frames is not None and integer("total_frames", total_frames) == 0:
             raise InvalidArgumentError("total_frames: expected a positive integer, or -1 for endless, got 0")
         restarts = Restarts(on_worker_error, max_restarts)
-        patience, sub_threads = _timeouts(timeouts), positive("num_sub_threads", num_sub_threads)
+        patience, sub_threads = timeouts_of(timeouts), positive("num_sub_threads", num_sub_threads)
         dim = self._dim_of(cat_results)
-        enough = _enough(preemptive_threshold, count)
+        enough = enough_of(preemptive_threshold, count)
         self._feed = feed_of(replay_buffer, extend_buffer, postproc, split_trajs)
+        whole = WholeOptions(trajs_per_batch, traj_format, trajs_per_write)
         self._before = optional_callable("pre_collect_hook", pre_collect_hook)
         exploration = exploration_of(exploration_type, exploration_mode)
         options = options_of(
             max_frames_per_traj, exploration, nonfinite, reset_at_each_iter, track_policy_version
         )
         places = [
-            _each(name, value, count)
+            each(name, value, count)
             for name, value in (
                 ("device", device),
                 ("env_device", env_device),
@@ -180,13 +203,14 @@ class WorkersCollector(SourceCollector):
             for general, env_place, policy_place, storing_place in zip(*places, strict=True)
         ]
         policy = initialised(policy, makers[0])
-        made_here = [policy] * count
-        made_there = _each("policy_factory", policy_factory, count)
-        given = _given(made_here, made_there)
+        given = policies_of(policy, policy_factory, count)
+        prepare = optional_callable("init_fn", init_fn)
         moved = any(place is not None for place in (*places[0], *places[2]))
         team = Team(
             [
-                CollectorMaker(factory, given[w], recipes[w], Numbering(w, count), self._num_slots)
+                CollectorMaker(
+                    factory, given[w], recipes[w], Numbering(w, count), self._num_slots, prepare=prepare
+                )
                 for w, factory in enumerate(makers)
             ],
             patience,
@@ -206,11 +230,11 @@ class WorkersCollector(SourceCollector):
         try:
             source = self._source = self._crew = self._made_source(team, dim)
             self._ready = True  # from here on the last reference's end ends the workers
-            self._budget = Budget(source.num_envs, frames_per_batch, total_frames, init_random_frames)
-            source.lay_out(source.most_steps(self._budget.steps_per_batch))
+            self._budget = Budget(source.num_envs, frames, total_frames, init_random_frames)
+            source.lay_out(self._budget.steps_per_batch)
             self._source = whole_or_not(
                 source,
-                trajs_per_batch,
+                whole,
                 source.description.done_paths,
                 self._feed is not None,
                 set_truncated=set_truncated,
@@ -223,7 +247,7 @@ class WorkersCollector(SourceCollector):
             )
             if postproc is not None and hasattr(postproc, "to") and source.description.storing is not None:
                 postproc.to(source.description.storing)
-            self.weight_updater = made_updater(weight_updater)
+            self.weight_updater = made_updater(weight_updater, policy)
             if progress:
                 self._progress = CollectorProgress(self._budget.total_frames)
         except BaseException:
@@ -252,6 +276,14 @@ class WorkersCollector(SourceCollector):
     def processes(self) -> list[int]:
         """The workers' process numbers."""
         return self._crew.dispatcher.processes
+
+    def frames_per_batch_worker(self, worker_idx: int | None = None) -> int:
+        """Return the frames of a worker's share of a full batch.
+
+        Args:
+            worker_idx: its number; None for the first one.
+        """
+        return self._crew.width * self._crew.steps(self._budget.steps_per_batch)[worker_idx or 0]
 
     def _close(self, close_env: bool) -> None:
         super()._close(close_env)
@@ -348,56 +380,6 @@ class aSyncDataCollector(MultiaSyncDataCollector):
         if len(given) != 1:
             raise LengthError(f"create_env_fn: expected one, got {len(given)}; use MultiaSyncDataCollector")
         super().__init__(given, policy, **kwargs)
-
-
-def _factories(create_env_fn: Any, create_env_kwargs: Any) -> tuple[Factory, ...]:
-    """Return how each worker's environment is made."""
-    if isinstance(create_env_fn, (str, bytes)) or not isinstance(create_env_fn, Sequence):
-        raise InvalidTypeError(
-            f"create_env_fn: expected a list with an entry for each worker, got {type(create_env_fn).__name__}; "
-            "write [create_env_fn] * num_workers"
-        )
-    if not create_env_fn:
-        raise LengthError("create_env_fn: expected an entry for each worker, got none")
-    return with_own_copies(factories(len(create_env_fn), list(create_env_fn), create_env_kwargs))
-
-
-def _each(name: str, value: Any, count: int) -> list[Any]:
-    """Return one value for each worker."""
-    if not isinstance(value, (list, tuple)):
-        return [value] * count
-    if len(value) != count:
-        raise LengthError(f"{name}: expected {count} entries, one for each worker, got {len(value)}")
-    return list(value)
-
-
-def _given(policies: Sequence[Any], policy_factories: Sequence[Any]) -> list[Given]:
-    """Return what each worker's policy is made of; what is the same for several is pickled once."""
-    made: dict[tuple[int, int], Given] = {}
-    out = []
-    for policy, factory in zip(policies, policy_factories, strict=True):
-        if policy is not None and factory is not None:
-            raise InvalidTypeError("policy_factory: the policy was given already; give one of the two")
-        key = id(policy), id(optional_callable("policy_factory", factory))
-        if key not in made:
-            made[key] = Given.of(policy, factory)
-        out.append(made[key])
-    return out
-
-
-def _enough(threshold: Any, count: int) -> int | None:
-    """Return how many shares end the others; the threshold is clipped to ``[0, 1]``."""
-    if threshold is None:
-        return None
-    if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or threshold != threshold:
-        raise InvalidArgumentError(f"preemptive_threshold: expected a number in [0, 1], got {threshold!r}")
-    return max(1, int(count * min(max(threshold, 0.0), 1.0)))
-
-
-def _timeouts(timeouts: Any) -> Timeouts:
-    if timeouts is not None and not isinstance(timeouts, Timeouts):
-        raise InvalidTypeError(f"timeouts: expected Timeouts, got {type(timeouts).__name__}")
-    return timeouts or Timeouts()
 
 
 def _storing(source: CrewSource) -> torch.device | None:

@@ -18,6 +18,7 @@ from gleanrl.collectors.ledger import CollectorStats
 from gleanrl.collectors.progress import CollectorProgress
 from gleanrl.collectors.source import BudgetSpent, Collected, Source
 from gleanrl.collectors.weight_updaters import WeightUpdaterBase
+from gleanrl.collectors.weights import chosen_weights
 from gleanrl.errors import (
     ClosedError,
     EndlessError,
@@ -201,7 +202,7 @@ class SourceCollector(DataCollectorBase):
             return self._source.set_seed(seed, static_seed)
 
     def update_policy_weights_(
-        self, policy_or_weights: Any = None, *, worker_ids: Any = None, policy_weights: Any = None
+        self, policy_or_weights: Any = None, *, worker_ids: Any = None, **named: Any
     ) -> None:
         """Copy weights into the collector's own policy, in place; with a `weight_updater`, have that do it.
 
@@ -215,19 +216,22 @@ class SourceCollector(DataCollectorBase):
                 from its first call on.
             worker_ids: which workers get them; for collectors with workers, or with a `weight_updater`, which is given
                 them.
-            policy_weights: the older name of `policy_or_weights`.
+            **named: other names of `policy_or_weights`: ``policy_weights``, ``weights`` and ``policy``; or
+                ``weights_dict``, a dictionary with the one entry ``"policy"``. ``model_id`` can only be ``"policy"``.
 
         Raises:
             SchemaError: if the weights don't fit; nothing is copied then.
             InvalidTypeError: `worker_ids` where there are no workers; or what can't be weights.
         """
-        weights = policy_weights if policy_or_weights is None else policy_or_weights
+        weights = chosen_weights(policy_or_weights, named) if named else policy_or_weights
         if self._weight_updater is None:
             self.send_weights(weights, worker_ids)
             return
         with self.pause():
+            before = self.policy_version
             self._weight_updater.push_weights(weights, worker_ids)
-            self.increment_version()
+            if self.policy_version == before:  # it didn't send them through the collector
+                self.increment_version()
 
     def send_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
         """Do what `update_policy_weights_` does without a `weight_updater`: for use in one."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 
 from gleanrl.collectors.weights import copy_weights, weights_of
@@ -119,8 +120,8 @@ class VanillaWeightUpdater(WeightUpdaterBase):
 
     @classmethod
     def from_policy(cls, policy: Any) -> WeightUpdaterBase | None:
-        """Return an updater of a module's weights."""
-        return cls(policy_weights=weights_of(policy))
+        """Return an updater of a module's weights; None for what isn't a module."""
+        return cls(policy_weights=weights_of(policy)) if isinstance(policy, torch.nn.Module) else None
 
     def _get_server_weights(self) -> Any:
         return None if self.weight_getter is None else self.weight_getter()
@@ -133,13 +134,53 @@ class VanillaWeightUpdater(WeightUpdaterBase):
             copy_weights(server_weights, self.policy_weights)
 
 
-def made_updater(updater: Any) -> WeightUpdaterBase | None:
-    """Return the updater that a user gave, or that the user's callable makes.
+class MultiProcessedWeightUpdater(WeightUpdaterBase):
+    """Sends weights to a collector's workers, as the collector does without an updater: a base for users' own.
+
+    Weights go to all workers at once, or to those that `push_weights` names.
+
+    Args:
+        get_server_weights: gives the weights where none are pushed; None for those of the collector's policy.
+        policy_weights: weights by device, which are to follow; the workers' stand in shared memory of their own.
+
+    Examples:
+        >>> class Halving(MultiProcessedWeightUpdater):
+        ...     def _maybe_map_weights(self, policy_or_weights):
+        ...         return policy_or_weights.data / 2
+        >>> updater = Halving(get_server_weights=lambda: None)
+    """
+
+    def __init__(
+        self,
+        *,
+        get_server_weights: Callable[[], Any] | None = None,
+        policy_weights: Mapping[Any, TensorDictBase] | None = None,
+    ) -> None:
+        self.get_server_weights, self.policy_weights = get_server_weights, dict(policy_weights or {})
+
+    def _get_server_weights(self) -> Any:
+        return None if self.get_server_weights is None else self.get_server_weights()
+
+    def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any) -> None:
+        if self.collector is None:
+            raise InvalidArgumentError("push_weights: give the updater to a collector first, weight_updater=")
+        self.collector.send_weights(server_weights, worker_id)
+        for place, target in self.policy_weights.items():
+            if server_weights is not None and worker_id in (None, place):
+                copy_weights(weights_of(server_weights), target)
+
+
+def made_updater(updater: Any, policy: Any = None) -> WeightUpdaterBase | None:
+    """Return the updater that a user gave, or that the user's callable makes; a class's `from_policy` comes first.
 
     Raises:
         InvalidTypeError: it's neither.
     """
-    made = updater() if callable(updater) and not isinstance(updater, WeightUpdaterBase) else updater
+    made = updater
+    if isinstance(updater, type) and issubclass(updater, WeightUpdaterBase):
+        made = updater.from_policy(policy) or updater()
+    elif callable(updater) and not isinstance(updater, WeightUpdaterBase):
+        made = updater()
     if made is not None and not isinstance(made, WeightUpdaterBase):
         raise InvalidTypeError(
             f"weight_updater: expected a WeightUpdaterBase or a callable that makes one, got {type(made).__name__}"

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from gleanrl.arguments import optional_callable
 from gleanrl.devices import same_device
-from gleanrl.errors import InvalidTypeError, PolicyError, SchemaError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, PolicyError, SchemaError
 from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import as_key, flatten
 
@@ -116,6 +116,29 @@ class PolicyWeights:
         self._by_hand, self._lacking = True, False
 
 
+def chosen_weights(policy_or_weights: Any, named: Mapping[str, Any]) -> Any:
+    """Return the weights that `update_policy_weights_` was given, by whichever of their names.
+
+    Raises:
+        InvalidArgumentError: by several; or of several policies.
+        InvalidTypeError: a name isn't one of them.
+    """
+    unknown = named.keys() - {"policy_weights", "weights", "policy", "weights_dict", "model_id"}
+    if unknown:
+        raise InvalidTypeError(f"update_policy_weights_: got an unexpected keyword argument {min(unknown)!r}")
+    several = named.get("weights_dict")
+    models = {named.get("model_id") or "policy"} if several is None else set(several)
+    if models != {"policy"}:
+        raise InvalidArgumentError(
+            f"update_policy_weights_: a collector has one policy, 'policy', got {sorted(models)}"
+        )
+    forms = (policy_or_weights, *(named.get(name) for name in ("policy_weights", "weights", "policy")))
+    given = [form for form in (*forms, several and several["policy"]) if form is not None]
+    if len(given) > 1:
+        raise InvalidArgumentError("update_policy_weights_: the weights were given twice; give them once")
+    return given[0] if given else None
+
+
 def weights_of(source: Any) -> TensorDictBase:
     """Return the weights that a module has, or that a TensorDict or a state dictionary holds."""
     if isinstance(source, torch.nn.Module):
@@ -140,6 +163,20 @@ def copy_weights(weights: TensorDictBase, target: TensorDictBase) -> None:
     Raises:
         SchemaError: if the keys, shapes or dtypes differ; nothing was copied then.
     """
+    pairs = matched_weights(weights, target)
+
+    def change() -> None:
+        with torch.no_grad():
+            for mine, given in pairs:
+                mine.copy_(given)
+
+    to_the_end(change)
+
+
+def matched_weights(
+    weights: TensorDictBase, target: TensorDictBase
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return each tensor of `target` and what is to be copied there; see `copy_weights`."""
     own, given = flatten(target), flatten(weights)
     if all(path[0] == "module" for path in given) and not any(path[0] == "module" for path in own):
         given = {path[1:]: value for path, value in given.items()}
@@ -159,13 +196,7 @@ def copy_weights(weights: TensorDictBase, target: TensorDictBase) -> None:
                 f"update_policy_weights_: {as_key(path)!r} expected shape {tuple(mine.shape)} "
                 f"{mine.dtype}, got {tuple(value.shape)} {value.dtype}; nothing is cast or broadcast"
             )
-
-    def change() -> None:
-        with torch.no_grad():
-            for path, mine in own.items():
-                mine.copy_(given[path])
-
-    to_the_end(change)
+    return [(mine, given[path]) for path, mine in own.items()]
 
 
 def _is_on(module: torch.nn.Module, device: torch.device) -> bool:

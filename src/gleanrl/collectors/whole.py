@@ -55,14 +55,17 @@ class WholeTrajectories(Source):
     Args:
         source: makes batches, ``[*batch, T]``, each in memory of its own.
         done_paths: the flags under ``next`` that end a trajectory.
-        count: trajectories of a batch, padded side by side; None for those that a batch of the source completes, one
-            after the other.
+        count: trajectories of a batch; None for those that a batch of the source completes, one after the other.
+        padded: whether those of a batch are padded side by side; else one after the other, too.
     """
 
     steady = False
 
-    def __init__(self, source: Source, done_paths: Sequence[Path], count: int | None) -> None:
+    def __init__(
+        self, source: Source, done_paths: Sequence[Path], count: int | None, padded: bool = True
+    ) -> None:
         self._source, self._done_keys, self._count = source, [as_key(path) for path in done_paths], count
+        self._padded = padded and count is not None
         self.num_envs = source.num_envs
         self._held = _Held({})
 
@@ -74,7 +77,7 @@ class WholeTrajectories(Source):
         return self._count is not None and len(self._held.whole) >= self._count
 
     def next(self, budget: Budget, lend: bool = False) -> Collected:
-        """Return ``[count, T]``, padded; or ``[frames]``, which may be none.
+        """Return ``[count, T]``, padded; or ``[frames]``, which may be none without a count.
 
         Raises:
             BudgetSpent: not enough trajectories have ended.
@@ -93,7 +96,7 @@ class WholeTrajectories(Source):
         if not ready:
             return Collected(collected.batch.reshape(-1)[:0], held)
         batch: Any = torch.cat([piece for pieces in ready for piece in pieces])
-        if self._count is not None:
+        if self._padded:
             batch = split_trajectories(batch, prefix="collector")
         return Collected(batch, held._replace(whole=held.whole[len(ready) :]))
 

@@ -1,4 +1,7 @@
-"""Keywords of public constructors: older spellings are translated, unknown ones raise with the nearest known."""
+"""Keywords of public constructors: other spellings are translated, those that aren't served say what to use.
+
+Unknown ones raise with the nearest known.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,27 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from gleanrl.compat.names import KEYWORDS
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError
+from gleanrl.compat.names import KEYWORDS, UNSERVED_KEYWORDS, UnservedKeyword
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 
 
 def check_keywords(subject: Any) -> None:
     """Let a class of ours look at the keywords that it is made with; anything else stays as it is.
 
     Costs about a microsecond a construction, and a frame in its tracebacks, which says what it is. A class without a
-    constructor of its own has that of its base.
+    constructor of its own has that of its base, and what the table says of that.
     """
-    if not isinstance(subject, type) or not subject.__module__.startswith("gleanrl."):
+    if not isinstance(subject, type):
         return
-    init = subject.__dict__.get("__init__")
-    if not inspect.isfunction(init) or hasattr(init, "__wrapped__"):
+    subject = next(cls for cls in subject.__mro__ if "__init__" in cls.__dict__)
+    init = subject.__dict__["__init__"]
+    ours = subject.__module__.startswith("gleanrl.")
+    if not ours or not inspect.isfunction(init) or hasattr(init, "__wrapped__"):
         return
     kinds = inspect.signature(init).parameters.values()
     known = frozenset(kind.name for kind in kinds if kind.kind not in (kind.VAR_KEYWORD, kind.VAR_POSITIONAL))
     takes_any = any(kind.kind == kind.VAR_KEYWORD for kind in kinds)
-    older = KEYWORDS.get(subject.__name__, {})
+    older, unserved = KEYWORDS.get(subject.__name__, {}), UNSERVED_KEYWORDS.get(subject.__name__, {})
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **keywords: Any) -> None:
@@ -34,13 +39,16 @@ def check_keywords(subject: Any) -> None:
             True  # pytest and IPython leave the frame out; other tracebacks show the last line's remark
         )
         if not keywords.keys() <= known:
+            name = type(self).__name__
             if older:
-                keywords = _translated(subject.__name__, keywords, older)
+                keywords = _translated(name, keywords, older)
+            if unserved:
+                keywords = _served(name, keywords, unserved)
             if not takes_any:
-                _refuse_unknown(subject.__name__, keywords, known)
+                _refuse_unknown(name, keywords, known)
         init(self, *args, **keywords)  # the constructor itself, whose keywords this frame has looked at
 
-    subject.__init__ = checked  # type: ignore[misc]
+    subject.__init__ = checked
 
 
 def _translated(name: str, keywords: dict[str, Any], older: Mapping[str, str]) -> dict[str, Any]:
@@ -48,6 +56,14 @@ def _translated(name: str, keywords: dict[str, Any], older: Mapping[str, str]) -
         if before in keywords and now in keywords:
             raise InvalidArgumentError(f"{name}: {before} is another word for {now}; give one of them")
     return {older.get(key, key): value for key, value in keywords.items()}
+
+
+def _served(name: str, keywords: dict[str, Any], unserved: Mapping[str, UnservedKeyword]) -> dict[str, Any]:
+    """Return the keywords without those that aren't served, and that say so of nothing."""
+    for key in unserved.keys() & keywords.keys():
+        if keywords[key] is not unserved[key].off:
+            raise UnsupportedError(f"{name}: {key}: {unserved[key].why}")
+    return {key: value for key, value in keywords.items() if key not in unserved}
 
 
 def _refuse_unknown(name: str, keywords: dict[str, Any], known: frozenset[str]) -> None:

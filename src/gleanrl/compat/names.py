@@ -5,7 +5,7 @@ Nothing else in the library defines a second name. `docs/names.md` is made from 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Alias(NamedTuple):
@@ -30,9 +30,21 @@ class Unserved(NamedTuple):
     """What the name is, since or until which release, and what to use instead."""
 
 
+class UnservedKeyword(NamedTuple):
+    """A keyword of a public constructor that isn't served."""
+
+    why: str
+    """What to use instead."""
+    off: Any = None
+    """The value that asks for nothing, with which it is accepted."""
+
+
 ALIASES = (
+    Alias("gleanrl.collectors", "AsyncCollector", "aSyncDataCollector", "0.11 to 0.14"),
     Alias("gleanrl.collectors", "BaseCollector", "DataCollectorBase", "0.11 to 0.14"),
     Alias("gleanrl.collectors", "Collector", "SyncDataCollector", "0.11 to 0.14"),
+    Alias("gleanrl.collectors", "MultiAsyncCollector", "MultiaSyncDataCollector", "0.11 to 0.14"),
+    Alias("gleanrl.collectors", "MultiSyncCollector", "MultiSyncDataCollector", "0.11 to 0.14"),
     Alias("gleanrl.data.specs", "BinaryDiscreteTensorSpec", "Binary", "0.1 to 0.7"),
     Alias("gleanrl.data.specs", "BoundedTensorSpec", "Bounded", "0.1 to 0.7"),
     Alias("gleanrl.data.specs", "CompositeSpec", "Composite", "0.1 to 0.7"),
@@ -133,12 +145,6 @@ UNSERVED: tuple[Unserved, ...] = (
         for row in _out_of_scope(names, why, "gleanrl.data", "gleanrl.data.replay_buffers")
     ),
     *_out_of_scope(
-        "AsyncCollector MultiCollector MultiSyncCollector MultiAsyncCollector MultiProcessedWeightUpdater",
-        "collects in worker processes, of 0.1 to 0.14; not served yet: SyncDataCollector over a ParallelEnv steps "
-        "environments in processes",
-        "gleanrl.collectors",
-    ),
-    *_out_of_scope(
         "RayWeightUpdater RemoteModuleWeightUpdater",
         "sends weights to Ray actors, of 0.7 to 0.14; not served yet: derive from WeightUpdaterBase",
         "gleanrl.collectors",
@@ -223,6 +229,7 @@ UNSERVED: tuple[Unserved, ...] = (
 MODULES: dict[str, tuple[str, ...]] = {
     "gleanrl.collectors.collectors": ("gleanrl.collectors",),
     "gleanrl.collectors.weight_update": (
+        "gleanrl.collectors:MultiProcessedWeightUpdater",
         "gleanrl.collectors:VanillaWeightUpdater",
         "gleanrl.collectors:WeightUpdaterBase",
     ),
@@ -289,4 +296,39 @@ KEYWORDS: dict[str, dict[str, str]] = {
     "SliceSamplerWithoutReplacement": _OF_SLICES,
     "TransformedEnv": {"base_env": "env"},
     "UnsqueezeTransform": {"squeeze_dim": "dim", "unsqueeze_dim": "dim"},
+    "WorkersCollector": {"replay_buffer_chunk": "extend_buffer"},
+}
+
+# Keywords of public constructors that aren't served: {"class": {"keyword": what to use instead}}.
+_OF_COLLECTORS = {
+    "auto_register_policy_transforms": UnservedKeyword(
+        "append InitTracker() to the environment; the state of recurrent policies is kept without a primer"
+    ),
+    "compact_obs": UnservedKeyword(
+        "batches hold next observations; leave them out with postproc=lambda batch: batch.exclude(('next', "
+        "'observation'))",
+        off=False,
+    ),
+    "weight_recv_schemes": UnservedKeyword("nobody sends weights but update_policy_weights_"),
+    "weight_sync_schemes": UnservedKeyword(
+        "update_policy_weights_ sends weights through shared memory; for a way of your own pass weight_updater="
+    ),
+    "worker_idx": UnservedKeyword("the numbers of workers are given by their places in create_env_fn"),
+}
+_USE_WORKERS = UnservedKeyword(
+    "use MultiSyncDataCollector or MultiaSyncDataCollector with [create_env_fn] * num_workers"
+)
+UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
+    "SyncDataCollector": {
+        **_OF_COLLECTORS,
+        "backend": _USE_WORKERS,
+        "backend_options": _USE_WORKERS,
+        "num_collectors": _USE_WORKERS,
+        "sync": _USE_WORKERS,
+        "track_traj_ids": UnservedKeyword(
+            "batches hold ids, at no cost; leave them out with postproc=lambda batch: batch.exclude('collector')",
+            off=True,
+        ),
+    },
+    "WorkersCollector": _OF_COLLECTORS,
 }

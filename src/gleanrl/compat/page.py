@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from gleanrl.compat.names import ALIASES, KEYWORDS, MODULES, UNSERVED
+from gleanrl.compat.names import ALIASES, KEYWORDS, MODULES, UNSERVED, UNSERVED_KEYWORDS
 
 _INTRODUCTION = """# Names in other releases
 
@@ -20,6 +20,11 @@ def page() -> str:
     keywords = (
         (name, before, now) for name, words in sorted(KEYWORDS.items()) for before, now in words.items()
     )
+    unserved = (
+        (name, keyword, row.why)
+        for name, words in UNSERVED_KEYWORDS.items()
+        for keyword, row in words.items()
+    )
     paths = ((path, ", ".join(sources)) for path, sources in MODULES.items() if not path.endswith("__"))
     parts = [
         _INTRODUCTION,
@@ -29,6 +34,9 @@ def page() -> str:
         _table(("path", "gives what is in"), paths),
         "## Keywords\n",
         _table(("of", "keyword", "here"), keywords),
+        "## Keywords that aren't served\n",
+        "Accepted with the value that asks for nothing (None, mostly); any other raises.\n",
+        _table(("of", "keyword", "why"), unserved, plain_last=True),
         "## Names that aren't served\n",
         "They can be imported, so that a program that names many and uses a few runs; using one raises.\n",
         _table(("in", "name", "why"), UNSERVED, plain_last=True),

@@ -69,3 +69,9 @@ def check_streams(batches: list[TensorDictBase]) -> None:
         real = batch["collector", "traj_ids"] >= 0
         step = torch.tensor([0.0, 0.0, 1.0])
         assert torch.equal(batch["next", "observation"][real], batch["observation"][real] + step)
+
+
+def values(batch: TensorDictBase) -> list[float]:
+    """Return the different actions of a batch; of a `Net`, its weight."""
+    found: list[float] = batch["action"].unique().tolist()
+    return found

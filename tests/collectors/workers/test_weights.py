@@ -5,14 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gleanrl.errors import IndexRangeError, SchemaError
+from gleanrl.errors import IndexRangeError, InvalidTypeError, SchemaError
 from tests.collectors.helpers import Net
-from tests.collectors.workers.crews import collecting
-
-
-def values(batch) -> list[float]:  # type: ignore[no-untyped-def]
-    found: list[float] = batch["action"].unique().tolist()
-    return found
+from tests.collectors.workers.crews import collecting, values
 
 
 def test_the_next_batch_shows_changed_weights() -> None:
@@ -50,3 +45,32 @@ def test_workers_have_weights_of_their_own_until_all_get_some() -> None:
         with pytest.raises(SchemaError):
             collector.update_policy_weights_({"value": torch.zeros(3), "calls": torch.tensor(0)})
         assert values(collector.next()) == [0.25]
+
+
+def test_weights_by_worker_are_all_taken_or_none() -> None:
+    with collecting("sync", 2, Net(0.5), track_policy_version=True) as collector:
+        collector.update_policy_weights_({0: Net(0.25), 1: Net(-0.25).state_dict()})
+        batch = collector.next()
+        assert [values(part) for part in batch] == [[0.25], [-0.25]] and batch["policy_version"].eq(1).all()
+        wrong = {"value": torch.zeros(3), "calls": torch.tensor(0)}
+        with pytest.raises(SchemaError):
+            collector.update_policy_weights_({0: Net(0.75), 1: wrong})
+        with pytest.raises(InvalidTypeError, match="given by worker already"):
+            collector.update_policy_weights_({0: Net(0.75)}, worker_ids=0)
+        collector.increment_version()
+        batch = collector.next()
+        assert [values(part) for part in batch] == [[0.25], [-0.25]] and batch["policy_version"].eq(2).all()
+
+
+def test_workers_may_be_named_by_the_device_of_their_policy() -> None:
+    with collecting("sync", 2, Net(0.5), policy_device=["cpu", None]) as collector:
+        collector.update_policy_weights_(Net(0.25), worker_ids=torch.device("cpu"))
+        assert [values(part) for part in collector.next()] == [[0.25], [0.5]]
+        with pytest.raises(IndexRangeError, match="or devices that policies were sent to, got 'cuda:0'"):
+            collector.update_policy_weights_(Net(0.25), worker_ids=["cuda:0"])
+
+
+def test_the_version_of_policies_that_workers_make_can_be_counted_up() -> None:
+    with collecting("sync", 2, policy_factory=Net, track_policy_version=True) as collector:
+        collector.increment_version()
+        assert collector.next()["policy_version"].eq(1).all()

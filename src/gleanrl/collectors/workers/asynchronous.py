@@ -30,9 +30,9 @@ class AsynchronousSource(CrewSource):
         self._seen = [0] * self.num_workers  # shares that were noticed to be finished
         self._others: list[set[int]] = [set() for _ in range(self.num_workers)]
 
-    def most_steps(self, num_steps: int) -> int:
-        """Return `num_steps`: every worker collects whole batches."""
-        return num_steps
+    def steps(self, num_steps: int) -> list[int]:
+        """Return `num_steps` for each: every worker collects whole batches."""
+        return [num_steps] * self.num_workers
 
     def next(self, budget: Budget, lend: bool = False) -> Collected:
         """Return the next worker's batch.

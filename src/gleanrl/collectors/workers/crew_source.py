@@ -60,14 +60,14 @@ class CrewSource(Source):
         self.num_workers = self.dispatcher.num_workers
 
     def lay_out(self, num_steps: int) -> None:
-        """Give every worker its blocks, of so many steps; once."""
+        """Give every worker its blocks, for batches of so many steps; once."""
         described, segment, words = self.description, self.dispatcher.segment, self.dispatcher.words
         if described.weights is not None:
             progress = [view.words for view in words]
             team = self._team
             self._weights = SharedWeights(team.policy, described.weights, segment, progress, team.by_hand)
         size = torch.Size((self.num_workers, *described.batch_size))
-        rows = Rows(described.schema, size, num_steps)
+        rows = Rows(described.schema, size, max(self.steps(num_steps)))
         self._region = segment.region("rows", rows, self._team.makers[0].num_slots)
         self.dispatcher.use(self._region)
         self.dispatcher.ask("bind", {worker: (self._bound(worker),) for worker in range(self.num_workers)})
@@ -90,8 +90,8 @@ class CrewSource(Source):
             self._weights.tell(worker, own_weights)
 
     @abstractmethod
-    def most_steps(self, num_steps: int) -> int:
-        """Return the steps of the longest share of a batch of so many steps."""
+    def steps(self, num_steps: int) -> Sequence[int]:
+        """Return the steps of each worker's share of a batch of so many steps."""
 
     @property
     def width(self) -> int:
@@ -125,14 +125,27 @@ class CrewSource(Source):
             self._weights.mark(version)
 
     def push_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
-        """Publish weights; workers take them before their next share."""
-        workers = self._workers_named(worker_ids)
+        """Publish weights; workers take them before their next share.
+
+        Args:
+            weights: for all of `worker_ids`, or, without these, a dictionary of weights by worker.
+            worker_ids: numbers of workers, or devices that their policies run on.
+        """
+        given: dict[int | None, Any]
+        if isinstance(weights, dict) and weights and all(isinstance(key, int) for key in weights):
+            if worker_ids is not None:
+                raise InvalidTypeError("worker_ids: the weights are given by worker already")
+            given = {worker: weights[worker] for worker in self._workers_named(weights)}
+        elif worker_ids is None:
+            given = {None: weights}
+        else:
+            given = dict.fromkeys(self._workers_named(worker_ids), weights)
         if self._weights is None:
             if weights is not None:
                 raise InvalidTypeError("update_policy_weights_: the policy isn't a module and has no weights")
             return
-        self._own_weights_for(workers or ())
-        self._weights.push(weights, workers, self.policy_version + 1)
+        self._own_weights_for([worker for worker in given if worker is not None])
+        self._weights.push(given, self.policy_version + 1)
 
     def _own_weights_for(self, workers: Sequence[int]) -> None:
         """Tell workers where weights of their own will stand."""
@@ -140,15 +153,20 @@ class CrewSource(Source):
         new = self._weights.lay_out_own(workers)
         self.dispatcher.ask("bind", {worker: (self._bound(worker),) for worker in new})
 
-    def _workers_named(self, worker_ids: Any) -> list[int] | None:
-        if worker_ids is None:
-            return None
-        named = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
-        for worker in named:
-            if not isinstance(worker, int) or isinstance(worker, bool) or not 0 <= worker < self.num_workers:
+    def _workers_named(self, worker_ids: Any) -> list[int]:
+        one = isinstance(worker_ids, (int, str, torch.device))
+        named: list[int] = []
+        for name in [worker_ids] if one else worker_ids:
+            if isinstance(name, (str, torch.device)):
+                found = [w for w, maker in enumerate(self._team.makers) if maker.recipe.runs_on(name)]
+            else:
+                found = [name] if name in range(self.num_workers) and name is not True else []
+            if not found:
                 raise IndexRangeError(
-                    f"worker_ids: expected numbers below {self.num_workers}, got {worker!r}"
+                    f"worker_ids: expected numbers below {self.num_workers}, or devices that policies were sent to, "
+                    f"got {name!r}"
                 )
+            named += found
         return named
 
     def stop_following(self) -> None:

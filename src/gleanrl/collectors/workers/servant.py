@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -115,6 +115,7 @@ class CollectorMaker:
         first_id: the first local id that may be used.
         seed: of its environment, and whether all of a batch get the same; None for none.
         bound: where shares go, if it's known already.
+        prepare: called in the worker before anything is made.
     """
 
     factory: Factory
@@ -125,6 +126,7 @@ class CollectorMaker:
     first_id: int = 0
     seed: tuple[int, bool] | None = None
     bound: Bound | None = None
+    prepare: Callable[[], Any] | None = None
 
     def again(self, first_id: int, seed: tuple[int, bool] | None, bound: Bound | None) -> CollectorMaker:
         """Return what makes a worker that goes on where this one was lost."""
@@ -133,6 +135,8 @@ class CollectorMaker:
     def __call__(self, station: Station) -> CollectorServant:
         """Make it."""
         words = Words(station.progress, self.num_slots)
+        if self.prepare is not None:
+            self.prepare()
         env = self.factory()
         try:
             stop = _Watch(station.progress)

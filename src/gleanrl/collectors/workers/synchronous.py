@@ -32,14 +32,14 @@ class SynchronousSource(CrewSource):
         self.num_envs = self.arrangement.num_envs
         self._enough, self._truncated = team.enough, team.truncated
 
-    def most_steps(self, num_steps: int) -> int:
-        """Return the steps of the longest share of a batch of so many steps.
+    def steps(self, num_steps: int) -> list[int]:
+        """Return the steps of each worker's share of a batch of so many steps.
 
         Raises:
             UnsupportedError: shares of unlike lengths couldn't be put together.
         """
         self.arrangement.check()
-        return max(self.arrangement.steps(num_steps))
+        return self.arrangement.steps(num_steps)
 
     def next(self, budget: Budget, lend: bool = False) -> Collected:
         """Return the next batch that `budget`, which isn't spent, grants."""

@@ -18,8 +18,14 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.block import Field, Schema
-from gleanrl.collectors.weights import PolicyWeights, check_loads, copy_weights, weights_of
-from gleanrl.collectors.workers.words import PUBLISHED, PULLED, WRITING, WRITING_OWN
+from gleanrl.collectors.weights import (
+    PolicyWeights,
+    check_loads,
+    copy_weights,
+    matched_weights,
+    weights_of,
+)
+from gleanrl.collectors.workers.words import MARKED, PUBLISHED, PULLED, WRITING, WRITING_OWN
 from gleanrl.errors import PolicyError
 from gleanrl.tree import Path, flatten
 from gleanrl.workers.segment import Region, Rows, Segment
@@ -87,6 +93,7 @@ class SharedWeights:
         self._all = _Copies.laid_out(segment, "weights", fields)
         self._own: dict[int, _Copies] = {}
         self._lock = threading.Lock()
+        self._marked = 0
         self.version = 0
         """How often the policy got other weights by the user's hands."""
 
@@ -105,33 +112,40 @@ class SharedWeights:
         """Publish weights that are pushed only."""
         self._follows = False
 
-    def push(self, weights: Any, workers: Sequence[int] | None, version: int) -> None:
+    def push(self, given: Mapping[int | None, Any], version: int) -> None:
         """Publish weights; workers take them before their next share.
 
         Args:
-            weights: see `PolicyWeights.push`.
-            workers: which, each with a region of its own; None for all.
+            given: weights, see `PolicyWeights.push`: of workers with regions of their own, or, under None, of all.
             version: what frames say of them.
 
         Raises:
             PolicyError: there are none to take.
-            SchemaError, InvalidTypeError: they don't fit; nothing has changed then.
+            SchemaError, InvalidTypeError: some don't fit; nothing has changed then.
         """
-        if weights is None and self._policy is None:
+        if self._policy is None and any(weights is None for weights in given.values()):
             raise PolicyError(
                 "update_policy_weights_: the policy was made in the workers: give the weights, a TensorDict of them, "
                 "a module like it, or its state_dict()"
             )
-        given = self._policy if weights is None else weights
+        found = {
+            worker: weights_of(self._policy if weights is None else weights)
+            for worker, weights in given.items()
+        }
+        if len(found) > 1:  # one is checked as it's copied
+            for weights in found.values():
+                matched_weights(weights, self._all.current[_WEIGHTS])
         with self._lock:
             before, self.version = self.version, version
             try:
-                for worker in [None] if workers is None else workers:
-                    self._write(worker, given)
+                for worker, weights in found.items():
+                    self._write(worker, weights)
             except BaseException:
                 self.version = before
                 raise
-        if weights is not None or workers is not None or self._by_hand:
+        if self._by_hand or any(
+            worker is not None or weights is not None for worker, weights in given.items()
+        ):
             self._follows = False
 
     def load(self, states: Mapping[int, Any], strict: bool, arguments: Mapping[str, Any]) -> None:
@@ -163,10 +177,11 @@ class SharedWeights:
         ]
 
     def mark(self, version: int) -> None:
-        """Have frames say another version of the same weights, which somebody else has sent."""
+        """Have frames say a later version of the same weights, since somebody else has sent others."""
         with self._lock:
-            self.version = version
-            self._write(None, self._all.current[_WEIGHTS] if self._all.number else self._policy)
+            self.version = self._marked = version
+            for words in self._words:
+                words[MARKED] = version
 
     def _write(self, worker: int | None, given: Any) -> None:
         copies, begun = self._all, WRITING
@@ -205,6 +220,7 @@ class SharedWeights:
         with self._lock:
             words[WRITING] = self._all.number
             words[WRITING_OWN] = self._own[worker].number if own else 0
+            words[MARKED] = self._marked
             words[PUBLISHED] = self._own[worker].number * 2 + 1 if own else self._all.number * 2
 
     def behind(self, worker: int) -> int:
@@ -249,6 +265,7 @@ class PulledWeights(PolicyWeights):
             PolicyError: the policy has none of its own, and none were published.
         """
         published = self._words[PUBLISHED]
+        self.version = max(self.version, self._words[MARKED])
         if published == self._pulled:
             if not published:
                 super().refresh()
@@ -262,5 +279,5 @@ class PulledWeights(PolicyWeights):
                 break
             published = self._words[PUBLISHED]
         self._pulled = self._words[PULLED] = published
-        self.version = version
+        self.version = max(version, self._words[MARKED])
         self.received()

@@ -17,6 +17,8 @@ GRANTED, SERVED, BEGUN, CUT = range(OWN, OWN + 4)
 PUBLISHED, WRITING, WRITING_OWN, PULLED = range(OWN + 4, OWN + 8)
 """Weights (see `weights`): which are to be used; which are being written, of all workers and of this one; which the
 worker uses."""
+MARKED = OWN + 15
+"""The least version that frames are to say, whatever that of the weights is."""
 NEXT_ID, FRAMES, EPISODES, BUSY, IDLE, MEAN_RETURN, MEAN_LENGTH = range(OWN + 8, OWN + 15)
 """The first local id that no frame has; what the worker has done since its start: frames, ended trajectories,
 nanoseconds of collecting and waiting; and recent means, which are `floats`."""
