@@ -32,6 +32,7 @@ DTYPES = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, t
 RECORDS = {
     "scalars": torch.tensor(3.5),
     "empty": torch.zeros(0, 3),
+    "with a gradient": torch.ones(3, requires_grad=True),
     "turned": torch.arange(6).view(2, 3).T,
     **{str(dtype): torch.arange(24).reshape(2, 3, 4).to(dtype) for dtype in DTYPES},
     "nested": TensorDict(
