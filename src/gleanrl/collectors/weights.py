@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -17,6 +17,8 @@ from gleanrl.devices import same_device
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, PolicyError, SchemaError
 from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import as_key, flatten
+
+Pairs: TypeAlias = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 def made_policy(policy: Any, factory: Callable[[], Any] | None) -> Any:
@@ -163,7 +165,11 @@ def copy_weights(weights: TensorDictBase, target: TensorDictBase) -> None:
     Raises:
         SchemaError: if the keys, shapes or dtypes differ; nothing was copied then.
     """
-    pairs = matched_weights(weights, target)
+    copy_pairs(matched_weights(weights, target))
+
+
+def copy_pairs(pairs: Pairs) -> None:
+    """Copy the second tensor of each pair into the first, in place, all or nothing."""
 
     def change() -> None:
         with torch.no_grad():
@@ -173,9 +179,7 @@ def copy_weights(weights: TensorDictBase, target: TensorDictBase) -> None:
     to_the_end(change)
 
 
-def matched_weights(
-    weights: TensorDictBase, target: TensorDictBase
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def matched_weights(weights: TensorDictBase, target: TensorDictBase) -> Pairs:
     """Return each tensor of `target` and what is to be copied there; see `copy_weights`."""
     own, given = flatten(target), flatten(weights)
     if all(path[0] == "module" for path in given) and not any(path[0] == "module" for path in own):

@@ -141,6 +141,13 @@ class OwnerEnd:
         return bool(self.inbox) and not self.inbox[-1]
 
     def take(self) -> tuple[bytes, bytes] | None:
+        """Return `first`, and drop it."""
+        found = self.first()
+        if found is not None:
+            self.drop()
+        return found
+
+    def first(self) -> tuple[bytes, bytes] | None:
         """Return the next whole answer of the inbox as ``(code, message)``, or None if there is none yet.
 
         Raises:
@@ -153,10 +160,15 @@ class OwnerEnd:
             if self.has_ended:
                 raise ChannelClosed
             return None
+        data = inbox[0] if len(inbox[0]) >= size else b"".join(inbox)
+        return data[:1], data[_HEAD:size]
+
+    def drop(self) -> None:
+        """Take the answer that `first` returned out of the inbox."""
+        inbox = self.inbox
         data = b"".join(inbox)
         end = [b""] if self.has_ended else []
-        inbox[:] = [piece for piece in (data[size:],) if piece] + end
-        return data[:1], data[_HEAD:size]
+        inbox[:] = [piece for piece in (data[_size(self._start()) :],) if piece] + end
 
     def _start(self) -> bytes:
         """Return the first bytes of the inbox, those of a message's head if they are there."""

@@ -5,8 +5,9 @@ or only gives it a successor, is for the owner to decide: a worker that ended or
 and so does one that is asked afterwards.
 
 The owner waits on the pipes and the process sentinels at once, so that an end is noticed when it happens and waiting
-costs nothing. What interrupts a wait (Ctrl-C, a signal handler that raises) leaves the crew usable: an answer that an
-interrupt kept from its owner may be lost, is never taken for another one, and `forget` drops what is still to come.
+costs nothing. What interrupts a call (Ctrl-C, a signal handler that raises) leaves the crew usable: an answer that an
+interrupt kept from its owner may be lost, but is neither waited for again nor taken for another one, and `forget` drops
+what is still to come.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from gleanrl.workers.channel import ATOMIC, DONE, PIECE, ChannelClosed, ChannelF
 from gleanrl.workers.ending import ask_to_end, kill
 from gleanrl.workers.handle import LOOK_MS, Plan, Stacks, Worker, require_descriptors, require_platform
 from gleanrl.workers.main import SYNC, MakeServant, Reply, Request, Setting
-from gleanrl.workers.segment import Segment
+from gleanrl.workers.segment import OWN, Segment
 
 _JUST_DONE = [DONE]
 _TERM_S = 1.0
@@ -73,7 +74,7 @@ class Crew:
         require_platform()
         require_descriptors(len(makers))
         self.plan = plan
-        self.closed, self._ending, self._ended, self._reason = False, False, False, ""
+        self.closed, self.ended, self._ending, self._reason = False, False, False, ""
         self._owner = os.getpid()
         self._family = (torch.initial_seed(), next(_crews))
         self._numbers = itertools.count(1)
@@ -99,12 +100,16 @@ class Crew:
         first_words = encode((setting, encode(make)))
         progress = self.segment.progress(index)
         worker = Worker(index, generation, progress, self._stacks, self.segment.descriptor, self.plan)
-        self.workers[index : index + 1] = [worker]
-        self._readers[worker.channel.reading] = worker
-        self._poller.register(worker.channel.reading, select.POLLIN)
-        self._poller.register(worker.sentinel, select.POLLIN)
-        worker.due.append(number)
-        self._write(worker, first_words)
+        try:
+            self._readers[worker.channel.reading] = worker
+            self._poller.register(worker.channel.reading, select.POLLIN)
+            self._poller.register(worker.sentinel, select.POLLIN)
+            self._write(worker, first_words)
+            worker.due.append(number)
+            self.workers[index : index + 1] = [worker]  # at last: what is there was started whole
+        except BaseException:
+            self._unregister(worker)  # the process ends with its pipes
+            raise
 
     # --------------------------------------------------------------- asking
     def post(self, index: int, name: str, *arguments: Any) -> int:
@@ -116,31 +121,34 @@ class Crew:
             WorkerError: if the arguments can't be sent; nothing was asked then.
             ClosedError: if the crew was closed, or this is a fork of the process that started it.
         """
-        self._check_owner()
+        self.check()
         number = next(self._numbers)
         data = encode(Request(number, name, arguments))
         self._check_open()
         worker = self.workers[index]
         if not worker.due:
             worker.begin()
-        worker.due.append(number)
         self._write(worker, data)
+        worker.due.append(number)  # once it was sent: nothing is waited for that can't come
         return number
 
     def send(self, index: int, code: bytes) -> None:
         """Send a signal to one worker, whose answer `wait_any` gives; its number is 0. Others may be sent meanwhile.
 
         Raises:
-            ClosedError: if the crew was closed, or this is a fork of the process that started it.
+            ClosedError: if the crew was closed.
         """
-        self._check_owner()
         self._check_open()
         worker = self.workers[index]
         if not worker.due:
             worker.begin()
-        worker.due.append(_SIGNAL)
         with suppress(BrokenPipeError):  # that it ended is seen where its answer is waited for
             os.write(worker.writing, code)
+        worker.due.append(_SIGNAL)
+
+    def signals_due(self, index: int) -> int:
+        """Return how many signals a worker is still to answer, as far as is known: at least those that it is at."""
+        return self.workers[index].due.count(_SIGNAL)
 
     def signal(self, code: bytes) -> bool:
         """Send a signal to every worker and wait; return whether all of them just did what it means.
@@ -191,9 +199,16 @@ class Crew:
         while self._signalled and self.wait_any() is not None:
             pass
 
-    def _check_owner(self) -> None:
-        if os.getpid() != self._owner:
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is a fork of the process that started the workers: they don't serve it."""
+        return os.getpid() != self._owner
+
+    def check(self) -> None:
+        """Raise `ClosedError` if the crew was closed, or this is a fork of the process that started it."""
+        if self.is_foreign:
             raise ClosedError("workers serve the process that started them, not its forks")
+        self._check_open()
 
     def _check_open(self) -> None:
         """Raise if the crew was closed: also in the midst of a call, when a garbage collection ends another owner."""
@@ -254,20 +269,23 @@ class Crew:
         """Return the next answer of a worker if it has arrived; what nobody waits for any more is dropped."""
         index, due = worker.index, worker.due
         try:
-            while worker.loss is None and (arrived := worker.channel.take()) is not None:
+            while worker.loss is None and (arrived := worker.channel.first()) is not None:
                 code, data = arrived
                 reply = Reply(_SIGNAL) if code == DONE else cast(Reply, decode(data))
                 worker.seconds = self.plan.timeouts.work_s
+                worker.is_made = worker.is_made or reply.report is None
                 worker.begin()
                 error = None if reply.report is None else reply.report.error()
-                if reply.number in due:
-                    while due.popleft() != reply.number:
-                        pass
+                wanted = reply.number in due
+                # An interrupt may come between any two of these: what isn't due any more is dropped.
+                while wanted and due.popleft() != reply.number:
+                    pass
+                if wanted or (reply.number == _SIGNAL and index in self._signalled and not due):
                     self._signalled.discard(index)
+                    wanted = True
+                worker.channel.drop()
+                if wanted:
                     return Answer(index, reply.number, reply.value, error)
-                if reply.number == _SIGNAL and index in self._signalled and not due:
-                    self._signalled.discard(index)
-                    return Answer(index, _SIGNAL, None, error)
         except ChannelClosed:
             self._crashed(worker)
         if worker.loss is None:
@@ -321,26 +339,27 @@ class Crew:
         """End a worker, if it still lives, and start another one in its place; what was due of it is dropped.
 
         The new one has pipes of its own, and the former one is dead before it starts: no answer and no row of the
-        former one can come any more. Its `generation` is one higher.
+        former one can come any more. Its `generation` is one higher. It finds the words from `OWN` on as they were.
+        After an interrupt, there is either the former one, lost, or the new one, started whole.
 
         Raises:
             LaunchError: if it can't be started; the former one is lost.
             WorkerError: if the former one can't be killed.
             ClosedError: if the crew was closed.
         """
-        self._check_open()
+        self.check()
         former = self.workers[index]
         self._lose(former, former.loss or WorkerError(f"worker {index} is being replaced"))
         if not former.wait(Deadline(_KILL_S)):
             raise WorkerError(
                 f"worker {index} (process {former.pid}) can't be killed: the system keeps it busy"
             )
-        former.close()
         former.due.clear()
         self._signalled.discard(index)
-        for word in range(len(former.progress)):
+        for word in range(OWN):
             former.progress[word] = 0
         self._start(index, former.generation + 1, len(self.workers), make)
+        former.close()
 
     # --------------------------------------------------------------- ending
     def close(self, seconds: float | None = None, because: str = "") -> None:
@@ -353,7 +372,7 @@ class Crew:
         Raises:
             Exception: what a servant's `close` raised first; the workers have ended all the same.
         """
-        if self._ended or self._ending or os.getpid() != self._owner:
+        if self.ended or self._ending or self.is_foreign:
             return
         raised: list[BaseException] = []
         try:
@@ -370,6 +389,6 @@ class Crew:
                 worker.close()
             self._stacks.close()
             self.segment.close()
-            self._ended = True
+            self.ended = True
         if raised:
             raise raised[0]

@@ -124,6 +124,7 @@ class Worker:
     Attributes:
         due: the numbers of the requests that it's still to answer, in the order of asking.
         loss: why it's of no further use; None while it is.
+        is_made: whether its servant was made.
         seconds: how long it may stay at one item.
 
     Raises:
@@ -144,6 +145,7 @@ class Worker:
         self.channel = OwnerEnd(reading, self.writing)
         self.due: deque[int] = deque()
         self.loss: WorkerError | None = None
+        self.is_made = False
         self.seconds = plan.timeouts.start_s
         self.begin()
 

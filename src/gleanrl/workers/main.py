@@ -30,8 +30,8 @@ SYNC = "sync"
 class Servant(Protocol):
     """What a worker works on; it lives in the worker. Every public method can be requested by name."""
 
-    def signal(self, code: bytes) -> None:
-        """Do what a signal means."""
+    def signal(self, code: bytes) -> Any:
+        """Do what a signal means; what is returned, None mostly, is the answer."""
 
     def close(self) -> None:
         """Let go of everything; nothing is asked afterwards."""
@@ -189,11 +189,14 @@ def _serve(channel: WorkerEnd, servant: Servant, progress: memoryview) -> int:
             return 0
         else:
             try:
-                signal(code)
+                found = signal(code)
             except BaseException as error:
                 _answer(channel, Reply(0, report=Report.of(error)))
             else:
-                write(writing, DONE)
+                if found is None:
+                    write(writing, DONE)
+                else:
+                    _answer(channel, Reply(0, found))
 
 
 def _done(servant: Servant, request: Request) -> Reply:

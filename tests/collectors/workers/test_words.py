@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gleanrl.collectors.budget import Grant
-from gleanrl.collectors.workers.words import GRANTED, NEXT_ID, REASONS, SERVED, Share, Words
-from gleanrl.workers.segment import STEP
+from gleanrl.collectors.workers.words import CUT, GRANTED, NEXT_ID, REASONS, SERVED, Share, Words
+from gleanrl.workers.segment import STEP, WORK
 
 
 def made(num_slots: int = 2) -> Words:
@@ -48,12 +48,28 @@ def test_two_grants_stand_in_slots_of_their_own() -> None:
     assert [words.begin(), words.begin()] == [(0, Grant(5), False), (1, Grant(6), True)]
 
 
-def test_a_new_worker_goes_on_where_another_was_lost() -> None:
+def test_a_new_worker_goes_on_after_the_last_share_of_the_one_that_was_lost() -> None:
     words = made()
-    words.begin_at(5, 12)
+    words.grant(Grant(5), False)
+    words.begin()
+    words.finish(0, Share(False, 5, 5, 0, 0, REASONS[0]))
+    words.grant(Grant(5), False)
+    words.grant(Grant(5), False)
+    words.begin()
+    words.words[CUT], words.words[NEXT_ID] = 3, 12
+    words.go_on()
     assert words.begin() is None and not words.is_at_work and words.words[NEXT_ID] == 12
+    assert words.words[CUT] == words.words[SERVED] == 1
     words.grant(Grant(3), False)
-    assert words.begin() == (5, Grant(3), False)
+    assert words.begin() == (1, Grant(3), False)
+
+
+def test_every_share_counts_as_work() -> None:
+    words = made()
+    for number in range(2):
+        words.grant(Grant(5), False)
+        words.begin()
+        assert words.words[WORK] == number + 1
 
 
 def test_floats_are_the_same_words() -> None:

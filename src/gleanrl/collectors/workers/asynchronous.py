@@ -7,6 +7,7 @@ from typing import Any
 from gleanrl.collectors.budget import Budget, Grant
 from gleanrl.collectors.source import Collected
 from gleanrl.collectors.workers.crew_source import CrewSource
+from gleanrl.collectors.workers.standing import Taken
 from gleanrl.collectors.workers.team import Team
 from gleanrl.collectors.workers.words import SERVED
 from gleanrl.envs.rollout import mark_truncated
@@ -132,10 +133,9 @@ class AsynchronousSource(CrewSource):
         batch = block.batch(None, self.description.device)
         if self._truncated:
             mark_truncated(batch, list(self.description.done_keys))
-        ledger = self.dispatcher.now.ledger.delivering(share.frames, share.flagged, True, seconds)
-        after = self.dispatcher.now._replace(ledger=ledger.discarding(share.excess, "budget"))
-        return Collected(batch, (after.with_worker(worker, taken=number + 1)), (worker, self.num_workers))
+        taken = Taken({worker: number}, share.frames, share.flagged, share.excess, True, seconds)
+        return Collected(batch, taken, (worker, self.num_workers))
 
-    def _become(self, standing: Any) -> Any:
+    def _become(self, taken: Taken) -> Any:
         self._open = None
-        super()._become(standing)
+        super()._become(taken)

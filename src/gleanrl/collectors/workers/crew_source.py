@@ -16,8 +16,9 @@ from tensordict import TensorDictBase
 
 from gleanrl.collectors.ledger import CollectorStats, Ledger, WorkerStats
 from gleanrl.collectors.source import Collected, Source
-from gleanrl.collectors.workers.dispatcher import COUNTERS, Dispatcher, Standing
+from gleanrl.collectors.workers.dispatcher import UNFINISHED, Dispatcher
 from gleanrl.collectors.workers.servant import Bound, CollectorMaker
+from gleanrl.collectors.workers.standing import Taken
 from gleanrl.collectors.workers.team import Team
 from gleanrl.collectors.workers.weights import SharedWeights
 from gleanrl.collectors.workers.words import BUSY, EPISODES, FRAMES, IDLE, MEAN_LENGTH, MEAN_RETURN
@@ -53,9 +54,10 @@ class CrewSource(Source):
         self._seed: tuple[int, bool] | None = None
         self._last_state: dict[str, Any] | None = None
         self._weights: SharedWeights | None = None
+        self._told: set[int] = set()  # workers that know where weights of their own stand
         self._region: Region | None = None
         self._pool = BufferPool()
-        self.dispatcher = Dispatcher(team, self._made_again, self._told)
+        self.dispatcher = Dispatcher(team, self._made_again)
         self.description = self.dispatcher.description
         self.num_workers = self.dispatcher.num_workers
 
@@ -85,10 +87,6 @@ class CrewSource(Source):
         seed = self._seed_of(worker, generation)
         return self._team.makers[worker].again(first_id, seed, self._bound(worker))
 
-    def _told(self, worker: int, own_weights: bool) -> None:
-        if self._weights is not None:
-            self._weights.tell(worker, own_weights)
-
     @abstractmethod
     def steps(self, num_steps: int) -> Sequence[int]:
         """Return the steps of each worker's share of a batch of so many steps."""
@@ -111,6 +109,7 @@ class CrewSource(Source):
     # ---------------------------------------------------------------- weights
     def refresh_weights(self) -> None:
         """Publish the current weights of the user's policy, if they are followed."""
+        self.dispatcher.check()  # a fork shares the memory, too
         if self._weights is not None:
             self._weights.refresh()
 
@@ -131,6 +130,7 @@ class CrewSource(Source):
             weights: for all of `worker_ids`, or, without these, a dictionary of weights by worker.
             worker_ids: numbers of workers, or devices that their policies run on.
         """
+        self.dispatcher.check()
         given: dict[int | None, Any]
         if isinstance(weights, dict) and weights and all(isinstance(key, int) for key in weights):
             if worker_ids is not None:
@@ -148,10 +148,13 @@ class CrewSource(Source):
         self._weights.push(given, self.policy_version + 1)
 
     def _own_weights_for(self, workers: Sequence[int]) -> None:
-        """Tell workers where weights of their own will stand."""
+        """Tell workers where weights of their own will stand, those that weren't told yet."""
         assert self._weights is not None
-        new = self._weights.lay_out_own(workers)
+        new = [worker for worker in workers if worker not in self._told]
+        for worker in new:
+            self._weights.own_region(worker, new=True)
         self.dispatcher.ask("bind", {worker: (self._bound(worker),) for worker in new})
+        self._told.update(new)
 
     def _workers_named(self, worker_ids: Any) -> list[int]:
         one = isinstance(worker_ids, (int, str, torch.device))
@@ -228,20 +231,18 @@ class CrewSource(Source):
         ledger = replace(ledger, spent=reader.integer("frames"), batches=reader.integer("iter"))
         parts = {worker: dict(state[name]) for worker, name in enumerate(names) if name in state}
         policies = {worker: part.pop("policy_state_dict", None) for worker, part in parts.items()}
+        weights = {worker: found for worker, found in policies.items() if found is not None}
+        given = {worker: (part, strict) for worker, part in parts.items()}
+        # Everything is checked before anything changes.
+        self.dispatcher.ask("parse", given)
+        loaded = self._weights.parse(weights, strict, kwargs) if weights and self._weights else None
         self.dispatcher.discard_all("state")
         self.dispatcher.settle()
-        self.dispatcher.ask("parse", {worker: (part, strict) for worker, part in parts.items()})
-        self._load_policies(policies, strict, kwargs)
-        self.dispatcher.ask("adopt", dict.fromkeys(parts, ()))
+        if loaded is not None and self._weights is not None:
+            self._own_weights_for(loaded.unlike)
+            self._weights.adopt(loaded)
+        self.dispatcher.ask("adopt", given)
         self.dispatcher.now = self.dispatcher.now._replace(ledger=ledger)
-
-    def _load_policies(self, policies: Mapping[int, Any], strict: bool, kwargs: Mapping[str, Any]) -> None:
-        """Give the user's policy and the workers' their saved weights."""
-        given = {worker: weights for worker, weights in policies.items() if weights is not None}
-        if not given or self._weights is None:
-            return
-        self._own_weights_for(self._weights.unlike(given))
-        self._weights.load(given, strict, kwargs)
 
     # ------------------------------------------------------------------ counts
     @property
@@ -270,18 +271,18 @@ class CrewSource(Source):
 
     def _worker_stats(self, worker: int) -> WorkerStats:
         view = self.dispatcher.words[worker]
-        words, before = view.words, self.dispatcher.before[worker]
-        totals = {name: before[name] + words[name] for name in COUNTERS}
-        seconds = totals[BUSY] / 1e9
-        spanned = totals[BUSY] + totals[IDLE]
+        words = view.words
+        under_way = 0 if self.dispatcher.is_down(worker) else view.under_way * self.width
+        seconds = words[BUSY] / 1e9
+        spanned = words[BUSY] + words[IDLE]
         has_ended = words[EPISODES] > 0
         return WorkerStats(
-            frames=totals[FRAMES] + view.under_way * self.width,
-            episodes=totals[EPISODES],
+            frames=words[FRAMES] + under_way + self.dispatcher.now.losses[worker].frames,
+            episodes=words[EPISODES],
             mean_return=view.floats[MEAN_RETURN] if has_ended else math.nan,
             mean_length=view.floats[MEAN_LENGTH] if has_ended else math.nan,
-            frames_per_s=totals[FRAMES] / seconds if seconds else 0.0,
-            idle_share=totals[IDLE] / spanned if spanned else 0.0,
+            frames_per_s=words[FRAMES] / seconds if seconds else 0.0,
+            idle_share=words[IDLE] / spanned if spanned else 0.0,
             versions_behind=0 if self._weights is None else self._weights.behind(worker),
             restarts=self.dispatcher.generation(worker),
         )
@@ -291,23 +292,25 @@ class CrewSource(Source):
         # One line: an interrupt comes before the assignment, or after the batch was returned.
         return (batch, self._become(collected.after))[0]
 
-    def _become(self, standing: Standing) -> Any:
-        self.dispatcher.now = standing
+    def _become(self, taken: Taken) -> Any:
+        self.dispatcher.now = self.dispatcher.now.delivering(taken)
 
     def close(self, close_env: bool = True) -> None:
-        """End the workers; what they have under way is discarded."""
-        if self.dispatcher.closed:
-            self.dispatcher.close()
+        """End the workers, of the process that started them; what they have under way is discarded."""
+        dispatcher, workers = self.dispatcher, range(self.num_workers)
+        if dispatcher.is_foreign:
             return
         try:
-            with suppress(Exception):
-                self.dispatcher.discard_all("unfinished")
-                deadline = Deadline(_SETTLE_S)
-                self.dispatcher.settle(deadline)
-                if not any(map(self.dispatcher.under_way, range(self.num_workers))):
-                    self._last_state = self.save()
+            if not dispatcher.closed:
+                with suppress(Exception):
+                    dispatcher.discard_all(UNFINISHED)
+                    dispatcher.settle(Deadline(_SETTLE_S))
+                    if not any(
+                        dispatcher.under_way(worker) or dispatcher.is_down(worker) for worker in workers
+                    ):
+                        self._last_state = self.save()
         finally:
-            self.dispatcher.close()
+            dispatcher.close()
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from gleanrl.block import Block
 from gleanrl.collectors.budget import Grant
-from gleanrl.collectors.ledger import Ledger
-from gleanrl.collectors.workers.servant import SERVE, CollectorMaker, Description
+from gleanrl.collectors.workers.servant import SERVE, CollectorMaker, Description, Lists
+from gleanrl.collectors.workers.standing import Standing
 from gleanrl.collectors.workers.team import PRELOAD, Team, require_alike
-from gleanrl.collectors.workers.words import (
-    BUSY,
-    CUT,
-    EPISODES,
-    FRAMES,
-    GRANTED,
-    IDLE,
-    NEXT_ID,
-    PUBLISHED,
-    SERVED,
-    Words,
-)
+from gleanrl.collectors.workers.words import CUT, GRANTED, NEXT_ID, SERVED, Words
 from gleanrl.data.boundaries import MASK
 from gleanrl.errors import WorkerError
 from gleanrl.system import clock
@@ -34,48 +22,19 @@ from gleanrl.workers.segment import Region, Segment
 
 LOST = "worker"
 """Why frames of a worker that was lost are discarded."""
-COUNTERS = (FRAMES, EPISODES, BUSY, IDLE)
-"""The words that count what a worker has done since its start."""
-
-
-class Standing(NamedTuple):
-    """Where the collection stands. It goes from one to the next by one assignment, which no interrupt can cut."""
-
-    ledger: Ledger
-    taken: tuple[int, ...]
-    """Shares of each worker that were delivered or discarded."""
-    unwanted: tuple[str, ...]
-    """Why the shares that a worker has under way will be discarded; nothing if they are wanted."""
-    resets: tuple[bool, ...]
-    """Whether a worker's next share begins with a reset."""
-
-    def with_worker(self, worker: int, **changes: Any) -> Standing:
-        """Return it with other values for one worker."""
-        fresh: dict[str, Any] = {}
-        for name, value in changes.items():
-            entries = list(getattr(self, name))
-            entries[worker] = value
-            fresh[name] = tuple(entries)
-        return self._replace(**fresh)
-
-
-@dataclass
-class _Down:
-    """A worker that was lost, until another one is in its place."""
-
-    until: Deadline
-    served: int
-    next_id: int
-    own_weights: bool
+UNFINISHED = "unfinished"
+"""Why frames are discarded that were under way at the end."""
 
 
 class Dispatcher:
     """Gives grants to workers, takes their shares, and replaces those that are lost. One thread at a time.
 
+    What counts stands in the shared words and in `now`. Wherever an interrupt comes, the next call goes on from there:
+    signals that weren't sent are sent again, answers that were swallowed are missed by nobody.
+
     Args:
         team: what the workers are made of.
         made_again: makes a worker anew, given its number, how many had it before, and the first id that it may use.
-        told: tells such a worker about weights, given its number, and whether it had weights of its own.
 
     Attributes:
         now: where the collection stands.
@@ -83,26 +42,16 @@ class Dispatcher:
         blocks: of all workers, one for each slot.
         descriptions: what the workers' collections are like.
         description: that of all of them, what it says of devices that of the first.
-        before: what workers' predecessors have counted.
     """
 
-    def __init__(
-        self,
-        team: Team,
-        made_again: Callable[[int, int, int], CollectorMaker],
-        told: Callable[[int, bool], None],
-    ) -> None:
-        self._restarts, self._made_again, self._told = team.restarts, made_again, told
+    def __init__(self, team: Team, made_again: Callable[[int, int, int], CollectorMaker]) -> None:
+        self._restarts, self._made_again = team.restarts, made_again
         count = self.num_workers = len(team.makers)
-        self.now = Standing(Ledger(), (0,) * count, ("",) * count, (False,) * count)
-        self.before = [dict.fromkeys(COUNTERS, 0) for _ in range(count)]
+        self.now = Standing.begin(count)
         self.words: list[Words] = []
         self.blocks: list[Block] = []
-        self._answers: dict[int, Answer | None] = {}
-        self._starting: set[int] = set(range(count))
-        self._down: dict[int, _Down] = {}
-        self._serving: dict[int, tuple[int, int]] = {}  # requests for shares with lists: worker and number
-        self._listed = [0] * count  # shares of each worker whose lists have arrived
+        self._answers: dict[int, Answer | None] = {}  # to requests that somebody waits for
+        self._listed: list[dict[int, int]] = [{} for _ in range(count)]  # whose lists are there, by slot
         self._crew = Crew(team.makers, Plan(team.timeouts, team.num_threads, PRELOAD, self._where))
         try:
             slots = team.makers[0].num_slots
@@ -132,67 +81,81 @@ class Dispatcher:
         """Return how often a worker was made anew."""
         return self._crew.workers[worker].generation
 
+    def check(self) -> None:
+        """Raise `ClosedError` if the workers have ended, or serve another process, which this one is a fork of."""
+        self._crew.check()
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is a fork of the process whose workers they are."""
+        return self._crew.is_foreign
+
     @property
     def closed(self) -> bool:
         """Whether the workers have ended."""
         return self._crew.closed
 
-    def close(self) -> None:
-        """End the workers."""
-        self._crew.close()
+    def close(self, because: str = "") -> None:
+        """End the workers; what they had under way is discarded."""
+        try:
+            self._crew.close(because=because)
+        finally:
+            if self._crew.ended:
+                self._write_off()
+
+    def _write_off(self) -> None:
+        """Count what workers that have ended had under way."""
+        for worker in range(len(self.words)):
+            self.discard(worker, UNFINISHED)
+            if not self.is_down(worker):
+                made, now = self._frames_made(worker), self.now
+                before = now.losses[worker]
+                losses = before._replace(number=before.number + 1, frames=before.frames + made)
+                self.now = now.losing(worker, made, UNFINISHED, losses)
 
     # ----------------------------------------------------------------- grants
     def grant(self, worker: int, grant: Grant) -> None:
-        """Let a worker collect a share."""
-        number = self.words[worker].words[GRANTED]
+        """Let a worker, which isn't down, collect a share."""
+        self.check()
         self.words[worker].grant(grant, self.now.resets[worker])
-        self.now = self.now.with_worker(worker, resets=False)
-        self._wake(worker, number)
-
-    def _wake(self, worker: int, number: int) -> None:
-        if self.description.schema.lists:
-            self._serving[self._crew.post(worker, "serve")] = worker, number
-        else:
-            self._crew.send(worker, SERVE)
+        if self.now.resets[worker]:
+            self.now = self.now.with_worker(worker, resets=False)
+        self._crew.send(worker, SERVE)
 
     def is_down(self, worker: int) -> bool:
         """Return whether a worker was lost and isn't replaced yet."""
-        return worker in self._down
+        return self.now.losses[worker].number > self._crew.workers[worker].generation
 
     def under_way(self, worker: int) -> int:
-        """Return the shares of a worker that were granted and aren't taken."""
-        return self.words[worker].words[GRANTED] - self.now.taken[worker]
+        """Return the shares of a worker that were granted, or, if it is down, finished, and aren't taken."""
+        return self.words[worker].words[SERVED if self.is_down(worker) else GRANTED] - self.now.taken[worker]
 
     def ready(self, worker: int) -> bool:
         """Return whether a worker's next share is there, and wanted; those that failed are discarded on the way."""
-        self._discard_failed(worker)
+        self._sweep(worker)
         number = self.now.taken[worker]
-        arrived = self.words[worker].words[SERVED] > number and (
-            not self.description.schema.lists or self._listed[worker] > number
-        )
-        return arrived and not self.now.unwanted[worker]
+        if self.words[worker].words[SERVED] <= number or self.now.unwanted[worker]:
+            return False
+        if not self.description.schema.lists or self._listed[worker].get(self._slot(number)) == number:
+            return True
+        if max(self._listed[worker].values(), default=-1) > number or not self._crew.signals_due(worker):
+            self.discard(worker, "interrupted")  # which has swallowed the lists
+        return False
 
-    def _discard_failed(self, worker: int) -> None:
+    def _slot(self, number: int) -> int:
+        return number % len(self.blocks)
+
+    def _sweep(self, worker: int) -> None:
         """Discard the next shares of a worker as long as they are unwanted, or failed."""
         words = self.words[worker]
         while (number := self.now.taken[worker]) < words.words[SERVED]:
-            share, unwanted = (
-                words.share(number),
-                self.now.unwanted[worker] or self._lacks_lists(worker, number),
-            )
-            if not (share.failed or unwanted):
+            share = words.share(number)
+            if not (share.failed or self.now.unwanted[worker]):
                 return
-            ledger = self.now.ledger.discarding(share.frames, share.reason if share.failed else unwanted)
-            after = self.now._replace(ledger=ledger.discarding(share.excess, "budget"))
-            self.now = after.with_worker(worker, taken=number + 1)
-        if self.now.unwanted[worker] and not self.under_way(worker):
+            self.now = self.now.without(worker, share)
+        # What an unwanted share raised arrives with its answer: it's unwanted until then.
+        if self.now.unwanted[worker] and not self.under_way(worker) and not self._crew.signals_due(worker):
             self.now = self.now.with_worker(worker, unwanted="", resets=True)
-
-    def _lacks_lists(self, worker: int, number: int) -> str:
-        """Return why a share that was served is of no use: an interrupt has swallowed its lists."""
-        pending = (worker, number) in self._serving.values() and self._crew.workers[worker].due
-        whole = not self.description.schema.lists or self._listed[worker] > number or pending
-        return "" if whole else "interrupted"
 
     def cut(self, worker: int, below: int) -> None:
         """Let a worker end its shares with numbers below that after the step at hand."""
@@ -205,16 +168,17 @@ class Dispatcher:
 
     def discard(self, worker: int, reason: str) -> None:
         """Discard a worker's shares that are under way or open; its next one begins with a reset."""
-        if self.under_way(worker):
-            self.now = self.now.with_worker(worker, unwanted=self.now.unwanted[worker] or reason)
+        if self.under_way(worker) and not self.is_foreign:
+            if not self.now.unwanted[worker]:
+                self.now = self.now.with_worker(worker, unwanted=reason)
             self.cut(worker, self.words[worker].words[GRANTED])
-            self._discard_failed(worker)
+            self._sweep(worker)
 
     def settle(self, deadline: Deadline | None = None) -> None:
         """Wait for the shares that nobody wants."""
         while any(self.now.unwanted):
             for worker in range(self.num_workers):
-                self._discard_failed(worker)
+                self._sweep(worker)
             if not any(self.now.unwanted) or (deadline is not None and deadline.passed()):
                 return
             self.wait(deadline)
@@ -222,6 +186,7 @@ class Dispatcher:
     # ---------------------------------------------------------------- waiting
     def look(self) -> None:
         """Note what has happened, without waiting for anything; see `wait`."""
+        self.check()
         self._revive()
         while (answer := self._crew.wait_any(Deadline(0.0))) is not None:
             self._note(answer)
@@ -233,88 +198,73 @@ class Dispatcher:
             Exception: what a worker raised.
             WorkerError: one was lost, and isn't made anew.
         """
+        self.check()
         self._revive()
-        dues = [down.until for down in self._down.values()] + ([] if deadline is None else [deadline])
+        self._wake_sleepers()
+        dues = [due for worker in range(len(self.words)) if (due := self._due(worker)) is not None]
+        if deadline is not None:
+            dues.append(deadline)
         soonest = min(dues, key=lambda due: due.remaining() or 0.0, default=None)
         answer = self._crew.wait_any(soonest)
         if answer is not None:
             self._note(answer)
-        else:
-            self._wake_all(soonest)
-
-    def _wake_all(self, soonest: Deadline | None) -> None:
-        """Wake workers whose wake-up an interrupt has swallowed; if there are none, wait for the next one's time."""
-        asleep = [
-            worker
-            for worker, words in enumerate(self.words)
-            if worker not in self._down
-            and words.words[SERVED] < words.words[GRANTED]
-            and not self._crew.workers[worker].due
-        ]
-        for worker in asleep:
-            self._wake(worker, self.words[worker].words[SERVED])
-        if not asleep and soonest is not None:
+        elif soonest is not None:
             clock.sleep(soonest.remaining() or 0.0)
 
+    def _wake_sleepers(self) -> None:
+        """Send the signals that an interrupt has kept from being sent; one too many does nothing."""
+        for worker, view in enumerate(self.words):
+            if not self.is_down(worker):
+                missing = view.words[GRANTED] - view.words[SERVED] - self._crew.signals_due(worker)
+                for _ in range(missing):
+                    self._crew.send(worker, SERVE)
+
     def _note(self, answer: Answer) -> None:
-        worker = answer.worker
-        if answer.lost or (answer.error is not None and worker in self._starting):
-            self._starting.discard(worker)
-            assert answer.error is not None
-            self._lost(worker, answer.error)
+        """Note an answer; those to requests that were given up are dropped."""
+        worker, error = answer.worker, answer.error
+        if error is not None and (answer.lost or not self._crew.workers[worker].is_made):
+            self._lost(worker, error)
         elif answer.request in self._answers:
             self._answers[answer.request] = answer
-        elif answer.error is not None:
-            self._serving.pop(answer.request, None)
-            self._failed(worker, answer.error)
-        elif answer.request in self._serving:
-            self._take_lists(*self._serving.pop(answer.request), answer.value)
-        else:
-            self._starting.discard(worker)
+        elif not answer.request and error is not None:
+            self._failed(worker, error)
+        elif not answer.request and answer.value is not None:
+            self._take_lists(worker, answer.value)
 
-    def _take_lists(self, worker: int, number: int, lists: Mapping[Any, Any]) -> None:
-        block = self.blocks[number % len(self.blocks)]
-        for path, objects in lists.items():
+    def _take_lists(self, worker: int, lists: Lists) -> None:
+        block = self.blocks[self._slot(lists.number)]
+        for path, objects in lists.columns.items():
             rows = block.column(path)[worker]
             rows.narrow(block.time_dim - 1, 0, objects.shape[block.time_dim - 1]).copy_(objects)
-        self._listed[worker] = number + 1
+        self._listed[worker][self._slot(lists.number)] = lists.number
 
     def _failed(self, worker: int, error: BaseException) -> None:
         """Raise what a worker raised while it collected, if its share is wanted."""
         unwanted = self.now.unwanted[worker]
-        self._discard_failed(worker)
+        self._sweep(worker)
         if not unwanted:
             raise error
 
     # ----------------------------------------------------------------- losses
     def _where(self, worker: int, place: int, step: int) -> str:
         """Say what a worker was doing, for error messages."""
-        if worker not in range(len(self.words)) or worker in self._starting:
+        if worker >= len(self.words) or not self._crew.workers[worker].is_made:
             return "during its construction"
         words = self.words[worker]
         return f"in step {words.under_way} of its share" if words.is_at_work else "between two shares"
 
     def _lost(self, worker: int, error: BaseException) -> None:
-        """Count what a lost worker had under way, and have another one take its place; or raise."""
-        words = self.words[worker].words
-        if worker in self._down:
-            return
-        made = self._frames_made(worker)
-        served = words[SERVED]
-        words[GRANTED] = served
-        self._serving = {n: share for n, share in self._serving.items() if share[0] != worker}
-        self.now = self.now._replace(ledger=self.now.ledger.discarding(made, LOST))
-        self._discard_failed(worker)
-        self.now = self.now.with_worker(worker, unwanted="")
-        verdict = self._restarts.after_loss(worker, served)
+        """Count what a lost worker had under way; raise, unless another one is to take its place."""
+        if not self.is_down(worker):
+            self._sweep(worker)
+            made, now = self._frames_made(worker), self.now
+            losses = self._restarts.after_loss(now.losses, worker, self.words[worker].words[SERVED], made)
+            self.now = now.losing(worker, made, LOST, losses)
+        verdict = self.now.losses[worker].verdict
         if isinstance(verdict, str):
             with suppress(Exception):  # what the others' ends raise matters less
-                self._crew.close(because=f"worker {worker} was lost: {type(error).__name__}")
+                self.close(f"worker {worker} was lost: {type(error).__name__}")
             raise _with_advice(error, verdict)
-        self._down[worker] = _Down(verdict, served, words[NEXT_ID], bool(words[PUBLISHED] % 2))
-        for counter, so_far in self.before[worker].items():
-            self.before[worker][counter] = so_far + words[counter]
-        self._revive()
 
     def _frames_made(self, worker: int) -> int:
         """Return the frames of the share that a lost worker had begun."""
@@ -324,21 +274,27 @@ class Dispatcher:
             return 0
         if MASK not in self.description.schema:
             return steps * max(1, self.description.batch_size.numel())
-        block = self.blocks[words.words[SERVED] % len(self.blocks)]
+        block = self.blocks[self._slot(words.words[SERVED])]
         return int(block.column(MASK)[worker].narrow(block.time_dim - 1, 0, steps).sum())
+
+    def _due(self, worker: int) -> Deadline | None:
+        """Return when a worker that is down is to be replaced; None for one that isn't."""
+        if not self.is_down(worker):
+            return None
+        verdict = self.now.losses[worker].verdict
+        if isinstance(verdict, str):  # an interrupt has kept it from being raised
+            self._lost(worker, WorkerError(f"worker {worker} was lost"))
+        assert isinstance(verdict, Deadline)
+        return verdict
 
     def _revive(self) -> None:
         """Make those workers anew whose time has come."""
-        for worker, down in list(self._down.items()):
-            if not down.until.passed():
-                continue
-            generation = self._crew.workers[worker].generation + 1
-            self._crew.replace(worker, self._made_again(worker, generation, down.next_id))
-            self.words[worker].begin_at(down.served, down.next_id)
-            self._told(worker, down.own_weights)
-            self._starting.add(worker)
-            self.now = self.now.with_worker(worker, resets=False)
-            del self._down[worker]
+        for worker, words in enumerate(self.words):
+            due = self._due(worker)
+            if due is not None and due.passed():
+                words.go_on()
+                count, next_id = self.now.losses[worker].number, words.words[NEXT_ID]
+                self._crew.replace(worker, self._made_again(worker, count, next_id))
 
     # --------------------------------------------------------------- requests
     def ask(self, name: str, arguments: Mapping[int, tuple[Any, ...]] | None = None) -> list[Any]:
@@ -349,16 +305,13 @@ class Dispatcher:
         given = dict.fromkeys(range(self.num_workers), ()) if arguments is None else dict(arguments)
         numbers: dict[int, int] = {}
         try:
-            while True:
+            while not all(self._answers.get(numbers.get(worker, -1)) for worker in given):
                 self._revive()
                 for worker, values in given.items():
-                    number = numbers.get(worker)
-                    if worker not in self._down and (number is None or self._is_gone(worker, number)):
-                        self._answers.pop(numbers.get(worker, 0), None)
+                    if not self.is_down(worker) and not self._is_asked(worker, numbers.get(worker, -1)):
+                        self._answers.pop(numbers.get(worker, -1), None)
                         numbers[worker] = self._crew.post(worker, name, *values)
                         self._answers[numbers[worker]] = None
-                if all(worker in numbers and self._answers[numbers[worker]] for worker in given):
-                    break
                 self.wait()
             answers = [self._answers[numbers[worker]] for worker in given]
         finally:
@@ -370,9 +323,9 @@ class Dispatcher:
                 raise answer.error
         return [answer.value for answer in answers if answer is not None]
 
-    def _is_gone(self, worker: int, number: int) -> bool:
-        """Return whether a request was lost with its worker."""
-        return self._answers.get(number) is None and number not in self._crew.workers[worker].due
+    def _is_asked(self, worker: int, number: int) -> bool:
+        """Return whether a request was answered, or is still to be: it isn't if it was lost with its worker."""
+        return self._answers.get(number) is not None or number in self._crew.workers[worker].due
 
 
 def _with_advice(error: BaseException, advice: str) -> BaseException:

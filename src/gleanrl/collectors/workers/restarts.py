@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from gleanrl.arguments import non_negative
 from gleanrl.errors import InvalidArgumentError
 from gleanrl.system.clock import Deadline
@@ -10,8 +13,22 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _MOST_IN_A_ROW = 5
 
 
+class Losses(NamedTuple):
+    """The processes that one worker has lost."""
+
+    number: int = 0
+    in_a_row: int = 0
+    """Those that were lost since the worker last finished a share."""
+    served: int = 0
+    """Shares that it had finished when the last one was lost."""
+    frames: int = 0
+    """Frames of the shares that they hadn't finished."""
+    verdict: Deadline | str = ""
+    """When the last one is to be replaced; or, in words for the error, why it isn't."""
+
+
 class Restarts:
-    """How often, and how soon, workers are made anew.
+    """How often, and how soon, workers are made anew. Never changes.
 
     The first time a lost worker is replaced at once. One that is lost again before it has finished a share waits, twice
     as long each time, while the others go on; the fifth such loss in a row is final.
@@ -29,29 +46,28 @@ class Restarts:
             raise InvalidArgumentError(
                 f"on_worker_error: expected 'raise' or 'restart', got {on_worker_error!r}"
             )
-        self._left = non_negative("max_restarts", max_restarts) if on_worker_error == "restart" else 0
-        self._most = self._left
-        self._in_a_row: dict[int, tuple[int, int]] = {}
-        self.count = 0
-        """Workers that were made anew."""
+        self._most = non_negative("max_restarts", max_restarts) if on_worker_error == "restart" else 0
 
-    def after_loss(self, worker: int, served: int) -> Deadline | str:
-        """Return when a lost worker is to be replaced; or, in words for the error, why it isn't.
+    def after_loss(self, before: Sequence[Losses], worker: int, served: int, frames: int) -> Losses:
+        """Return a worker's losses after another one.
 
         Args:
+            before: those of all workers so far.
             worker: its number.
-            served: the shares that it and the ones before it have finished.
+            served: the shares that it has finished, whatever process it had.
+            frames: of the share that it hadn't.
         """
+        own = before[worker]
+        in_a_row = own.in_a_row + 1 if own.number and own.served == served else 1
+        verdict = self._verdict(sum(losses.number for losses in before), in_a_row)
+        return Losses(own.number + 1, in_a_row, served, own.frames + frames, verdict)
+
+    def _verdict(self, so_far: int, in_a_row: int) -> Deadline | str:
         if not self._most:
             return "pass on_worker_error='restart' to have lost workers made anew"
-        before, losses = self._in_a_row.get(worker, (served, 0))
-        losses = losses + 1 if before == served else 1
-        self._in_a_row[worker] = served, losses
-        if losses >= _MOST_IN_A_ROW:
-            return f"it was lost {losses} times without finishing a share: it isn't made anew again"
-        if not self._left:
+        if in_a_row >= _MOST_IN_A_ROW:
+            return f"it was lost {in_a_row} times without finishing a share: it isn't made anew again"
+        if so_far >= self._most:
             return f"max_restarts={self._most} are spent"
-        self._left -= 1
-        self.count += 1
-        pause = _FIRST_PAUSE_S * 2 ** (losses - 2) if losses > 1 else 0.0
+        pause = _FIRST_PAUSE_S * 2 ** (in_a_row - 2) if in_a_row > 1 else 0.0
         return Deadline(min(pause, _LONGEST_PAUSE_S))

@@ -70,6 +70,14 @@ class Given:
         return made_policy(None, found) if self.is_factory else found
 
 
+class Lists(NamedTuple):
+    """What columns don't hold of a share; it's the answer to its signal."""
+
+    number: int
+    """Of the grant."""
+    columns: Mapping[Path, Objects]
+
+
 class Bound(NamedTuple):
     """Where a worker's shares go, and where its weights come from.
 
@@ -184,27 +192,18 @@ class CollectorServant:
         self._collection, self._storing = assembly.collection, assembly.devices.storing
         self._segment, self._words, self._watch = segment, words, watch
         self._blocks: list[Block] = []
-        self._parsed: Any = None
         self._ended = clock.monotonic()
+        self._episodes_before = words.words[EPISODES]
+        """Those of the workers that had this one's place."""
 
-    def signal(self, code: bytes) -> None:
-        """Serve a grant.
+    def signal(self, code: bytes) -> Lists | None:
+        """Serve the next grant, if there is one; return what columns don't hold of it, if there is anything.
 
         Raises:
             Exception: what collecting raised; the share failed.
         """
         if code != SERVE:
             raise WorkerError(f"there's no signal {code!r}")
-        self._serve()
-
-    def serve(self) -> dict[Path, Objects]:
-        """Serve a grant, where columns don't hold everything; return the lists of the share."""
-        block = self._serve()
-        if block is None:
-            return {}
-        return {path: _copied(block.column(path)) for path in block.schema.lists}
-
-    def _serve(self) -> Block | None:
         given = self._words.begin()
         if given is None:
             return None
@@ -234,7 +233,9 @@ class CollectorServant:
         self._finish(
             number, Share(False, filled.num_steps, done.frames, done.flagged, done.excess, ""), begun
         )
-        return block.leading(filled.num_steps)
+        block = block.leading(filled.num_steps)
+        lists = {path: block.column(path) for path in block.schema.lists}
+        return Lists(number, lists) if lists else None
 
     def _finish(self, number: int, share: Share, begun: float) -> None:
         words, ended = self._words.words, clock.monotonic()
@@ -249,8 +250,9 @@ class CollectorServant:
         """Say where the trajectories stand."""
         words, now = self._words.words, self._collection.trajectories
         words[NEXT_ID] = now.next_id
-        if words[EPISODES] != now.num_ended:
-            words[EPISODES] = now.num_ended
+        episodes = self._episodes_before + now.num_ended
+        if words[EPISODES] != episodes:
+            words[EPISODES] = episodes
             self._words.floats[MEAN_RETURN] = _mean(now.recent_returns)
             self._words.floats[MEAN_LENGTH] = _mean(now.recent_lengths)
 
@@ -296,22 +298,18 @@ class CollectorServant:
         return state
 
     def parse(self, state: Mapping[str, Any], strict: bool) -> None:
-        """Check a saved state, and keep what it stands for until `adopt`."""
-        self._parsed = saving.parse(self._collection, state, strict)
+        """Check a saved state."""
+        saving.parse(self._collection, state, strict)
 
-    def adopt(self) -> None:
-        """Go on from the state that was parsed last."""
-        saving.adopt(self._collection, self._parsed)
+    def adopt(self, state: Mapping[str, Any], strict: bool) -> None:
+        """Go on from a saved state, which was checked."""
+        saving.adopt(self._collection, saving.parse(self._collection, state, strict))
+        self._episodes_before = 0
         self._tell()
 
     def close(self) -> None:
         """Close the environment."""
         self._collection.close()
-
-
-def _copied(objects: Any) -> Objects:
-    found: Objects = objects.clone()
-    return found
 
 
 def _mean(values: Sequence[float]) -> float:

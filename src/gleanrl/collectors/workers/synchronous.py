@@ -10,8 +10,8 @@ from gleanrl.collectors.columns import IDS, NONFINITE
 from gleanrl.collectors.source import Collected
 from gleanrl.collectors.workers.assembling import Arrangement
 from gleanrl.collectors.workers.crew_source import SIBLING, CrewSource
+from gleanrl.collectors.workers.standing import Taken
 from gleanrl.collectors.workers.team import Team
-from gleanrl.collectors.workers.words import SERVED
 from gleanrl.data.boundaries import MASK
 from gleanrl.envs.rollout import mark_truncated
 from gleanrl.system import clock
@@ -97,12 +97,8 @@ class SynchronousSource(CrewSource):
         batch = block.batch(None, self.description.device)
         if self._truncated:
             self._mark_truncated(batch, counts)
-        ledger = now.ledger.delivering(frames - excess, flagged, grant.counted, seconds)
-        taken = tuple(
-            self.dispatcher.words[worker].words[SERVED] if worker in shares else number
-            for worker, number in enumerate(now.taken)
-        )
-        return Collected(batch, now._replace(ledger=ledger.discarding(excess, "budget"), taken=taken))
+        numbers = {worker: now.taken[worker] for worker in workers}
+        return Collected(batch, Taken(numbers, frames - excess, flagged, excess, grant.counted, seconds))
 
     def _mark_truncated(self, batch: TensorDict, counts: dict[int, int]) -> None:
         """Mark the last step of every share, which in a batch of shares that follow each other isn't the batch's."""

@@ -11,13 +11,14 @@ A worker that was given weights of its own (``worker_ids=``) has two blocks of i
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.block import Field, Schema
+from gleanrl.collectors.linked import LinkedWeights
 from gleanrl.collectors.weights import (
     PolicyWeights,
     check_loads,
@@ -27,6 +28,7 @@ from gleanrl.collectors.weights import (
 )
 from gleanrl.collectors.workers.words import MARKED, PUBLISHED, PULLED, WRITING, WRITING_OWN
 from gleanrl.errors import PolicyError
+from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import Path, flatten
 from gleanrl.workers.segment import Region, Rows, Segment
 
@@ -48,7 +50,9 @@ class _Copies:
 
     def __init__(self, segment: Segment, region: Region) -> None:
         self.region = region
-        self.records = [segment.block(region, number).record(0) for number in range(_NUM_BLOCKS)]
+        records = [segment.block(region, number).record(0) for number in range(_NUM_BLOCKS)]
+        self._weights = [record[_WEIGHTS] for record in records]
+        self._versions = [record[_VERSION] for record in records]
         self.number = 0
         """Of the copy that was published last; 0 for none."""
 
@@ -62,10 +66,13 @@ class _Copies:
         )
         return cls(segment, segment.region(name, Rows(schema, torch.Size(), 1), _NUM_BLOCKS))
 
-    @property
-    def current(self) -> Any:
-        """The record that was published last."""
-        return self.records[self.number % _NUM_BLOCKS]
+    def weights(self, number: int) -> Any:
+        """Return where the weights of copy `number` stand."""
+        return self._weights[number % _NUM_BLOCKS]
+
+    def version(self, number: int) -> torch.Tensor:
+        """Return where their version stands."""
+        return self._versions[number % _NUM_BLOCKS]
 
 
 class SharedWeights:
@@ -88,12 +95,13 @@ class SharedWeights:
         by_hand: bool,
     ) -> None:
         self._policy = policy if isinstance(policy, torch.nn.Module) else None
+        self._linked = None if self._policy is None else LinkedWeights(self._policy)
         self._fields, self._segment, self._words = fields, segment, list(words)
         self._follows, self._by_hand = self._policy is not None, by_hand
         self._all = _Copies.laid_out(segment, "weights", fields)
         self._own: dict[int, _Copies] = {}
         self._lock = threading.Lock()
-        self._marked = 0
+        """Held by whoever writes, and whoever decides by `_follows` or `version`."""
         self.version = 0
         """How often the policy got other weights by the user's hands."""
 
@@ -104,13 +112,14 @@ class SharedWeights:
 
     def refresh(self) -> None:
         """Publish the current weights of the user's policy, if they are followed."""
-        if self._follows and not any(weight.is_meta for weight in self._policy.parameters()):  # type: ignore[union-attr]
-            with self._lock:
-                self._write(None, self._policy)
+        with self._lock:
+            if self._follows and (self._all.number or not self._linked.lacking):  # type: ignore[union-attr]
+                self._publish({None: self._policy}, self.version)
 
     def stop_following(self) -> None:
         """Publish weights that are pushed only."""
-        self._follows = False
+        with self._lock:
+            self._follows = False
 
     def push(self, given: Mapping[int | None, Any], version: int) -> None:
         """Publish weights; workers take them before their next share.
@@ -128,100 +137,58 @@ class SharedWeights:
                 "update_policy_weights_: the policy was made in the workers: give the weights, a TensorDict of them, "
                 "a module like it, or its state_dict()"
             )
-        found = {
-            worker: weights_of(self._policy if weights is None else weights)
-            for worker, weights in given.items()
-        }
-        if len(found) > 1:  # one is checked as it's copied
-            for weights in found.values():
-                matched_weights(weights, self._all.current[_WEIGHTS])
+        found = {worker: self._policy if weights is None else weights for worker, weights in given.items()}
+        follows = not self._by_hand and set(given) == {None} and given[None] is None
         with self._lock:
-            before, self.version = self.version, version
-            try:
-                for worker, weights in found.items():
-                    self._write(worker, weights)
-            except BaseException:
-                self.version = before
-                raise
-        if self._by_hand or any(
-            worker is not None or weights is not None for worker, weights in given.items()
-        ):
-            self._follows = False
-
-    def load(self, states: Mapping[int, Any], strict: bool, arguments: Mapping[str, Any]) -> None:
-        """Give the user's policy and the workers' saved weights.
-
-        Args:
-            states: by worker.
-            strict: whether a missing or unexpected entry is an error.
-            arguments: of the policy's `load_state_dict`.
-        """
-        first = next(iter(states.values()))
-        given = {worker: weights_of(state) for worker, state in states.items()}
-        if self._policy is not None:
-            check_loads(self._policy, first, strict, arguments)
-            self._policy.load_state_dict(first, strict=strict, **arguments)
-        with self._lock:
-            self._write(None, next(iter(given.values())))
-            for worker in set(self.unlike(states)):
-                self._write(worker, given[worker])
-
-    @staticmethod
-    def unlike(states: Mapping[int, Any]) -> list[int]:
-        """Return the workers whose saved weights aren't those of the first one: they need a region of their own."""
-        first = next(iter(states.values()))
-        return [
-            worker
-            for worker, state in states.items()
-            if any(name not in first or not torch.equal(first[name], value) for name, value in state.items())
-        ]
+            self._publish(found, version, follows and self._follows)
 
     def mark(self, version: int) -> None:
         """Have frames say a later version of the same weights, since somebody else has sent others."""
         with self._lock:
-            self.version = self._marked = version
-            for words in self._words:
-                words[MARKED] = version
 
-    def _write(self, worker: int | None, given: Any) -> None:
-        copies, begun = self._all, WRITING
-        if worker is not None:
-            copies, begun = self._own[worker], WRITING_OWN
-        number = copies.number + 1
-        told = self._words if worker is None else [self._words[worker]]
-        for words in told:
-            words[begun] = number
-        record = copies.records[number % _NUM_BLOCKS]
-        copy_weights(weights_of(given), record[_WEIGHTS])
-        record[_VERSION].fill_(self.version)
-        copies.number = number
-        for words in told:
-            words[PUBLISHED] = number * 2 + (worker is not None)
+            def change() -> None:
+                self.version = version
+                for words in self._words:
+                    words[MARKED] = version
 
-    def lay_out_own(self, workers: Iterable[int]) -> list[int]:
-        """Lay out regions of their own for workers; return those that hadn't one and are to be told of it."""
-        new = [worker for worker in workers if worker not in self._own]
-        for worker in new:
+            to_the_end(change)
+
+    def _publish(self, given: Mapping[int | None, Any], version: int, follows: bool | None = None) -> None:
+        """Write weights for all workers (None) or single ones, then publish them at once; the lock is held."""
+        for worker, weights in given.items():
+            copies = self._copies(worker)
+            number = copies.number + 1
+            for words in self._told(worker):
+                words[WRITING if worker is None else WRITING_OWN] = number
+            if self._linked is not None and weights is self._policy:
+                self._linked.write(copies.weights(number))
+            else:
+                copy_weights(weights_of(weights), copies.weights(number))
+            copies.version(number).fill_(version)
+        numbers = {worker: self._copies(worker).number + 1 for worker in given}
+
+        def change() -> None:
+            for worker, number in numbers.items():
+                self._copies(worker).number = number
+                for words in self._told(worker):
+                    words[PUBLISHED] = number * 2 + (worker is not None)
+            self.version = version
+            if follows is not None:
+                self._follows = follows
+
+        to_the_end(change)
+
+    def _copies(self, worker: int | None) -> _Copies:
+        return self._all if worker is None else self._own[worker]
+
+    def _told(self, worker: int | None) -> Sequence[memoryview]:
+        return self._words if worker is None else [self._words[worker]]
+
+    def own_region(self, worker: int, new: bool = False) -> Region | None:
+        """Return where the worker's own weights stand; None if it has none, unless it is to get `new` ones."""
+        if new and worker not in self._own:
             self._own[worker] = _Copies.laid_out(self._segment, f"weights of {worker}", self._fields)
-        return new
-
-    def own_region(self, worker: int) -> Region | None:
-        """Return where the worker's own weights stand; None if it has none."""
         return self._own[worker].region if worker in self._own else None
-
-    def tell(self, worker: int, own: bool) -> None:
-        """Publish what a worker that was made anew is to use.
-
-        Args:
-            worker: its number.
-            own: whether the former one used weights of its own.
-        """
-        words = self._words[worker]
-        with self._lock:
-            words[WRITING] = self._all.number
-            words[WRITING_OWN] = self._own[worker].number if own else 0
-            words[MARKED] = self._marked
-            words[PUBLISHED] = self._own[worker].number * 2 + 1 if own else self._all.number * 2
 
     def behind(self, worker: int) -> int:
         """Return by how many versions, of those that were published, the worker's weights are older."""
@@ -229,14 +196,78 @@ class SharedWeights:
         published, pulled = words[PUBLISHED], words[PULLED]
         return 0 if published % 2 != pulled % 2 else (published - pulled) // 2
 
+    # ------------------------------------------------------------------- state
     def state_of(self, worker: int) -> dict[str, torch.Tensor] | None:
         """Return a copy of the weights that a worker is to use, by their names; None before any were published."""
-        published = self._words[worker][PUBLISHED]
         with self._lock:
-            copies = self._own[worker] if published % 2 == _OWN else self._all
+            copies = self._copies(worker if self._words[worker][PUBLISHED] % 2 == _OWN else None)
             if not copies.number:
                 return None
-            return {".".join(path): leaf.clone() for path, leaf in flatten(copies.current[_WEIGHTS]).items()}
+            leaves = flatten(copies.weights(copies.number))
+            return {".".join(path): leaf.clone() for path, leaf in leaves.items()}
+
+    def parse(self, states: Mapping[int, Any], strict: bool, arguments: Mapping[str, Any]) -> LoadedWeights:
+        """Return what saved weights of workers stand for, checked.
+
+        Args:
+            states: by worker.
+            strict: whether a missing or unexpected entry is an error.
+            arguments: of the policy's `load_state_dict`.
+
+        Raises:
+            SchemaError, InvalidTypeError: they don't fit.
+        """
+        current = self.state_of(next(iter(states)))
+        names = {".".join(path) for path in self._fields}
+        needed, kept = names, dict[str, Any]()
+        if self._policy is not None:
+            current = current or _by_name(self._policy)
+            needed = set(self._policy.state_dict())  # buffers may not be part of it
+            first = next(iter(states.values()))
+            kept = {name: value for name, value in first.items() if name in needed or name not in names}
+            check_loads(self._policy, kept, strict, arguments)
+        given = {}
+        for worker, state in states.items():
+            missing = names - set(state) - (needed if strict else set())
+            whole = {**state, **{name: (current or {})[name] for name in missing & set(current or {})}}
+            if not strict:
+                whole = {name: value for name, value in whole.items() if name in names}
+            given[worker] = weights_of(whole)
+            matched_weights(given[worker], self._all.weights(0))
+        return LoadedWeights(given, kept, strict, arguments)
+
+    def adopt(self, loaded: LoadedWeights) -> None:
+        """Give the user's policy and the workers weights that were parsed."""
+        if self._policy is not None:
+            self._policy.load_state_dict(loaded.of_policy, strict=loaded.strict, **loaded.arguments)
+        given: dict[int | None, Any] = {None: next(iter(loaded.given.values()))}
+        given.update((worker, loaded.given[worker]) for worker in loaded.unlike)
+        with self._lock:
+            self._publish(given, self.version)
+
+
+class LoadedWeights(NamedTuple):
+    """Saved weights that were checked."""
+
+    given: Mapping[int, TensorDictBase]
+    """By worker."""
+    of_policy: Mapping[str, Any]
+    strict: bool
+    arguments: Mapping[str, Any]
+
+    @property
+    def unlike(self) -> list[int]:
+        """The workers whose weights aren't those of the first one: they need a region of their own."""
+        first = flatten(next(iter(self.given.values())))
+        return [
+            worker
+            for worker, weights in self.given.items()
+            if any(not torch.equal(first[path], value) for path, value in flatten(weights).items())
+        ]
+
+
+def _by_name(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {".".join(path): leaf.detach() for path, leaf in flatten(TensorDict.from_module(module)).items()}
 
 
 class PulledWeights(PolicyWeights):
@@ -251,12 +282,13 @@ class PulledWeights(PolicyWeights):
     def __init__(self, policy: Any, device: torch.device | None, words: memoryview) -> None:
         super().__init__(policy, device)
         self._words, self._pulled = words, 0
-        self._sources: list[list[Any]] = [[], []]
+        self._sources: dict[bool, _Copies] = {}
+        self._linked = LinkedWeights(self.policy) if isinstance(self.policy, torch.nn.Module) else None
 
     def bind(self, segment: Segment, region: Region | None, own: bool = False) -> None:
         """Take weights from a region: that of all workers, or the worker's own."""
         if region is not None:
-            self._sources[own] = [segment.block(region, number).record(0) for number in range(_NUM_BLOCKS)]
+            self._sources[own] = _Copies(segment, region)
 
     def refresh(self) -> None:
         """Take the published weights, if they are others.
@@ -270,11 +302,12 @@ class PulledWeights(PolicyWeights):
             if not published:
                 super().refresh()
             return
+        assert self._linked is not None
         while True:
             number, own = divmod(published, 2)
-            record = self._sources[own][number % _NUM_BLOCKS]
-            copy_weights(record[_WEIGHTS], TensorDict.from_module(self.policy))
-            version = int(record[_VERSION])
+            source = self._sources[own == _OWN]
+            self._linked.read(source.weights(number))
+            version = int(source.version(number))
             if self._words[WRITING_OWN if own else WRITING] < number + _NUM_BLOCKS:
                 break
             published = self._words[PUBLISHED]

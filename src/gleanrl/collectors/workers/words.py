@@ -1,6 +1,7 @@
 """What the owner of a crew of collections and one of its workers tell each other in shared memory.
 
-All words are int64, written by one side only, each by one store. The owner writes a grant into its slot, then counts
+All words are int64, written by one side only, each by one store; a worker that takes the place of another one finds
+them as they were. The owner writes a grant into its slot, then counts
 it in `GRANTED`; the worker writes the share's words into the slot, then counts it in `SERVED`. Grant number n uses slot
 n modulo the number of slots, the same one as the worker's block.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from gleanrl.collectors.budget import Grant
-from gleanrl.workers.segment import OWN, STEP
+from gleanrl.workers.segment import OWN, STEP, WORK
 
 GRANTED, SERVED, BEGUN, CUT = range(OWN, OWN + 4)
 """Grants given; shares finished; shares begun; grants with numbers below this end after the step at hand."""
@@ -20,8 +21,8 @@ worker uses."""
 MARKED = OWN + 15
 """The least version that frames are to say, whatever that of the weights is."""
 NEXT_ID, FRAMES, EPISODES, BUSY, IDLE, MEAN_RETURN, MEAN_LENGTH = range(OWN + 8, OWN + 15)
-"""The first local id that no frame has; what the worker has done since its start: frames, ended trajectories,
-nanoseconds of collecting and waiting; and recent means, which are `floats`."""
+"""The first local id that no frame has; what the worker has done: frames of shares, ended trajectories, nanoseconds of
+collecting and waiting; and recent means, which are `floats`."""
 _SLOTS = OWN + 16
 _NUM_STEPS, _RANDOM, _MOST, _RESET, _COUNT, _FRAMES, _FLAGGED, _EXCESS, _REASON = range(9)
 _SLOT_WORDS = 9
@@ -104,11 +105,10 @@ class Words:
         """Steps that were made of a share that isn't finished."""
         return self.words[STEP] if self.is_at_work else 0
 
-    def begin_at(self, served: int, next_id: int) -> None:
-        """Let a new worker, which was given nothing yet, go on where another one was lost."""
-        for word in (GRANTED, SERVED, BEGUN, CUT):
-            self.words[word] = served
-        self.words[NEXT_ID] = next_id
+    def go_on(self) -> None:
+        """Take back what a lost worker hasn't finished: the next one goes on after its last share."""
+        for word in (BEGUN, GRANTED, CUT):
+            self.words[word] = self.words[SERVED]
 
     # ----------------------------------------------------------------- worker
     def begin(self) -> tuple[int, Grant, bool] | None:
@@ -120,6 +120,7 @@ class Words:
         most = words[slot + _MOST]
         grant = Grant(words[slot + _NUM_STEPS], bool(words[slot + _RANDOM]), None if most < 0 else most)
         words[STEP] = 0
+        words[WORK] += 1  # step 7 of one share isn't step 7 of another one
         words[BEGUN] = number + 1
         return number, grant, bool(words[slot + _RESET])
 
