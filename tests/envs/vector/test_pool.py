@@ -36,6 +36,7 @@ from tests.envs.vector.makers import SCRIPT, counting, equal, oracle, with_goal
 from tests.envs.vector.pools import BACKENDS, gated, ids, three, with_actions
 from tests.fakes import ReusingEnv
 from tests.fakes_base import CountingEnv
+from tests.fakes_lists import TalkingEnv
 
 
 # ---------------------------------------------------------------- as a batch
@@ -333,3 +334,17 @@ def test_how_rows_are_stacked(make_pool):
     assert "goal" in found[1].keys() and "goal" not in found[0].keys()
     with pytest.raises(InvalidArgumentError, match="pass stack='lazy'"):
         make_pool(unlike)
+
+
+def test_leaves_that_columns_cannot_hold(make_pool):
+    pool = make_pool([partial(TalkingEnv, name) for name in (4, 5)], stack="lazy")
+    pool.async_step_send(with_actions(pool))
+    found = pool.async_step_recv(2)
+    assert [row["next", "text"] for row in found.unbind(0)] == ["4/0/1", "5/0/1"]
+    assert found[1]["next", "group", "thing"] == {"list": [5, 0, 1]}
+    assert found[0]["next", "group", "spread"].shape == (2, 2)
+    batches = list(SyncDataCollector(pool, None, frames_per_batch=8, total_frames=16))
+    assert batches[1]["text"][0][0].startswith("4/") and batches[1].get("env_index").tolist() == [
+        [0] * 4,
+        [1] * 4,
+    ]
