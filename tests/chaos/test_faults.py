@@ -1,0 +1,113 @@
+"""Every fault at every moment, in every collector with workers, raised or restarted: each has its outcome, in time."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from itertools import product
+
+import pytest
+
+from gleanrl.envs import ParallelEnv
+from gleanrl.errors import EnvironmentContractError, WorkerCrashedError, WorkerTimeoutError
+from gleanrl.workers.handle import Timeouts
+from tests.chaos.drills import SLACK, patience, running, scaled
+from tests.chaos.faults import EXIT_CODE, FAULTS, MOMENTS, Fault
+from tests.chaos.oracle import Record, makers
+from tests.fakes import FakeFailure
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+KINDS = ("sync", "async", "one", "nested")
+POLICIES = ("raise", "restart")
+STEPS, BATCHES, LIMIT_S, WORK_S, START_S = 20, 5, 2.0, 0.4, 1.0
+RAISED = {
+    "kill": (WorkerCrashedError, "SIGKILL"),
+    "segv": (WorkerCrashedError, "SIGSEGV"),
+    "exit": (WorkerCrashedError, f"exited with code {EXIT_CODE}"),
+    "stop": (WorkerTimeoutError, "stopped"),
+    "hang": (WorkerTimeoutError, "in _happen"),
+    "raise": (FakeFailure, "the fake broke on purpose"),
+    "memory": (MemoryError, "allocate"),
+    "data": (EnvironmentContractError, "observation"),
+}
+
+
+def cells() -> list[tuple[str, ...]]:
+    """Of each fault the same share, the same ones in every run."""
+    rest = list(product(MOMENTS, KINDS, POLICIES))
+    return [
+        (fault, *cell)
+        for number, fault in enumerate(FAULTS)
+        for cell in random.Random(number).sample(rest, min(len(rest), scaled(len(rest))))
+    ]
+
+
+def allowed(kind: str, fault: Fault) -> tuple[Timeouts, Timeouts]:
+    """How long workers may take, and those of an environment's own: little only where that is what is tried.
+
+    What hangs among an environment's own workers is noticed by the environment.
+    """
+    if fault.kind not in ("hang", "stop"):
+        return patience(), patience()
+    inner = patience(WORK_S, START_S)
+    return (patience(10 * WORK_S, 4 * START_S) if kind == "nested" else inner), inner
+
+
+def made(kind: str, fault: Fault, timeouts: Timeouts):
+    """Two workers, or one, whose last environment has the fault."""
+    if kind == "one":
+        return makers(1, fault=fault)
+    first, second = makers(2)[0], makers(2, fault=fault)[1]
+    if kind == "nested":
+        third, fourth = makers(4)[2:]
+        return [ParallelEnv(2, pair, timeouts=timeouts) for pair in ([third, fourth], [first, second])]
+    return [first, second]
+
+
+STARTING = ("construction", "first reset")
+
+
+def is_replaced(fault: str, moment: str, kind: str) -> bool:
+    """Whether a worker is lost by a fault, so that another one can take its place.
+
+    One that can't be made is. What an environment raises afterwards is the program's to know, and so is what becomes
+    of an environment's own workers: the collector's live.
+    """
+    return moment in STARTING or (fault not in ("raise", "memory", "data") and kind != "nested")
+
+
+@pytest.mark.parametrize(("fault_kind", "moment", "kind", "policy"), cells())
+def test_fault(fault_kind, moment, kind, policy, tmp_path):
+    fault = Fault(fault_kind, moment, tmp_path / "token", os.getpid(), STEPS)
+    each = 2 * STEPS if kind == "nested" else STEPS
+    workers = 1 if kind == "one" else 2
+    timeouts, inner = allowed(kind, fault)
+    options = {"frames": BATCHES * workers * each, "on_worker_error": policy, "timeouts": timeouts}
+    if policy == "restart":
+        options["max_restarts"] = 2
+    record = Record()
+
+    def collect() -> None:
+        with running(
+            "sync" if kind == "nested" else kind, made(kind, fault, inner), steps=each, **options
+        ) as collector:
+            for batch in collector:
+                record.add(batch)
+            assert collector.stats().delivered == record.frames
+
+    if policy == "restart" and is_replaced(fault_kind, moment, kind):
+        collect()
+        assert record.frames == options["frames"]
+    else:
+        error, words = RAISED[fault_kind]
+        with pytest.raises(error, match=words):
+            collect()
+    elapsed = time.time() - fault.token.stat().st_mtime  # from the fault to its outcome
+    if record.parts:
+        record.check()
+    limit = LIMIT_S * SLACK
+    if fault_kind in ("hang", "stop"):  # who got on in the midst of its time has it all again
+        limit += 2 * (timeouts.start_s if moment in STARTING else inner.work_s)
+    assert elapsed < limit, f"{elapsed:.1f} s"

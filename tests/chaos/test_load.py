@@ -1,0 +1,64 @@
+"""Many workers on few cores, and a learner that doesn't come."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from tests.chaos.drills import KINDS, SLACK, patience, running, scaled, wait_for
+from tests.chaos.oracle import Record, Tally, makers
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+WORKERS, START_S, DESCRIPTORS = 256, 10.0, 4
+BLOCKS = 2
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_workers(kind):
+    workers, record = scaled(WORKERS), Record()
+    with running(kind, makers(1), steps=5) as collector:  # starts the launcher
+        collector.next()
+    before, begin = open_files(), time.monotonic()
+    with running(kind, makers(workers), steps=5) as collector:
+        started = time.monotonic() - begin
+        record.add(collector.next())
+        first = time.monotonic() - begin
+        opened = open_files() - before
+        for _ in range(3 if kind == "sync" else 3 * workers):
+            record.add(collector.next())
+    print(f"{kind}: {workers} workers in {started:.2f} s, first batch after {first:.2f} s, {opened} files")
+    record.check()
+    assert open_files() <= before
+    assert first < START_S * SLACK * max(workers / WORKERS, 0.1)
+    assert opened <= DESCRIPTORS * workers + 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_learner_that_pauses(kind, tmp_path):
+    """Workers fill what they have and wait; nobody takes that for a hang, and nothing is lost."""
+    workers, steps = 4, 50
+    tally, record = Tally(tmp_path / "tally", workers), Record()
+    with running(kind, makers(workers, tally=tally.path), steps=steps, timeouts=patience(0.3)) as collector:
+        for _ in range(4):
+            record.add(collector.next())
+        seen = [-1]
+
+        def at_rest() -> bool:
+            before, seen[0] = seen[0], tally.steps
+            time.sleep(0.2)
+            return before == tally.steps
+
+        wait_for(at_rest, "workers that wait")
+        time.sleep(1.0)
+        assert tally.steps == seen[0]
+        assert tally.steps - record.frames <= workers * steps * (BLOCKS + 1)
+        for _ in range(4 * workers):
+            record.add(collector.next())
+    record.check()
