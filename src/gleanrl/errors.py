@@ -81,6 +81,22 @@ class CapacityError(GleanError, RuntimeError):
     """Memory or disk can't hold what was asked for."""
 
 
+class CheckpointError(GleanError, RuntimeError):
+    """A checkpoint can't be written or read."""
+
+
+class CorruptCheckpointError(CheckpointError):
+    """A checkpoint is damaged; the message names the file and where."""
+
+
+class IncompatibleCheckpointError(CheckpointError):
+    """A checkpoint of a later format, or of other parts."""
+
+
+class IncompleteCheckpointError(CheckpointError, FileNotFoundError):
+    """A folder holds no complete checkpoint."""
+
+
 class PolicyError(GleanError, RuntimeError):
     """A policy's output isn't what the environment needs; the message names the key."""
 

@@ -7,6 +7,7 @@ import os
 import resource
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gleanrl.system import faults, fs
@@ -85,6 +86,54 @@ def test_directories(tmp_path):
     assert deep.is_dir()
 
 
+def test_pieces_are_written_and_read_at_any_place(tmp_path):
+    path = tmp_path / "file"
+    fs.write_file(path, [b"abc", memoryview(b"defg"), np.arange(3, dtype=np.int16)])
+    content = b"abcdefg" + np.arange(3, dtype=np.int16).tobytes()
+    assert path.read_bytes() == content
+    with pytest.raises(FileExistsError):
+        fs.write_file(path, [b"x"])
+    with fs.reading(path) as file:
+        assert fs.size_of(file) == 13
+        buffer = bytearray(20)
+        assert fs.read_into(file, buffer, 2) == 11 and bytes(buffer[:11]) == content[2:]
+        assert fs.read_into(file, buffer, 13) == 0
+    fs.sync_dir(tmp_path)
+    fs.rename(path, tmp_path / "other")
+    assert (tmp_path / "other").read_bytes() == content and not path.exists()
+
+
+def test_only_plain_files_are_read(tmp_path):
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe", ".", "none"):
+        with pytest.raises(OSError), fs.reading(tmp_path / name):
+            pass
+    with pytest.raises(OSError), fs.reading(Path("/dev/zero")):
+        pass
+
+
+def test_a_lock_names_its_owner_and_ends_with_the_block(tmp_path):
+    path = tmp_path / "LOCK"
+    with (
+        fs.locked(path, b"the first"),
+        pytest.raises(BlockingIOError, match="the first"),
+        fs.locked(path, b"the second"),
+    ):
+        pass
+    with fs.locked(path, b"me"):
+        assert path.read_bytes() == b"me"
+
+
+def test_a_tree_is_removed_and_what_its_links_point_to_stays(tmp_path):
+    (tmp_path / "tree" / "deep").mkdir(parents=True)
+    (tmp_path / "outside").write_bytes(b"x")
+    (tmp_path / "tree" / "link").symlink_to(tmp_path / "outside")
+    fs.remove_tree(tmp_path / "tree")
+    assert os.listdir(tmp_path) == ["outside"]
+
+
 def test_remove_file(tmp_path):
     with pytest.raises(FileNotFoundError):
         fs.remove_file(tmp_path / "f")
@@ -115,6 +164,14 @@ def test_free_bytes(tmp_path):
         ("fs.make_dir", lambda d: fs.make_dir(d / "new")),
         ("fs.make_dir", lambda d: fs.temporary_dir("x")),
         ("fs.remove", lambda d: fs.remove_file(d / "there")),
+        ("fs.remove", lambda d: fs.remove_tree(d)),
+        ("fs.create", lambda d: fs.write_file(d / "new", [b"x"])),
+        ("fs.write", lambda d: fs.write_file(d / "new", [b"x"])),
+        ("fs.sync", lambda d: fs.write_file(d / "new", [b"x"])),
+        ("fs.sync_dir", fs.sync_dir),
+        ("fs.rename", lambda d: fs.rename(d / "there", d / "new")),
+        ("fs.open", lambda d: fs.reading(d / "there").__enter__()),
+        ("fs.lock", lambda d: fs.locked(d / "new", b"me").__enter__()),
     ],
 )
 def test_every_act_can_be_made_to_fail_and_changes_nothing(tmp_path, name, act):

@@ -141,3 +141,8 @@ def test_a_process_runs_on_what_it_is_told():
         proc.run_on([first])
         os._exit(int(os.sched_getaffinity(0) != {first} or proc.cpu_count() != 1))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_process_knows_who_it_is():
+    assert proc.identity() == proc.identity()
+    assert proc.identity().startswith(f"process {os.getpid()}, started at ") and "?" not in proc.identity()

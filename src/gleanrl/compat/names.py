@@ -122,10 +122,9 @@ _WRAPPERS = {
 # Of replay buffers: names, and why.
 _OF_BUFFERS = (
     (
-        "FlatStorageCheckpointer Flat2TED H5Combine H5Split H5StorageCheckpointer ListStorageCheckpointer Nested2TED "
-        "NestedStorageCheckpointer StorageCheckpointerBase StorageEnsembleCheckpointer TED2Flat TED2Nested "
-        "TensorStorageCheckpointer",
-        "saves buffers, of 0.5 to 0.14; not served yet: torch.save(buffer.state_dict(), path)",
+        "Flat2TED H5Combine H5Split H5StorageCheckpointer Nested2TED NestedStorageCheckpointer "
+        "StorageEnsembleCheckpointer TED2Flat TED2Nested",
+        "saves buffers, of 0.5 to 0.14; not served yet: FlatStorageCheckpointer writes observations once",
     ),
     (
         "RayReplayBuffer",

@@ -1,22 +1,29 @@
 """The seam to the file system: every create, write, map and removal of the library is here.
 
-Each act has a fault point of its name (`fs.create`, `fs.allocate`, `fs.map`, `fs.remove`, `fs.make_dir`), so that a
-test can fail any one of them. Errors are the operating system's own (`OSError`).
+Each act has a fault point of its name (`fs.create`, `fs.allocate`, `fs.write`, `fs.sync`, `fs.sync_dir`, `fs.rename`,
+`fs.open`, `fs.read`, `fs.map`, `fs.lock`, `fs.remove`, `fs.make_dir`), so that a test can fail any one of them. Errors
+are the operating system's own (`OSError`).
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import mmap
 import os
+import shutil
+import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from gleanrl.system import faults
 
 # What is written at once where the system can't reserve space.
 _ZEROS_BYTES = 1 << 20
+_READ_BYTES = 1 << 26
 
 
 def create_file(path: Path, num_bytes: int) -> None:
@@ -98,6 +105,121 @@ def remove_file(path: Path, *, missing_ok: bool = False) -> None:
     path.unlink(missing_ok=missing_ok)
 
 
+def write_file(path: Path, pieces: Iterable[Any]) -> None:
+    """Create a file, write pieces of bytes one after the other, and return once they are on the disk.
+
+    Nothing is left behind when the call fails. A sync that failed is final: it's never tried again.
+
+    Args:
+        path: Where; nothing may be there yet.
+        pieces: Anything with the buffer protocol.
+
+    Raises:
+        FileExistsError: Something is at `path`.
+        OSError: The disk is full, or any other failure of the operating system.
+    """
+    faults.point("fs.create")
+    with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW) as file:
+        try:
+            for piece in pieces:
+                faults.point("fs.write")
+                _write_all(file, piece)
+            faults.point("fs.sync")
+            os.fsync(file)
+        except BaseException:
+            os.unlink(path)
+            raise
+
+
+def sync_dir(path: Path) -> None:
+    """Return once the names in a directory are on the disk.
+
+    Raises:
+        OSError: The operating system refuses.
+    """
+    faults.point("fs.sync_dir")
+    with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as directory:
+        os.fsync(directory)
+
+
+def rename(path: Path, to: Path) -> None:
+    """Give a file or a directory another name on the same file system, at once or not at all.
+
+    Raises:
+        OSError: The operating system refuses.
+    """
+    faults.point("fs.rename")
+    os.rename(path, to)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[int]:
+    """Open a plain file for reading within a ``with`` block; symbolic links, devices and pipes are refused.
+
+    Raises:
+        OSError: There is no such file, or it isn't a plain one.
+    """
+    faults.point("fs.open")
+    with _opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "not a plain file", str(path))
+        yield file
+
+
+def size_of(file: int) -> int:
+    """Return how many bytes an open file has."""
+    return os.fstat(file).st_size
+
+
+def read_into(file: int, buffer: Any, offset: int) -> int:
+    """Fill a buffer with what stands in an open file from `offset` on; return how many bytes there were.
+
+    Raises:
+        OSError: The disk fails.
+    """
+    rest, total = memoryview(buffer).cast("B"), 0
+    while rest:
+        faults.point("fs.read")
+        count = os.preadv(file, [rest[:_READ_BYTES]], offset + total)
+        if not count:
+            break
+        rest, total = rest[count:], total + count
+    return total
+
+
+@contextmanager
+def locked(path: Path, owner: bytes) -> Iterator[None]:
+    """Hold a file's lock within a ``with`` block; it ends with the process, whatever ends that.
+
+    Args:
+        path: The file, which is made if need be and stays.
+        owner: What it says of who holds it.
+
+    Raises:
+        BlockingIOError: Somebody else holds it; its message is what that one wrote.
+        OSError: Any other failure of the operating system.
+    """
+    faults.point("fs.lock")
+    with _opened(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(os.pread(file, 1 << 10, 0).decode(errors="replace")) from None
+        os.ftruncate(file, 0)
+        os.pwrite(file, owner, 0)
+        yield
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory and all that is in it; symbolic links are removed, never followed.
+
+    Raises:
+        OSError: The operating system refuses.
+    """
+    faults.point("fs.remove")
+    shutil.rmtree(path)
+
+
 def temporary_dir(prefix: str) -> tempfile.TemporaryDirectory[str]:
     """Make an empty directory in the system's place for temporary files.
 
@@ -111,8 +233,8 @@ def temporary_dir(prefix: str) -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
 
 
-def _write_all(file: int, content: bytes) -> None:
-    rest = memoryview(content)
+def _write_all(file: int, content: Any) -> None:
+    rest = memoryview(content).cast("B")
     while rest:
         rest = rest[os.write(file, rest) :]
 

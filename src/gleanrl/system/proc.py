@@ -95,6 +95,13 @@ def run_on(cpus: Collection[int]) -> None:
     os.sched_setaffinity(0, cpus)
 
 
+def identity() -> str:
+    """Return this process's number, when it started and since when the machine runs: together nobody else's, ever."""
+    start = (_text(_ROOT / "proc/self/stat") or "").rpartition(")")[2].split()
+    boot = (_text(_ROOT / "proc/sys/kernel/random/boot_id") or "").strip()
+    return f"process {os.getpid()}, started at {start[19] if len(start) > 19 else '?'}, boot {boot or '?'}"
+
+
 def is_alive(pid: int) -> bool:
     """Return whether a process of that number exists; one that ended and wasn't waited for still does.
 

@@ -277,8 +277,6 @@ def test_samples_after_a_restore_go_on_in_the_epoch():
 
 
 def test_options_that_come_later_are_refused():
-    with pytest.raises(UnsupportedError, match="checkpointer"):
-        ReplayBuffer(checkpointer=object())
     if not torch.cuda.is_available():
         with pytest.raises(UnsupportedError, match="pin_memory=True needs a CUDA device"):
             ReplayBuffer(pin_memory=True)

@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.data.replay_buffers import (
+    FlatStorageCheckpointer,
     ImmutableDatasetWriter,
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -29,7 +30,7 @@ from gleanrl.data.replay_buffers import (
     TensorDictRoundRobinWriter,
     TensorStorage,
 )
-from gleanrl.errors import GleanError, InvalidTypeError, SchemaError, UnsupportedError
+from gleanrl.errors import GleanError, InvalidTypeError, SchemaError
 from tests.data.replay_buffers.oracle import ted
 
 
@@ -265,8 +266,10 @@ def test_what_fails_at_the_first_use_is_tried_again():
     assert buffer.extend(rows(2)).tolist() == [0, 1]
 
 
-def test_checkpointers_arent_there_yet():
-    with pytest.raises(UnsupportedError, match="state_dict"):
+def test_a_checkpointer_is_the_storages():
+    form = FlatStorageCheckpointer()
+    assert ReplayBuffer(checkpointer=form).storage.checkpointer is form
+    with pytest.raises(InvalidTypeError, match="checkpointer: expected a StorageCheckpointerBase"):
         ReplayBuffer(checkpointer=object())
 
 

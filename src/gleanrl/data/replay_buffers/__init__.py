@@ -2,6 +2,12 @@
 
 from gleanrl.compat import bind
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
+from gleanrl.data.replay_buffers.checkpointers import (
+    FlatStorageCheckpointer,
+    ListStorageCheckpointer,
+    StorageCheckpointerBase,
+    TensorStorageCheckpointer,
+)
 from gleanrl.data.replay_buffers.ensemble import ReplayBufferEnsemble
 from gleanrl.data.replay_buffers.hindsight import HERReplayBuffer
 from gleanrl.data.replay_buffers.offline_to_online import OfflineToOnlineReplayBuffer
@@ -46,6 +52,7 @@ from gleanrl.data.replay_buffers.writers import (
 __all__ = [
     "CompressedListStorage",
     "ConsumingSampler",
+    "FlatStorageCheckpointer",
     "HERReplayBuffer",
     "HindsightStrategy",
     "ImmutableDatasetWriter",
@@ -53,6 +60,7 @@ __all__ = [
     "LazyStackStorage",
     "LazyTensorStorage",
     "ListStorage",
+    "ListStorageCheckpointer",
     "OfflineToOnlineReplayBuffer",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
@@ -69,12 +77,14 @@ __all__ = [
     "SliceSamplerWithoutReplacement",
     "StalenessAwareSampler",
     "Storage",
+    "StorageCheckpointerBase",
     "StorageEnsemble",
     "TensorDictMaxValueWriter",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
     "TensorDictRoundRobinWriter",
     "TensorStorage",
+    "TensorStorageCheckpointer",
     "Writer",
     "WriterEnsemble",
 ]

@@ -10,6 +10,7 @@ import torch
 from gleanrl.arguments import non_negative
 from gleanrl.compiling import outside_graphs
 from gleanrl.data.replay_buffers.audit import AuditReport, audit
+from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
 from gleanrl.data.replay_buffers.composed import Composed
 from gleanrl.data.replay_buffers.draws import Draws
 from gleanrl.data.replay_buffers.gate import Gate
@@ -65,7 +66,8 @@ class ReplayBuffer(Composed):
         batch_size: transitions in a batch if `sample` isn't told otherwise; needed for iteration.
         dim_extend: the batch dimension of extended data that is time, 0 or more; it changes places with
             dimension 0. None for the last dimension that the storage takes as slots, ``storage.ndim - 1``.
-        checkpointer: not available yet, must be None.
+        checkpointer: in which form the storage writes records into checkpoints, see `dumps`; None for the storage's
+            own.
         generator: what the sampler, and one that takes its place, draws from: whoever draws from it, or sets its state,
             moves the one sequence, and its state is part of the buffer's. None for a generator of the sampler's own.
         seed: where the sampler's random sequence starts; None leaves it where it is.
@@ -114,8 +116,6 @@ class ReplayBuffer(Composed):
         delayed_init: bool | None = None,
         shared: bool = False,
     ) -> None:
-        if checkpointer is not None:
-            raise UnsupportedError("checkpointer: not available yet; save state_dict() with torch.save")
         if transform is not None and transform_factory is not None:
             raise InvalidTypeError(
                 "transform, transform_factory: give the transform or what makes it, not both"
@@ -131,6 +131,7 @@ class ReplayBuffer(Composed):
             "prefetcher": prefetcher,
             "seed": seed,
             "shared": bool(shared),
+            "checkpointer": checkpointer,
         }
         if not (transform_factory is not None if delayed_init is None else delayed_init):
             self.open()
@@ -144,11 +145,14 @@ class ReplayBuffer(Composed):
         prefetcher: Prefetcher | None,
         seed: int | None,
         shared: bool,
+        checkpointer: StorageCheckpointerBase | None,
     ) -> None:
         storage, sampler, writer, transform, *others = parts
         if transform_factory is not None:
             transform = transform_factory()
         made = Parts(storage, sampler, writer, transform, *others)
+        if checkpointer is not None:
+            made.storage.checkpointer = checkpointer
         gate = made.storage.gate or Gate()  # buffers over one storage share its lock
         draws = Draws(gate, made, prefetcher)
         own = self.sample if self._own_sample or overridden(self, "sample", of=ReplayBuffer) else None

@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
+from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
+from gleanrl.data.replay_buffers.checkpointers.whole import TensorStorageCheckpointer
 from gleanrl.data.replay_buffers.familiar import make_concrete
 from gleanrl.data.replay_buffers.storages.direct import Direct, Prepared
 from gleanrl.data.replay_buffers.storages.indexing import ranges_of
 from gleanrl.data.replay_buffers.storages.snapshots import ContentCopy, Copying, StorageState
 from gleanrl.data.replay_buffers.versions import Version, moved_past
-from gleanrl.errors import GleanError, SchemaError, UnsupportedError
+from gleanrl.errors import GleanError, InvalidTypeError, SchemaError, UnsupportedError
 from gleanrl.native import bump, bump_at
 from gleanrl.overrides import overridden
 from gleanrl.records import Placement, Selection
@@ -42,7 +44,7 @@ class Storage(Direct, Stateful[StorageState]):
 
     Args:
         max_size: transitions that fit, at least 1.
-        checkpointer: not available yet, must be None.
+        checkpointer: in which form records are written into checkpoints; None for as they are.
         compilable: has no effect: compiled programs call buffers, they don't contain them.
         ndim: batch dimensions of a storage, at least 1; the first is time.
     """
@@ -56,9 +58,24 @@ class Storage(Direct, Stateful[StorageState]):
     def __init__(
         self, max_size: int, checkpointer: Any = None, compilable: bool = False, *, ndim: int = 1
     ) -> None:
-        if checkpointer is not None:
-            raise UnsupportedError("checkpointer: not available yet; save state_dict() with torch.save")
         super().__init__(max_size, ndim)
+        if checkpointer is not None:
+            self.checkpointer = checkpointer
+
+    _checkpointer: StorageCheckpointerBase = TensorStorageCheckpointer()
+
+    @property
+    def checkpointer(self) -> StorageCheckpointerBase:
+        """In which form records are written into checkpoints; can be set."""
+        return self._checkpointer
+
+    @checkpointer.setter
+    def checkpointer(self, checkpointer: StorageCheckpointerBase) -> None:
+        if not isinstance(checkpointer, StorageCheckpointerBase):
+            raise InvalidTypeError(
+                f"checkpointer: expected a StorageCheckpointerBase, got {checkpointer!r:.100}"
+            )
+        self._checkpointer = checkpointer
 
     collate: Callable[[Any], Any] | None = None
     """What makes a batch of fetched records; None where `fetch` returns one."""

@@ -1,0 +1,10 @@
+"""Checkpoints: states in folders, complete or not there at all. This layer knows nothing of whose states they are.
+
+- `values`: states as JSON and arrays, and back. Nothing that is read is ever executed.
+- `manifest`: the file that says what belongs to a checkpoint; checked before anything is believed.
+- `folder`: the folder that a user names: commits, what is complete in it, leftovers.
+
+A folder holds a file ``LOCK`` and checkpoints ``ckpt-<number>-<id>``, each under a name never used before: data files
+``000000.bin`` and so on, and ``manifest.json``. A checkpoint is written in ``tmp-<id>``, every file synced, the
+manifest last; then it gets its name by one rename, and the folder is synced. What has another name is no checkpoint.
+"""

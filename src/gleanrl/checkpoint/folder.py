@@ -1,0 +1,194 @@
+"""The folder that a user names: checkpoints in it are complete, or they aren't there."""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gleanrl.arguments import positive
+from gleanrl.checkpoint.files import FileReader, FileWriter
+from gleanrl.checkpoint.manifest import MOST_BYTES, Manifest
+from gleanrl.checkpoint.values import Decoder, Encoder
+from gleanrl.errors import CheckpointError, CorruptCheckpointError, IncompleteCheckpointError
+from gleanrl.system import fs
+from gleanrl.system.proc import identity
+
+_CHECKPOINT = re.compile(r"ckpt-(\d{8})-([0-9a-f]{32})")
+_LEFTOVER = re.compile(r"(tmp|trash)-[0-9a-f]{32}")
+_LOCK, _MANIFEST = "LOCK", "manifest.json"
+_LIBRARIES = ("gleanrl", "torch", "tensordict", "numpy")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that was loaded.
+
+    Attributes:
+        path: where it is.
+        kind: what it is a state of.
+        state: its value.
+        skipped: why newer ones weren't taken, by their names.
+    """
+
+    path: Path
+    kind: str
+    state: Any
+    skipped: dict[str, str]
+
+
+class Folder:
+    """Commits and loads checkpoints. Several processes may use one folder; one writes at a time.
+
+    Args:
+        path: the folder; it's made by the first commit.
+    """
+
+    def __init__(self, path: os.PathLike[str] | str) -> None:
+        self.path = Path(os.fspath(path))
+
+    # ---------------------------------------------------------------- writing
+    def commit(self, kind: str, state: Any, keep: int = 1) -> Path:
+        """Write a checkpoint; once this returns, it is on the disk.
+
+        Whatever ends the process or the machine meanwhile: the folder holds the checkpoints that it held, or this one,
+        too. Older ones than the last `keep` are removed, and so is what killed processes left.
+
+        Args:
+            kind: what it is a state of.
+            state: a value of the kinds that `values` names.
+            keep: how many checkpoints there are to be, 1 or more.
+
+        Raises:
+            CheckpointError: the state can't be saved; or another process is writing, which it names.
+            OSError: the disk is full, or fails; nothing is left of the attempt.
+        """
+        positive("keep", keep)
+        with self._locked():
+            self._collect()
+            draft = self.path / f"tmp-{uuid.uuid4().hex}"
+            fs.make_dir(draft, exist_ok=False)
+            try:
+                self._write(draft, kind, state)
+                place = self.path / f"ckpt-{self._next_number():08d}-{uuid.uuid4().hex}"
+                fs.rename(draft, place)
+            except BaseException:
+                with suppress(OSError):
+                    fs.remove_tree(draft)
+                raise
+            fs.sync_dir(self.path)
+            for _, old in self._names()[keep:]:
+                self._remove(old)
+        return place
+
+    def _write(self, draft: Path, kind: str, state: Any) -> None:
+        writer = FileWriter(draft)
+        tree = Encoder(writer.store).tree(state)
+        libraries = {name: version(name) for name in _LIBRARIES}
+        manifest = Manifest(kind, tree, writer.close(), libraries).encoded()
+        if len(manifest) > MOST_BYTES:
+            raise CheckpointError(
+                f"the state has {len(manifest)} bytes beside its tensors; {MOST_BYTES} can be read"
+            )
+        fs.write_file(draft / _MANIFEST, [manifest])
+        fs.sync_dir(draft)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        fs.make_dir(self.path)
+        owner = identity()
+        try:
+            with fs.locked(self.path / _LOCK, owner.encode()):
+                yield
+        except BlockingIOError as cause:
+            raise CheckpointError(
+                f"{self.path}: another process is writing a checkpoint here: {cause}"
+            ) from cause
+
+    def _next_number(self) -> int:
+        names = self._names()
+        return names[0][0] + 1 if names else 1
+
+    def _collect(self) -> None:
+        """Remove what processes have left that were killed; the lock is held, so that they aren't at it any more."""
+        for name in os.listdir(self.path):
+            if _LEFTOVER.fullmatch(name):
+                fs.remove_tree(self.path / name)
+
+    def _remove(self, path: Path) -> None:
+        """Remove a checkpoint: it's none from the first moment on."""
+        gone = self.path / f"trash-{uuid.uuid4().hex}"
+        fs.rename(path, gone)
+        fs.remove_tree(gone)
+
+    # ---------------------------------------------------------------- reading
+    def _names(self) -> list[tuple[int, Path]]:
+        """Return number and path of what is called like a checkpoint, the newest first."""
+        try:
+            names = os.listdir(self.path)
+        except FileNotFoundError:
+            return []
+        found = [
+            (int(match[1]), self.path / name) for name in names if (match := _CHECKPOINT.fullmatch(name))
+        ]
+        return sorted(found, reverse=True)
+
+    def load(self, verify: bool = True) -> Found:
+        """Return the newest checkpoint that is whole; a warning says which newer ones aren't, and why.
+
+        Args:
+            verify: whether checksums are compared; sizes are always.
+
+        Raises:
+            IncompleteCheckpointError: there is none.
+            CorruptCheckpointError: those that there are are damaged; it says where.
+            IncompatibleCheckpointError: a later library wrote the newest one.
+        """
+        skipped: dict[str, str] = {}
+        for _, path in self._names():
+            try:
+                kind, state = read(path, verify)
+            except CorruptCheckpointError as damage:
+                skipped[path.name] = str(damage)
+                continue
+            if skipped:
+                lines = "; ".join(f"{name}: {why}" for name, why in skipped.items())
+                warnings.warn(f"{path} is loaded; newer ones are damaged: {lines}", stacklevel=3)
+            return Found(path, kind, state, skipped)
+        if skipped:
+            raise CorruptCheckpointError("; ".join(skipped.values()))
+        raise IncompleteCheckpointError(f"{self.path}: there is no complete checkpoint")
+
+
+def read(path: Path, verify: bool = True) -> tuple[str, Any]:
+    """Return kind and state of one checkpoint.
+
+    Raises:
+        CorruptCheckpointError: it is damaged; it says where.
+        IncompatibleCheckpointError: a later library wrote it.
+    """
+    manifest = Manifest.decoded(_manifest_bytes(path / _MANIFEST))
+    reader = FileReader(path, manifest.files, verify)
+    return manifest.kind, Decoder(reader.fetch).value(manifest.state)
+
+
+def _manifest_bytes(path: Path) -> bytes:
+    try:
+        with fs.reading(path) as file:
+            size = fs.size_of(file)
+            if size > MOST_BYTES:
+                raise CorruptCheckpointError(f"{path}: {size} bytes are too many")
+            data = np.empty(size, np.uint8)
+            fs.read_into(file, data, 0)
+    except OSError as cause:
+        raise CorruptCheckpointError(f"{path}: {cause}") from cause
+    return data.tobytes()

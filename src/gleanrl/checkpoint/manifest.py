@@ -1,0 +1,166 @@
+"""The manifest: what belongs to a checkpoint. Everything in it is checked before it's believed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gleanrl.errors import CorruptCheckpointError, IncompatibleCheckpointError
+
+FORMAT = 1
+"""The version of the layout that this library writes; it reads this one."""
+BLOCK_BYTES = 1 << 22
+"""Bytes of a data file that have one checksum."""
+MOST_BYTES = 1 << 26
+"""The longest manifest that is read."""
+_NO_HASH = "0" * 64
+_BEGIN = b'{"sha256":"'
+_NAME = re.compile(r"\d{6}\.bin")
+_LARGEST = 2**63
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of arrays.
+
+    Attributes:
+        name: ``000000.bin`` and so on.
+        size: its bytes.
+        checksums: crc32 of each `BLOCK_BYTES`.
+    """
+
+    name: str
+    size: int
+    checksums: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint consists of.
+
+    Attributes:
+        kind: what it is a state of, ``"ReplayBuffer"`` say.
+        state: the tree of its state (see `values`).
+        files: its data files.
+        libraries: with which versions it was written, by name.
+        format: of the layout.
+    """
+
+    kind: str
+    state: Any
+    files: tuple[DataFile, ...]
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def encoded(self) -> bytes:
+        """Return the manifest's bytes: JSON, which begins with the hash of itself with zeros in the hash's place."""
+        body = {
+            "sha256": _NO_HASH,
+            "format": self.format,
+            "kind": self.kind,
+            "libraries": dict(self.libraries),
+            "files": [{"name": f.name, "size": f.size, "crc32": list(f.checksums)} for f in self.files],
+            "state": self.state,
+        }
+        text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+        return text.replace(_NO_HASH.encode(), hashlib.sha256(text).hexdigest().encode(), 1)
+
+    @classmethod
+    def decoded(cls, data: bytes) -> Manifest:
+        """Return the manifest of `encoded` bytes.
+
+        Raises:
+            CorruptCheckpointError: they are damaged.
+            IncompatibleCheckpointError: a later library wrote them.
+        """
+        if len(data) > MOST_BYTES:
+            raise CorruptCheckpointError(f"manifest: more than {MOST_BYTES} bytes")
+        start = len(_BEGIN)
+        blank = data[:start] + _NO_HASH.encode() + data[start + len(_NO_HASH) :]
+        if (
+            not data.startswith(_BEGIN)
+            or data[start:].split(b'"', 1)[0] != hashlib.sha256(blank).hexdigest().encode()
+        ):
+            raise CorruptCheckpointError("manifest: its hash doesn't fit")
+        body = _parsed(data)
+        version = _integer(body, "format", 0)
+        if version != FORMAT:
+            raise IncompatibleCheckpointError(
+                f"manifest: format {version}; this library reads {FORMAT}: a later one wrote it"
+            )
+        files = body.get("files")
+        libraries = body.get("libraries")
+        if not isinstance(files, list) or not isinstance(libraries, dict) or "state" not in body:
+            raise CorruptCheckpointError("manifest: files, libraries or state are missing")
+        read = tuple(_data_file(entry, number) for number, entry in enumerate(files))
+        return cls(_text(body, "kind"), body["state"], read, libraries, version)
+
+
+def file_name(number: int) -> str:
+    """Return the name of a data file."""
+    return f"{number:06d}.bin"
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(
+            data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_int
+        )
+    except (UnicodeDecodeError, ValueError, RecursionError) as cause:
+        raise CorruptCheckpointError(f"manifest: it isn't what was written: {cause}") from cause
+    if not isinstance(found, dict):
+        raise CorruptCheckpointError("manifest: expected an object")
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands there twice")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} isn't JSON")
+
+
+def _int(text: str) -> int:
+    if len(text) > 20 or not -_LARGEST <= (number := int(text)) < _LARGEST:
+        raise ValueError(f"{text:.30} doesn't fit into 64 bits")
+    return number
+
+
+def _text(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str):
+        raise CorruptCheckpointError(f"manifest: {name!r} isn't a string")
+    return value
+
+
+def _integer(body: Mapping[str, Any], name: str, least: int) -> int:
+    value = body.get(name)
+    if type(value) is not int or value < least:
+        raise CorruptCheckpointError(f"manifest: {name!r} isn't an integer of {least} or more")
+    return value
+
+
+def _data_file(entry: Any, number: int) -> DataFile:
+    if (
+        not isinstance(entry, dict)
+        or entry.get("name") != file_name(number)
+        or not _NAME.fullmatch(entry["name"])
+    ):
+        raise CorruptCheckpointError(f"manifest: file {number} isn't called {file_name(number)}")
+    size, checksums = _integer(entry, "size", 0), entry.get("crc32")
+    count = -(-size // BLOCK_BYTES)
+    if (
+        not isinstance(checksums, list)
+        or len(checksums) != count
+        or not all(type(c) is int and 0 <= c < 2**32 for c in checksums)
+    ):
+        raise CorruptCheckpointError(f"manifest: {entry['name']} needs {count} checksums")
+    return DataFile(entry["name"], size, tuple(checksums))

@@ -1,0 +1,217 @@
+"""States as plain values: a tree of JSON, whose tensors stand in arrays of bytes beside it.
+
+What can be saved is a short list: None, booleans, integers, floats, strings, bytes, lists, tuples, dictionaries,
+tensors, TensorDicts, `torch.Size`, dtypes and devices. Everything else is refused by name. Reading makes these kinds
+and no others.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from gleanrl.errors import CheckpointError, CorruptCheckpointError
+
+Array = np.ndarray[Any, Any]
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+        *(torch.uint16, torch.uint32, torch.uint64),
+    )
+}
+_MOST_DEPTH = 64
+_LARGEST = 2**63
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return what a dtype is called in checkpoints; `CheckpointError` for one that can't be saved."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise CheckpointError(f"tensors of {dtype} can't be saved")
+    return name
+
+
+def bytes_of(tensor: torch.Tensor) -> Array:
+    """Return the bytes of a tensor, in its order, ``(n,)`` uint8; a view where it's contiguous and on the CPU."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    found: Array = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+    return found
+
+
+class Encoder:
+    """Turns values into a tree of JSON.
+
+    Args:
+        store: takes the bytes of a tensor; returns what is noted of where they stand.
+    """
+
+    def __init__(self, store: Callable[[Array], Any]) -> None:
+        self._store = store
+
+    def tree(self, value: Any, where: str = "state", depth: int = 0) -> Any:
+        """Return the tree of a value.
+
+        Args:
+            value: what to save.
+            where: how it is reached, for messages.
+            depth: what it is nested in.
+
+        Raises:
+            CheckpointError: for what can't be saved; it names the place and the type.
+        """
+        if depth > _MOST_DEPTH:
+            raise CheckpointError(f"{where[:100]}…: it's nested more than {_MOST_DEPTH} times")
+        if value is None or isinstance(value, (bool, str)):
+            return value
+        if isinstance(value, int):
+            if not -_LARGEST <= value < _LARGEST:
+                raise CheckpointError(f"{where}: {value} doesn't fit into 64 bits")
+            return int(value)
+        if isinstance(value, float):
+            return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
+        if isinstance(value, bytes):
+            return {"$bytes": base64.b64encode(value).decode()}
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, TensorDictBase):
+            return self._tensordict(value, where, depth + 1)
+        if isinstance(value, torch.dtype):
+            return {"$dtype": dtype_name(value)}
+        if isinstance(value, torch.device):
+            return {"$device": str(value)}
+        if isinstance(value, torch.Size):
+            return {"$size": list(value)}
+        if type(value) is tuple:
+            return {"$tuple": self._list(value, where, depth + 1)}
+        if isinstance(value, list):
+            return self._list(value, where, depth + 1)
+        if isinstance(value, Mapping):
+            return self._mapping(value, where, depth + 1)
+        raise CheckpointError(f"{where}: a {type(value).__name__} can't be saved: {value!r:.100}")
+
+    def _list(self, value: Sequence[Any], where: str, depth: int) -> list[Any]:
+        return [self.tree(part, f"{where}[{i}]", depth) for i, part in enumerate(value)]
+
+    def _mapping(self, value: Mapping[Any, Any], where: str, depth: int) -> Any:
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: self.tree(part, f"{where}[{key!r}]", depth) for key, part in value.items()}
+        pairs = [
+            [self.tree(key, where, depth), self.tree(part, f"{where}[{key!r}]", depth)]
+            for key, part in value.items()
+        ]
+        return {"$map": pairs}
+
+    def _tensor(self, tensor: torch.Tensor) -> Any:
+        if tensor.is_meta or tensor.layout is not torch.strided:
+            raise CheckpointError(f"a tensor on {tensor.device} of layout {tensor.layout} can't be saved")
+        dtype = dtype_name(tensor.dtype)
+        return {"$tensor": self._store(bytes_of(tensor)), "dtype": dtype, "shape": list(tensor.shape)}
+
+    def _tensordict(self, value: TensorDictBase, where: str, depth: int) -> Any:
+        if type(value) is not TensorDict:
+            raise CheckpointError(f"{where}: a {type(value).__name__} can't be saved; make it a TensorDict")
+        parts = {key: self.tree(part, f"{where}[{key!r}]", depth) for key, part in value.items()}
+        device = None if value.device is None else str(value.device)
+        names = list(value.names) if any(name is not None for name in value.names) else None
+        return {"$tensordict": parts, "batch_size": list(value.batch_size), "device": device, "names": names}
+
+
+class Decoder:
+    """Turns a tree of JSON into values again.
+
+    Args:
+        fetch: returns the bytes that `Encoder` was given, from what was noted of them, and their number.
+    """
+
+    def __init__(self, fetch: Callable[[Any, int], Array]) -> None:
+        self._fetch = fetch
+
+    def value(self, tree: Any, depth: int = 0) -> Any:
+        """Return the value of a tree.
+
+        Raises:
+            CorruptCheckpointError: it isn't a tree of a value.
+        """
+        if depth > _MOST_DEPTH:
+            raise CorruptCheckpointError(f"the state is nested more than {_MOST_DEPTH} times")
+        if tree is None or isinstance(tree, (bool, str, int, float)):
+            return tree
+        if isinstance(tree, list):
+            return [self.value(part, depth + 1) for part in tree]
+        if not isinstance(tree, dict):
+            raise CorruptCheckpointError(f"a {type(tree).__name__} isn't a kind of value")
+        kind = next((key for key in tree if key.startswith("$")), None)
+        if kind is None:
+            return {key: self.value(part, depth + 1) for key, part in tree.items()}
+        maker = _MAKERS.get(kind)
+        if maker is None:
+            raise CorruptCheckpointError(f"{kind!r} isn't a kind of value")
+        try:
+            return maker(self, tree, depth + 1)
+        except CorruptCheckpointError:
+            raise
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as cause:
+            raise CorruptCheckpointError(f"a broken value of kind {kind!r}: {cause}") from cause
+
+    def _tensor(self, tree: dict[str, Any], depth: int) -> torch.Tensor:
+        dtype, shape = _DTYPES[tree["dtype"]], _sizes(tree["shape"])
+        data = self._fetch(tree["$tensor"], math.prod(shape) * dtype.itemsize)
+        if not data.size:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        return torch.from_numpy(data).view(dtype).reshape(shape)
+
+    def _read_tensordict(self, tree: dict[str, Any], depth: int) -> TensorDict:
+        device = tree["device"]
+        parts = {key: self.value(part, depth) for key, part in _object(tree["$tensordict"]).items()}
+        names = tree["names"]
+        return TensorDict(parts, _sizes(tree["batch_size"]), device=device, names=names)
+
+    def _pairs(self, tree: dict[str, Any], depth: int) -> dict[Any, Any]:
+        found = {}
+        for key, part in tree["$map"]:
+            found[self.value(key, depth)] = self.value(part, depth)
+        if len(found) != len(tree["$map"]):
+            raise CorruptCheckpointError("a key stands there twice")
+        return found
+
+
+_MAKERS: dict[str, Callable[[Decoder, dict[str, Any], int], Any]] = {
+    "$float": lambda decoder, tree, depth: _special(tree["$float"]),
+    "$bytes": lambda decoder, tree, depth: base64.b64decode(tree["$bytes"], validate=True),
+    "$dtype": lambda decoder, tree, depth: _DTYPES[tree["$dtype"]],
+    "$device": lambda decoder, tree, depth: torch.device(str(tree["$device"])),
+    "$size": lambda decoder, tree, depth: torch.Size(_sizes(tree["$size"])),
+    "$tuple": lambda decoder, tree, depth: tuple(decoder.value(part, depth) for part in tree["$tuple"]),
+    "$map": Decoder._pairs,
+    "$tensor": Decoder._tensor,
+    "$tensordict": Decoder._read_tensordict,
+}
+
+
+def _special(text: Any) -> float:
+    if text not in ("nan", "inf", "-inf"):
+        raise CorruptCheckpointError(f"{text!r} isn't a float that JSON lacks")
+    return float(text)
+
+
+def _sizes(sizes: Any) -> list[int]:
+    if not isinstance(sizes, Sequence) or not all(
+        type(size) is int and 0 <= size < _LARGEST for size in sizes
+    ):
+        raise CorruptCheckpointError(f"expected sizes, got {sizes!r:.100}")
+    return list(sizes)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise CorruptCheckpointError(f"expected an object, got {value!r:.100}")
+    return value

@@ -1,0 +1,15 @@
+"""How a storage's records are written into a checkpoint: `rb.storage.checkpointer = FlatStorageCheckpointer()`."""
+
+from gleanrl.compat import bind
+from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
+from gleanrl.data.replay_buffers.checkpointers.flat import FlatStorageCheckpointer
+from gleanrl.data.replay_buffers.checkpointers.whole import ListStorageCheckpointer, TensorStorageCheckpointer
+
+__all__ = [
+    "FlatStorageCheckpointer",
+    "ListStorageCheckpointer",
+    "StorageCheckpointerBase",
+    "TensorStorageCheckpointer",
+]
+
+bind(__name__, globals())

@@ -1,0 +1,165 @@
+"""Commits: whole or not there, whatever fails or is killed, at every act."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gleanrl.checkpoint.folder import Folder, read
+from gleanrl.errors import CheckpointError, CorruptCheckpointError, IncompleteCheckpointError
+from gleanrl.system import faults
+from gleanrl.system.faults import At
+
+
+def state(number: int) -> dict[str, Any]:
+    return {"number": number, "tensor": torch.full((1_000,), number)}
+
+
+def checkpoints(path: Path) -> list[str]:
+    return sorted(name for name in os.listdir(path) if name != "LOCK")
+
+
+def test_the_newest_is_loaded_and_older_ones_go(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "a" / "b")
+    with pytest.raises(IncompleteCheckpointError, match="no complete checkpoint"):
+        folder.load()
+    for number in range(5):
+        place = folder.commit("thing", state(number), keep=2)
+        found = folder.load()
+        assert found.path == place and found.kind == "thing" and found.state["number"] == number
+        assert torch.equal(found.state["tensor"], state(number)["tensor"]) and not found.skipped
+        assert len(checkpoints(folder.path)) == min(number + 1, 2)
+    assert [name[5:13] for name in checkpoints(folder.path)] == ["00000004", "00000005"]
+    assert read(place)[1]["number"] == 4
+
+
+def test_a_damaged_one_is_skipped_with_a_word(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    for number in range(3):
+        newest = folder.commit("thing", state(number), keep=3)
+    with open(newest / "000000.bin", "r+b") as file:
+        file.write(b"x")
+    with pytest.warns(UserWarning, match="newer ones are damaged: ckpt-00000003.*000000.bin: bytes 0 to"):
+        found = folder.load()
+    assert found.state["number"] == 1 and list(found.skipped) == [newest.name]
+    for path in tmp_path.glob("ckpt-*"):
+        (path / "manifest.json").unlink()
+    with pytest.raises(CorruptCheckpointError, match="manifest.json"):
+        folder.load()
+
+
+def test_leftovers_are_collected_and_strangers_stay(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    (tmp_path / f"tmp-{'0' * 32}").mkdir()
+    (tmp_path / f"trash-{'1' * 32}").mkdir()
+    (tmp_path / "tmp-mine").mkdir()
+    (tmp_path / "ckpt-mine").mkdir()
+    folder.commit("thing", state(0))
+    assert [name for name in checkpoints(tmp_path) if not name.startswith("ckpt-0")] == [
+        "ckpt-mine",
+        "tmp-mine",
+    ]
+    assert folder.load().state["number"] == 0
+
+
+def test_a_second_writer_is_refused_by_name(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+
+    def inside() -> None:
+        with pytest.raises(CheckpointError, match=f"another process .*process {os.getpid()}, started"):
+            Folder(tmp_path).commit("thing", state(1))
+
+    with faults.inject({"fs.rename": inside}):
+        folder.commit("thing", state(0))
+    assert folder.load().state["number"] == 0
+
+
+def acts(tmp_path: Path) -> dict[str, int]:
+    """Return how often a commit visits each fault point, the removal of an older one included."""
+    folder = Folder(tmp_path / "counted")
+    folder.commit("thing", state(0))
+    with faults.inject({}) as visits:
+        folder.commit("thing", state(1))
+    return {name: count for name, count in visits.counts.items() if name.startswith("fs.")}
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_an_act_that_fails_leaves_the_earlier_one_and_nothing_else(tmp_path: Path, code: int) -> None:
+    counted = acts(tmp_path)
+    assert {
+        "fs.make_dir",
+        "fs.create",
+        "fs.write",
+        "fs.sync",
+        "fs.sync_dir",
+        "fs.rename",
+        "fs.remove",
+    } <= set(counted)
+    for name, count in counted.items():
+        for visit in range(1, count + 1):
+            folder = Folder(tmp_path / f"{name}-{visit}")
+            folder.commit("thing", state(0))
+            with (
+                faults.inject({name: At(OSError(code, "on purpose"), visit)}),
+                pytest.raises(OSError, match="purpose"),
+            ):
+                folder.commit("thing", state(1))
+            found = folder.load().state["number"]
+            # After the rename it's there; what failed then was the sync of the folder, or the removal of the old one.
+            assert found == 0 or name in ("fs.sync_dir", "fs.remove", "fs.rename")
+            folder.commit("thing", state(2))
+            assert folder.load().state["number"] == 2
+            assert len(checkpoints(folder.path)) == 1
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+import torch
+from gleanrl.checkpoint.folder import Folder
+from gleanrl.system import faults
+from gleanrl.system.faults import At
+
+root = Path(sys.argv[1])
+value = lambda number: {"number": number, "tensor": torch.full((1_000,), number)}
+Folder(root / "counted").commit("thing", value(0))
+with faults.inject({}) as visits:
+    Folder(root / "counted").commit("thing", value(1))
+outcomes = []
+for name, count in visits.counts.items():
+    if not name.startswith("fs."):
+        continue
+    for visit in range(1, count + 1):
+        folder = Folder(root / f"{name}-{visit}")
+        folder.commit("thing", value(0))
+        child = os.fork()
+        if child == 0:
+            with faults.inject({name: At(lambda: os._exit(9), visit)}):
+                folder.commit("thing", value(1))
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        found = folder.load().state
+        assert (found["tensor"] == found["number"]).all() and found["number"] in (0, 1)
+        outcomes.append(found["number"])
+        folder.commit("thing", value(2))
+        assert folder.load().state["number"] == 2
+        left = [entry for entry in os.listdir(folder.path) if entry != "LOCK"]
+        assert len(left) == 1, left
+print(len(outcomes), sum(outcomes))
+"""
+
+
+def test_a_kill_at_every_act_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    kills, after = map(int, done.stdout.split())
+    assert kills >= 12 and 0 < after < kills

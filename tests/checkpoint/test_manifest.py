@@ -1,0 +1,104 @@
+"""Manifests: whole, or refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gleanrl.checkpoint import manifest as module
+from gleanrl.checkpoint.manifest import BLOCK_BYTES, FORMAT, DataFile, Manifest, file_name
+from gleanrl.errors import CheckpointError, CorruptCheckpointError, IncompatibleCheckpointError
+
+MADE = Manifest(
+    "ReplayBuffer",
+    {"a": [1, 2.5, None, "é"], "$map": []},
+    (DataFile(file_name(0), BLOCK_BYTES + 1, (5, 6)), DataFile(file_name(1), 0, ())),
+    {"torch": "2"},
+)
+
+
+def signed(body: dict[str, Any]) -> bytes:
+    """Return a manifest whose hash fits, whatever it says."""
+    text = json.dumps({"sha256": "0" * 64, **body}, separators=(",", ":")).encode()
+    return text.replace(b"0" * 64, hashlib.sha256(text).hexdigest().encode(), 1)
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    found = json.loads(MADE.encoded())
+    del found["sha256"]
+    return {**found, **changes}
+
+
+def test_there_and_back() -> None:
+    assert Manifest.decoded(MADE.encoded()) == MADE
+    assert Manifest.decoded(signed(body())) == MADE
+
+
+@given(st.integers(0, len(MADE.encoded()) - 1), st.integers(1, 255))
+def test_no_byte_can_change(position: int, by: int) -> None:
+    data = bytearray(MADE.encoded())
+    data[position] ^= by
+    with pytest.raises(CorruptCheckpointError):
+        Manifest.decoded(bytes(data))
+
+
+@pytest.mark.parametrize("length", range(0, len(MADE.encoded()), 7))
+def test_nothing_can_be_cut_off(length: int) -> None:
+    with pytest.raises(CorruptCheckpointError):
+        Manifest.decoded(MADE.encoded()[:length])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"files": [{"name": "../etc/passwd", "size": 1, "crc32": [1]}]},
+        {"files": [{"name": "000001.bin", "size": 1, "crc32": [1]}]},
+        {"files": [{"name": "000000.bin", "size": -1, "crc32": []}]},
+        {"files": [{"name": "000000.bin", "size": True, "crc32": [1]}]},
+        {"files": [{"name": "000000.bin", "size": 1, "crc32": []}]},
+        {"files": [{"name": "000000.bin", "size": 1, "crc32": [2**32]}]},
+        {"files": [3]},
+        {"files": {}},
+        {"libraries": []},
+        {"kind": 3},
+        {"format": "1"},
+        {"format": -1},
+    ],
+)
+def test_what_is_signed_is_checked_all_the_same(changes: dict[str, Any]) -> None:
+    with pytest.raises(CorruptCheckpointError, match="manifest"):
+        Manifest.decoded(signed(body(**changes)))
+
+
+def test_a_later_format_is_named() -> None:
+    with pytest.raises(IncompatibleCheckpointError, match=f"format {FORMAT + 1}"):
+        Manifest.decoded(signed(body(format=FORMAT + 1)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"sha256":"%s","a":1,"a":2}',
+        b'{"sha256":"%s","a":NaN}',
+        b'{"sha256":"%s","a":123456789012345678901234567890}',
+        b'{"sha256":"%s"' + b',"a":[' * 100_000,
+        b'{"sha256":"%s","a":"\xff"}',
+        b'{"sha256":"%s"}',
+    ],
+)
+def test_damaged_json(text: bytes) -> None:
+    text = text.replace(b"%s", b"0" * 64)
+    data = text.replace(b"0" * 64, hashlib.sha256(text).hexdigest().encode(), 1)
+    with pytest.raises(CheckpointError):
+        Manifest.decoded(data)
+
+
+def test_a_manifest_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 10)
+    with pytest.raises(CorruptCheckpointError, match="more than 10 bytes"):
+        Manifest.decoded(MADE.encoded())
