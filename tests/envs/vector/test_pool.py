@@ -82,6 +82,17 @@ def test_seeds_attributes_and_states(make_pool):
     assert list(state) == ["worker0", "worker1"] and state["worker0"]
 
 
+def test_answers_keep_their_types(make_pool):
+    class Sized(CountingEnv):
+        size = torch.Size([2])
+
+        def sizes(self):
+            return self.size, [1]
+
+    pool = make_pool([Sized])
+    assert type(pool.size[0]) is torch.Size and type(pool.sizes()[0][0]) is torch.Size
+
+
 def test_transforms_around_and_inside(make_pool):
     inside = make_pool([lambda: TransformedEnv(oracle(), StepCounter())] * 2)
     around = TransformedEnv(make_pool([oracle] * 2), StepCounter())

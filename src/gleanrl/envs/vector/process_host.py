@@ -87,7 +87,7 @@ class Parcel:
 
 def parcelled(value: Any) -> Any:
     """Return `value` with its TensorDicts ready to travel."""
-    if isinstance(value, tuple):
+    if type(value) is tuple:  # and no record or size
         return tuple(parcelled(item) for item in value)
     return Parcel(value) if isinstance(value, TensorDictBase) else value
 

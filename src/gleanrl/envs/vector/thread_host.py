@@ -162,6 +162,6 @@ def _answer(member: PoolMember, number: int, name: str, arguments: tuple[Any, ..
 
 def _own(value: Any) -> Any:
     """Return `value` with copies of its TensorDicts: the environment may write into those it got or gave."""
-    if isinstance(value, tuple):
+    if type(value) is tuple:  # and no record or size
         return tuple(_own(item) for item in value)
     return value.clone() if isinstance(value, TensorDictBase) else value
