@@ -83,7 +83,7 @@ class Encoder:
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, TensorDictBase):
-            return self._tensordict(value, where, depth + 1)
+            return self._encoded_tensordict(value, where, depth + 1)
         if isinstance(value, torch.dtype):
             return {"$dtype": dtype_name(value)}
         if isinstance(value, torch.device):
@@ -116,7 +116,7 @@ class Encoder:
         dtype = dtype_name(tensor.dtype)
         return {"$tensor": self._store(bytes_of(tensor)), "dtype": dtype, "shape": list(tensor.shape)}
 
-    def _tensordict(self, value: TensorDictBase, where: str, depth: int) -> Any:
+    def _encoded_tensordict(self, value: TensorDictBase, where: str, depth: int) -> Any:
         if type(value) is not TensorDict:
             raise CheckpointError(f"{where}: a {type(value).__name__} can't be saved; make it a TensorDict")
         parts = {key: self.tree(part, f"{where}[{key!r}]", depth) for key, part in value.items()}
@@ -169,7 +169,7 @@ class Decoder:
             return torch.empty(shape, dtype=dtype, device="cpu")
         return torch.from_numpy(data).view(dtype).reshape(shape)
 
-    def _read_tensordict(self, tree: dict[str, Any], depth: int) -> TensorDict:
+    def _decoded_tensordict(self, tree: dict[str, Any], depth: int) -> TensorDict:
         device = tree["device"]
         parts = {key: self.value(part, depth) for key, part in _object(tree["$tensordict"]).items()}
         names = tree["names"]
@@ -193,7 +193,7 @@ _MAKERS: dict[str, Callable[[Decoder, dict[str, Any], int], Any]] = {
     "$tuple": lambda decoder, tree, depth: tuple(decoder.value(part, depth) for part in tree["$tuple"]),
     "$map": Decoder._pairs,
     "$tensor": Decoder._tensor,
-    "$tensordict": Decoder._read_tensordict,
+    "$tensordict": Decoder._decoded_tensordict,
 }
 
 
