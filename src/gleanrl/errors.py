@@ -73,6 +73,10 @@ class EmptyBufferError(GleanError, RuntimeError):
     """A sample was asked for from a buffer that holds nothing."""
 
 
+class RateLimiterTimeoutError(GleanError, RuntimeError, TimeoutError):
+    """A call waited at a buffer's rate limiter in vain; the message says for whom, with the counts. Nothing changed."""
+
+
 class ContainerError(GleanError, AttributeError):
     """A transform was put into a second container."""
 

@@ -84,6 +84,17 @@ class Draw(NamedTuple):
     """Of epochs: which one, counted from 1."""
 
 
+class RateCounts(NamedTuple):
+    """What a buffer's rate limiter goes by, since the buffer was made or emptied."""
+
+    inserted: int
+    """Rows that `add` and `extend` stored; writes by index don't count."""
+    sampled: int
+    """Rows handed out."""
+    free: int
+    """The first rows inserted, which weren't to be sampled before there were enough; the ratio is that of the rest."""
+
+
 class BufferStats(NamedTuple):
     """Counters of a replay buffer since it was made."""
 
@@ -99,3 +110,5 @@ class BufferStats(NamedTuple):
     """Rows that were overwritten between their draw and the end of their fetch, so that they were drawn again."""
     priorities_dropped: int = 0
     """Priority updates that came too late, for records that had been overwritten."""
+    rate_limiter: RateCounts | None = None
+    """What the rate limiter goes by, if there is one."""

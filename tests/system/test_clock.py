@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from queue import SimpleQueue
 
 import pytest
 
@@ -72,3 +73,18 @@ def test_bad_seconds(bad):
 def test_time_does_not_go_back():
     with pytest.raises(ValueError, match="expected seconds >= 0, got -1"):
         FakeClock().advance(-1)
+
+
+def test_who_waits_for_an_item_gets_it_or_time_passes():
+    queue: SimpleQueue[int] = SimpleQueue()
+    queue.put(1)
+    clock.await_item(queue, math.inf)
+    assert queue.empty()
+    clock.await_item(queue, 0.0)
+    with clock.use(fake := FakeClock()):
+        clock.await_item(queue, 5.0)
+        assert fake.slept == [5.0]
+        for seconds in (5.0, None):
+            queue.put(1)
+            clock.await_item(queue, seconds)
+        assert fake.slept == [5.0] and queue.empty()

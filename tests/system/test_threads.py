@@ -10,7 +10,8 @@ import threading
 
 import pytest
 
-from gleanrl.system.threads import Workers, stack_of
+from gleanrl.system.clock import Deadline
+from gleanrl.system.threads import Activity, Waiter, Workers, alone, here, stack_of
 from tests.interrupts import in_another_thread, interruptions
 
 
@@ -90,7 +91,8 @@ def test_a_forked_process_starts_threads_of_its_own():
 PROGRAM = """
 import threading
 import torch
-from gleanrl.system.threads import Workers
+from gleanrl.system.clock import Deadline
+from gleanrl.system.threads import Activity, Waiter, Workers, alone, here
 workers = Workers(3, "late")
 begun = threading.Event()
 x = torch.arange(200_000)
@@ -107,3 +109,46 @@ print("end")
 def test_the_interpreter_ends_while_threads_work():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "end", "")
+
+
+def test_a_wait_ends_when_an_activity_that_it_watches_is_hurried_or_over():
+    for name in ("hurry", "end"):
+        for before in (True, False):  # the wait
+            activity, waiter = Activity(), Waiter()
+            waiter.watch(activity)
+            thread = threading.Thread(target=waiter.wait, args=[Deadline(60)])
+            if not before:
+                getattr(activity, name)()
+            thread.start()
+            if before:
+                getattr(activity, name)()
+            thread.join(30)
+            assert not thread.is_alive() and (activity.hurried, activity.over) == (
+                name == "hurry",
+                name == "end",
+            )
+            waiter.close()
+            assert not activity.waiters
+            activity.begin()
+            assert not activity.hurried and not activity.over
+
+
+def test_a_thread_has_an_activity_of_its_own():
+    here.activity = activity = Activity()
+    assert in_another_thread(lambda: here.activity) is None and here.activity is activity
+    here.activity = None
+
+
+def test_who_is_alone():
+    assert not in_another_thread(alone)
+    child = os.fork()  # has one thread
+    if child == 0:
+        done = threading.Event()
+        thread = threading.Thread(target=done.wait)
+        before = alone()
+        thread.start()
+        between = alone()
+        done.set()
+        thread.join()
+        os._exit((before, between, alone()) != (True, False, True))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

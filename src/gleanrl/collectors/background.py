@@ -23,7 +23,8 @@ class Background:
     """Takes turns in a thread until it is stopped, a turn fails, or there is nothing left to do.
 
     The thread and the caller never use a collector at the same time: whoever wants to do anything else meanwhile does
-    it within `paused`, between two turns. What a turn raised is raised by the next call here, once; then it can be
+    it within `paused`, between two turns. A turn that somebody waits for waits for nobody: what it puts into a buffer
+    passes the buffer's rate limiter. What a turn raised is raised by the next call here, once; then it can be
     started again. It ends with the last reference to the turn's owner, and with the program. One caller at a time.
 
     Args:
@@ -35,6 +36,7 @@ class Background:
         self._workers = threads.Workers(1, "gleanrl-collector")
         self._job: threads.Job[bool] | None = None
         self._signal = _Signal()
+        self._activity = threads.Activity()
 
     @property
     def running(self) -> bool:
@@ -56,8 +58,9 @@ class Background:
         """Begin."""
         if self.running:
             raise UnsupportedError("start: the collector collects in the background already")
-        signal, turn = _Signal(), self._turn
-        self._signal, self._job = signal, self._workers.start(lambda: _run(turn, signal))
+        signal, turn, activity = _Signal(), self._turn, self._activity
+        activity.begin()
+        self._signal, self._job = signal, self._workers.start(lambda: _run(turn, signal, activity))
 
     def stop(self, timeout_s: float | None = None) -> bool:
         """End after the turn at hand; return whether there would have been further ones.
@@ -77,6 +80,7 @@ class Background:
         if not running:
             return False
         assert self._job is not None
+        self._activity.hurry()
         if timeout_s is not None and not self._job.wait(timeout_s):
             raise WorkerTimeoutError(
                 f"the batch in the background didn't end within {timeout_s} s; it's the last one: call again to wait on"
@@ -93,7 +97,7 @@ class Background:
         try:
             ended = not self._inside and self._end("pause")
         except BaseException:  # an interrupt ends the wait, not the run
-            self._signal.pause = False
+            self._signal.pause = self._activity.hurried = False
             raise
         if not ended:
             yield
@@ -104,14 +108,20 @@ class Background:
             self.start()
 
 
-def _run(method: WeakMethod[Callable[[], bool]], signal: _Signal) -> bool:
+def _run(method: WeakMethod[Callable[[], bool]], signal: _Signal, activity: threads.Activity) -> bool:
     """Return whether there are further turns."""
     signal.thread = threading.get_ident()
-    taken = False
-    while not signal.stop and not (taken and signal.pause) and not threads.ending():
-        turn = method()
-        if turn is None or not turn():
-            return False
-        taken = True
-        del turn  # between two turns nobody here keeps the owner alive
-    return True
+    threads.here.activity = activity
+    taken = paused = False
+    try:
+        while not signal.stop and not (taken and signal.pause) and not threads.ending():
+            turn = method()
+            if turn is None or not turn():
+                return False
+            taken = True
+            del turn  # between two turns nobody here keeps the owner alive
+        paused = not signal.stop and not threads.ending()
+        return True
+    finally:
+        if not paused:
+            activity.end()

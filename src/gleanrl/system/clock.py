@@ -6,10 +6,12 @@ in place with `use`, and then no call in the process really waits.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Protocol
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
 
 
 class Clock(Protocol):
@@ -20,6 +22,21 @@ class Clock(Protocol):
 
     def sleep(self, seconds: float) -> None:
         """Let `seconds` pass."""
+
+    def await_item(self, queue: SimpleQueue[Any], seconds: float | None) -> None:
+        """Wait until something is in `queue`, and take it, or until `seconds` have passed; None for ever."""
+
+
+class SystemClock:
+    """The real one."""
+
+    monotonic = staticmethod(time.monotonic)
+    sleep = staticmethod(time.sleep)
+
+    def await_item(self, queue: SimpleQueue[Any], seconds: float | None) -> None:
+        """Wait for something in `queue`; signal handlers run meanwhile."""
+        with suppress(Empty):
+            queue.get(timeout=None if seconds is None else min(seconds, threading.TIMEOUT_MAX))
 
 
 class FakeClock:
@@ -44,6 +61,13 @@ class FakeClock:
         self.slept.append(seconds)
         self.advance(seconds)
 
+    def await_item(self, queue: SimpleQueue[Any], seconds: float | None) -> None:
+        """Take what is in `queue`; if there is nothing, sleep for `seconds` instead."""
+        if seconds is None or not queue.empty():
+            queue.get()
+        else:
+            self.sleep(seconds)
+
     def advance(self, seconds: float) -> None:
         """Move the time by `seconds`.
 
@@ -55,7 +79,7 @@ class FakeClock:
         self._now += seconds
 
 
-_clock: Clock = time
+_clock: Clock = SystemClock()
 
 
 def monotonic() -> float:
@@ -67,6 +91,11 @@ def sleep(seconds: float) -> None:
     """Wait for `seconds`; nothing happens for zero or less."""
     if seconds > 0:
         _clock.sleep(seconds)
+
+
+def await_item(queue: SimpleQueue[Any], seconds: float | None) -> None:
+    """Wait until something is in `queue`, and take it, or until `seconds` have passed; None for ever."""
+    _clock.await_item(queue, seconds)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from gleanrl.system.clock import Deadline, sleep
+from gleanrl.system.clock import Deadline, await_item, sleep
 
 _SECONDS_BETWEEN_LOOKS = 0.01
 
@@ -128,6 +128,79 @@ def stack_of(number: int | None) -> str:
     return "its Python stack:\n" + "".join(traceback.format_stack(frame)).rstrip()
 
 
+class Waiter:
+    """One wait, which other threads end; it begins with the object, so that no call of theirs is lost."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[None] = SimpleQueue()
+        self._watched: list[Activity] = []
+
+    def watch(self, activity: Activity) -> None:
+        """End also when an activity is hurried, or over."""
+        self._watched.append(activity)
+        activity.waiters[self] = None
+
+    def wake(self) -> None:
+        """End the wait."""
+        self._calls.put(None)
+
+    def wait(self, deadline: Deadline) -> None:
+        """Wait until somebody ends it, or for as long as there is time."""
+        await_item(self._calls, deadline.remaining())
+
+    def close(self) -> None:
+        """Be woken no more."""
+        for activity in self._watched:
+            activity.waiters.pop(self, None)
+
+
+class Activity:
+    """What a thread does turn after turn, as others see it: whether they wait for it, and whether it is over.
+
+    A thread that is waited for should wait for nobody, and nobody for one whose activity is over. Any thread may call
+    any method.
+    """
+
+    def __init__(self) -> None:
+        self.hurried = self.over = False
+        self.waiters: dict[Waiter, None] = {}
+        """Who waits, in this activity or for it."""
+        _activities.add(self)
+
+    def begin(self) -> None:
+        """Begin, or go on: before there is a thread that could be waited for."""
+        self.hurried = self.over = False
+
+    def hurry(self) -> None:
+        """Have the thread wait for nobody."""
+        self.hurried = True
+        self._wake()
+
+    def end(self) -> None:
+        """Let everybody know that it is over."""
+        self.over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        for waiter in list(self.waiters):
+            waiter.wake()
+            self.waiters.pop(waiter, None)
+
+
+class _Here(threading.local):
+    activity: Activity | None = None
+
+
+here = _Here()
+"""The activity of the calling thread; None for the user's own threads."""
+_activities: weakref.WeakSet[Activity] = weakref.WeakSet()
+
+
+def alone() -> bool:
+    """Return whether nobody will come whom the calling thread waits for: it is the only one."""
+    return threading.active_count() == 1 and threading.current_thread() is threading.main_thread()
+
+
 _ending = False
 
 
@@ -140,6 +213,8 @@ def _end_all() -> None:
     """Let every thread end, and wait until it has."""
     global _ending
     _ending = True
+    for activity in list(_activities):
+        activity.hurry()
     workers = [thread for thread in threading.enumerate() if isinstance(thread, _Worker)]
     for worker in workers:
         try:

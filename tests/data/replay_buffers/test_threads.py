@@ -201,6 +201,6 @@ def test_a_buffer_that_is_emptied_while_stale_rows_wait_for_the_lock(sampler, ah
         rb.extend(stamped(2000, 3))
 
     rb._storage.act = lambda: rb.extend(stamped(1000, 100))
-    rb._gate.lock = Overtaking(rb._gate.lock, act)
+    rb._gate.lock = rb._gate.sampling = Overtaking(rb._gate.lock, act)
     rows, info = rb.sample(return_info=True)
     assert torn(rows) == 0 and bool((rows["b"] >= 2000).all()) and int(info["index"].max()) < 3

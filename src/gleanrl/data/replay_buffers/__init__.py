@@ -10,6 +10,7 @@ from gleanrl.data.replay_buffers.checkpointers import (
 )
 from gleanrl.data.replay_buffers.ensemble import ReplayBufferEnsemble
 from gleanrl.data.replay_buffers.hindsight import HERReplayBuffer
+from gleanrl.data.replay_buffers.limiter import MinSize, SamplesPerInsert
 from gleanrl.data.replay_buffers.offline_to_online import OfflineToOnlineReplayBuffer
 from gleanrl.data.replay_buffers.presets import (
     PrioritizedReplayBuffer,
@@ -62,6 +63,7 @@ __all__ = [
     "ListStorage",
     "ListStorageCheckpointer",
     "OfflineToOnlineReplayBuffer",
+    "MinSize",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
@@ -73,6 +75,7 @@ __all__ = [
     "Sampler",
     "SamplerEnsemble",
     "SamplerWithoutReplacement",
+    "SamplesPerInsert",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
     "StalenessAwareSampler",

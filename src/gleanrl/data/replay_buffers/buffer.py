@@ -15,6 +15,8 @@ from gleanrl.data.replay_buffers.composed import Composed
 from gleanrl.data.replay_buffers.draws import Draws
 from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.intake import Intake
+from gleanrl.data.replay_buffers.limited_gate import limit
+from gleanrl.data.replay_buffers.limiter import SamplesPerInsert
 from gleanrl.data.replay_buffers.parts import Parts
 from gleanrl.data.replay_buffers.prefetch import Prefetcher, make_prefetcher
 from gleanrl.data.replay_buffers.samplers.base import Sampler
@@ -76,6 +78,8 @@ class ReplayBuffer(Composed):
         delayed_init: whether the parts are made, of callables, at the first use, so that the buffer can be sent to
             another process before. None for whether there is a `transform_factory`.
         shared: whether several processes use the buffer at once; see `share`.
+        rate_limiter: a `SamplesPerInsert` or `MinSize`, by which `add` and `extend` wait for samples, and samples for
+            inserts; None for never. Buffers over one storage go by the same one; give it to one of them.
 
     Raises:
         InvalidArgumentError: a bad value, or a part of another buffer.
@@ -115,6 +119,7 @@ class ReplayBuffer(Composed):
         compilable: bool | None = None,
         delayed_init: bool | None = None,
         shared: bool = False,
+        rate_limiter: SamplesPerInsert | None = None,
     ) -> None:
         if transform is not None and transform_factory is not None:
             raise InvalidTypeError(
@@ -132,6 +137,7 @@ class ReplayBuffer(Composed):
             "seed": seed,
             "shared": bool(shared),
             "checkpointer": checkpointer,
+            "rate_limiter": rate_limiter,
         }
         if not (transform_factory is not None if delayed_init is None else delayed_init):
             self.open()
@@ -146,6 +152,7 @@ class ReplayBuffer(Composed):
         seed: int | None,
         shared: bool,
         checkpointer: StorageCheckpointerBase | None,
+        rate_limiter: SamplesPerInsert | None,
     ) -> None:
         storage, sampler, writer, transform, *others = parts
         if transform_factory is not None:
@@ -162,6 +169,8 @@ class ReplayBuffer(Composed):
             intake.put = self._put
         if seed is not None:
             made.sampler.set_seed(seed)
+        if rate_limiter is not None:
+            limit(gate, rate_limiter, made.storage)
         # Nothing fails from here on: a buffer that couldn't be made keeps no part.
         self._gate, self._parts, self._draws, self._server, self._intake = gate, made, draws, server, intake
         made.join(self, gate)
@@ -221,6 +230,7 @@ class ReplayBuffer(Composed):
 
         Raises:
             SchemaError: no record, or other keys, shapes or dtypes than the first write had; nothing changed.
+            RateLimiterTimeoutError: the rate limiter didn't let it in in time; nothing changed.
             CapacityError: the first write found too little memory or disk.
         """
         return self._intake.store(data, False, "extend")
@@ -247,7 +257,7 @@ class ReplayBuffer(Composed):
         """Forget every record; memory, schema and random state stay.
 
         Args:
-            empty_write_count: whether `write_count` begins again at 0.
+            empty_write_count: whether `write_count`, and what a rate limiter counts, begins again at 0.
         """
         self._draws.empty(empty_write_count)
 
@@ -318,6 +328,7 @@ class ReplayBuffer(Composed):
 
         Raises:
             EmptyBufferError: nothing is stored.
+            RateLimiterTimeoutError: the rate limiter didn't let it in in time; nothing was drawn.
             UnsupportedError: no batch size, here or at construction.
             InvalidTypeError: a transform or `collate_fn` returned None.
             MissingKeyError: one of `keys` isn't stored.

@@ -163,9 +163,14 @@ class Composed:
 
         Raises:
             UnsupportedError: a storage other than a `LazyTensorStorage` on the CPU, a sampler with priorities, which
-                would differ from process to process, or a writer other than the ring writers.
+                would differ from process to process, a writer other than the ring writers, or a rate limiter, which
+                counts in one process.
         """
         with self._gate.lock:
+            if shared and self._gate.limiter is not None:
+                raise UnsupportedError(
+                    "share: the buffer's rate limiter counts in one process only; make the buffer without it"
+                )
             if shared and not self.shared:
                 self._gate.share(self._parts.share())
             elif not shared and self.shared:

@@ -14,8 +14,8 @@ from gleanrl.data.replay_buffers.samplers.base import SamplerState
 from gleanrl.data.replay_buffers.tickets import Fetched, Ticket, TicketState
 from gleanrl.data.replay_buffers.versions import touched
 from gleanrl.errors import EmptyBufferError, SchemaError
-from gleanrl.records import BufferStats, Draw
-from gleanrl.state import Stateful, StateReader
+from gleanrl.records import BufferStats, Draw, RateCounts
+from gleanrl.state import Stateful, StateReader, plain
 from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import NestedKey
 
@@ -28,6 +28,8 @@ class DrawsState(NamedTuple):
     parts: PartsState
     tickets: tuple[TicketState, ...] | None
     """Batches drawn ahead, the oldest first; None where nothing is."""
+    counts: RateCounts | None = None
+    """What the rate limiter goes by; None where there is none."""
 
 
 class Draws(Stateful[DrawsState]):
@@ -60,7 +62,7 @@ class Draws(Stateful[DrawsState]):
             stamped: whether generations, and what the sampler adds, are wanted.
         """
         paths = flags = None
-        with self._gate.lock:
+        with self._gate.sampling:
             if keys is not None:
                 storage = self._parts.storage
                 paths = storage.columns_of(keys)
@@ -69,6 +71,8 @@ class Draws(Stateful[DrawsState]):
                 self.take_back()
             ticket = self._draw(size, stamped)
             self._batches_sampled += 1
+            if self._gate.limiter is not None:
+                self._gate.limiter.sampled(ticket.drawn.slots.shape[0])
         fetched = ticket.fetch(paths, flags)
         if ticket.storage.version != ticket.version:
             with self._gate.lock:
@@ -84,13 +88,15 @@ class Draws(Stateful[DrawsState]):
     def ahead(self, prefetcher: Prefetcher, size: int) -> tuple[Ticket, Fetched]:
         """Return the batch that was drawn first; draws ahead until enough are on their way."""
         sampler = self._parts.sampler
-        with self._gate.lock:
+        with self._gate.sampling:
             if prefetcher.forked:
                 self.take_back()
             self._draw_ahead(prefetcher, size)
             ticket, coming = prefetcher.take()
             sampler.ran_out = ticket.ran_out
             self._batches_sampled += 1
+            if self._gate.limiter is not None:
+                self._gate.limiter.sampled(ticket.drawn.slots.shape[0])
         fetched = coming.result()
         storage, drawn = ticket.storage, ticket.drawn
         with self._gate.lock:
@@ -150,12 +156,14 @@ class Draws(Stateful[DrawsState]):
 
     def empty(self, empty_write_count: bool) -> None:
         """Forget every record; whether they count as written, too."""
-        parts = self._parts
+        parts, limiter = self._parts, self._gate.limiter
 
         def clear() -> None:
             self.take_back()
             parts.storage.clear()
             parts.writer.emptied()
+            if limiter is not None and empty_write_count:
+                limiter.restart()
 
         with self._gate.lock:
             parts.claim()
@@ -224,21 +232,30 @@ class Draws(Stateful[DrawsState]):
                 self._batches_sampled,
                 self._rows_redrawn,
                 sampler.priorities_dropped,
+                self._counts(),
             )
+
+    def _counts(self) -> RateCounts | None:
+        return None if self._gate.limiter is None else self._gate.limiter.snapshot()
 
     def snapshot(self) -> DrawsState:
         """Return the parts' state and the batches drawn ahead; writers wait only for what they wrote meanwhile."""
         ahead, prefetcher = self._parts.storage.copy_ahead(), self.prefetcher
         with self._gate.lock:
-            if prefetcher is None:
-                return DrawsState(self._parts.snapshot(ahead), None)
-            prefetcher.forget_gone()
-            return DrawsState(self._parts.snapshot(ahead), tuple(ticket.value() for ticket in prefetcher))
+            tickets = None
+            if prefetcher is not None:
+                prefetcher.forget_gone()
+            parts = self._parts.snapshot(ahead)
+            if prefetcher is not None:
+                tickets = tuple(ticket.value() for ticket in prefetcher)
+            return DrawsState(parts, tickets, self._counts())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain values and tensors of its own."""
         value = self.snapshot()
         state = self._parts.plain(value.parts)
+        if value.counts is not None:
+            state["_rate_limiter"] = plain(value.counts)
         if value.tickets is not None:
             copies: dict[int, torch.Tensor] = {}  # the places of several draws share what is large
             state["_prefetched"] = [ticket.plain(copies) for ticket in value.tickets]
@@ -249,8 +266,12 @@ class Draws(Stateful[DrawsState]):
         reader = StateReader(state, "a ReplayBuffer")
         self._parts.claim()  # loading writes
         parts = self._parts.parse(state)
+        counts, limiter = None, self._gate.limiter
+        if limiter is not None:
+            saved = reader.get("_rate_limiter") if "_rate_limiter" in reader else None
+            counts = limiter.parse(saved, parts.storage.rows)
         if not ("_prefetched" in reader and reader.get("_prefetched")):
-            return DrawsState(parts, ())
+            return DrawsState(parts, (), counts)
         ahead = reader.parts("_prefetched")
         if self.prefetcher is None:
             raise SchemaError(
@@ -258,14 +279,16 @@ class Draws(Stateful[DrawsState]):
                 "prefetch, as the saved one"
             )
         parse_place, rows = self._parts.sampler.parse_place, parts.storage.rows
-        return DrawsState(parts, tuple(TicketState.read(saved, rows, parse_place) for saved in ahead))
+        return DrawsState(parts, tuple(TicketState.read(saved, rows, parse_place) for saved in ahead), counts)
 
     def adopt(self, value: DrawsState) -> None:
         """Go on from a value."""
-        parts, prefetcher = self._parts, self.prefetcher
+        parts, prefetcher, limiter = self._parts, self.prefetcher, self._gate.limiter
 
         def change() -> None:
             parts.adopt(value.parts)
+            if limiter is not None:
+                limiter.adopt(value.counts)
             self._written_before = 0
             if prefetcher is not None:
                 prefetcher.clear()

@@ -30,8 +30,8 @@ class ReplayBufferEnsemble:
     act on the whole. It isn't a `ReplayBuffer`, which takes records in.
 
     Threads: `sample` and indexing may be called from any threads, beside any use of the members: each part is
-    drawn and fetched by its member, under that member's rules, and no two locks are held at a time. State is
-    saved member after member.
+    drawn and fetched by its member, under that member's rules and rate limiter, and no two locks are held at a time.
+    State is saved member after member.
 
     Args:
         rbs: the members. A buffer may be a member of several ensembles.

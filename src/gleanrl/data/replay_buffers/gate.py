@@ -29,7 +29,7 @@ class Shared(Protocol):
 
 
 class _OneForEachUse:
-    """What stands behind the attribute `lock` of gates that have none of their own: a new hold for each ``with``."""
+    """What stands behind the locks of gates that have none of their own: a new hold for each ``with``."""
 
     def __get__(self, gate: Gate | None, owner: Any) -> Any:
         return self if gate is None else _Hold(gate)
@@ -52,9 +52,16 @@ class Gate:
     """
 
     lock: AbstractContextManager[Any] = _OneForEachUse()  # type: ignore[assignment]
+    inserting: AbstractContextManager[Any] = _OneForEachUse()  # type: ignore[assignment]
+    """The lock, for a write of new records."""
+    sampling: AbstractContextManager[Any] = _OneForEachUse()  # type: ignore[assignment]
+    """The lock, for the draw of a batch that is handed out."""
+    limiter: Any
+    """What may hold back inserts and samples (see `LimitedGate`); None for nothing."""
     _storage: weakref.ref[Any] | None = None
 
     def __init__(self, storage: Shared | None = None) -> None:
+        self.limiter = None
         if storage is not None:
             self._storage = weakref.ref(storage)
         self.after_fork(())
@@ -77,12 +84,18 @@ class Gate:
     def after_fork(self, lineage: tuple[int, ...]) -> None:
         """Open."""
         self.threads = threading.RLock()
-        self.outer: Callable[[], Any] = _nobody
+        self.outer: Callable[[], Any] = nobody
         """The hold that has the lock of the processes."""
         if self._storage is None:
-            self.lock = self.threads  # found before the class's own, at no cost
+            # Found before the class's own, at no cost.
+            self.lock = self.inserting = self.sampling = self.threads
         else:
-            self.__dict__.pop("lock", None)
+            self.forget_locks()
+
+    def forget_locks(self) -> None:
+        """Have those of the class stand for the locks."""
+        for name in ("lock", "inserting", "sampling"):
+            self.__dict__.pop(name, None)
 
 
 class _Hold:
@@ -102,7 +115,7 @@ class _Hold:
     def __enter__(self) -> None:
         gate, storage = self._gate, self._gate.shared
         self.__class__ = _Held
-        self._thread.extend(map({True: ()}.get, starmap(gate.threads.acquire, [()])))
+        take(gate.threads, self._thread)
         if gate.outer() is None:
             gate.outer = weakref.ref(self)
             self._file.extend(storage.memory.acquiring())
@@ -118,9 +131,9 @@ class _Hold:
                 gate.shared.settle()
         finally:
             if gate.outer() is self:
-                gate.outer = _nobody
+                gate.outer = nobody
             deque(gate.shared.memory.releasing(self._file), 0)
-            deque(starmap(gate.threads.release, map(self._thread.pop, range(len(self._thread)))), 0)
+            give_up(gate.threads, self._thread)
         self.__class__ = _Hold
 
 
@@ -132,5 +145,16 @@ class _Held(_Hold):
         self._leave()
 
 
-def _nobody() -> None:
+def take(lock: threading.RLock, noted: list[Any]) -> None:
+    """Take a lock and note it, within one call of C code."""
+    noted.extend(map({True: ()}.get, starmap(lock.acquire, [()])))
+
+
+def give_up(lock: threading.RLock, noted: list[Any]) -> None:
+    """Release a lock as often as is noted, within one call of C code."""
+    deque(starmap(lock.release, map(noted.pop, range(len(noted)))), 0)
+
+
+def nobody() -> None:
+    """Return what a weak reference to nobody does."""
     return None

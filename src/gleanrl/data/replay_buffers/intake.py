@@ -54,7 +54,7 @@ class Intake:
             where: the call that error messages name.
             prioritize: whether to take priorities that records bring.
         """
-        with self._gate.lock:
+        with self._gate.inserting:
             parts = self._parts
             if not parts.writes:
                 parts.claim()

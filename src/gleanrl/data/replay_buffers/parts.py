@@ -189,6 +189,10 @@ class Parts(Stateful[PartsState]):
                 raise UnsupportedError(
                     "set_storage: other processes go on with the storage of a shared buffer"
                 )
+        if gate.limiter is not None and name == "storage":
+            raise UnsupportedError(
+                "set_storage: the buffer's rate limiter counts by its storage; make a new buffer"
+            )
         writer.check_storage(storage)
         sampler.check_storage(storage)
         old, owner = getattr(self, name), self._owner and self._owner()
