@@ -51,7 +51,7 @@ class _Lines:
         self.places: list[Place] = []
 
     def calls(self, frame: FrameType, event: str, argument: Any) -> Any:
-        return self.lines if frame.f_code.co_filename.startswith(SOURCE) else None
+        return self.lines if frame.f_code.co_filename.startswith(SOURCE) and not _finalizes(frame) else None
 
     def lines(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event != "line" or _leaves_with(frame) or _leaves_handler(frame):
@@ -62,6 +62,15 @@ class _Lines:
         if place.count == self.stop:
             raise Interrupt(str(place))
         return self.lines
+
+
+def _finalizes(frame: FrameType | None) -> bool:
+    """Whether a finalizer runs: what is raised there is told nobody."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _leaves_handler(frame: FrameType) -> bool:

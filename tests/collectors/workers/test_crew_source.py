@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from gleanrl.errors import SchemaError
+from tests.collectors.helpers import Net
 from tests.collectors.workers.crews import Stream, check_streams, collecting
 
 
@@ -24,3 +27,42 @@ def test_seeds_are_chained() -> None:
     makers = [Stream(0, batch_size=(2,)), Stream(100, batch_size=(2,))]
     with collecting("sync", makers) as collector:
         assert collector.set_seed(3) == 6 and collector.set_seed(3, static_seed=True) == 3
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_load_that_fails_changes_nothing_and_throws_nothing_away(kind: str) -> None:
+    policy = Net(0.5)
+    with collecting(kind, 2, policy, total_frames=48) as collector:
+        batches = [collector.next()]
+        state = collector.state_dict()
+        wrong = {**state["worker1"], "policy_state_dict": {"value": torch.zeros(3), "calls": torch.tensor(0)}}
+        for damaged in (
+            {**state, "worker1": {**state["worker1"], "source": 3}},
+            {**state, "worker1": wrong},
+            {**state, "worker0": wrong},
+        ):
+            with pytest.raises(SchemaError):
+                collector.load_state_dict(damaged)
+        assert policy.value.tolist() == [0.5, 0.5]
+        batches += list(collector)
+        stats = collector.stats()
+    check_streams(batches)
+    assert stats.stepped == stats.delivered == 48 and not stats.reasons
+
+
+def test_workers_get_back_the_weights_that_each_had() -> None:
+    with collecting("sync", 2, Net(0.5)) as collector:
+        collector.update_policy_weights_(Net(-0.5), worker_ids=[1])
+        collector.next()
+        state = collector.state_dict()
+        collector.update_policy_weights_(Net(0.25))
+        collector.load_state_dict(state)
+        assert [part["action"].unique().tolist() for part in collector.next()] == [[0.5], [-0.5]]
+
+
+def test_what_a_partial_state_lacks_stays() -> None:
+    with collecting("sync", 2) as collector:
+        collector.next()
+        state = collector.state_dict()
+        collector.load_state_dict({"worker1": state["worker1"]}, strict=False)
+        assert collector.stats().delivered == 12

@@ -10,8 +10,9 @@ import pytest
 
 from gleanrl.errors import ClosedError, WorkerCrashedError
 from tests.chaos.faults import Fault
-from tests.chaos.oracle import Record, makers
-from tests.collectors.workers.crews import collecting
+from tests.chaos.oracle import Record, Tally, makers
+from tests.collectors.helpers import Net
+from tests.collectors.workers.crews import check_streams, collecting
 from tests.fakes import FakeFailure
 
 
@@ -55,3 +56,58 @@ def test_a_worker_that_is_lost_while_it_is_made(kind: str, error: type[Exception
         assert sum(record.add(batch) for batch in collector) == 24
         record.check()
         assert sum(worker.restarts for worker in collector.stats().workers) == 1
+
+
+def test_a_fork_is_refused_and_does_no_damage() -> None:
+    with collecting("async", 2, Net(0.5), total_frames=120) as collector:
+        batches = [collector.next()]
+        child = os.fork()
+        if not child:  # pragma: no cover
+            refused = 0
+            for call in (
+                collector.next,
+                collector.update_policy_weights_,
+                collector.reset,
+                collector.state_dict,
+            ):
+                try:
+                    call()
+                except ClosedError:
+                    refused += 1
+            collector.shutdown()
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+        batches += list(collector)
+        stats = collector.stats()
+    check_streams(batches)
+    assert stats.delivered == 120 == stats.stepped
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_what_was_under_way_is_counted_when_a_loss_ends_all(kind: str, tmp_path: Path) -> None:
+    tally = Tally(tmp_path / "tally", 2)
+    with collecting(kind, makers(2, tally=tally.path)) as collector:
+        for _ in range(3):
+            collector.next()
+        os.kill(collector.processes[1], signal.SIGKILL)
+        with pytest.raises(WorkerCrashedError):
+            while True:
+                collector.next()
+        stats = collector.stats()
+    assert stats.stepped == stats.delivered + stats.discarded
+    assert 0 <= tally.steps - stats.stepped <= 1  # the step that the worker was killed at
+    assert sum(worker.frames for worker in stats.workers) == stats.stepped
+
+
+def test_counters_go_on_where_a_worker_takes_anothers_place(tmp_path: Path) -> None:
+    tally = Tally(tmp_path / "tally", 2)
+    with collecting("sync", makers(2, tally=tally.path), on_worker_error="restart") as collector:
+        for _ in range(4):
+            collector.next()
+        before = collector.stats().workers[1]
+        os.kill(collector.processes[1], signal.SIGKILL)
+        while not collector.stats().workers[1].restarts:
+            collector.next()
+        after = collector.stats()
+    assert after.workers[1].frames > before.frames and after.workers[1].episodes >= before.episodes
+    assert 0 <= tally.steps - after.stepped <= 1

@@ -68,6 +68,7 @@ class CrewSource(Source):
             progress = [view.words for view in words]
             team = self._team
             self._weights = SharedWeights(team.policy, described.weights, segment, progress, team.by_hand)
+            self._weights.refresh()
         size = torch.Size((self.num_workers, *described.batch_size))
         rows = Rows(described.schema, size, max(self.steps(num_steps)))
         self._region = segment.region("rows", rows, self._team.makers[0].num_slots)
@@ -226,9 +227,11 @@ class CrewSource(Source):
             raise SchemaError(
                 f"load_state_dict: unexpected {unexpected}; this collector has {self.num_workers} workers"
             )
-        ledger = Ledger.read(state["source"]) if "source" in state else self.dispatcher.now.ledger
+        counts = Ledger.read(state["source"]) if "source" in state else None
+        ledger = counts or self.dispatcher.now.ledger
         reader = StateReader(state, type(self).__name__)
-        ledger = replace(ledger, spent=reader.integer("frames"), batches=reader.integer("iter"))
+        spent = reader.integer("frames") if "frames" in reader else ledger.spent
+        batches = reader.integer("iter") if "iter" in reader else ledger.batches
         parts = {worker: dict(state[name]) for worker, name in enumerate(names) if name in state}
         policies = {worker: part.pop("policy_state_dict", None) for worker, part in parts.items()}
         weights = {worker: found for worker, found in policies.items() if found is not None}
@@ -239,9 +242,10 @@ class CrewSource(Source):
         self.dispatcher.discard_all("state")
         self.dispatcher.settle()
         if loaded is not None and self._weights is not None:
-            self._own_weights_for(loaded.unlike)
+            self._own_weights_for(loaded.own)
             self._weights.adopt(loaded)
         self.dispatcher.ask("adopt", given)
+        ledger = replace(counts or self.dispatcher.now.ledger, spent=spent, batches=batches)
         self.dispatcher.now = self.dispatcher.now._replace(ledger=ledger)
 
     # ------------------------------------------------------------------ counts

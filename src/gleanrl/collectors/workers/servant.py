@@ -26,6 +26,7 @@ from gleanrl.collectors.workers.words import (
     MEAN_LENGTH,
     MEAN_RETURN,
     NEXT_ID,
+    PUBLISHED,
     Share,
     Words,
 )
@@ -292,9 +293,10 @@ class CollectorServant:
         self._tell()
 
     def save(self) -> dict[str, Any]:
-        """Return the state, but for the policy's weights, which the owner has."""
+        """Return the state, but for the policy's weights, if the owner has them."""
         state = self._collection.save()
-        state.pop("policy_state_dict", None)
+        if self._words.words[PUBLISHED]:
+            state.pop("policy_state_dict", None)
         return state
 
     def parse(self, state: Mapping[str, Any], strict: bool) -> None:

@@ -234,16 +234,18 @@ class SharedWeights:
                 whole = {name: value for name, value in whole.items() if name in names}
             given[worker] = weights_of(whole)
             matched_weights(given[worker], self._all.weights(0))
-        return LoadedWeights(given, kept, strict, arguments)
+        own = _unlike(given) if len(given) == len(self._words) else list(given)
+        return LoadedWeights(given, own, kept, strict, arguments)
 
     def adopt(self, loaded: LoadedWeights) -> None:
         """Give the user's policy and the workers weights that were parsed."""
-        if self._policy is not None:
+        if self._policy is not None and 0 in loaded.given:
             self._policy.load_state_dict(loaded.of_policy, strict=loaded.strict, **loaded.arguments)
-        given: dict[int | None, Any] = {None: next(iter(loaded.given.values()))}
-        given.update((worker, loaded.given[worker]) for worker in loaded.unlike)
+        given: dict[int | None, Any] = {worker: loaded.given[worker] for worker in loaded.own}
+        if len(loaded.given) == len(self._words):
+            given = {None: loaded.given[0], **given}
         with self._lock:
-            self._publish(given, self.version)
+            self._publish(given, self.version, self._follows and not loaded.own)
 
 
 class LoadedWeights(NamedTuple):
@@ -251,19 +253,21 @@ class LoadedWeights(NamedTuple):
 
     given: Mapping[int, TensorDictBase]
     """By worker."""
+    own: Sequence[int]
+    """The workers that need a region of their own: all have weights, but theirs aren't worker 0's, or not all have."""
     of_policy: Mapping[str, Any]
     strict: bool
     arguments: Mapping[str, Any]
 
-    @property
-    def unlike(self) -> list[int]:
-        """The workers whose weights aren't those of the first one: they need a region of their own."""
-        first = flatten(next(iter(self.given.values())))
-        return [
-            worker
-            for worker, weights in self.given.items()
-            if any(not torch.equal(first[path], value) for path, value in flatten(weights).items())
-        ]
+
+def _unlike(given: Mapping[int, TensorDictBase]) -> list[int]:
+    """Return the workers whose weights aren't those of worker 0."""
+    first = flatten(given[0])
+    return [
+        worker
+        for worker, weights in given.items()
+        if any(not torch.equal(first[path], value) for path, value in flatten(weights).items())
+    ]
 
 
 def _by_name(module: torch.nn.Module) -> dict[str, torch.Tensor]:
