@@ -138,3 +138,30 @@ def make():
 def test_the_workers_of_our_own_environments(tmp_path):
     (tmp_path / "members.py").write_text(MEMBERS)
     assert output(tmp_path, WORKERS) == "4\n4\n"
+
+
+COLLECTORS = """
+from torchrl.collectors import MultiAsyncCollector, MultiSyncDataCollector
+from torchrl.collectors.collectors import aSyncDataCollector
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+import gleanrl.collectors
+import members
+
+def make():
+    import torchrl.envs
+    return torchrl.envs.TransformedEnv(torchrl.envs.GymEnv("CartPole-v1"), torchrl.envs.StepCounter(5))
+
+assert MultiAsyncCollector is gleanrl.collectors.MultiaSyncDataCollector
+for cls in (MultiSyncDataCollector, MultiAsyncCollector):
+    for maker in (make, members.make):
+        collector = cls([maker] * 2, frames_per_batch=20, total_frames=40)
+        print(sum(batch["next", "truncated"].sum().item() for batch in collector))
+buffer = ReplayBuffer(storage=LazyTensorStorage(40))
+assert list(aSyncDataCollector(make, frames_per_batch=20, total_frames=40, replay_buffer=buffer)) == [None, None]
+print(len(buffer))
+"""
+
+
+def test_the_workers_of_our_own_collectors(tmp_path):
+    (tmp_path / "members.py").write_text(MEMBERS)
+    assert output(tmp_path, COLLECTORS) == "8\n8\n8\n8\n40\n"

@@ -7,6 +7,7 @@ def test_rooms():
     assert _room("gleanrl.collectors.facade") == "collectors"
     assert _room("torchrl.objectives.ppo") == "losses" and _room("torchrl.modules.models") == "modules"
     assert _room("__main__") == _room("torchrl_tricks") == _room("numpy") == "the program's own code"
+    assert _room("gleanrl.workers.crew") == "waiting for processes"
     assert _room("runpy") == _room("gleanrl.__main__") == ""
 
 

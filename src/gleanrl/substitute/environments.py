@@ -1,4 +1,4 @@
-"""Our environments inside of what stays torchrl's: its collectors in several processes.
+"""Our environments inside of what stays torchrl's: its collectors that have no counterpart here.
 
 The constructors of torchrl's collector classes are wrapped, in place, so that what they are given as environments, or
 as what makes them, is torchrl's in the end: an environment of ours stands inside of one of torchrl's, which resets and
@@ -87,7 +87,8 @@ def _housing() -> Any:
                 setattr(self, name, to_torchrl(getattr(ours, name)))
 
         def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
-            return self.ours.reset(tensordict, **kwargs)
+            given = None if tensordict is None else tensordict.copy()  # ours would fill what it's given
+            return self.ours.reset(given, **kwargs)
 
         def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
             return self.ours.step(tensordict.copy())["next"]

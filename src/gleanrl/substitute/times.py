@@ -20,6 +20,8 @@ _ROOMS = {  # the first that fits
     "gleanrl.data": "buffers and specs",
     "gleanrl.envs": "environments",
     "gleanrl.rollouts": "rollouts",
+    "gleanrl.workers": "waiting for processes",
+    "gleanrl.system": "waiting for processes",
     "torchrl.collectors": "torchrl's collectors",
     "torchrl.data": "torchrl's buffers and specs",
     "torchrl.envs": "torchrl's environments",
