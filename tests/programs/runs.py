@@ -55,6 +55,8 @@ PROGRAMS = {
         Program("agents", -1),
         Program("pixels", 0),
         Program("vecnorm", 60),
+        Program("ppo_multi", 200),
+        Program("dqn_multi", 80),
     )
 }
 
