@@ -189,16 +189,23 @@ class CrewSource(Source):
                     f"reset: expected {self.num_workers} flags, one for each worker, got {len(flags)}"
                 )
             chosen = [worker for worker, wanted in enumerate(flags) if wanted]  # type: ignore[assignment]
-        self.dispatcher.settle()
-        self.dispatcher.ask("reset", dict.fromkeys(chosen, (None, kwargs)))
+        self._begin_anew("reset", dict.fromkeys(chosen, (None, kwargs)))
 
     def set_seed(self, seed: int, static_seed: bool) -> int:
         """Seed the environments of all workers, and reset; return the last seed that was used."""
-        self.dispatcher.settle()
         self._seed = seed, static_seed
         given = {worker: self._seed_of(worker) for worker in range(self.num_workers)}
-        last: int = self.dispatcher.ask("seed", given)[-1]  # type: ignore[arg-type]
+        last: int = self._begin_anew("seed", given)[-1]  # type: ignore[arg-type]
         return last
+
+    def _begin_anew(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> list[Any]:
+        """Have workers reset by a request; what they have collected since their last batch is discarded."""
+        for worker in arguments:
+            self.dispatcher.discard(worker, "reset")
+        self.dispatcher.settle()
+        answers = self.dispatcher.ask(name, arguments)
+        self.dispatcher.were_reset(arguments)
+        return answers
 
     def save(self) -> dict[str, Any]:
         """Return the state of every worker under ``"worker0"`` and so on; shares under way aren't part of it."""
@@ -245,6 +252,7 @@ class CrewSource(Source):
             self._own_weights_for(loaded.own)
             self._weights.adopt(loaded)
         self.dispatcher.ask("adopt", given)
+        self.dispatcher.were_reset(given)
         ledger = replace(counts or self.dispatcher.now.ledger, spent=spent, batches=batches)
         self.dispatcher.now = self.dispatcher.now._replace(ledger=ledger)
 

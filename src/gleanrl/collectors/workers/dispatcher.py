@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -173,6 +173,11 @@ class Dispatcher:
                 self.now = self.now.with_worker(worker, unwanted=reason)
             self.cut(worker, self.words[worker].words[GRANTED])
             self._sweep(worker)
+
+    def were_reset(self, workers: Iterable[int]) -> None:
+        """Note that workers were reset in another way: their next shares need not begin with it."""
+        for worker in workers:
+            self.now = self.now.with_worker(worker, resets=False)
 
     def settle(self, deadline: Deadline | None = None) -> None:
         """Wait for the shares that nobody wants."""
