@@ -55,6 +55,14 @@ class Station:
 MakeServant = Callable[[Station], Servant]
 
 
+def seed_globals(entropy: Sequence[int]) -> None:
+    """Seed torch's, NumPy's and Python's global generators."""
+    state = np.random.SeedSequence(entropy).generate_state(3, np.uint32).tolist()
+    torch.manual_seed(state[0])
+    np.random.seed(state[1])
+    random.seed(state[2])
+
+
 @dataclass(frozen=True)
 class Setting:
     """What makes a worker's surroundings those of its owner.
@@ -86,10 +94,7 @@ class Setting:
         os.environ.update(self.environ)
         os.chdir(self.folder)
         torch.set_num_threads(self.num_threads)
-        state = np.random.SeedSequence(self.entropy).generate_state(3, np.uint32).tolist()
-        torch.manual_seed(state[0])
-        np.random.seed(state[1])
-        random.seed(state[2])
+        seed_globals(self.entropy)
 
 
 class Request(NamedTuple):

@@ -35,7 +35,7 @@ from gleanrl.errors import WorkerError
 from gleanrl.objects import Objects
 from gleanrl.system import clock
 from gleanrl.tree import NestedKey, Path
-from gleanrl.workers.main import Station
+from gleanrl.workers.main import Station, seed_globals
 from gleanrl.workers.segment import HALT, STEP, Region, Segment
 
 SERVE = b"c"
@@ -282,7 +282,8 @@ class CollectorServant:
         self._tell()
 
     def seed(self, seed: int, static_seed: bool) -> int:
-        """Seed environment and random actions, and reset; return the last seed that was used."""
+        """Seed environment, random actions and what policies draw with, and reset; return the last seed used."""
+        seed_globals([seed])
         last = self._collection.set_seed(seed, static_seed)
         self._tell()
         return last
