@@ -275,7 +275,11 @@ class Crew:
                 worker.seconds = self.plan.timeouts.work_s
                 worker.is_made = worker.is_made or reply.report is None
                 worker.begin()
-                error = None if reply.report is None else reply.report.error()
+                error = (
+                    None
+                    if reply.report is None
+                    else reply.report.error(f"worker {index} (process {worker.pid})")
+                )
                 wanted = reply.number in due
                 # An interrupt may come between any two of these: what isn't due any more is dropped.
                 while wanted and due.popleft() != reply.number:

@@ -60,7 +60,7 @@ def _last_words(worker: Worker, deadline: Deadline) -> BaseException | None:
             while (arrived := worker.channel.take()) is not None:
                 reply = Reply(0) if arrived[0] == DONE else cast(Reply, decode(arrived[1]))
                 if reply.number == _STOPPING and reply.report is not None:
-                    return reply.report.error()
+                    return reply.report.error(f"worker {worker.index} (process {worker.pid})")
     return None
 
 

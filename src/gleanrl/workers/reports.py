@@ -42,8 +42,8 @@ class Report:
         words = f"{type(error).__name__}: {error}"
         return cls(_bytes(error), words, "".join(traceback.format_exception(error)).rstrip())
 
-    def error(self) -> BaseException:
-        """Return the exception, with the worker's traceback as its cause."""
+    def error(self, origin: str = "the worker") -> BaseException:
+        """Return the exception, with the traceback of `origin` as its cause."""
         found: BaseException
         try:
             if self.data is None:
@@ -51,7 +51,7 @@ class Report:
             found = cast(BaseException, decode(self.data))
         except Exception:  # its class can't be restored here
             found = WorkerError(self.words)
-        found.__cause__ = RemoteTraceback(self.trace)
+        found.__cause__ = RemoteTraceback(f"In {origin}:\n{self.trace}")
         return found
 
 
