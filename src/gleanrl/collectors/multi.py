@@ -29,7 +29,15 @@ from gleanrl.collectors.tracking import Numbering
 from gleanrl.collectors.weight_updaters import WeightUpdaterBase, made_updater
 from gleanrl.collectors.workers.assembling import arrangement_dim
 from gleanrl.collectors.workers.asynchronous import AsynchronousSource
-from gleanrl.collectors.workers.choices import each, enough_of, frames_of, makers_of, policies_of, timeouts_of
+from gleanrl.collectors.workers.choices import (
+    each,
+    enough_of,
+    following_of,
+    frames_of,
+    makers_of,
+    policies_of,
+    timeouts_of,
+)
 from gleanrl.collectors.workers.crew_source import CrewSource
 from gleanrl.collectors.workers.initialising import initialised
 from gleanrl.collectors.workers.restarts import Restarts
@@ -55,6 +63,9 @@ class WorkersCollector(SourceCollector):
     The policy's weights go to the workers through shared memory, whole or not at all, and every share is collected with
     one version of them. Without `policy_device` those of `policy` are sent at every hand-over of a batch; with it until
     the first call of `update_policy_weights_`. Once that was given weights, workers get what it is given.
+
+    `reset` and `set_seed` discard what workers have collected ahead. `set_seed` also seeds what policies draw with:
+    the global generators of torch, NumPy and Python in each worker.
 
     What an environment or the policy raises in a worker is raised here, as the same type where that is possible, with
     the worker's traceback as its cause; the next batch begins with a reset there. A worker that ends by itself (a
@@ -217,7 +228,7 @@ class WorkersCollector(SourceCollector):
             sub_threads,
             restarts,
             None if policy_factory is not None else policy,
-            moved and not update_at_each_batch,
+            following_of(update_at_each_batch, moved),
             enough,
             bool(set_truncated),
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 from gleanrl.arguments import optional_callable, positive
 from gleanrl.collectors.workers.servant import Given
+from gleanrl.collectors.workers.weights import Following
 from gleanrl.envs.vector.factories import Factory, factories, with_own_copies
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, LengthError, UnsupportedError
 from gleanrl.workers.handle import Timeouts
@@ -79,6 +80,13 @@ def enough_of(threshold: Any, count: int) -> int | None:
     if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or threshold != threshold:
         raise InvalidArgumentError(f"preemptive_threshold: expected a number in [0, 1], got {threshold!r}")
     return max(1, int(count * min(max(threshold, 0.0), 1.0)))
+
+
+def following_of(update_at_each_batch: Any, placed: bool) -> Following:
+    """Return until when the policy's weights are sent; `placed` says whether the user chose where it runs."""
+    if update_at_each_batch:
+        return Following.ALWAYS
+    return Following.UNTIL_UPDATED if placed else Following.UNTIL_GIVEN
 
 
 def timeouts_of(timeouts: Any) -> Timeouts:

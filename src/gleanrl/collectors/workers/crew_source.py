@@ -67,7 +67,7 @@ class CrewSource(Source):
         if described.weights is not None:
             progress = [view.words for view in words]
             team = self._team
-            self._weights = SharedWeights(team.policy, described.weights, segment, progress, team.by_hand)
+            self._weights = SharedWeights(team.policy, described.weights, segment, progress, team.following)
             self._weights.refresh()
         size = torch.Size((self.num_workers, *described.batch_size))
         rows = Rows(described.schema, size, max(self.steps(num_steps)))

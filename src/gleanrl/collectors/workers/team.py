@@ -8,6 +8,7 @@ from typing import Any
 
 from gleanrl.collectors.workers.restarts import Restarts
 from gleanrl.collectors.workers.servant import CollectorMaker, Description
+from gleanrl.collectors.workers.weights import Following
 from gleanrl.errors import SchemaError
 from gleanrl.tree import as_key
 from gleanrl.workers.handle import Timeouts
@@ -26,7 +27,7 @@ class Team:
         num_threads: torch threads of each.
         restarts: what becomes of lost ones.
         policy: the user's, whose weights are followed; None if it is made in the workers.
-        by_hand: whether its weights are followed until the user's first update only.
+        following: until when.
         enough: how many shares end the others; None for all.
         truncated: whether the last step of every share is marked as truncated.
     """
@@ -36,7 +37,7 @@ class Team:
     num_threads: int
     restarts: Restarts
     policy: Any
-    by_hand: bool
+    following: Following
     enough: int | None = None
     truncated: bool = False
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +44,14 @@ def fields_of(policy: Any) -> dict[Path, Field] | None:
         return None
     leaves = flatten(TensorDict.from_module(policy))
     return {path: Field(leaf.shape, leaf.dtype) for path, leaf in leaves.items()} or None
+
+
+class Following(Enum):
+    """Until when the current weights of the user's policy are sent at every hand-over."""
+
+    ALWAYS = "always"
+    UNTIL_GIVEN = "until the user gives other weights"
+    UNTIL_UPDATED = "until the user's first update, whatever it gives"
 
 
 class _Copies:
@@ -83,7 +92,7 @@ class SharedWeights:
         fields: of the weights, as the workers have them.
         segment: shared with the workers.
         words: of each worker.
-        by_hand: whether an update by the user ends the following, whatever it gives.
+        following: until when.
     """
 
     def __init__(
@@ -92,12 +101,12 @@ class SharedWeights:
         fields: Mapping[Path, Field],
         segment: Segment,
         words: Sequence[memoryview],
-        by_hand: bool,
+        following: Following,
     ) -> None:
         self._policy = policy if isinstance(policy, torch.nn.Module) else None
         self._linked = None if self._policy is None else LinkedWeights(self._policy)
         self._fields, self._segment, self._words = fields, segment, list(words)
-        self._follows, self._by_hand = self._policy is not None, by_hand
+        self._follows, self._following = self._policy is not None, following
         self._all = _Copies.laid_out(segment, "weights", fields)
         self._own: dict[int, _Copies] = {}
         self._lock = threading.Lock()
@@ -138,9 +147,12 @@ class SharedWeights:
                 "a module like it, or its state_dict()"
             )
         found = {worker: self._policy if weights is None else weights for worker, weights in given.items()}
-        follows = not self._by_hand and set(given) == {None} and given[None] is None
+        others = set(given) != {None} or given[None] is not None
+        ends = Following.UNTIL_GIVEN if others else Following.UNTIL_UPDATED
         with self._lock:
-            self._publish(found, version, follows and self._follows)
+            self._publish(
+                found, version, self._follows and self._following not in (ends, Following.UNTIL_UPDATED)
+            )
 
     def mark(self, version: int) -> None:
         """Have frames say a later version of the same weights, since somebody else has sent others."""
