@@ -1,0 +1,246 @@
+"""Which weights the workers act with: the current ones at every hand-over, or those that were given."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from tests.collectors.workers.crews import KINDS, collecting
+from tests.contract.helpers import Constant
+from tests.contract.multi import take
+
+PLACES: list[dict[str, Any]] = [{}, {"policy_device": "cpu"}, {"device": "cpu"}]
+
+
+def acted(batch: Any) -> list[float]:
+    """Return the different actions of a batch, in order."""
+    return batch["action"].unique().tolist()
+
+
+def set_to(policy: nn.Module, value: float) -> None:
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.fill_(value)
+
+
+def settled(collector: Any, kind: str) -> None:
+    """Take what was collected ahead: of each of two workers, two batches at most."""
+    if kind == "async":
+        take(collector, 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", PLACES, ids=["nowhere", "policy_device", "device"])
+def test_changed_weights_reach_every_worker_without_a_call(kind: str, place: dict[str, Any]) -> None:
+    policy = Constant(0.5)
+    with collecting(kind, 2, policy, **place) as collector:
+        assert acted(collector.next()) == [0.5]
+        for value in (0.0, 0.25, -0.5):
+            set_to(policy, value)
+            settled(collector, kind)
+            for batch in take(collector, 2 if kind == "async" else 1):
+                assert acted(batch) == [value]
+
+
+@pytest.mark.parametrize("kind", ["async"])
+def test_an_optimizer_step_in_place_or_fused_is_seen(kind: str) -> None:
+    policy = Constant(0.5)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.25, fused=True)
+    with collecting(kind, 2, policy) as collector:
+        assert acted(collector.next()) == [0.5]
+        policy.value.grad = torch.ones_like(policy.value)
+        version = policy.value._version
+        optimizer.step()
+        assert policy.value._version >= version and policy.value[0] == 0.25
+        settled(collector, kind)
+        assert acted(collector.next()) == [0.25]
+
+
+@pytest.mark.parametrize("kind", ["sync"])
+def test_replaced_parameters_are_seen(kind: str) -> None:
+    policy = Constant(0.5)
+    with collecting(kind, 2, policy) as collector:
+        collector.next()
+        policy.value = nn.Parameter(torch.full((2,), 0.125))
+        settled(collector, kind)
+        assert acted(collector.next()) == [0.125]
+        policy.load_state_dict({"value": torch.full((2,), 0.75)})
+        settled(collector, kind)
+        assert acted(collector.next()) == [0.75]
+
+
+@pytest.mark.parametrize("kind", ["async"])
+def test_weights_in_shared_memory(kind: str) -> None:
+    policy = Constant(0.5)
+    policy.share_memory()
+    with collecting(kind, 2, policy) as collector:
+        assert acted(collector.next()) == [0.5]
+        set_to(policy, -0.25)
+        settled(collector, kind)
+        assert acted(collector.next()) == [-0.25]
+        assert policy.value.is_shared()
+
+
+@pytest.mark.parametrize("kind", ["sync"])
+def test_the_policys_own_weights_stay_where_they_are(kind: str) -> None:
+    policy = Constant(0.5)
+    memory = policy.value.data_ptr()
+    with collecting(kind, 2, policy) as collector:
+        collector.next()
+        assert policy.value.data_ptr() == memory and not policy.value.is_shared()
+        assert policy.value.requires_grad and policy.calls <= 1
+
+
+FORMS = {
+    "tensordict": lambda policy: TensorDict.from_module(policy),
+    "data": lambda policy: TensorDict.from_module(policy).data,
+    "state_dict": lambda policy: policy.state_dict(),
+    "module": lambda policy: policy,
+}
+
+
+@pytest.mark.parametrize(("kind", "form"), [*[("sync", form) for form in FORMS], ("async", "tensordict")])
+def test_given_weights_are_what_workers_act_with(kind: str, form: str) -> None:
+    policy, other = Constant(0.5), Constant(-0.75)
+    with collecting(kind, 2, policy) as collector:
+        assert acted(collector.next()) == [0.5]
+        collector.update_policy_weights_(FORMS[form](other))
+        settled(collector, kind)
+        assert all(acted(batch) == [-0.75] for batch in take(collector, 2))
+        set_to(other, 0.0)  # they were copied
+        settled(collector, kind)
+        assert acted(collector.next()) == [-0.75]
+    assert policy.value[0] == 0.5, "the learner's policy is its own"
+
+
+@pytest.mark.parametrize("kind", ["sync"])
+def test_the_older_name_of_the_argument(kind: str) -> None:
+    with collecting(kind, 2, Constant(0.5)) as collector:
+        collector.next()
+        collector.update_policy_weights_(policy_weights=TensorDict.from_module(Constant(0.25)))
+        settled(collector, kind)
+        assert acted(collector.next()) == [0.25]
+
+
+@pytest.mark.parametrize(("kind", "ids"), [("sync", 1), ("async", [1])])
+def test_weights_for_some_workers(kind: str, ids: Any) -> None:
+    with collecting(kind, 3, Constant(0.5)) as collector:
+        collector.next()
+        collector.update_policy_weights_(TensorDict.from_module(Constant(0.25)), worker_ids=ids)
+        if kind == "async":
+            take(collector, 6)
+        for batch in take(collector, 3 if kind == "async" else 1):
+            for owner, action in zip(
+                batch["observation"][..., 0].reshape(-1).tolist(),
+                batch["action"].reshape(-1, 2).tolist(),
+                strict=True,
+            ):
+                assert action == ([0.25] * 2 if owner == 100 else [0.5] * 2)
+        with pytest.raises((ValueError, IndexError, TypeError)):
+            collector.update_policy_weights_(worker_ids=[7])
+
+
+@pytest.mark.parametrize("kind", ["async"])
+def test_weights_that_do_not_fit_change_nothing(kind: str) -> None:
+    with collecting(kind, 2, Constant(0.5)) as collector:
+        collector.next()
+        for wrong in (Constant(0.1, 3), nn.Linear(3, 2)):
+            with pytest.raises((RuntimeError, ValueError, KeyError)):
+                collector.update_policy_weights_(TensorDict.from_module(wrong))
+        with pytest.raises(TypeError):
+            collector.update_policy_weights_(3.0)
+        settled(collector, kind)
+        assert acted(collector.next()) == [0.5]
+
+
+@pytest.mark.parametrize("kind", ["sync"])
+def test_with_a_policy_device_who_updates_decides_when(kind: str) -> None:
+    policy = Constant(0.5)
+    with collecting(kind, 2, policy, policy_device="cpu") as collector:
+        collector.update_policy_weights_(policy)
+        set_to(policy, 0.25)
+        settled(collector, kind)
+        assert acted(collector.next()) in ([0.5], [0.25])
+        collector.update_policy_weights_()
+        settled(collector, kind)
+        assert acted(collector.next()) == [0.25]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_update_at_each_batch_sends_them_at_every_hand_over(kind: str) -> None:
+    policy = Constant(0.5)
+    with collecting(kind, 2, policy, update_at_each_batch=True) as collector:
+        collector.update_policy_weights_(TensorDict.from_module(Constant(0.75)))
+        for value in (0.25, -0.5):
+            set_to(policy, value)
+            settled(collector, kind)
+            assert acted(collector.next()) == [value]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_frame_is_of_half_changed_weights(kind: str) -> None:
+    """Both halves of a large policy always belong together, and a share has one version."""
+    big = TensorDictModule(Halves(), in_keys=["observation"], out_keys=["action"])
+    with collecting(kind, 2, big, frames=8, track_policy_version=True) as collector:
+        seen: list[int] = []
+        for number in range(1, 30):
+            collector.update_policy_weights_(TensorDict.from_module(filled(big, number)))
+            batch = collector.next()
+            assert torch.equal(batch["action"][..., 0], batch["action"][..., 1])
+            version = batch["policy_version"]
+            workers = batch["observation"][..., 0].long()
+            for worker in workers.unique():
+                assert len(version[workers == worker].unique()) == 1
+                assert torch.equal(
+                    version[workers == worker].float().reshape(-1) / 64,
+                    batch["action"][workers == worker][:, 0],
+                )
+            if kind == "sync":
+                assert version.unique().tolist() == [number]
+            seen.append(int(version.max()))
+            assert number - seen[-1] <= 4
+    assert collector.policy_version == 29
+
+
+class Halves(nn.Module):
+    """Acts with the sums of two big halves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.zeros(50_000)), nn.Parameter(torch.zeros(50_000))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """Return both means, exact in float32."""
+        found = torch.stack([self.a[::49_999].mean(), self.b[::49_999].mean()])
+        return found.expand(*observation.shape[:-1], 2)
+
+
+def filled(module: nn.Module, number: int) -> nn.Module:
+    set_to(module, number / 64)
+    return module
+
+
+@pytest.mark.parametrize("kind", ["async"])
+def test_buffers_and_deep_copies(kind: str) -> None:
+    """Buffers (running statistics, say) are weights, too; a copy of a policy is as good as itself."""
+
+    class Buffered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("shift", torch.tensor(0.5))
+
+        def forward(self, observation: torch.Tensor) -> torch.Tensor:
+            return (observation[..., :2] * 0) + self.shift
+
+    policy = copy.deepcopy(Buffered())
+    with collecting(kind, 2, policy) as collector:
+        assert acted(collector.next()) == [0.5]
+        policy.shift.fill_(0.25)
+        settled(collector, kind)
+        assert acted(collector.next()) == [0.25]
