@@ -65,13 +65,13 @@ def ours(
     """A collector's side: in a turn each worker makes `batches` times `steps` steps.
 
     Workers of an asynchronous collector go on while others have their turns, until their blocks are full. Those
-    batches are taken first, and not counted.
+    batches are taken first, and not counted; all but one are full: the one taken last is given back by the next.
     """
 
     def setup() -> Work:
         collector = collector_of(kind, workers, name, policy() if policy else None, steps)
         source = iter(collector)
-        ready, parts = (0, 1) if kind == "sync" else (BLOCKS * workers, workers)
+        ready, parts = (0, 1) if kind == "sync" else (BLOCKS * workers - 1, workers)
 
         def work() -> int:
             for _ in islice(source, ready + batches * parts):
