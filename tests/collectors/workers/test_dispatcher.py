@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tensordict import TensorDictBase
 
-from gleanrl.errors import ClosedError, WorkerCrashedError
+from gleanrl.errors import ClosedError, WorkerCrashedError, WorkerTimeoutError
+from gleanrl.workers.handle import Timeouts
 from tests.chaos.faults import Fault
 from tests.chaos.oracle import Record, Tally, makers
-from tests.collectors.helpers import Net
+from tests.collectors.helpers import NEVER, Net
 from tests.collectors.workers.crews import check_streams, collecting
 from tests.fakes import FakeFailure
+from tests.fakes_base import CountingEnv
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -111,3 +116,54 @@ def test_counters_go_on_where_a_worker_takes_anothers_place(tmp_path: Path) -> N
         after = collector.stats()
     assert after.workers[1].frames > before.frames and after.workers[1].episodes >= before.episodes
     assert 0 <= tally.steps - after.stepped <= 1
+
+
+class Hanging(CountingEnv):
+    """Waits for ever in its 20th step, once."""
+
+    def __init__(self, token: Path) -> None:
+        self.__dict__["token"] = token
+        super().__init__(NEVER)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        if len(self.actions) == 20 and not self.token.exists():
+            self.token.touch()
+            threading.Event().wait()
+        return super()._step(tensordict)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_hung_worker_is_reported_with_its_stack_or_replaced(kind: str, tmp_path: Path) -> None:
+    short = Timeouts(work_s=0.5)
+    hanging = [partial(Hanging, tmp_path / "first")] * 2
+    message = r"hasn't got on for 0.5 s in step \d of its share[\s\S]*in _step"
+    with (
+        collecting(kind, hanging, timeouts=short) as collector,
+        pytest.raises(WorkerTimeoutError, match=message),
+    ):
+        while True:
+            collector.next()
+    hanging = [partial(Hanging, tmp_path / "second")] * 2
+    with collecting(kind, hanging, timeouts=short, on_worker_error="restart") as collector:
+        while not any(worker.restarts for worker in collector.stats().workers):
+            collector.next()
+        stats = collector.stats()
+    assert stats.reasons["worker"] == 2 or kind == "async"
+    assert stats.stepped == stats.delivered + stats.discarded
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_stopped_worker_is_replaced_and_never_heard_of_again(kind: str) -> None:
+    with collecting(kind, timeouts=Timeouts(work_s=0.5), on_worker_error="restart") as collector:
+        batches = [collector.next()]
+        stopped = collector.processes[1]
+        os.kill(stopped, signal.SIGSTOP)
+        while collector.processes[1] == stopped:
+            batches.append(collector.next())
+        with pytest.raises(ProcessLookupError):
+            os.kill(stopped, signal.SIGCONT)
+        names = [int(name) for batch in batches[:-1] for name in batch["collector", "traj_ids"].unique()]
+        for _ in range(6):
+            batch = collector.next()
+            found = batch["collector", "traj_ids"][batch["observation"][..., 0] == 100]
+            assert not len(found) or int(found.min()) > max(name for name in names if name % 2)

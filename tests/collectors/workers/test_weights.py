@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
+from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from gleanrl.errors import IndexRangeError, InvalidTypeError, SchemaError
 from tests.collectors.helpers import Net
 from tests.collectors.workers.crews import collecting, values
@@ -22,6 +25,7 @@ def test_the_next_batch_shows_changed_weights() -> None:
 def test_frames_carry_the_version_that_acted() -> None:
     policy = Net(0.0)
     with collecting("async", 2, policy, track_policy_version=True) as collector:
+        before: dict[int, int] = {}  # by worker: none goes back
         for version in range(1, 20):
             with torch.no_grad():
                 policy.value.fill_(version / 64)
@@ -30,7 +34,10 @@ def test_frames_carry_the_version_that_acted() -> None:
             )
             batch = collector.next()
             assert values(batch) == (batch["collector", "policy_version"].unique() / 64).tolist()
-            assert version - batch["policy_version"].min() <= 5
+            (found,) = batch["policy_version"].unique().tolist()
+            worker = int(batch["observation"][0, 0])
+            assert before.get(worker, 0) <= found <= version
+            before[worker] = found
 
 
 def test_workers_have_weights_of_their_own_until_all_get_some() -> None:
@@ -74,3 +81,43 @@ def test_the_version_of_policies_that_workers_make_can_be_counted_up() -> None:
     with collecting("sync", 2, policy_factory=Net, track_policy_version=True) as collector:
         collector.increment_version()
         assert collector.next()["policy_version"].eq(1).all()
+
+
+class Mixed(torch.nn.Module):
+    """Acts with the least and the greatest of many equal weights: any mixture shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = (torch.nn.Parameter(torch.zeros(5000)) for _ in range(2))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """Return the action, ``[*batch, 2]`` float32."""
+        weights = torch.cat([self.first, self.last])
+        return torch.stack([weights.min(), weights.max()]).expand(*observation.shape[:-1], 2)
+
+
+def test_none_is_mixed_under_updates_at_full_speed() -> None:
+    with collecting(
+        "async", 2, Mixed(), frames=4, replay_buffer=ReplayBuffer(storage=LazyTensorStorage(200_000))
+    ) as collector:
+        collector.start()
+        for version in range(1, 10_001):
+            both = {name: torch.full((5000,), version / 16384) for name in ("first", "last")}
+            collector.update_policy_weights_(both)
+            if version % 1000 == 0:
+                assert collector.stats().workers[1].versions_behind >= 0
+        collector.stop()
+        actions = collector._feed.buffer[:]["action"]
+    assert len(actions.unique()) > 10 and torch.equal(actions[:, 0], actions[:, 1])
+
+
+def test_what_was_pushed_while_weights_were_followed_stays() -> None:
+    policy = Net(0.5)
+    with collecting("sync", 2, policy) as collector:
+        weights = collector._crew._weights
+        with weights._lock:  # the background is about to publish the policy's
+            thread = threading.Thread(target=weights.refresh)
+            thread.start()
+            weights._publish({None: Net(0.25)}, 1, False)
+        thread.join()
+        assert values(collector.next()) == [0.25]

@@ -5,6 +5,7 @@
 - `weights`: the policy's weights, on their way to the workers.
 - `assembling`: shares side by side, or one after the other.
 - `team`: what the workers are made of; `restarts`: what becomes of those that are lost.
+- `standing`: where they stand, one value: what is delivered, discarded, unwanted and lost.
 - `dispatcher`: the owner's dealings with its workers: grants, shares, losses, requests.
 - `crew_source`: workers as a source of batches; `synchronous`, `asynchronous`: the two kinds.
 
