@@ -74,8 +74,14 @@ GAUGES = tuple(
     )
     for program in PROGRAMS
     for name, title, part, without, bound in (
-        ("layer", "time in collector and buffer, policies left out", "data", "networks", 1 / 8),
-        ("data", "time in collector and buffer, policies included", "data", "", 1.0),
+        (
+            "layer",
+            "time in collector and buffer, the policy's own modules left out",
+            "data",
+            "networks",
+            1 / 8,
+        ),
+        ("data", "time in collector and buffer, all of it", "data", "", 1.0),
         ("whole", "the whole program", "whole", "", 1.0),
     )
 )

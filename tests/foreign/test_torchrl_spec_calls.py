@@ -138,15 +138,6 @@ DIFFERENT = {
         "Composite(a=Composite()).is_empty(recurse=True)"
     ],
     "a key that isn't there raises": ['Composite(a=Unbounded(3)).get("b")'],
-    "dimensions have no names (those of 0.12 and later)": [
-        'Composite(a=Unbounded((2, 3)), shape=(2,), names=["x"]).names',
-        "Composite(shape=(2,)).names",
-        'Composite(shape=(2, 3)).refine_names("x", None).names',
-        'Composite(shape=(2, 3)).refine_names(..., "x").names',
-        'Composite(shape=(2, 3), names=["x", "y"]).zero().names',
-        'Composite(shape=(2, 3), names=["x", "y"])[0].names',
-        'Composite(shape=(2, 3), names=["x", "y"]).expand(4, 2, 3).names',
-    ],
 }
 
 TABLE = Path(__file__).with_name("spec_calls.txt").read_text()

@@ -125,6 +125,12 @@ def test_the_interaction_type_is_read_at_every_call() -> None:
     assert seen[0] == root(SIZES[0])["observation"][:2].tolist() and seen[1] != seen[0] and seen[1] != seen[2]
 
 
+def test_parameters_that_the_distribution_lacks_are_explained_by_the_module() -> None:
+    policy = gaussian(in_keys={"mean": "loc", "scale": "scale"})
+    with set_interaction_type("random"), pytest.raises(TypeError, match="dist_keys"):
+        run(policy, SIZES[0])
+
+
 def test_a_generator_of_its_own() -> None:
     drawn = []
     for _ in range(2):

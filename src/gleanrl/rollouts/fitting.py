@@ -100,7 +100,8 @@ class RowWriter:
             array = None
             if on_cpu and numpy_twin(field.dtype) is field.dtype:
                 array = numpy_view(block.column(path).movedim(block.time_dim, 0))  # (T, *batch, *leaf)
-            self._targets.append((path, shape, field.dtype, array, block.rows(path)))
+            rows = block.rows(path) if array is None else ()
+            self._targets.append((path, shape, field.dtype, array, rows))
 
     def write(self, t: int, values: Mapping[Path, Any]) -> None:
         """Write `values` into row t.
@@ -117,10 +118,12 @@ class RowWriter:
                 if path not in self._actions:
                     raise misfit(path, value, shape, dtype)
                 value = self.conversions.fit(path, value, shape, dtype, t)
-            if array is not None and value.is_cpu:
-                array[t] = value.detach().numpy() if value.requires_grad else value.numpy()
-            else:
+            if array is None:
                 rows[t].copy_(value)
+            elif value.requires_grad or not value.is_cpu:
+                array[t] = value.detach().cpu().numpy()
+            else:
+                array[t] = value.numpy()
         for path, rows in self._lists:
             rows[t].copy_(_list_output(path, values.get(path)))
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule
+from tensordict.nn import InteractionType, ProbabilisticTensorDictModule, TensorDictModule
 from tensordict.nn.probabilistic import interaction_type
+from torch.distributions import Distribution
 
 from gleanrl.errors import PolicyError
 from gleanrl.overrides import is_native
@@ -22,6 +23,8 @@ from gleanrl.tree import Path, as_key, as_path, dict_batch
 
 _NUMBERS = (np.ndarray, np.generic, bool, int, float)
 """What becomes a tensor: modules and functions may put it out, too."""
+
+_ONE = torch.Size()
 
 CALL = ("__call__", "forward")
 """What runs when a module is called."""
@@ -85,21 +88,37 @@ class ProbabilisticCall:
         self._batch_size = batch_size
         # Without a log-probability or a generator of its own, all that forward does is draw.
         self._only_draws = not module.return_log_prob and module._generator is None and len(self.outputs) == 1
+        names = [key[-1] if isinstance(key, tuple) else key for key in module.dist_keys]
+        self._parameters = list(zip(names, self.inputs, strict=True))
 
     def __call__(self, values: Values) -> None:
         """Sample from the distribution of the inputs and add the outputs to `values`."""
-        module = self._module
-        batch = dict_batch({path[0]: values[path] for path in self.inputs}, self._batch_size)
         if self._only_draws:
-            drawn: Any = module._dist_sample(module.get_dist(batch), interaction_type=interaction_type())
+            drawn = self._drawn(values)
             if isinstance(drawn, torch.Tensor):
                 values[self.outputs[0]] = drawn
                 return
             batch = dict_batch({}, self._batch_size).update(drawn)  # a composite distribution's
         else:
-            batch = module.forward(batch)
+            batch = self._module.forward(self._given(values))
         for path in self.outputs:
             values[path] = batch.get(as_key(path))
+
+    def _given(self, values: Values) -> Any:
+        return dict_batch({path[0]: values[path] for path in self.inputs}, self._batch_size)
+
+    def _drawn(self, values: Values) -> Any:
+        module, kind = self._module, interaction_type()
+        if (kind or module.default_interaction_type) is InteractionType.RANDOM:
+            parameters = {name: values[path] for name, path in self._parameters}
+            try:
+                distribution = module.distribution_class(**parameters, **module.distribution_kwargs)
+            except TypeError:  # which the module explains
+                distribution = None
+            if isinstance(distribution, Distribution):
+                draw = distribution.rsample if distribution.has_rsample else distribution.sample
+                return draw(_ONE)
+        return module._dist_sample(module.get_dist(self._given(values)), interaction_type=kind)
 
 
 ModuleCall = PlainCall | ProbabilisticCall
@@ -117,7 +136,8 @@ def call_of(policy: Any, batch_size: torch.Size, compiler: Compiler | None = Non
         return None
     if is_native(policy, *CALL, "_call_module", "_write_to_tensordict", of=TensorDictModule):
         return PlainCall(policy, compiler) if _is_plain(policy) else None
-    if is_native(policy, *CALL, "get_dist", "_dist_sample", of=ProbabilisticTensorDictModule):
+    drawing = ("get_dist", "_dist_sample", "_draw_dist_sample")
+    if is_native(policy, *CALL, *drawing, of=ProbabilisticTensorDictModule):
         return ProbabilisticCall(policy, batch_size) if _only_samples(policy) else None
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +19,6 @@ from gleanrl.records import Draw
 from gleanrl.seeding import GeneratorState, GivenGenerator, OwnedGenerator, RandomSource
 from gleanrl.state import Stateful, StateReader
 from gleanrl.tree import NestedKey, Path
-
-MOST_TRIES = 20  # draws of masked rows in a row, before a look whether there are others
 
 
 class SamplerState(NamedTuple):
@@ -332,26 +330,6 @@ def _nothing_stored() -> EmptyBufferError:
 def _stamped(draw: Draw, storage: Storage) -> Draw:
     # Half of what `_replace` costs.
     return Draw(draw.slots, draw.extras, storage.generation(draw.slots), *draw[3:])
-
-
-def check_any_step(storage: Storage) -> None:
-    """Raise `EmptyBufferError` if every stored row is masked out."""
-    masked = storage.masked(torch.arange(len(storage), device="cpu"))
-    if masked is not None and masked.all():
-        raise EmptyBufferError("can't sample: every stored row is masked out, none is a step")
-
-
-def redrawn_masked(
-    storage: Storage, slots: torch.Tensor, draw: Callable[[int], torch.Tensor]
-) -> torch.Tensor:
-    """Return `slots` with those that hold no steps replaced by what `draw` gives, so many at a time."""
-    tries = 0
-    while (masked := storage.masked(slots)) is not None and masked.any():
-        if tries == MOST_TRIES:
-            check_any_step(storage)
-        slots = slots.masked_scatter(masked, draw(int(masked.sum())))
-        tries += 1
-    return slots
 
 
 def coordinates(slots: torch.Tensor, storage: Storage) -> Any:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from gleanrl.data.replay_buffers.samplers.base import Sampler, redrawn_masked
+from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.samplers.episodes import EpisodeTable, later, locate
+from gleanrl.data.replay_buffers.samplers.masked import redrawn_masked
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.data.replay_buffers.samplers.random import UnitSampler
 from gleanrl.data.replay_buffers.samplers.units import Unit
@@ -145,7 +146,10 @@ class Hindsight(Unit):
             before = torch.zeros_like(before)
         choices = before + after
         steps = (random.uniforms(count) * choices).long().minimum(choices - 1)
-        return later(table, slots, steps - before)
+        sources = later(table, slots, steps - before)
+        # A row that is no step has no goal either: the transition keeps what itself achieved.
+        masked = storage.masked(sources)
+        return sources if masked is None else torch.where(masked, slots, sources)
 
 
 def _column(storage: Storage, path: Path) -> torch.Tensor:

@@ -10,9 +10,9 @@ import torch
 
 from gleanrl.arguments import positive
 from gleanrl.data.boundaries import MASK
-from gleanrl.data.replay_buffers.samplers.base import MOST_TRIES, check_any_step
 from gleanrl.data.replay_buffers.samplers.episodes import EpisodeTable, later, locate, runs_of
 from gleanrl.data.replay_buffers.samplers.first_steps import FirstSteps
+from gleanrl.data.replay_buffers.samplers.masked import MOST_TRIES, check_any_step
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.data.replay_buffers.samplers.units import Unit
 from gleanrl.data.replay_buffers.storages.base import Storage

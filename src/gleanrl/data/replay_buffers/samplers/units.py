@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gleanrl.data.replay_buffers.samplers.base import check_any_step, redrawn_masked
+from gleanrl.data.replay_buffers.samplers.masked import check_any_step, redrawn_masked
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.errors import EmptyBufferError
