@@ -5,7 +5,9 @@ from gleanrl.data.replay_buffers.buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.checkpointers import (
     FlatStorageCheckpointer,
     ListStorageCheckpointer,
+    NestedStorageCheckpointer,
     StorageCheckpointerBase,
+    StorageEnsembleCheckpointer,
     TensorStorageCheckpointer,
 )
 from gleanrl.data.replay_buffers.ensemble import ReplayBufferEnsemble
@@ -62,6 +64,7 @@ __all__ = [
     "LazyTensorStorage",
     "ListStorage",
     "ListStorageCheckpointer",
+    "NestedStorageCheckpointer",
     "OfflineToOnlineReplayBuffer",
     "MinSize",
     "PrioritizedReplayBuffer",
@@ -82,6 +85,7 @@ __all__ = [
     "Storage",
     "StorageCheckpointerBase",
     "StorageEnsemble",
+    "StorageEnsembleCheckpointer",
     "TensorDictMaxValueWriter",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",

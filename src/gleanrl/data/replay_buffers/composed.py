@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
-from gleanrl.checkpoint.folder import Folder
-from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
+from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed, with_records
 from gleanrl.data.replay_buffers.draws import Draws
 from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.intake import Intake
@@ -20,11 +18,10 @@ from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.server import BufferServer
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.writers.base import Writer
-from gleanrl.errors import IncompatibleCheckpointError, UnsupportedError
+from gleanrl.errors import UnsupportedError
 
 _Self = TypeVar("_Self", bound="Composed")
 _OPENING = threading.RLock()
-_KIND = "ReplayBuffer"
 
 
 class _Opened:
@@ -40,9 +37,10 @@ class _Opened:
         return buffer.__dict__[self._name]
 
 
-class Composed:
+class Composed(Checkpointed):
     """What a `ReplayBuffer` does as the sum of its parts; the parts are made at once, or at its first use."""
 
+    kind = "ReplayBuffer"
     _gate: Gate = _Opened()  # type: ignore[assignment]
     _parts: Parts = _Opened()  # type: ignore[assignment]
     _draws: Draws = _Opened()  # type: ignore[assignment]
@@ -203,43 +201,14 @@ class Composed:
         """
         self._draws.load_state_dict(state_dict)
 
-    def dumps(self, path: os.PathLike[str] | str, keep: int = 1) -> None:
-        """Write a checkpoint: once this returns, it is on the disk, and whole.
-
-        It holds what `state_dict` holds: the stored records, all parts with their random numbers, transforms, batches
-        drawn ahead. `storage.checkpointer` says in which form records are written. Whatever ends the process or the
-        machine meanwhile, the folder holds its earlier checkpoint, or this one, too.
-
-        Args:
-            path: a folder, which is made if need be; repeated dumps may go to the same one.
-            keep: how many complete checkpoints it is to hold; older ones are removed once this one is complete.
-
-        Raises:
-            CheckpointError: something can't be saved, which it names; or another process writes there.
-            OSError: the disk is full, or fails; nothing is left of the attempt.
-        """
+    def checkpointed_state(self) -> dict[str, Any]:
+        """Return the state, its records in the form of the storage's checkpointer."""
         state = self.state_dict()
-        state["_storage"] = self.storage.checkpointer.packed(state["_storage"])
-        Folder(path).commit(_KIND, state, keep)
+        return {**state, "_storage": self.storage.checkpointer.packed(state["_storage"])}
 
-    def loads(self, path: os.PathLike[str] | str, verify: bool = True) -> None:
-        """Go on from the newest checkpoint that is whole; a warning names those that aren't.
-
-        The buffer, empty or filled, has parts like those of the one that was saved. Nothing that is read is executed.
-
-        Args:
-            path: the folder that `dumps` was given.
-            verify: whether checksums are compared; sizes are always.
-
-        Raises:
-            CheckpointError: there is none, or it is damaged; it names the file. Nothing changed.
-            SchemaError: it doesn't fit. Nothing changed.
-        """
-        found = Folder(path).load(verify)
-        if found.kind != _KIND or not isinstance(found.state, dict) or "_storage" not in found.state:
-            raise IncompatibleCheckpointError(f"{found.path}: expected a {_KIND}, it's a {found.kind}")
-        storage = StorageCheckpointerBase.unpacked(found.state["_storage"])
-        self.load_state_dict({**found.state, "_storage": storage})
+    def load_checkpointed_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `checkpointed_state` returned, with whatever checkpointer."""
+        self.load_state_dict(with_records(state))
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle everything; the copy has a lock of its own and goes on with the same sequence of samples."""

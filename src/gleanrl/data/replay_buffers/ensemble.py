@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
+from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed, with_records
 from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.members import EnsembleServer, assemble
 from gleanrl.data.replay_buffers.pipeline import Pipeline
@@ -22,7 +23,7 @@ from gleanrl.records import BufferStats
 from gleanrl.tree import NestedKey
 
 
-class ReplayBufferEnsemble:
+class ReplayBufferEnsemble(Checkpointed):
     """Several replay buffers, read as one mixture; each member is written through itself.
 
     A batch has `num_buffer_sampled` parts of equal size, each sampled by one member with its own sampler and
@@ -64,6 +65,8 @@ class ReplayBufferEnsemble:
         tensor([[1., 1., 1.],
                 [2., 2., 2.]])
     """
+
+    kind = "ReplayBufferEnsemble"
 
     def __init__(
         self,
@@ -323,13 +326,12 @@ class ReplayBufferEnsemble:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the members' states, that of the choices and of the ensemble's transforms: copies."""
+        return self._state([member.state_dict() for member in self._members])
+
+    def _state(self, members: list[dict[str, Any]]) -> dict[str, Any]:
         with self._gate.lock:
             mixture = self._mixture.state_dict()
-        return {
-            "_members": [member.state_dict() for member in self._members],
-            "_mixture": mixture,
-            "_transforms": self._transforms.state_dict(),
-        }
+        return {"_members": members, "_mixture": mixture, "_transforms": self._transforms.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on exactly as the saved ensemble would have.
@@ -344,6 +346,15 @@ class ReplayBufferEnsemble:
                 [self._mixture, self._transforms, *members],
                 [state_dict.get("_mixture"), state_dict.get("_transforms", []), *states],
             )
+
+    def checkpointed_state(self) -> dict[str, Any]:
+        """Return the state, each member's records in the form of its storage's checkpointer."""
+        return self._state([member.checkpointed_state() for member in self._members])
+
+    def load_checkpointed_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `checkpointed_state` returned, with whatever checkpointers."""
+        members = states_in(state, "_members", len(self._members))
+        self.load_state_dict({**state, "_members": [with_records(member) for member in members]})
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle everything; the copy has a lock of its own."""

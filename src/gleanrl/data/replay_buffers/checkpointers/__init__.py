@@ -2,13 +2,17 @@
 
 from gleanrl.compat import bind
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
+from gleanrl.data.replay_buffers.checkpointers.ensemble import StorageEnsembleCheckpointer
 from gleanrl.data.replay_buffers.checkpointers.flat import FlatStorageCheckpointer
+from gleanrl.data.replay_buffers.checkpointers.nested import NestedStorageCheckpointer
 from gleanrl.data.replay_buffers.checkpointers.whole import ListStorageCheckpointer, TensorStorageCheckpointer
 
 __all__ = [
     "FlatStorageCheckpointer",
     "ListStorageCheckpointer",
+    "NestedStorageCheckpointer",
     "StorageCheckpointerBase",
+    "StorageEnsembleCheckpointer",
     "TensorStorageCheckpointer",
 ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -10,9 +10,14 @@ import numpy as np
 import torch
 
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
-from gleanrl.errors import CheckpointError, CorruptCheckpointError
-
-_DONE = ("done", "terminated", "truncated")
+from gleanrl.data.replay_buffers.checkpointers.trajectories import (
+    DONE,
+    bytes_of_rows,
+    check_flags,
+    paths_of,
+    twins,
+)
+from gleanrl.errors import CorruptCheckpointError
 
 
 class FlatStorageCheckpointer(StorageCheckpointerBase):
@@ -40,22 +45,16 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
         packed = dict(state)
         if "columns" not in state:
             return packed
-        paths = _paths(state)
-        _check_flags(paths, state["format"]["shapes"])
+        paths = paths_of(state)
+        check_flags(paths, state["format"]["shapes"], DONE)
         after = _following(state)
         columns = list(state["columns"])
         packed["apart"] = {}
-        for position, path in enumerate(paths):
-            twin = path[1:]
-            if path[:1] != ("next",) or twin not in paths:
-                continue
-            mine, theirs = columns[position], columns[paths.index(twin)]
-            if not isinstance(mine, torch.Tensor) or not isinstance(theirs, torch.Tensor) or not mine.numel():
-                continue
-            if mine.shape == theirs.shape and mine.dtype is theirs.dtype:
-                kept = _unlike(mine, theirs, after)
-                packed["apart"][position] = {"rows": kept, "values": mine[kept].clone()}
-                columns[position] = None
+        for position, beside in twins(paths, state["columns"]):
+            mine = columns[position]
+            kept = _unlike(mine, columns[beside], after)
+            packed["apart"][position] = {"rows": kept, "values": mine[kept].clone()}
+            columns[position] = None
         packed["columns"] = columns
         return packed
 
@@ -66,7 +65,7 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
         if "columns" not in state:
             return state
         apart = state.pop("apart")
-        paths, columns, after = _paths(state), list(state["columns"]), _following(state)
+        paths, columns, after = paths_of(state), list(state["columns"]), _following(state)
         for position, kept in apart.items():
             path = paths[position]
             source = columns[paths.index(path[1:])]
@@ -77,21 +76,6 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
             columns[position] = column
         state["columns"] = columns
         return state
-
-
-def _paths(state: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """Return the paths of the columns."""
-    return [tuple(path) for path in state["format"]["paths"]]
-
-
-def _check_flags(paths: Sequence[tuple[Any, ...]], shapes: Sequence[Sequence[int]]) -> None:
-    for path, shape in zip(paths, shapes, strict=True):
-        if path[:1] == ("next",) and path[-1] in _DONE and prod(shape) != 1:
-            raise CheckpointError(
-                f"checkpointer: {path} has shape {tuple(shape)} in each slot of the storage; flags may have "
-                "as many elements as the storage has slots: give the storage more dimensions, or use "
-                "TensorStorageCheckpointer"
-            )
 
 
 def _following(state: Mapping[str, Any]) -> torch.Tensor:
@@ -106,12 +90,6 @@ def _unlike(mine: torch.Tensor, theirs: torch.Tensor, after: torch.Tensor) -> to
     found = []
     rows = max(1, (1 << 22) // max(1, mine[0].numel() * mine.element_size()))
     for begin in range(0, len(mine), rows):
-        part = _bytes(mine[begin : begin + rows])
-        found.append((part != _bytes(theirs[after[begin : begin + rows]])).any(1))
+        part = bytes_of_rows(mine[begin : begin + rows])
+        found.append((part != bytes_of_rows(theirs[after[begin : begin + rows]])).any(1))
     return torch.from_numpy(np.flatnonzero(np.concatenate(found)))
-
-
-def _bytes(rows: torch.Tensor) -> np.ndarray[Any, Any]:
-    flat = rows.cpu().contiguous().reshape(len(rows), -1)
-    found: np.ndarray[Any, Any] = flat.view(torch.uint8).numpy()
-    return found

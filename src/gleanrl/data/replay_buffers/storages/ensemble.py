@@ -8,13 +8,15 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
+from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import members_at
 from gleanrl.data.replay_buffers.utils import states_in
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 
 
-class StorageEnsemble:
+class StorageEnsemble(Checkpointed):
     """Several storages side by side, read by the number of the storage and the index in it.
 
     It isn't a `Storage`: it has no slots of its own, and each of its storages is written through its buffer.
@@ -34,6 +36,8 @@ class StorageEnsemble:
         >>> storages.get({"buffer_ids": [1, 0], "index": [[1, 0], [2, 2]]})
         [(1, tensor([11, 10])), (0, tensor([2, 2]))]
     """
+
+    kind = "StorageEnsemble"
 
     def __init__(
         self, *storages: Storage, transforms: Sequence[Callable[[Any], Any] | None] | None = None
@@ -111,6 +115,15 @@ class StorageEnsemble:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each storage."""
         return {"storages": [storage.state_dict() for storage in self._storages]}
+
+    def checkpointed_state(self) -> dict[str, Any]:
+        """Return the state, each storage's records in the form of its checkpointer."""
+        return {"storages": [storage.checkpointer.packed(storage.state_dict()) for storage in self._storages]}
+
+    def load_checkpointed_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `checkpointed_state` returned, with whatever checkpointers."""
+        packed = states_in(state, "storages", len(self._storages))
+        self.load_state_dict({"storages": [StorageCheckpointerBase.unpacked(part) for part in packed]})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replace the content of each storage by its saved state.

@@ -1,0 +1,77 @@
+"""Whole buffers in checkpoints."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from gleanrl.checkpoint.folder import Folder
+from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
+from gleanrl.errors import CorruptCheckpointError, IncompatibleCheckpointError
+
+
+class Checkpointed(ABC):
+    """What is saved with `dumps`, and goes on with `loads`."""
+
+    kind: ClassVar[str]
+    """What checkpoints of it are called."""
+
+    @abstractmethod
+    def checkpointed_state(self) -> dict[str, Any]:
+        """Return the state, its records in the form of the storages' checkpointers."""
+
+    @abstractmethod
+    def load_checkpointed_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `checkpointed_state` returned, with whatever checkpointers.
+
+        Raises:
+            CheckpointError: it returned nothing like it; nothing changed.
+            SchemaError: it doesn't fit; nothing changed.
+        """
+
+    def dumps(self, path: os.PathLike[str] | str, keep: int = 1) -> None:
+        """Write a checkpoint: once this returns, it is on the disk, and whole.
+
+        It holds what `state_dict` holds: the stored records, all parts with their random numbers, transforms, batches
+        drawn ahead. `storage.checkpointer` says in which form records are written. Whatever ends the process or the
+        machine meanwhile, the folder holds its earlier checkpoint, or this one, too.
+
+        Args:
+            path: a folder, which is made if need be; repeated dumps may go to the same one.
+            keep: how many complete checkpoints it is to hold; older ones are removed once this one is complete.
+
+        Raises:
+            CheckpointError: something can't be saved, which it names; or another process writes there.
+            OSError: the disk is full, or fails; nothing is left of the attempt.
+        """
+        Folder(path).commit(self.kind, self.checkpointed_state(), keep)
+
+    def loads(self, path: os.PathLike[str] | str, verify: bool = True) -> None:
+        """Go on from the newest checkpoint that is whole; a warning names those that aren't.
+
+        The buffer, empty or filled, has parts like those of the one that was saved. Nothing that is read is executed.
+
+        Args:
+            path: the folder that `dumps` was given.
+            verify: whether checksums are compared; sizes are always.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged; it names the file. Nothing changed.
+            SchemaError: it doesn't fit. Nothing changed.
+        """
+        found = Folder(path).load(verify)
+        if found.kind != self.kind or not isinstance(found.state, dict):
+            raise IncompatibleCheckpointError(f"{found.path}: expected a {self.kind}, it's a {found.kind}")
+        self.load_checkpointed_state(found.state)
+
+
+def with_records(state: Any) -> dict[str, Any]:
+    """Return the state of a buffer whose storage's state is in any form.
+
+    Raises:
+        CorruptCheckpointError: it isn't one.
+    """
+    if not isinstance(state, dict) or "_storage" not in state:
+        raise CorruptCheckpointError("a buffer without a storage")
+    return {**state, "_storage": StorageCheckpointerBase.unpacked(state["_storage"])}

@@ -1,0 +1,189 @@
+"""Rows as trajectories, with each observation once, and back, byte for byte: what the forms are made of.
+
+What stands under ``"next"`` is a *twin* if the same key stands beside it. Where a step's twins are what the next step
+holds, byte for byte, they are left out; a trajectory ends where they aren't, and where a flag says so. So a column
+with a twin gets a row for each step and one for each trajectory, and any data come back exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from gleanrl.errors import CheckpointError, CorruptCheckpointError
+
+Path = tuple[Any, ...]
+Array = np.ndarray[Any, Any]
+DONE = ("done", "terminated", "truncated")
+_BLOCK_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Streams:
+    """In which order rows were written.
+
+    Attributes:
+        order: the rows, ``(n,)`` int64: stream after stream, in each one the oldest first.
+        length: rows in each stream.
+    """
+
+    order: Array
+    length: int
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Streams:
+        """Return those of a storage's state: each place of the batch is one."""
+        steps, width = state["num_steps"], prod(state["batch_shape"])
+        times = (np.arange(steps) + state["end"]) % max(
+            steps, 1
+        )  # a ring that isn't full ends where it began
+        return cls((times[:, None] * width + np.arange(width)).T.reshape(-1), steps)
+
+
+def paths_of(state: Mapping[str, Any]) -> list[Path]:
+    """Return the paths of a storage's columns."""
+    return [tuple(path) for path in state["format"]["paths"]]
+
+
+def twins(paths: Sequence[Path], columns: Sequence[Any]) -> Iterable[tuple[int, int]]:
+    """Yield the places of a column under ``"next"``, and of the same key beside it, where both are alike."""
+    for place, path in enumerate(paths):
+        if path[:1] != ("next",) or path[1:2] == ("next",) or path[1:] not in paths:
+            continue
+        beside = paths.index(path[1:])
+        mine, theirs = columns[place], columns[beside]
+        if not isinstance(mine, torch.Tensor) or not isinstance(theirs, torch.Tensor) or not mine.numel():
+            continue
+        if mine.shape == theirs.shape and mine.dtype is theirs.dtype:
+            yield place, beside
+
+
+def check_flags(paths: Sequence[Path], shapes: Sequence[Sequence[int]], done: Collection[Any]) -> None:
+    """Raise `CheckpointError` for flags with more elements than a storage has slots."""
+    for path, shape in zip(paths, shapes, strict=True):
+        if is_flag(path, done) and prod(shape) != 1:
+            raise CheckpointError(
+                f"checkpointer: {path} has shape {tuple(shape)} in each slot of the storage; flags may have "
+                "as many elements as the storage has slots: give the storage more dimensions, or use "
+                "TensorStorageCheckpointer"
+            )
+
+
+def is_flag(path: Path, done: Collection[Any]) -> bool:
+    """Return whether a path under ``"next"`` is one of the flags, which are named by path or by their last key."""
+    return path[:1] == ("next",) and (path[-1] in done or path[1:] in done or path in done)
+
+
+def split(
+    paths: Sequence[Path], columns: Sequence[Any], streams: Streams, done: Collection[Any]
+) -> tuple[list[Any], torch.Tensor]:
+    """Return columns as trajectories, one after the other.
+
+    Args:
+        paths: of the columns.
+        columns: ``(n, *field)`` each; what isn't a tensor stays as it is.
+        streams: their order.
+        done: flags that end trajectories.
+
+    Returns:
+        The columns, ``(n, *field)``, or ``(n + trajectories, *field)`` and None for two that are twins; and where the
+        trajectories begin, and the last one ends: ``(trajectories + 1,)`` int64.
+    """
+    order, count = streams.order, len(streams.order)
+    ends = np.zeros(count, bool)
+    ends[streams.length - 1 :: max(streams.length, 1)] = True
+    for path, column in zip(paths, columns, strict=True):
+        if is_flag(path, done) and isinstance(column, torch.Tensor) and column.numel():
+            ends |= column.reshape(count, -1).bool().any(1).cpu().numpy()[order]
+    found = [
+        (place, beside, _unlike(columns[place], columns[beside], order))
+        for place, beside in twins(paths, columns)
+    ]
+    # One whose rows mostly differ would end trajectories everywhere, and make the others large: it stays whole.
+    shared = [twin for twin in found if 2 * np.count_nonzero(twin[2] & ~ends) <= count]
+    for _, _, unlike in shared:
+        ends |= unlike
+    offsets = np.concatenate(([0], np.flatnonzero(ends) + 1))
+    values: list[Any] = [
+        _take(column, order) if isinstance(column, torch.Tensor) else column for column in columns
+    ]
+    last = offsets[1:] - 1
+    number = np.cumsum(ends) - ends
+    source = np.empty(count + len(last), np.int64)
+    source[np.arange(count) + number] = order
+    final = last + 1 + np.arange(len(last))
+    source[final] = 0
+    for place, beside, _ in shared:
+        whole = np.take(bytes_of_rows(columns[beside]), source, 0)
+        whole[final] = bytes_of_rows(columns[place])[order[last]]
+        values[beside], values[place] = _typed(whole, columns[beside]), None
+    return values, torch.from_numpy(offsets)
+
+
+def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offsets: torch.Tensor) -> list[Any]:
+    """Return the columns that `split` was given.
+
+    Raises:
+        CorruptCheckpointError: it returned no such columns.
+    """
+    order, count = streams.order, len(streams.order)
+    begins = offsets.numpy()
+    steps = np.diff(begins)
+    if (
+        offsets.dtype is not torch.int64
+        or not len(begins)
+        or begins[0]
+        or begins[-1] != count
+        or (steps <= 0).any()
+    ):
+        raise CorruptCheckpointError("trajectories that aren't the storage's rows")
+    inverse = np.empty(count, np.int64)
+    inverse[order] = np.arange(count)
+    place_of = inverse + np.repeat(np.arange(len(steps)), steps)[inverse]
+    shared = {
+        paths.index(path[1:]): place
+        for place, path in enumerate(paths)
+        if columns[place] is None and path[1:] in paths
+    }
+    rows: list[Any] = list(columns)
+    for place, column in enumerate(columns):
+        if place in shared:
+            rows[place], rows[shared[place]] = _take(column, place_of), _take(column, place_of + 1)
+        elif isinstance(column, torch.Tensor):
+            rows[place] = _take(column, inverse)
+    return rows
+
+
+def _take(column: torch.Tensor, index: Array) -> torch.Tensor:
+    """Return rows of a column, on the CPU: the very bytes, of any dtype."""
+    if not len(index) or not prod(column.shape[1:]):
+        return torch.empty(len(index), *column.shape[1:], dtype=column.dtype, device="cpu")
+    return _typed(np.take(bytes_of_rows(column), index, 0), column)
+
+
+def _typed(rows: Array, like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(rows).view(like.dtype).reshape(len(rows), *like.shape[1:])
+
+
+def _unlike(mine: torch.Tensor, theirs: torch.Tensor, order: Array) -> Array:
+    """Return in which steps of `order` a column isn't what another one is in the following step; the last has none."""
+    here, there, count = bytes_of_rows(mine), bytes_of_rows(theirs), len(order)
+    found = np.zeros(count, bool)
+    rows = max(1, _BLOCK_BYTES // here.shape[1])
+    for begin in range(0, count - 1, rows):
+        end = min(begin + rows, count - 1)
+        now, then = here[order[begin:end]], there[order[begin + 1 : end + 1]]
+        found[begin:end] = (now != then).any(1)
+    return found
+
+
+def bytes_of_rows(column: torch.Tensor) -> Array:
+    """Return the bytes of a column that isn't empty, ``(n, bytes of a row)`` uint8."""
+    flat = column.cpu().contiguous().reshape(len(column), -1)
+    found: Array = flat.view(torch.uint8).numpy()
+    return found
