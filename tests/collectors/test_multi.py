@@ -139,6 +139,15 @@ def test_whole_trajectories_in_a_buffer(kind: str) -> None:
     check_streams([found])
 
 
+def test_some_workers_are_reset_by_either_name() -> None:
+    for name in ("index", "reset_idx"):
+        with collecting("sync", 2) as collector:
+            before = collector.next()["observation"][:, -1, 1]
+            collector.reset(**{name: [False, True]})
+            after = collector.next()["observation"][:, 0]
+            assert after[1, 1] > before[1] and after[1, 2] == 0 and after[0, 1] == before[0]
+
+
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_hooks_are_called_around_every_batch(kind: str) -> None:
     before, after = [], []

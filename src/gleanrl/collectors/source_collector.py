@@ -176,16 +176,18 @@ class SourceCollector(DataCollectorBase):
             self._source.lose("postproc")
             raise
 
-    def reset(self, index: Any = None, **kwargs: Any) -> None:
+    def reset(self, index: Any = None, *, reset_idx: Any = None, **kwargs: Any) -> None:
         """Reset the environments; their next frames belong to new trajectories.
 
         Args:
-            index: which environments of a batch, anything that indexes the batch dimensions; None for all.
+            index: which environments of a batch, anything that indexes the batch dimensions; of collectors with
+                workers a list of bools, one for each; None for all.
+            reset_idx: another name of `index`.
             **kwargs: passed to the environment's `reset`; only without `index`.
         """
         with self.pause():
             self._check_open()
-            self._source.reset(index, **kwargs)
+            self._source.reset(index if reset_idx is None else reset_idx, **kwargs)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the environments, and what random actions are drawn with, and reset.
