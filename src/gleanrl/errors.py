@@ -85,6 +85,10 @@ class CapacityError(GleanError, RuntimeError):
     """Memory or disk can't hold what was asked for."""
 
 
+class MissingLibraryError(GleanError, ImportError):
+    """A library that an extra brings isn't installed; the message names the extra."""
+
+
 class CheckpointError(GleanError, RuntimeError):
     """A checkpoint can't be written or read."""
 

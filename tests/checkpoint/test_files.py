@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from gleanrl.checkpoint import files as module
 from gleanrl.checkpoint.files import Checksums, FileReader, FileWriter
 from gleanrl.checkpoint.manifest import BLOCK_BYTES
-from gleanrl.errors import CorruptCheckpointError
+from gleanrl.checkpoint.values import Attachment
+from gleanrl.errors import CheckpointError, CorruptCheckpointError
 
 
 def arrays(*sizes: int) -> list[Any]:
@@ -33,6 +34,26 @@ def test_arrays_come_back_from_files_of_a_bounded_size(tmp_path: Path, monkeypat
         np.array_equal(reader.fetch(place, data.size), data)
         for place, data in zip(places, given, strict=True)
     )
+
+
+def test_attachments_have_files_of_their_own(tmp_path: Path) -> None:
+    first, second, third, fourth = arrays(5, 9, 11, 3)
+    given, writer = [first, second, third, fourth], FileWriter(tmp_path)
+    places = [
+        writer.store(first),
+        writer.attach(Attachment("x.h5", second)),
+        writer.attach(Attachment("x.h5", third)),
+        writer.store(fourth),
+    ]
+    files = writer.close()
+    assert [entry.name for entry in files] == ["000000.bin", "x.h5", "000002-x.h5", "000003.bin"]
+    assert (tmp_path / "x.h5").read_bytes() == second.tobytes()
+    reader = FileReader(tmp_path, files, verify=True)
+    for place, data in zip(places, given, strict=True):
+        assert np.array_equal(reader.fetch(place, data.size), data)
+    for name in ("../x.h5", "x.bin", ".h5", "a/b.h5", ""):
+        with pytest.raises(CheckpointError, match="name of a file"):
+            writer.attach(Attachment(name, first))
 
 
 @given(st.lists(st.integers(0, 3 * BLOCK_BYTES // 2), max_size=5))

@@ -58,6 +58,9 @@ def test_nothing_can_be_cut_off(length: int) -> None:
     [
         {"files": [{"name": "../etc/passwd", "size": 1, "crc32": [1]}]},
         {"files": [{"name": "000001.bin", "size": 1, "crc32": [1]}]},
+        {"files": [{"name": "../x.h5", "size": 1, "crc32": [1]}]},
+        {"files": [{"name": ".x.h5", "size": 1, "crc32": [1]}]},
+        {"files": [{"name": "x.h5", "size": 1, "crc32": [1]}] * 2},
         {"files": [{"name": "000000.bin", "size": -1, "crc32": []}]},
         {"files": [{"name": "000000.bin", "size": True, "crc32": [1]}]},
         {"files": [{"name": "000000.bin", "size": 1, "crc32": []}]},

@@ -12,6 +12,7 @@ from tensordict import TensorDict, assert_close
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import (
     FlatStorageCheckpointer,
+    H5StorageCheckpointer,
     LazyMemmapStorage,
     LazyTensorStorage,
     NestedStorageCheckpointer,
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.filterwarnings(
 STORAGES = [LazyMemmapStorage, LazyTensorStorage]
 CHECKPOINTERS = [
     FlatStorageCheckpointer,
+    H5StorageCheckpointer,
     NestedStorageCheckpointer,
     TensorStorageCheckpointer,
 ]

@@ -167,6 +167,7 @@ def test_free_bytes(tmp_path):
         ("fs.remove", lambda d: fs.remove_tree(d)),
         ("fs.create", lambda d: fs.write_file(d / "new", [b"x"])),
         ("fs.write", lambda d: fs.write_file(d / "new", [b"x"])),
+        ("fs.rename", lambda d: fs.replace_file(d / "new", [b"x"])),
         ("fs.sync", lambda d: fs.write_file(d / "new", [b"x"])),
         ("fs.sync_dir", fs.sync_dir),
         ("fs.rename", lambda d: fs.rename(d / "there", d / "new")),

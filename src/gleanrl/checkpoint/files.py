@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from gleanrl.checkpoint.manifest import BLOCK_BYTES, DataFile, file_name
-from gleanrl.checkpoint.values import Array
-from gleanrl.errors import CorruptCheckpointError
+from gleanrl.checkpoint.values import ATTACHED, Array, Attachment
+from gleanrl.errors import CheckpointError, CorruptCheckpointError
 from gleanrl.system import fs
 
 FILE_BYTES = 1 << 26
@@ -48,6 +48,20 @@ class FileWriter:
             begin += taken.size
         return pieces
 
+    def attach(self, attachment: Attachment) -> list[list[int]]:
+        """Write bytes into a file of their own; return where they stand, as `store` does.
+
+        Raises:
+            CheckpointError: its name isn't one of an attachment.
+        """
+        if not ATTACHED.fullmatch(attachment.name):
+            raise CheckpointError(f"{attachment.name!r} isn't a name of a file: expected {ATTACHED.pattern}")
+        self._flush()
+        number, data = len(self.files), attachment.data
+        taken = any(file.name == attachment.name for file in self.files)
+        self._write(f"{number:06d}-{attachment.name}" if taken else attachment.name, [data], data.size)
+        return [[number, 0, data.size]]
+
     def _add(self, data: Array) -> None:
         padding = -data.size % _ALIGNMENT
         self._pending += [data] + ([np.zeros(padding, np.uint8)] if padding else [])
@@ -56,11 +70,13 @@ class FileWriter:
     def _flush(self) -> None:
         if not self._size:
             return
-        checksums = Checksums()
-        name = file_name(len(self.files))
-        fs.write_file(self._folder / name, checksums.watching(self._pending))
-        self.files.append(DataFile(name, self._size, checksums.end()))
+        self._write(file_name(len(self.files)), self._pending, self._size)
         self._pending, self._size = [], 0
+
+    def _write(self, name: str, pieces: list[Array], size: int) -> None:
+        checksums = Checksums()
+        fs.write_file(self._folder / name, checksums.watching(pieces))
+        self.files.append(DataFile(name, size, checksums.end()))
 
     def close(self) -> tuple[DataFile, ...]:
         """Write what is left; return the files, all of which are on the disk."""

@@ -92,7 +92,7 @@ class Folder:
 
     def _write(self, draft: Path, kind: str, state: Any) -> None:
         writer = FileWriter(draft)
-        tree = Encoder(writer.store).tree(state)
+        tree = Encoder(writer.store, writer.attach).tree(state)
         libraries = {name: version(name) for name in _LIBRARIES}
         manifest = Manifest(kind, tree, writer.close(), libraries).encoded()
         if len(manifest) > MOST_BYTES:

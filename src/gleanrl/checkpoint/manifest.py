@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gleanrl.checkpoint.values import ATTACHED
 from gleanrl.errors import CorruptCheckpointError, IncompatibleCheckpointError
 
 FORMAT = 1
@@ -28,7 +29,7 @@ class DataFile:
     """A file of arrays.
 
     Attributes:
-        name: ``000000.bin`` and so on.
+        name: ``000000.bin`` and so on, or that of an attachment.
         size: its bytes.
         checksums: crc32 of each `BLOCK_BYTES`.
     """
@@ -97,6 +98,8 @@ class Manifest:
         if not isinstance(files, list) or not isinstance(libraries, dict) or "state" not in body:
             raise CorruptCheckpointError("manifest: files, libraries or state are missing")
         read = tuple(_data_file(entry, number) for number, entry in enumerate(files))
+        if len({file.name for file in read}) != len(read):
+            raise CorruptCheckpointError("manifest: a file stands there twice")
         return cls(_text(body, "kind"), body["state"], read, libraries, version)
 
 
@@ -149,10 +152,9 @@ def _integer(body: Mapping[str, Any], name: str, least: int) -> int:
 
 
 def _data_file(entry: Any, number: int) -> DataFile:
-    if (
-        not isinstance(entry, dict)
-        or entry.get("name") != file_name(number)
-        or not _NAME.fullmatch(entry["name"])
+    name = entry.get("name") if isinstance(entry, dict) else None
+    if not isinstance(name, str) or not (
+        (name == file_name(number) and _NAME.fullmatch(name)) or ATTACHED.fullmatch(name)
     ):
         raise CorruptCheckpointError(f"manifest: file {number} isn't called {file_name(number)}")
     size, checksums = _integer(entry, "size", 0), entry.get("crc32")

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,8 @@ _DTYPES = {
     )
 }
 _MOST_DEPTH = 64
+ATTACHED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.h5")
+"""Names of attachments: they can't lead out of a folder."""
 _LARGEST = 2**63
 
 
@@ -47,15 +51,31 @@ def bytes_of(tensor: torch.Tensor) -> Array:
     return found
 
 
+@dataclass(frozen=True)
+class Attachment:
+    """Bytes that are a file of their own in a checkpoint, for other programs to read.
+
+    Attributes:
+        name: of the file, as `ATTACHED` says; a number stands before it where the name is taken.
+        data: ``(n,)`` uint8.
+    """
+
+    name: str
+    data: Array
+
+
 class Encoder:
     """Turns values into a tree of JSON.
 
     Args:
         store: takes the bytes of a tensor; returns what is noted of where they stand.
+        attach: likewise for attachments; None where there can't be any.
     """
 
-    def __init__(self, store: Callable[[Array], Any]) -> None:
-        self._store = store
+    def __init__(
+        self, store: Callable[[Array], Any], attach: Callable[[Attachment], Any] | None = None
+    ) -> None:
+        self._store, self._attach = store, attach
 
     def tree(self, value: Any, where: str = "state", depth: int = 0) -> Any:
         """Return the tree of a value.
@@ -82,6 +102,8 @@ class Encoder:
             return {"$bytes": base64.b64encode(value).decode()}
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
+        if isinstance(value, Attachment) and self._attach is not None:
+            return {"$file": self._attach(value), "name": value.name, "size": value.data.size}
         if isinstance(value, TensorDictBase):
             return self._encoded_tensordict(value, where, depth + 1)
         if isinstance(value, torch.dtype):
@@ -169,6 +191,9 @@ class Decoder:
             return torch.empty(shape, dtype=dtype, device="cpu")
         return torch.from_numpy(data).view(dtype).reshape(shape)
 
+    def _attachment(self, tree: dict[str, Any], depth: int) -> Attachment:
+        return Attachment(str(tree["name"]), self._fetch(tree["$file"], *_sizes([tree["size"]])))
+
     def _decoded_tensordict(self, tree: dict[str, Any], depth: int) -> TensorDict:
         device = tree["device"]
         parts = {key: self.value(part, depth) for key, part in _object(tree["$tensordict"]).items()}
@@ -189,6 +214,7 @@ _MAKERS: dict[str, Callable[[Decoder, dict[str, Any], int], Any]] = {
     "$bytes": lambda decoder, tree, depth: base64.b64decode(tree["$bytes"], validate=True),
     "$dtype": lambda decoder, tree, depth: _DTYPES[tree["$dtype"]],
     "$device": lambda decoder, tree, depth: torch.device(str(tree["$device"])),
+    "$file": Decoder._attachment,
     "$size": lambda decoder, tree, depth: torch.Size(_sizes(tree["$size"])),
     "$tuple": lambda decoder, tree, depth: tuple(decoder.value(part, depth) for part in tree["$tuple"]),
     "$map": Decoder._pairs,

@@ -122,7 +122,7 @@ _WRAPPERS = {
 # Of replay buffers: names, and why.
 _OF_BUFFERS = (
     (
-        "Flat2TED H5Combine H5Split H5StorageCheckpointer Nested2TED TED2Flat TED2Nested",
+        "Flat2TED H5Combine H5Split Nested2TED TED2Flat TED2Nested",
         "saves buffers, of 0.5 to 0.14; not served yet: FlatStorageCheckpointer writes observations once",
     ),
     (

@@ -14,6 +14,7 @@ import os
 import shutil
 import stat
 import tempfile
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -129,6 +130,22 @@ def write_file(path: Path, pieces: Iterable[Any]) -> None:
         except BaseException:
             os.unlink(path)
             raise
+
+
+def replace_file(path: Path, pieces: Iterable[Any]) -> None:
+    """Put a file of these bytes where another one may be: at any moment there is the old one or the new one, whole.
+
+    Raises:
+        OSError: The disk is full, or any other failure of the operating system; the old file is still there.
+    """
+    draft = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
+    write_file(draft, pieces)
+    try:
+        rename(draft, path)
+    except BaseException:
+        os.unlink(draft)
+        raise
+    sync_dir(path.parent)
 
 
 def sync_dir(path: Path) -> None:

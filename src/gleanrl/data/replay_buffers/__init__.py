@@ -4,6 +4,7 @@ from gleanrl.compat import bind
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.checkpointers import (
     FlatStorageCheckpointer,
+    H5StorageCheckpointer,
     ListStorageCheckpointer,
     NestedStorageCheckpointer,
     StorageCheckpointerBase,
@@ -56,6 +57,7 @@ __all__ = [
     "CompressedListStorage",
     "ConsumingSampler",
     "FlatStorageCheckpointer",
+    "H5StorageCheckpointer",
     "HERReplayBuffer",
     "HindsightStrategy",
     "ImmutableDatasetWriter",

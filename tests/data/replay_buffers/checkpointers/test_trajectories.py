@@ -13,6 +13,7 @@ from tensordict import TensorDict
 
 from gleanrl.data import (
     FlatStorageCheckpointer,
+    H5StorageCheckpointer,
     LazyTensorStorage,
     NestedStorageCheckpointer,
     ReplayBuffer,
@@ -21,7 +22,7 @@ from gleanrl.data import (
 from gleanrl.data.replay_buffers.checkpointers.trajectories import DONE, Streams, join, split
 from gleanrl.errors import CorruptCheckpointError
 
-FORMS = [FlatStorageCheckpointer, NestedStorageCheckpointer]
+FORMS = [FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer]
 NEXT = [("next", key) for key in ("observation", "reward", "done")]
 KEYS = ["observation", "done", *NEXT, ("next", "next", "observation")]
 

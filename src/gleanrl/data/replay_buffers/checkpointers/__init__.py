@@ -4,11 +4,13 @@ from gleanrl.compat import bind
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
 from gleanrl.data.replay_buffers.checkpointers.ensemble import StorageEnsembleCheckpointer
 from gleanrl.data.replay_buffers.checkpointers.flat import FlatStorageCheckpointer
+from gleanrl.data.replay_buffers.checkpointers.h5 import H5StorageCheckpointer
 from gleanrl.data.replay_buffers.checkpointers.nested import NestedStorageCheckpointer
 from gleanrl.data.replay_buffers.checkpointers.whole import ListStorageCheckpointer, TensorStorageCheckpointer
 
 __all__ = [
     "FlatStorageCheckpointer",
+    "H5StorageCheckpointer",
     "ListStorageCheckpointer",
     "NestedStorageCheckpointer",
     "StorageCheckpointerBase",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from gleanrl.checkpoint.folder import Folder
-from gleanrl.errors import CorruptCheckpointError, IncompatibleCheckpointError
+from gleanrl.errors import CheckpointError, CorruptCheckpointError, IncompatibleCheckpointError
 
 _STORAGE = "Storage"
 _PACKED = "packed"
@@ -72,7 +72,7 @@ class StorageCheckpointerBase(ABC):
         try:
             return kind.unpack(state[_PACKED])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as cause:
-            if isinstance(cause, CorruptCheckpointError):
+            if isinstance(cause, CheckpointError):
                 raise
             raise CorruptCheckpointError(f"the storage isn't in the form {kind.form!r}: {cause}") from cause
 

@@ -1,0 +1,149 @@
+"""States as HDF5 files, which any program reads: columns under their names, and everything else beside them.
+
+A file begins with 512 bytes that HDF5 leaves to its users: a line with the hash of all that follows, so that damage is
+found before a parser sees it. Then follow ``records``, a dataset for each column, and ``state``: ``tree``, as JSON, and
+its arrays as bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from gleanrl import optional
+from gleanrl.block import numpy_dtype, numpy_view
+from gleanrl.checkpoint.values import Array, Decoder, Encoder
+from gleanrl.errors import CheckpointError, CorruptCheckpointError
+
+_HEAD_BYTES = 512
+_MAGIC = b"gleanrl h5 1 sha256 "
+_CHUNK_BYTES = 1 << 20
+_FILTERS = frozenset((1, 2, 3, 32000))  # deflate, shuffle, fletcher32, lzf: none of them is a plugin
+_MOST_RATIO = 1100  # deflate makes at most 1032 bytes of one
+
+
+def encoded(state: Any, columns: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -> Array:
+    """Return the bytes of a file, ``(n,)`` uint8.
+
+    Args:
+        state: a value of the kinds that `values` names.
+        columns: by their names, in which ``/`` makes groups.
+        options: of `h5py.Group.create_dataset`, for columns.
+
+    Raises:
+        CheckpointError: the state can't be saved, or h5py refuses an option.
+        MissingLibraryError: h5py isn't installed.
+    """
+    file = io.BytesIO()
+    arrays: list[Array] = []
+
+    def store(data: Array) -> int:
+        arrays.append(data)
+        return len(arrays) - 1
+
+    tree = Encoder(store).tree(
+        {"state": state, "columns": {name: _kind(column) for name, column in columns.items()}}
+    )
+    text = json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
+    with optional.h5py().File(file, "w", userblock_size=_HEAD_BYTES) as root:
+        group = root.create_group("state")
+        group.create_dataset("tree", data=np.frombuffer(text, np.uint8))
+        for number, data in enumerate(arrays):
+            group.create_dataset(str(number), data=data)
+        records = root.create_group("records")
+        for name, column in columns.items():
+            data = numpy_view(column.detach().cpu().contiguous())
+            try:
+                records.create_dataset(name, data=data, **_options(options, data))
+            except (TypeError, ValueError) as cause:
+                raise CheckpointError(f"h5_kwargs: {dict(options)} for a column {name!r}: {cause}") from cause
+    found = np.frombuffer(file.getbuffer(), np.uint8)
+    head = _MAGIC + hashlib.sha256(found[_HEAD_BYTES:].data).hexdigest().encode() + b"\n"
+    found[: len(head)] = np.frombuffer(head, np.uint8)
+    return found
+
+
+def _kind(column: torch.Tensor) -> dict[str, Any]:
+    return {"dtype": column.dtype, "shape": column.shape}
+
+
+def _options(options: Mapping[str, Any], data: Array) -> dict[str, Any]:
+    if not options or not data.size:
+        return {}
+    rows = max(1, _CHUNK_BYTES // max(1, data[0].nbytes))
+    return {"chunks": (min(rows, len(data)), *data.shape[1:]), **options}
+
+
+def decoded(data: Array) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Return the state and the columns of a file's bytes.
+
+    Raises:
+        CorruptCheckpointError: it is damaged, or something that `encoded` doesn't write.
+        MissingLibraryError: h5py isn't installed.
+    """
+    digest = hashlib.sha256(data[_HEAD_BYTES:].data).hexdigest().encode()
+    if not data[:_HEAD_BYTES].tobytes().startswith(_MAGIC + digest + b"\n"):
+        raise CorruptCheckpointError("an HDF5 file whose hash doesn't fit")
+    h5py = optional.h5py()
+    try:
+        with h5py.File(io.BytesIO(data.data), "r") as root:
+            files = _Datasets(h5py, root)
+            tree = json.loads(files.read("state/tree", np.dtype(np.uint8)).tobytes())
+            fetch = partial(_array, files)
+            read = Decoder(fetch).value(tree)
+            return read["state"], {name: _column(files, name, kind) for name, kind in read["columns"].items()}
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError, MemoryError) as cause:
+        if isinstance(cause, CheckpointError):
+            raise
+        raise CorruptCheckpointError(f"an HDF5 file that isn't a checkpoint's: {cause}") from cause
+
+
+def _array(files: _Datasets, number: Any, size: int) -> Array:
+    return files.read(f"state/{int(number)}", np.dtype(np.uint8), (size,))
+
+
+def _column(files: _Datasets, name: str, kind: Mapping[str, Any]) -> torch.Tensor:
+    dtype = kind["dtype"]
+    return torch.from_numpy(files.read(f"records/{name}", numpy_dtype(dtype), tuple(kind["shape"]))).view(
+        dtype
+    )
+
+
+class _Datasets:
+    """The datasets of a file that hold their data themselves: nothing leads to other files, or needs a plugin."""
+
+    def __init__(self, h5py: Any, root: Any) -> None:
+        self._h5py, self._root = h5py, root
+
+    def read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None = None) -> Array:
+        """Return a dataset of this dtype and shape; None for any one dimension."""
+        found = self._root
+        for part in name.split("/"):
+            if not isinstance(found.get(part, getlink=True), self._h5py.HardLink):
+                raise CorruptCheckpointError(f"{name!r} of an HDF5 file isn't there, or leads elsewhere")
+            found = found[part]
+        if not isinstance(found, self._h5py.Dataset) or found.is_virtual or found.external is not None:
+            raise CorruptCheckpointError(f"{name!r} of an HDF5 file isn't a dataset with data of its own")
+        plan = found.id.get_create_plist()
+        filters = {plan.get_filter(number)[0] for number in range(plan.get_nfilters())}
+        if (
+            found.dtype != dtype
+            or found.ndim != (1 if shape is None else len(shape))
+            or not filters <= _FILTERS
+        ):
+            raise CorruptCheckpointError(f"{name!r} of an HDF5 file is of another kind")
+        if (
+            shape is not None and found.shape != shape
+        ) or found.nbytes > _MOST_RATIO * found.id.get_storage_size():
+            raise CorruptCheckpointError(f"{name!r} of an HDF5 file is of another size")
+        read: Array = np.empty(found.shape, dtype)
+        if read.size:
+            found.read_direct(read)
+        return read

@@ -1,0 +1,151 @@
+"""Records as trajectories in an HDF5 file."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gleanrl import optional
+from gleanrl.arguments import positive
+from gleanrl.checkpoint import hdf5
+from gleanrl.checkpoint.values import ATTACHED, Attachment
+from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
+from gleanrl.data.replay_buffers.checkpointers.nested import NestedStorageCheckpointer
+from gleanrl.data.replay_buffers.checkpointers.trajectories import paths_of
+from gleanrl.errors import CorruptCheckpointError, IncompleteCheckpointError, InvalidArgumentError
+from gleanrl.system import fs
+
+_OPTIONS = ("chunks", "compression", "compression_opts", "fletcher32", "shuffle")
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ -]*")
+
+
+class H5StorageCheckpointer(StorageCheckpointerBase):
+    """Writes records as trajectories, as `NestedStorageCheckpointer` does, into an HDF5 file, which can be compressed.
+
+    The file holds a dataset for each column, ``records/next/reward`` say, whatever the number of trajectories. Within
+    a checkpoint it is one more file, and whole by itself: copied from there, it can be loaded alone.
+
+    A path that ends in ``.h5`` is such a file: `dumps` puts it there once it is whole, in place of an older one.
+
+    Args:
+        checkpoint_file: its name within a checkpoint: letters, digits, ``.``, ``_`` and ``-``, and ``.h5`` at the end.
+        done_keys: see `NestedStorageCheckpointer`.
+        reward_keys: has no effect: rewards are kept as they are.
+        h5_kwargs: of `h5py.Group.create_dataset`, as a dictionary or pairs: ``compression`` (``"gzip"``, ``"lzf"``, or
+            a level of gzip, 0 to 9), ``compression_opts``, ``shuffle``, ``fletcher32``, ``chunks``. None for data as
+            they are. Chunks are of about 1 MiB unless you say otherwise.
+
+    Raises:
+        InvalidArgumentError: another name of a file, or other options.
+        MissingLibraryError: h5py isn't installed; it comes with the extra ``h5``.
+        CheckpointError: when it writes: flags with more elements than the storage has slots, or h5py refuses a value.
+    """
+
+    form = "h5"
+
+    def __init__(
+        self,
+        *,
+        checkpoint_file: str = "checkpoint.h5",
+        done_keys: Any = None,
+        reward_keys: Any = None,
+        h5_kwargs: Any = None,
+    ) -> None:
+        optional.h5py()
+        options = dict(h5_kwargs or {})
+        known = options.get("compression") in (None, "gzip", "lzf", *range(10))
+        if not known or not options.keys() <= set(_OPTIONS):
+            raise InvalidArgumentError(
+                f"h5_kwargs: expected {', '.join(_OPTIONS)}, with gzip, lzf or a level as compression, got {h5_kwargs}"
+            )
+        if not isinstance(checkpoint_file, str) or not ATTACHED.fullmatch(checkpoint_file):
+            raise InvalidArgumentError(
+                f"checkpoint_file: expected a plain name that ends in .h5, got {checkpoint_file!r}"
+            )
+        self.checkpoint_file, self.h5_kwargs = checkpoint_file, options
+        self._nested = NestedStorageCheckpointer(done_keys, reward_keys)
+
+    def pack(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the file."""
+        return {"file": Attachment(self.checkpoint_file, self._encoded(state))}
+
+    def _encoded(self, state: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+        rest = self._nested.pack(state)
+        names: list[str | None] = []
+        columns = {}
+        if "columns" in rest:
+            for place, (path, column) in enumerate(zip(paths_of(rest), rest["columns"], strict=True)):
+                plain = path and all(isinstance(key, str) and _PLAIN.fullmatch(key) for key in path)
+                names.append(
+                    ("/".join(path) if plain else f"#{place}") if isinstance(column, torch.Tensor) else None
+                )
+                if names[-1] is not None:
+                    columns[names[-1]] = column
+            kept = [None if name else column for name, column in zip(names, rest["columns"], strict=True)]
+            rest = {**rest, "columns": kept}
+        return hdf5.encoded({"storage": rest, "names": names}, columns, self.h5_kwargs)
+
+    @classmethod
+    def unpack(cls, packed: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state in the file."""
+        file = packed["file"]
+        if not isinstance(file, Attachment):
+            raise CorruptCheckpointError("a storage without its file")
+        found, columns = hdf5.decoded(file.data)
+        state = found["storage"]
+        if "columns" in state:
+            pairs = zip(found["names"], state["columns"], strict=True)
+            state["columns"] = [column if name is None else columns[name] for name, column in pairs]
+        return NestedStorageCheckpointer.unpack(state)
+
+    def dumps(self, storage: Any, path: os.PathLike[str] | str, keep: int = 1) -> None:
+        """Write a checkpoint of a storage alone; see `ReplayBuffer.dumps`.
+
+        Args:
+            storage: the storage.
+            path: a folder, or a file if it ends in ``.h5``.
+            keep: how many checkpoints a folder is to hold; 1 for a file.
+        """
+        place = Path(os.fspath(path))
+        if place.suffix != ".h5":
+            super().dumps(storage, path, keep)
+        elif positive("keep", keep) != 1:
+            raise InvalidArgumentError(f"keep: {place} is a file, which holds one checkpoint; got {keep}")
+        else:
+            data = self._encoded(storage.state_dict())
+            fs.make_dir(place.parent)
+            fs.replace_file(place, [data])
+
+    def loads(self, storage: Any, path: os.PathLike[str] | str, verify: bool = True) -> None:
+        """Load a storage alone; see `ReplayBuffer.loads`.
+
+        Args:
+            storage: the storage.
+            path: a folder, or a file if it ends in ``.h5``.
+            verify: whether checksums of a folder's files are compared; those of HDF5 files always are.
+        """
+        place = Path(os.fspath(path))
+        if place.suffix != ".h5" or place.is_dir():
+            super().loads(storage, path, verify)
+        else:
+            storage.load_state_dict(_read(place))
+
+
+def _read(place: Path) -> dict[str, Any]:
+    """Return the state in a file that stands alone."""
+    try:
+        with fs.reading(place) as file:
+            data = np.empty(fs.size_of(file), np.uint8)
+            fs.read_into(file, data, 0)
+        packed = {"file": Attachment(place.name, data)}
+        return H5StorageCheckpointer.unpacked({"form": H5StorageCheckpointer.form, "packed": packed})
+    except FileNotFoundError as cause:
+        raise IncompleteCheckpointError(f"{place}: there is no such file") from cause
+    except (OSError, CorruptCheckpointError) as cause:
+        raise CorruptCheckpointError(f"{place}: {cause}") from cause

@@ -1,0 +1,17 @@
+"""Libraries of extras: there, or an error that names the extra."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from gleanrl import optional
+from gleanrl.errors import MissingLibraryError
+
+
+def test_h5py(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert optional.h5py().__name__ == "h5py"
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(MissingLibraryError, match=r"gleanrl\[h5\]"):
+        optional.h5py()
