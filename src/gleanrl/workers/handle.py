@@ -30,6 +30,8 @@ from gleanrl.workers.segment import HALT, MEMORY, PLACE, STEP, WORK
 _PRELOAD = ("gleanrl.workers.main",)
 LOOK_MS = 250.0
 """How often it's looked whether workers get on."""
+_GRACE_S = 0.5
+"""How long a worker that seems late is given to show that it isn't."""
 _STACK_S = 2.0
 _PAUSE_S = 0.02
 _DESCRIPTORS = 3
@@ -153,6 +155,7 @@ class Worker:
     def begin(self) -> None:
         """Give it its time, from now on."""
         self._mark, self._deadline = self._at(), Deadline(self.seconds)
+        self._grace: Deadline | None = None
 
     @property
     def look_ms(self) -> float:
@@ -163,10 +166,11 @@ class Worker:
         """Return whether it has stayed at one item for too long; if it went on, it's given its time again."""
         if not self._deadline.passed():
             return False
-        if self._mark == self._at():
-            return True
-        self.begin()
-        return False
+        if self._mark != self._at():
+            self.begin()
+        elif self._grace is None:  # nobody may have looked for long, or the machine slept
+            self._grace = Deadline(min(self.seconds or 0.0, _GRACE_S))
+        return self._grace is not None and self._grace.passed()
 
     def _at(self) -> tuple[int, int, int]:
         """Return what changes whenever the worker goes on to another item."""

@@ -84,10 +84,31 @@ def test_other_values_that_do_not_fit() -> None:
 
 
 def test_rows_that_are_no_one_hot_vectors() -> None:
-    codec = make_tree(spaces.Discrete(3), ("action",), False).batched(2)
-    assert isinstance(codec, Codec)
-    with pytest.raises(PolicyError, match="one-hot"):
-        codec.decode(np.array([[1, 0, 0], [1, 1, 0]]))
+    one = make_tree(spaces.Discrete(3), ("action",), False)
+    assert isinstance(one, Codec)
+    codec = one.batched(2)
+    for row in ([0, 0, 0], [1, 2, 0], [1, -1, 0], [2, 0, 0]):
+        with pytest.raises(PolicyError, match="one-hot"):
+            codec.decode(np.array([[1, 0, 0], row]))
+        with pytest.raises(PolicyError, match="one-hot"):
+            one.decode(np.array(row))
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.bool_])
+def test_of_a_tie_the_first_is_taken_and_recorded(dtype: Any) -> None:
+    """Policies that mark every maximum put out several ones."""
+    one = make_tree(spaces.Discrete(3), ("action",), False)
+    assert isinstance(one, Codec)
+    row = np.array([0, 1, 1], dtype)
+    assert one.decode(row) == 1 and row.tolist() == [0, 1, 0]
+    rows = np.array([[1, 0, 0], [0, 1, 1]], dtype)
+    assert one.batched(2).decode(rows).tolist() == [0, 1] and rows.tolist() == [[1, 0, 0], [0, 1, 0]]
+    column = np.array([[1, 1, 1], [0, 0, 1]], dtype)
+    assert list(one.decode_all(column)) == [0, 2] and column.tolist() == [[1, 0, 0], [0, 0, 1]]
+    several = make_tree(spaces.MultiDiscrete([2, 2]), ("action",), False)
+    assert isinstance(several, Codec)
+    row = np.array([1, 1, 0, 1], dtype)
+    assert several.decode(row).tolist() == [0, 1] and row.tolist() == [1, 0, 0, 1]
 
 
 @pytest.mark.parametrize("categorical", [False, True])

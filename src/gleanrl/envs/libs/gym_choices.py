@@ -89,7 +89,10 @@ class OneHotCodec(CategoricalCodec):
                 return self._choices[values.index(1)]
         except ValueError:  # the one value that isn't 0 isn't 1 either
             pass
-        raise no_choice(self.key, row)
+        choices = one_hot_choices(row[None])
+        if choices is None:
+            raise no_choice(self.key, row)
+        return self._choices[choices[0]]
 
     def decode_all(self, column: Array) -> list[Any]:
         """Return T scalars of the space's dtype."""
@@ -224,11 +227,20 @@ class MultiOneHotCodec(Codec):
 
 
 def one_hot_choices(column: Array) -> Array | None:
-    """Return the positions of the ones in ``(T, n)``, ``(T,)`` int64; None if any row isn't one-hot."""
-    choices = column.argmax(-1)
-    # A 1 in every row and as many numbers that aren't 0 as rows: a single 1 in each.
-    if np.count_nonzero(column) != len(column) or (column[np.arange(len(column)), choices] != 1).any():
+    """Return the positions of the ones in ``(T, n)``, ``(T,)`` int64; None if any row isn't one-hot.
+
+    Of several ones, which policies put out that mark every maximum, the first counts, and alone stays in the row: what
+    is recorded is what is done.
+    """
+    choices, rows = column.argmax(-1), np.arange(len(column))
+    if (column[rows, choices] != 1).any():
         return None
+    # A 1 in every row and as many numbers that aren't 0 as rows: a single 1 in each.
+    if np.count_nonzero(column) != len(column):
+        if ((column != 0) & (column != 1)).any():
+            return None
+        column[...] = 0
+        column[rows, choices] = 1
     return choices
 
 
