@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict, assert_close
 
+import gleanrl.data.replay_buffers.checkpointers
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import (
     FlatStorageCheckpointer,
@@ -72,3 +74,25 @@ def test_flags_larger_than_the_storage_are_refused(tmp_path: Path, checkpointer:
     rb.extend(TensorDict(flags, [3, 4]))
     with pytest.raises(CheckpointError, match="more dimensions"):
         rb.dumps(tmp_path)
+
+
+@pytest.mark.parametrize("module", [gleanrl.data, gleanrl.data.replay_buffers])
+def test_every_name_can_be_imported(module: ModuleType) -> None:
+    names = [
+        "Flat2TED",
+        "FlatStorageCheckpointer",
+        "H5Combine",
+        "H5Split",
+        "H5StorageCheckpointer",
+        "ListStorageCheckpointer",
+        "Nested2TED",
+        "NestedStorageCheckpointer",
+        "StorageCheckpointerBase",
+        "StorageEnsembleCheckpointer",
+        "TED2Flat",
+        "TED2Nested",
+        "TensorStorageCheckpointer",
+    ]
+    assert set(names) <= set(module.__all__)
+    kinds = [getattr(module, name) for name in names if "Checkpointer" in name]
+    assert all(kind.__name__ in dir(gleanrl.data.replay_buffers.checkpointers) for kind in kinds)

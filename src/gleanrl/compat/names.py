@@ -122,10 +122,6 @@ _WRAPPERS = {
 # Of replay buffers: names, and why.
 _OF_BUFFERS = (
     (
-        "Flat2TED H5Combine H5Split Nested2TED TED2Flat TED2Nested",
-        "saves buffers, of 0.5 to 0.14; not served yet: FlatStorageCheckpointer writes observations once",
-    ),
-    (
         "RayReplayBuffer",
         "a buffer in a Ray actor, of 0.9 to 0.14; not served yet: make the buffer where it is used",
     ),

@@ -11,6 +11,14 @@ from gleanrl.data.replay_buffers.checkpointers import (
     StorageEnsembleCheckpointer,
     TensorStorageCheckpointer,
 )
+from gleanrl.data.replay_buffers.checkpointers.hooks import (
+    Flat2TED,
+    H5Combine,
+    H5Split,
+    Nested2TED,
+    TED2Flat,
+    TED2Nested,
+)
 from gleanrl.data.replay_buffers.ensemble import ReplayBufferEnsemble
 from gleanrl.data.replay_buffers.hindsight import HERReplayBuffer
 from gleanrl.data.replay_buffers.limiter import MinSize, SamplesPerInsert
@@ -54,6 +62,12 @@ from gleanrl.data.replay_buffers.writers import (
 )
 
 __all__ = [
+    "Flat2TED",
+    "H5Combine",
+    "H5Split",
+    "Nested2TED",
+    "TED2Flat",
+    "TED2Nested",
     "CompressedListStorage",
     "ConsumingSampler",
     "FlatStorageCheckpointer",

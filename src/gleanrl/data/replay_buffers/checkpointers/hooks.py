@@ -1,0 +1,211 @@
+"""TensorDicts as trajectories, each observation once, and back: what the checkpointers do, for data in one's hands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path as File
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from gleanrl.data.replay_buffers.checkpointers.nested import flags_of
+from gleanrl.data.replay_buffers.checkpointers.trajectories import DONE, Path, Streams, join, split
+from gleanrl.errors import CheckpointError, CorruptCheckpointError
+from gleanrl.tree import NestedKey, as_key, as_path, flatten
+
+_OFFSETS, _LENGTHS, _SIZES = (("trajectories", name) for name in ("offsets", "lengths", "sizes"))
+
+
+class _Hook:
+    """Keys, and how data lie in them; see `TED2Flat`."""
+
+    def __init__(
+        self,
+        done_key: NestedKey = ("next", "done"),
+        shift_key: NestedKey = "shift",
+        is_full_key: NestedKey = "is_full",
+        done_keys: Sequence[NestedKey] = DONE,
+        reward_keys: Sequence[NestedKey] = ("reward",),
+    ) -> None:
+        self.done_key, self.shift_key, self.is_full_key = done_key, shift_key, is_full_key
+        self.done_keys, self.reward_keys = done_keys, reward_keys
+        self.shift, self.is_full = 0, False
+
+    def _own(self) -> tuple[Path, ...]:
+        return _OFFSETS, _LENGTHS, _SIZES, as_path(self.shift_key), as_path(self.is_full_key)
+
+    def _flat(self, data: TensorDictBase) -> TensorDict:
+        leaves = flatten(data)
+        for path, leaf in leaves.items():
+            if not isinstance(leaf, torch.Tensor) or path in self._own():
+                raise CheckpointError(f"{as_key(path)!r}: only tensors, under other keys than {self._own()}")
+        if not data.ndim:
+            raise CheckpointError("expected steps in the last batch dimension, got a TensorDict without any")
+        rows, paths = data.batch_size.numel(), list(leaves)
+        columns = [leaf.reshape(rows, *leaf.shape[data.ndim :]) for leaf in leaves.values()]
+        streams = _streams(data.batch_size, self.shift)
+        values, offsets = split(paths, columns, streams, flags_of(self.done_keys))
+        flat = TensorDict({}, [])
+        for path, value in zip(paths, values, strict=True):
+            if value is not None:
+                flat.set(path, value)
+        own = (offsets, torch.tensor(data.batch_size), torch.tensor(self.shift), torch.tensor(self.is_full))
+        for key, part in zip((_OFFSETS, *self._own()[2:]), own, strict=True):
+            flat.set(key, part)
+        return flat
+
+    def _ted(self, flat: TensorDictBase, out: TensorDictBase | None) -> TensorDictBase:
+        leaves = flatten(flat)
+        try:
+            offsets, sizes, shift, _ = (leaves.pop(key) for key in (_OFFSETS, *self._own()[2:]))
+            shape = torch.Size(sizes.tolist())
+            rows = shape.numel() + len(offsets) - 1
+            columns: dict[Path, Any] = dict(leaves)
+            for path, leaf in leaves.items():
+                if path[0] != "next" and len(leaf) == rows > shape.numel():
+                    columns[("next", *path)] = None
+            found = join(list(columns), list(columns.values()), _streams(shape, int(shift)), offsets)
+        except (KeyError, IndexError, ValueError, AttributeError) as cause:
+            raise CorruptCheckpointError(f"nothing that a hook made of trajectories: {cause}") from cause
+        made = TensorDict({}, shape)
+        for path, column in zip(columns, found, strict=True):
+            made.set(path, column.reshape(*shape, *column.shape[1:]))
+        return made if out is None else out.update_(made)
+
+
+def _streams(shape: torch.Size, shift: int) -> Streams:
+    steps = shape[-1]
+    times = (np.arange(steps) + shift) % max(steps, 1)
+    return Streams((np.arange(prod(shape[:-1]))[:, None] * steps + times).reshape(-1), steps)
+
+
+class TED2Flat(_Hook):
+    """Puts trajectories one after the other, each observation once; see `NestedStorageCheckpointer`.
+
+    What it returns has no batch dimensions: a row for each step, and for keys that stand under ``"next"``, too, one
+    more for each trajectory; ``("trajectories", "offsets")`` says where they begin. `Flat2TED` gives back tensors and
+    batch size exactly, whatever the data, on the CPU.
+
+    Args:
+        done_key: has no effect: all of `done_keys` are read.
+        shift_key: where stands which step is the oldest; set the attribute `shift`, 0 otherwise.
+        is_full_key: where stands whether the data are a full ring; set the attribute `is_full`, False otherwise.
+        done_keys: flags under ``"next"`` that end trajectories. What comes back doesn't depend on them.
+        reward_keys: has no effect: rewards are kept as they are.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> after = {"x": torch.tensor([1, 2, 8, 9]), "done": torch.tensor([0, 1, 0, 0]).bool()}
+        >>> data = TensorDict({"x": torch.tensor([0, 1, 7, 8]), "next": after}, [4])
+        >>> flat = TED2Flat()(data)
+        >>> flat["x"], flat["trajectories", "offsets"]
+        (tensor([0, 1, 2, 7, 8, 9]), tensor([0, 2, 4]))
+        >>> bool((Flat2TED()(flat) == data).all())
+        True
+    """
+
+    def __call__(self, data: TensorDictBase, path: File | None = None) -> TensorDictBase:
+        """Return the trajectories of ``[*batch, steps]``.
+
+        Args:
+            data: tensors only.
+            path: a folder to map the result in; None for memory. It's no checkpoint: nothing is synced.
+
+        Raises:
+            CheckpointError: other data.
+        """
+        flat = self._flat(data)
+        return flat if path is None else flat.memmap(path)
+
+
+class Flat2TED(_Hook):
+    """Gives back what `TED2Flat` was given; with the same arguments.
+
+    `done_key`, `done_keys` and `reward_keys` have no effect: what was left out is known from the rows.
+    """
+
+    def __call__(self, data: TensorDictBase, out: TensorDictBase | None = None) -> TensorDictBase:
+        """Return the steps, ``[*batch, steps]``; in `out`, if that is given.
+
+        Raises:
+            CorruptCheckpointError: data that `TED2Flat` didn't make.
+        """
+        return self._ted(data, out)
+
+
+class TED2Nested(_Hook):
+    """Makes nested tensors of trajectories, ``[trajectories]``, each observation once; see `TED2Flat`."""
+
+    def __call__(self, data: TensorDictBase, path: File | None = None) -> TensorDictBase:
+        """Return the trajectories of ``[*batch, steps]``, one step or more; see `TED2Flat`."""
+        flat = self._flat(data)
+        leaves = flatten(flat)
+        offsets, count = leaves.pop(_OFFSETS), len(flat[_OFFSETS]) - 1
+        if not count:
+            raise CheckpointError("there are no steps to make nested tensors of")
+        ends = {data.numel(): offsets, data.numel() + count: offsets + torch.arange(count + 1)}
+        own = {key: leaves.pop(key) for key in self._own()[2:]}
+        nested = TensorDict({}, [count])
+        nested.set(_LENGTHS, offsets.diff())
+        for path_, leaf in own.items():
+            nested.set(path_, leaf.expand(count, *leaf.shape).clone())
+        for path_, leaf in leaves.items():
+            nested.set(path_, torch.nested.nested_tensor_from_jagged(leaf, ends[len(leaf)]))
+        return nested if path is None else nested.memmap(path)
+
+
+class Nested2TED(_Hook):
+    """Gives back what `TED2Nested` was given; see `Flat2TED`."""
+
+    def __call__(self, data: TensorDictBase, out: TensorDictBase | None = None) -> TensorDictBase:
+        """Return the steps, ``[*batch, steps]``; in `out`, if that is given.
+
+        Raises:
+            CorruptCheckpointError: data that `TED2Nested` didn't make.
+        """
+        flat, own = TensorDict({}, []), self._own()[2:]
+        for path, leaf in _leaves(data).items():
+            if path == _LENGTHS:
+                flat.set(_OFFSETS, torch.cat([leaf.new_zeros(1), leaf.cumsum(0)]))
+            else:
+                flat.set(path, leaf[0].clone() if path in own else leaf.values())
+        return self._ted(flat, out)
+
+
+class H5Split(_Hook):
+    """Makes an entry of each trajectory of `TED2Nested`: ``"traj_0000"`` and so on, views of what it is given."""
+
+    def __call__(self, data: TensorDictBase) -> TensorDictBase:
+        """Return the trajectories, without batch dimensions."""
+        digits = max(4, len(str(len(data) - 1)))
+        split_ = {f"traj_{number:0{digits}d}": TensorDict({}, []) for number in range(len(data))}
+        for path, leaf in _leaves(data).items():
+            for part, row in zip(split_.values(), leaf.unbind(0), strict=True):
+                part.set(path, row)
+        return TensorDict(split_, [])
+
+
+class H5Combine(_Hook):
+    """Gives back what `H5Split` was given."""
+
+    def __call__(self, data: TensorDictBase, out: TensorDictBase | None = None) -> TensorDictBase:
+        """Return the nested tensors, ``[trajectories]``; in `out`, if that is given."""
+        parts = [flatten(data[name]) for name in sorted(data.keys())]
+        own, made = (_LENGTHS, *self._own()[2:]), TensorDict({}, [len(parts)])
+        for path in parts[0]:
+            rows = [part[path] for part in parts]
+            if path in own:
+                made.set(path, torch.stack(rows))
+            else:
+                ends = torch.tensor([0, *(len(row) for row in rows)]).cumsum(0)
+                made.set(path, torch.nested.nested_tensor_from_jagged(torch.cat(rows), ends))
+        return made if out is None else out.update(made)
+
+
+def _leaves(data: TensorDictBase) -> dict[Path, torch.Tensor]:
+    """Return the leaves, nested tensors among them."""
+    return {as_path(key): data.get(key) for key in data.keys(include_nested=True, leaves_only=True)}
