@@ -14,6 +14,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from gleanrl.collectors.workers.words import SERVED
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from gleanrl.workers.handle import Timeouts
 from tests.chaos.oracle import STEP, Record, Tally, makers
@@ -47,6 +48,7 @@ class Subject:
         self.collector, self.tally, self.kind = collector, tally, kind
         self.record = Frames(SCRIPT)
         self.kills = 0
+        self.seen = [-1, -1]
 
     def next(self) -> None:
         batch = self.collector.next()
@@ -68,9 +70,15 @@ class Subject:
         assert sum(worker.frames for worker in stats.workers) == stats.stepped
 
     def kill(self) -> None:
+        """Kill a worker that has finished a share since the last time: one that never does isn't made anew for ever."""
         self.kills += 1
+        worker = self.kills % 2
+        words = self.collector._crew.dispatcher.words[worker].words
+        while words[SERVED] == self.seen[worker]:
+            self.next()
+        self.seen[worker] = words[SERVED]
         with suppress(ProcessLookupError):  # it waits for its successor
-            os.kill(self.collector.processes[self.kills % 2], signal.SIGKILL)
+            os.kill(self.collector.processes[worker], signal.SIGKILL)
 
 
 @contextmanager
@@ -115,7 +123,7 @@ def test_it_goes_on(kind: str, name: str, tmp_path: Path) -> None:
         subject.next()
         state = subject.collector.state_dict()
         subject.state = {key: value for key, value in state.items() if key.startswith("worker")}  # type: ignore[attr-defined]
-        for _, place in interruptions(lambda: subject, CALLS[name], 120):
+        for _, place in interruptions(lambda: subject, CALLS[name], 70):
             with told(place):
                 subject.check()
 
@@ -127,7 +135,7 @@ def test_restarts_go_on(kind: str, tmp_path: Path) -> None:
         return subject
 
     with drilled(kind, tmp_path, on_worker_error="restart", max_restarts=1000) as subject:
-        for _, place in interruptions(make, Subject.next, 150):
+        for _, place in interruptions(make, Subject.next, 90):
             with told(place):
                 subject.check()
 
@@ -138,7 +146,7 @@ def test_frames_are_in_the_buffer_and_counted_or_neither(kind: str, tmp_path: Pa
     in_a_row = {"cat_results": 0} if kind == "sync" else {}
     with drilled(kind, tmp_path, replay_buffer=buffer, **in_a_row) as subject:
         collector = subject.collector
-        for _, place in interruptions(lambda: collector, lambda collector: collector.next(), 150):
+        for _, place in interruptions(lambda: collector, lambda collector: collector.next(), 90):
             with told(place):
                 for _ in range(2):
                     assert collector.stats().delivered == buffer.stats().rows_written
@@ -160,7 +168,7 @@ def test_lists_are_those_of_their_frames(kind: str) -> None:
             texts.extend(found)
 
     with collecting(kind, [lambda: TalkingEnv(0), lambda: TalkingEnv(1)], timeouts=SOON) as collector:
-        for _, place in interruptions(lambda: collector, lambda collector: collector.next(), 150):
+        for _, place in interruptions(lambda: collector, lambda collector: collector.next(), 90):
             with told(place):
                 check(collector)
         stats = collector.stats()

@@ -64,7 +64,7 @@ def test_it_goes_on(name):
     env = batch()
     rollout(env)
     before = Holdings.now()
-    for _, place in interruptions(lambda: env, CALLS[name], 40):
+    for _, place in interruptions(lambda: env, CALLS[name], 25):
         with told(place):
             check_goes_on(env)
             before.check()
@@ -76,7 +76,7 @@ def test_a_start_that_is_interrupted():
     serial.close()
     batch().close()
     before = Holdings.now()
-    for env, place in interruptions(batch, lambda env: env.start(), 40, close=lambda env: env.close()):
+    for env, place in interruptions(batch, lambda env: env.start(), 25, close=lambda env: env.close()):
         with told(place):
             assert equal(rollout(env), expected), "as if nothing had happened"
             env.close()
@@ -92,7 +92,7 @@ def test_a_close_that_is_interrupted():
         env.start()
         return env
 
-    for env, place in interruptions(started, lambda env: env.close(), 30):
+    for env, place in interruptions(started, lambda env: env.close(), 20):
         with told(place):
             env.close()
             with pytest.raises(ClosedError):
