@@ -72,6 +72,19 @@ def test_every_share_counts_as_work() -> None:
         assert words.words[WORK] == number + 1
 
 
+def test_frames_are_counted_with_the_share_or_not_at_all() -> None:
+    words = made()
+    for number, frames in enumerate((3, 5, 7)):
+        words.grant(Grant(9), False)
+        words.begin()
+        before = words.frames
+        words.finish(number, Share(number == 1, 9, frames, 0, 1, REASONS[0]))
+        assert words.frames == before + frames + 1
+        words.words[SERVED] = number  # as if it had been killed just before it published
+        assert words.frames == before
+        words.words[SERVED] = number + 1
+
+
 def test_floats_are_the_same_words() -> None:
     words = made()
     words.floats[NEXT_ID] = 1.5

@@ -21,7 +21,7 @@ from gleanrl.collectors.workers.servant import Bound, CollectorMaker
 from gleanrl.collectors.workers.standing import Taken
 from gleanrl.collectors.workers.team import Team
 from gleanrl.collectors.workers.weights import SharedWeights
-from gleanrl.collectors.workers.words import BUSY, EPISODES, FRAMES, IDLE, MEAN_LENGTH, MEAN_RETURN
+from gleanrl.collectors.workers.words import BUSY, EPISODES, IDLE, MEAN_LENGTH, MEAN_RETURN
 from gleanrl.errors import (
     ClosedError,
     IndexRangeError,
@@ -289,11 +289,11 @@ class CrewSource(Source):
         spanned = words[BUSY] + words[IDLE]
         has_ended = words[EPISODES] > 0
         return WorkerStats(
-            frames=words[FRAMES] + under_way + self.dispatcher.now.losses[worker].frames,
+            frames=view.frames + under_way + self.dispatcher.now.losses[worker].frames,
             episodes=words[EPISODES],
             mean_return=view.floats[MEAN_RETURN] if has_ended else math.nan,
             mean_length=view.floats[MEAN_LENGTH] if has_ended else math.nan,
-            frames_per_s=words[FRAMES] / seconds if seconds else 0.0,
+            frames_per_s=view.frames / seconds if seconds else 0.0,
             idle_share=words[IDLE] / spanned if spanned else 0.0,
             versions_behind=0 if self._weights is None else self._weights.behind(worker),
             restarts=self.dispatcher.generation(worker),

@@ -21,7 +21,6 @@ from gleanrl.collectors.workers.words import (
     BUSY,
     CUT,
     EPISODES,
-    FRAMES,
     IDLE,
     MEAN_LENGTH,
     MEAN_RETURN,
@@ -242,7 +241,6 @@ class CollectorServant:
         words, ended = self._words.words, clock.monotonic()
         words[IDLE] += int((begun - self._ended) * 1e9)
         words[BUSY] += int((ended - begun) * 1e9)
-        words[FRAMES] += share.frames + share.excess
         self._ended = ended
         self._tell()
         self._words.finish(number, share)

@@ -1,9 +1,10 @@
 """What the owner of a crew of collections and one of its workers tell each other in shared memory.
 
 All words are int64, written by one side only, each by one store; a worker that takes the place of another one finds
-them as they were. The owner writes a grant into its slot, then counts
-it in `GRANTED`; the worker writes the share's words into the slot, then counts it in `SERVED`. Grant number n uses slot
-n modulo the number of slots, the same one as the worker's block.
+them as they were. The owner writes a grant into its slot, then counts it in `GRANTED`; the worker writes the share's
+words into the slot, then counts it in `SERVED`. Grant number n uses slot n modulo the number of slots, the same one as
+the worker's block. The order of the stores is what the other side sees on x86; elsewhere the calls of the system in
+between see to it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ PUBLISHED, WRITING, WRITING_OWN, PULLED = range(OWN + 4, OWN + 8)
 worker uses."""
 MARKED = OWN + 15
 """The least version that frames are to say, whatever that of the weights is."""
-NEXT_ID, FRAMES, EPISODES, BUSY, IDLE, MEAN_RETURN, MEAN_LENGTH = range(OWN + 8, OWN + 15)
-"""The first local id that no frame has; what the worker has done: frames of shares, ended trajectories, nanoseconds of
-collecting and waiting; and recent means, which are `floats`."""
+NEXT_ID, EPISODES, BUSY, IDLE, MEAN_RETURN, MEAN_LENGTH = range(OWN + 8, OWN + 14)
+"""The first local id that no frame has; what the worker has done: ended trajectories, nanoseconds of collecting and
+waiting; and recent means, which are `floats`."""
 _SLOTS = OWN + 16
 _NUM_STEPS, _RANDOM, _MOST, _RESET, _COUNT, _FRAMES, _FLAGGED, _EXCESS, _REASON = range(9)
 _SLOT_WORDS = 9
+_TOTALS = OWN + 50  # frames of all shares: of an even number of them in the first of two words
 _FAILED = -1
 
 REASONS = ("environment", "policy", "nonfinite", "error", "interrupted", "budget")
@@ -96,6 +98,11 @@ class Words:
         )
 
     @property
+    def frames(self) -> int:
+        """Frames of all shares that were finished."""
+        return self.words[_TOTALS + self.words[SERVED] % 2]
+
+    @property
     def is_at_work(self) -> bool:
         """Whether a share was begun and isn't finished."""
         return self.words[BEGUN] > self.words[SERVED]
@@ -131,6 +138,7 @@ class Words:
         words[slot + _FRAMES], words[slot + _FLAGGED] = share.frames, share.flagged
         words[slot + _EXCESS] = share.excess
         words[slot + _REASON] = REASONS.index(share.reason) if share.failed else 0
+        words[_TOTALS + (number + 1) % 2] = words[_TOTALS + number % 2] + share.frames + share.excess
         words[SERVED] = number + 1
 
     def __repr__(self) -> str:
