@@ -24,7 +24,7 @@ from gleanrl.envs.transforms import TensorDictPrimer
 from gleanrl.errors import GleanError
 from tests.collectors.workers.crews import KINDS, collecting
 from tests.contract.helpers import Constant
-from tests.contract.multi import NEVER, makers, shares, take
+from tests.contract.multi import NEVER, makers, settled, shares, take
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv, TeamEnv, TwoActionEnv
 
@@ -94,8 +94,7 @@ def test_parameters_made_at_the_first_call(kind: str) -> None:
             assert torch.allclose(batch["action"], policy(batch["observation"]), atol=1e-4)
             policy[0].weight.zero_()
             policy[0].bias.fill_(0.5)
-        if kind == "async":
-            take(collector, 4)
+        settled(collector, kind)
         assert (collector.next()["action"] == 0.5).all()
 
 
@@ -135,8 +134,7 @@ def test_factories_take_given_weights(kind: str) -> None:
     with collecting(kind, 2, policy_factory=lambda: Constant(0.25)) as collector:
         assert (collector.next()["action"] == 0.25).all()
         collector.update_policy_weights_(TensorDict.from_module(Constant(0.75)))
-        if kind == "async":
-            take(collector, 4)
+        settled(collector, kind)
         assert (collector.next()["action"] == 0.75).all()
 
 

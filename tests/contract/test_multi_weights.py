@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.collectors.workers.crews import KINDS, collecting
 from tests.contract.helpers import Constant
-from tests.contract.multi import take
+from tests.contract.multi import settled, take
 
 PLACES: list[dict[str, Any]] = [{}, {"policy_device": "cpu"}, {"device": "cpu"}]
 
@@ -27,13 +27,6 @@ def set_to(policy: nn.Module, value: float) -> None:
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.fill_(value)
-
-
-def settled(collector: Any, kind: str) -> None:
-    """Take what was collected ahead: of each of two workers, two batches at most, whoever is quicker."""
-    taken = [0, 0]
-    while kind == "async" and min(taken) < 2:
-        taken[int(collector.next()["collector", "traj_ids"].reshape(-1)[0]) % 2] += 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

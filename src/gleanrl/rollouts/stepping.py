@@ -47,6 +47,7 @@ def step_mdp(
 
     Examples:
         >>> import torch
+        >>> from tensordict import TensorDict
         >>> after = TensorDict({"obs": torch.ones(1), "reward": torch.ones(1), "done": torch.zeros(1)}, [])
         >>> td = TensorDict({"obs": torch.zeros(1), "action": torch.ones(1), "next": after}, [])
         >>> sorted(step_mdp(td).keys())
