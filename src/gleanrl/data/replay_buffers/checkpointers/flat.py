@@ -12,10 +12,10 @@ import torch
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
 from gleanrl.data.replay_buffers.checkpointers.trajectories import (
     DONE,
-    bytes_of_rows,
     check_flags,
     paths_of,
     twins,
+    unlike,
 )
 from gleanrl.errors import CorruptCheckpointError
 
@@ -48,11 +48,12 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
         paths = paths_of(state)
         check_flags(paths, state["format"]["shapes"], DONE)
         after = _following(state)
+        rows = np.arange(len(after))
         columns = list(state["columns"])
         packed["apart"] = {}
         for position, beside in twins(paths, state["columns"]):
             mine = columns[position]
-            kept = _unlike(mine, columns[beside], after)
+            kept = torch.from_numpy(np.flatnonzero(unlike(mine, columns[beside], rows, after.numpy())))
             packed["apart"][position] = {"rows": kept, "values": mine[kept].clone()}
             columns[position] = None
         packed["columns"] = columns
@@ -83,13 +84,3 @@ def _following(state: Mapping[str, Any]) -> torch.Tensor:
     steps, width = state["num_steps"], prod(state["batch_shape"])
     rows = torch.arange(steps * width, device="cpu").reshape(steps, width)
     return rows.roll(-1, 0).reshape(-1)
-
-
-def _unlike(mine: torch.Tensor, theirs: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """Return the rows of one column that aren't those of another one in the following step, byte for byte."""
-    found = []
-    rows = max(1, (1 << 22) // max(1, mine[0].numel() * mine.element_size()))
-    for begin in range(0, len(mine), rows):
-        part = bytes_of_rows(mine[begin : begin + rows])
-        found.append((part != bytes_of_rows(theirs[after[begin : begin + rows]])).any(1))
-    return torch.from_numpy(np.flatnonzero(np.concatenate(found)))

@@ -101,13 +101,13 @@ def split(
         if is_flag(path, done) and isinstance(column, torch.Tensor) and column.numel():
             ends |= column.reshape(count, -1).bool().any(1).cpu().numpy()[order]
     found = [
-        (place, beside, _unlike(columns[place], columns[beside], order))
+        (place, beside, np.append(unlike(columns[place], columns[beside], order[:-1], order[1:]), False))
         for place, beside in twins(paths, columns)
     ]
     # One whose rows mostly differ would end trajectories everywhere, and make the others large: it stays whole.
     shared = [twin for twin in found if 2 * np.count_nonzero(twin[2] & ~ends) <= count]
-    for _, _, unlike in shared:
-        ends |= unlike
+    for _, _, differs in shared:
+        ends |= differs
     offsets = np.concatenate(([0], np.flatnonzero(ends) + 1))
     values: list[Any] = [
         _take(column, order) if isinstance(column, torch.Tensor) else column for column in columns
@@ -119,8 +119,8 @@ def split(
     final = last + 1 + np.arange(len(last))
     source[final] = 0
     for place, beside, _ in shared:
-        whole = np.take(bytes_of_rows(columns[beside]), source, 0)
-        whole[final] = bytes_of_rows(columns[place])[order[last]]
+        whole = np.take(_bytes_of_rows(columns[beside]), source, 0)
+        whole[final] = _bytes_of_rows(columns[place])[order[last]]
         values[beside], values[place] = _typed(whole, columns[beside]), None
     return values, torch.from_numpy(offsets)
 
@@ -163,26 +163,32 @@ def _take(column: torch.Tensor, index: Array) -> torch.Tensor:
     """Return rows of a column, on the CPU: the very bytes, of any dtype."""
     if not len(index) or not prod(column.shape[1:]):
         return torch.empty(len(index), *column.shape[1:], dtype=column.dtype, device="cpu")
-    return _typed(np.take(bytes_of_rows(column), index, 0), column)
+    return _typed(np.take(_bytes_of_rows(column), index, 0), column)
 
 
 def _typed(rows: Array, like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(rows).view(like.dtype).reshape(len(rows), *like.shape[1:])
 
 
-def _unlike(mine: torch.Tensor, theirs: torch.Tensor, order: Array) -> Array:
-    """Return in which steps of `order` a column isn't what another one is in the following step; the last has none."""
-    here, there, count = bytes_of_rows(mine), bytes_of_rows(theirs), len(order)
-    found = np.zeros(count, bool)
-    rows = max(1, _BLOCK_BYTES // here.shape[1])
-    for begin in range(0, count - 1, rows):
-        end = min(begin + rows, count - 1)
-        now, then = here[order[begin:end]], there[order[begin + 1 : end + 1]]
-        found[begin:end] = (now != then).any(1)
+def unlike(mine: torch.Tensor, theirs: torch.Tensor, rows: Array, following: Array) -> Array:
+    """Return where rows of one column aren't the rows of another one that follow, ``(k,)`` bool, byte for byte.
+
+    Args:
+        mine: ``(n, *field)``.
+        theirs: likewise, with as many bytes in a row.
+        rows: of `mine`, ``(k,)`` int64.
+        following: of `theirs`, one for each.
+    """
+    here, there = _bytes_of_rows(mine), _bytes_of_rows(theirs)
+    found = np.zeros(len(rows), bool)
+    size = max(1, _BLOCK_BYTES // here.shape[1])
+    for begin in range(0, len(rows), size):
+        part = slice(begin, begin + size)
+        found[part] = (here[rows[part]] != there[following[part]]).any(1)
     return found
 
 
-def bytes_of_rows(column: torch.Tensor) -> Array:
+def _bytes_of_rows(column: torch.Tensor) -> Array:
     """Return the bytes of a column that isn't empty, ``(n, bytes of a row)`` uint8."""
     flat = column.cpu().contiguous().reshape(len(column), -1)
     found: Array = flat.view(torch.uint8).numpy()
