@@ -124,9 +124,10 @@ class Ledger:
             return self
         return replace(self, discards={**self.discards, reason: self.discards.get(reason, 0) + frames})
 
-    def stats(self, trajectories: Trajectories) -> CollectorStats:
-        """Return the counters that users see."""
-        returns, lengths = trajectories.recent_returns, trajectories.recent_lengths
+    def stats(self, trajectories: Trajectories | None = None) -> CollectorStats:
+        """Return the counters that users see; without trajectories those of none, for who follows them elsewhere."""
+        returns = () if trajectories is None else trajectories.recent_returns
+        lengths = () if trajectories is None else trajectories.recent_lengths
         return CollectorStats(
             stepped=self.stepped,
             delivered=self.delivered,
@@ -134,7 +135,7 @@ class Ledger:
             discarded=self.discarded,
             reasons=MappingProxyType(dict(self.discards)),
             batches=self.batches,
-            episodes=trajectories.num_ended,
+            episodes=0 if trajectories is None else trajectories.num_ended,
             mean_return=fmean(returns) if returns else math.nan,
             mean_length=fmean(lengths) if lengths else math.nan,
             frames_per_s=self.stepped / self.seconds if self.seconds else 0.0,

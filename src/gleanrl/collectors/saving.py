@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -98,26 +98,43 @@ def parse(collection: Collects, state: Any, strict: bool, has_policy: bool = Fal
         strict: whether a missing or unexpected entry is an error.
         has_policy: whether the policy's weights are to be in it.
     """
-    if not isinstance(state, Mapping):
-        raise InvalidTypeError(f"load_state_dict: expected a mapping, got {type(state).__name__}")
     needed = {"env_state_dict", "frames", "iter"} | ({"policy_state_dict"} if has_policy else set())
-    missing, unexpected = sorted(needed - set(state)), sorted(set(state) - needed - {"source"})
-    if strict and missing:
-        raise MissingKeyError(f"load_state_dict: missing {missing}; got {sorted(state)}")
-    if strict and unexpected:
-        raise SchemaError(f"load_state_dict: unexpected {unexpected}; expected {sorted(needed)}")
+    check_entries(state, needed, strict, f"expected {sorted(needed)}")
     value = collection.parse(state["source"]) if "source" in state else collection.snapshot()
-    reader = StateReader(state, type(collection).__name__)
-    spent = reader.integer("frames") if "frames" in reader else value.ledger.spent
-    batches = reader.integer("iter") if "iter" in reader else value.ledger.batches
     value = replace(
         value,
-        ledger=replace(value.ledger, spent=spent, batches=batches),
+        ledger=with_counts(value.ledger, state, type(collection).__name__),
         trajectories=value.trajectories.apart_from(collection.trajectories),
     )
     if state.get("env_state_dict"):
         check_state(collection.env, state["env_state_dict"])
     return Saved(value, state.get("env_state_dict"), strict)
+
+
+def check_entries(state: Any, needed: Set[str], strict: bool, hint: str) -> None:
+    """Raise unless a saved state has the entries that it should have.
+
+    Args:
+        state: what was given.
+        needed: its entries, beside ``"source"``, which older states lack.
+        strict: whether a missing or unexpected entry is an error.
+        hint: what the message says of unexpected ones.
+    """
+    if not isinstance(state, Mapping):
+        raise InvalidTypeError(f"load_state_dict: expected a mapping, got {type(state).__name__}")
+    missing, unexpected = sorted(needed - set(state)), sorted(set(state) - needed - {"source"})
+    if strict and missing:
+        raise MissingKeyError(f"load_state_dict: missing {missing}; got {sorted(state)}")
+    if strict and unexpected:
+        raise SchemaError(f"load_state_dict: unexpected {unexpected}; {hint}")
+
+
+def with_counts(ledger: Ledger, state: Mapping[str, Any], of: str) -> Ledger:
+    """Return a ledger with the frames and batches that a saved state names; `of` is what it's a state of."""
+    reader = StateReader(state, of)
+    spent = reader.integer("frames") if "frames" in reader else ledger.spent
+    batches = reader.integer("iter") if "iter" in reader else ledger.batches
+    return replace(ledger, spent=spent, batches=batches)
 
 
 def adopt(collection: Collects, found: Saved, also: Callable[[], None] | None = None) -> None:

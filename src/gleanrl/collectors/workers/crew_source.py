@@ -7,13 +7,13 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from gleanrl.collectors import saving
 from gleanrl.collectors.ledger import CollectorStats, Ledger, WorkerStats
 from gleanrl.collectors.source import Collected, Source
 from gleanrl.collectors.workers.dispatcher import UNFINISHED, Dispatcher
@@ -27,11 +27,9 @@ from gleanrl.errors import (
     IndexRangeError,
     InvalidTypeError,
     LengthError,
-    MissingKeyError,
-    SchemaError,
 )
 from gleanrl.pool import BufferPool
-from gleanrl.state import StateReader, plain
+from gleanrl.state import plain
 from gleanrl.system.clock import Deadline
 from gleanrl.workers.segment import Region, Rows
 
@@ -223,22 +221,11 @@ class CrewSource(Source):
 
     def load(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> None:
         """Go on from a saved state of as many workers; shares under way are discarded."""
-        if not isinstance(state, Mapping):
-            raise InvalidTypeError(f"load_state_dict: expected a mapping, got {type(state).__name__}")
         names = [f"worker{worker}" for worker in range(self.num_workers)]
-        missing = sorted({"frames", "iter", *names} - set(state))
-        unexpected = sorted(set(state) - {"frames", "iter", "source", *names})
-        if missing and strict:
-            raise MissingKeyError(f"load_state_dict: missing {missing}; got {sorted(state)}")
-        if unexpected and strict:
-            raise SchemaError(
-                f"load_state_dict: unexpected {unexpected}; this collector has {self.num_workers} workers"
-            )
+        hint = f"this collector has {self.num_workers} workers"
+        saving.check_entries(state, {"frames", "iter", *names}, strict, hint)
         counts = Ledger.read(state["source"]) if "source" in state else None
-        ledger = counts or self.dispatcher.now.ledger
-        reader = StateReader(state, type(self).__name__)
-        spent = reader.integer("frames") if "frames" in reader else ledger.spent
-        batches = reader.integer("iter") if "iter" in reader else ledger.batches
+        counted = saving.with_counts(counts or self.dispatcher.now.ledger, state, type(self).__name__)
         parts = {worker: dict(state[name]) for worker, name in enumerate(names) if name in state}
         policies = {worker: part.pop("policy_state_dict", None) for worker, part in parts.items()}
         weights = {worker: found for worker, found in policies.items() if found is not None}
@@ -253,7 +240,8 @@ class CrewSource(Source):
             self._weights.adopt(loaded)
         self.dispatcher.ask("adopt", given)
         self.dispatcher.were_reset(given)
-        ledger = replace(counts or self.dispatcher.now.ledger, spent=spent, batches=batches)
+        ledger = counts or self.dispatcher.now.ledger  # with what was discarded meanwhile
+        ledger = replace(ledger, spent=counted.spent, batches=counted.batches)
         self.dispatcher.now = self.dispatcher.now._replace(ledger=ledger)
 
     # ------------------------------------------------------------------ counts
@@ -264,20 +252,13 @@ class CrewSource(Source):
 
     def stats(self) -> CollectorStats:
         """Return the counters at this moment: those of workers as they stand in the shared memory."""
-        ledger = self.dispatcher.now.ledger
+        found = self.dispatcher.now.ledger.stats()
         workers = tuple(self._worker_stats(worker) for worker in range(self.num_workers))
-        episodes = sum(worker.episodes for worker in workers)
-        return CollectorStats(
-            stepped=ledger.stepped,
-            delivered=ledger.delivered,
-            flagged=ledger.flagged,
-            discarded=ledger.discarded,
-            reasons=MappingProxyType(dict(ledger.discards)),
-            batches=ledger.batches,
-            episodes=episodes,
+        return replace(
+            found,
+            episodes=sum(worker.episodes for worker in workers),
             mean_return=_mean([worker.mean_return for worker in workers]),
             mean_length=_mean([worker.mean_length for worker in workers]),
-            frames_per_s=ledger.stepped / ledger.seconds if ledger.seconds else 0.0,
             workers=workers,
         )
 
