@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 
 from gleanrl.arguments import integer
 from gleanrl.block import Block, Field, Schema
@@ -93,6 +94,24 @@ class Arrangement:
         columns = [column.reshape(-1, *column.shape[2:]) for column in out.columns]  # views: it's contiguous
         batch_size = (self.num_workers * out.batch_size[1], *out.batch_size[2:])
         return Block(out.schema, batch_size[:-1], batch_size[-1], columns=columns)
+
+    def shares(self, batch: TensorDict, counts: Mapping[int, int]) -> Iterator[TensorDict]:
+        """Yield each worker's share of a batch, without steps that weren't made: views.
+
+        Args:
+            batch: what `batch` made.
+            counts: see there.
+        """
+        begin = 0
+        for worker, count in counts.items():
+            if self.in_time:
+                yield batch[..., begin : begin + count]
+                begin += count
+            elif self.dim is None:
+                yield batch[worker][..., :count]
+            else:
+                width = self.batch_size[0]
+                yield batch[worker * width : (worker + 1) * width][..., :count]
 
     def _joined(self, block: Block, counts: Mapping[int, int], pool: BufferPool) -> Block:
         out = Block(block.schema, self.batch_size, sum(counts.values()), pool=pool)

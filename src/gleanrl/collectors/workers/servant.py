@@ -83,13 +83,13 @@ class Bound(NamedTuple):
 
     Attributes:
         rows: the region of its blocks.
-        place: which of the region's first dimension is the worker's; None for the whole.
+        place: which of the region's first dimension is the worker's.
         weights: the region of the weights of all workers; None if the policy has none.
         own_weights: the region of the worker's own; None if it has none.
     """
 
     rows: Region
-    place: int | None
+    place: int
     weights: Region | None = None
     own_weights: Region | None = None
 
@@ -271,8 +271,8 @@ class CollectorServant:
 
     def bind(self, bound: Bound) -> None:
         """Fill these blocks from now on, and take weights from there."""
-        blocks = [self._segment.block(bound.rows, number) for number in range(bound.rows.num_blocks)]
-        self._blocks = blocks if bound.place is None else [block.part(bound.place) for block in blocks]
+        numbers = range(bound.rows.num_blocks)
+        self._blocks = [self._segment.block(bound.rows, number).part(bound.place) for number in numbers]
         weights = self._collection.weights
         assert isinstance(weights, PulledWeights)
         weights.bind(self._segment, bound.weights)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tensordict import TensorDict
-
 from gleanrl.block import Block
 from gleanrl.collectors.budget import Budget, Grant
 from gleanrl.collectors.columns import IDS, NONFINITE
@@ -95,28 +93,11 @@ class SynchronousSource(CrewSource):
         if excess:
             flagged -= _mask_last(block, excess)
         batch = block.batch(None, self.description.device)
-        if self._truncated:
-            self._mark_truncated(batch, counts)
+        if self._truncated:  # each share's last step, which may be in the middle of the batch
+            for share in self.arrangement.shares(batch, counts):
+                mark_truncated(share, list(self.description.done_keys))
         numbers = {worker: now.taken[worker] for worker in workers}
         return Collected(batch, Taken(numbers, frames - excess, flagged, excess, grant.counted, seconds))
-
-    def _mark_truncated(self, batch: TensorDict, counts: dict[int, int]) -> None:
-        """Mark the last step of every share, which in a batch of shares that follow each other isn't the batch's."""
-        keys = list(self.description.done_keys)
-        if not self.arrangement.in_time:
-            for worker, count in counts.items():
-                width = 1 if self.arrangement.dim is None else self.description.batch_size[0]
-                rows = (
-                    batch[worker]
-                    if self.arrangement.dim is None
-                    else batch[worker * width : (worker + 1) * width]
-                )
-                mark_truncated(rows[..., :count], keys)
-            return
-        begin = 0
-        for count in counts.values():
-            mark_truncated(batch[..., begin : begin + count], keys)
-            begin += count
 
 
 def _mask_last(block: Block, excess: int) -> int:
