@@ -80,3 +80,9 @@ class Delivery:
             self._same = batch
             return batch
         return self._same.copy_(batch)
+
+
+def place_postproc(postproc: Any, device: torch.device | None) -> None:
+    """Move a `postproc` that has a method ``to`` to where batches are delivered; None for where it is."""
+    if postproc is not None and hasattr(postproc, "to") and device is not None:
+        postproc.to(device)

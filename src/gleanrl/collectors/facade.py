@@ -13,7 +13,7 @@ from tensordict.nn import InteractionType
 from gleanrl.arguments import optional_callable
 from gleanrl.collectors.assembly import Recipe, assemble, registered
 from gleanrl.collectors.budget import Budget
-from gleanrl.collectors.delivery import Delivery
+from gleanrl.collectors.delivery import Delivery, place_postproc
 from gleanrl.collectors.environments import made_env
 from gleanrl.collectors.keywords import (
     WholeOptions,
@@ -195,8 +195,7 @@ class SyncDataCollector(SourceCollector):
                 extend_buffer=not extend_buffer,
                 nonfinite=nonfinite == "mark",
             )
-            if postproc is not None and hasattr(postproc, "to") and storing is not None:
-                postproc.to(storing)
+            place_postproc(postproc, storing)
             self._delivery = Delivery(
                 storing if storing != here else None,
                 self.env.done_keys if set_truncated else (),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from tensordict.nn import InteractionType
 from gleanrl.arguments import integer, optional_callable, positive
 from gleanrl.collectors.assembly import Recipe
 from gleanrl.collectors.budget import Budget
-from gleanrl.collectors.delivery import Delivery
+from gleanrl.collectors.delivery import Delivery, place_postproc
 from gleanrl.collectors.facade import SyncDataCollector
 from gleanrl.collectors.keywords import (
     WholeOptions,
@@ -190,33 +191,27 @@ class WorkersCollector(SourceCollector):
         options = options_of(
             max_frames_per_traj, exploration, nonfinite, reset_at_each_iter, track_policy_version
         )
-        places = [
-            each(name, value, count)
-            for name, value in (
-                ("device", device),
-                ("env_device", env_device),
-                ("policy_device", policy_device),
-                ("storing_device", storing_device),
-            )
-        ]
+        recipe = Recipe(
+            options,
+            set_truncated=bool(set_truncated),
+            trust_policy=bool(trust_policy),
+            compile_policy=compile_policy,
+            cudagraph_policy=cudagraph_policy,
+        )
+        places = {
+            "device": each("device", device, count),
+            "env_device": each("env_device", env_device, count),
+            "policy_device": each("policy_device", policy_device, count),
+            "storing_device": each("storing_device", storing_device, count),
+        }
         recipes = [
-            Recipe(
-                options,
-                general,
-                env_place,
-                policy_place,
-                storing_place,
-                bool(set_truncated),
-                bool(trust_policy),
-                compile_policy,
-                cudagraph_policy,
-            )
-            for general, env_place, policy_place, storing_place in zip(*places, strict=True)
+            replace(recipe, **{name: of_workers[worker] for name, of_workers in places.items()})
+            for worker in range(count)
         ]
         policy = initialised(policy, makers[0])
         given = policies_of(policy, policy_factory, count)
         prepare = optional_callable("init_fn", init_fn)
-        moved = any(place is not None for place in (*places[0], *places[2]))
+        moved = any(place is not None for place in (*places["device"], *places["policy_device"]))
         team = Team(
             [
                 CollectorMaker(
@@ -256,8 +251,7 @@ class WorkersCollector(SourceCollector):
             self._delivery = Delivery(
                 _storing(source), (), bool(split_trajs), postproc, False, post_collect_hook
             )
-            if postproc is not None and hasattr(postproc, "to") and source.description.storing is not None:
-                postproc.to(source.description.storing)
+            place_postproc(postproc, source.description.storing)
             self.weight_updater = made_updater(weight_updater, policy)
             if progress:
                 self._progress = CollectorProgress(self._budget.total_frames)
