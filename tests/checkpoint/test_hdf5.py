@@ -45,7 +45,7 @@ def changed(change: Callable[[Any], None]) -> np.ndarray[Any, Any]:
     with h5py.File(file, "r+") as root:
         change(root)
     data = bytearray(file.getvalue())
-    head = b"gleanrl h5 1 sha256 " + hashlib.sha256(data[512:]).hexdigest().encode() + b"\n"
+    head = b"gleanrl h5 sha256 " + hashlib.sha256(data[512:]).hexdigest().encode() + b"\n"
     data[: len(head)] = head
     return np.frombuffer(bytes(data), np.uint8)
 

@@ -2,6 +2,7 @@
 
 - `values`: states as JSON and arrays, and back. Nothing that is read is ever executed.
 - `manifest`: the file that says what belongs to a checkpoint; checked before anything is believed.
+- `migrations`: what earlier formats become.
 - `folder`: the folder that a user names: commits, what is complete in it, leftovers.
 
 A folder holds a file ``LOCK`` and checkpoints ``ckpt-<number>-<id>``, each under a name never used before: data files

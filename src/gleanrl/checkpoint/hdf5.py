@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -19,11 +18,15 @@ import torch
 
 from gleanrl import optional
 from gleanrl.block import numpy_dtype, numpy_view
+from gleanrl.checkpoint import strict_json
+from gleanrl.checkpoint.migrations import HDF5, migrated
 from gleanrl.checkpoint.values import Array, Decoder, Encoder
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
 
+FORMAT = 1
+"""The version of the layout that this library writes; it reads this one, and earlier ones as `migrations` says."""
 _HEAD_BYTES = 512
-_MAGIC = b"gleanrl h5 1 sha256 "
+_MAGIC = b"gleanrl h5 sha256 "
 _CHUNK_BYTES = 1 << 20
 _FILTERS = frozenset((1, 2, 3, 32000))  # deflate, shuffle, fletcher32, lzf: none of them is a plugin
 _MOST_RATIO = 1100  # deflate makes at most 1032 bytes of one
@@ -51,7 +54,7 @@ def encoded(state: Any, columns: Mapping[str, torch.Tensor], options: Mapping[st
     tree = Encoder(store).tree(
         {"state": state, "columns": {name: _kind(column) for name, column in columns.items()}}
     )
-    text = json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
+    text = strict_json.encoded({"format": FORMAT, "tree": tree})
     with optional.h5py().File(file, "w", userblock_size=_HEAD_BYTES) as root:
         group = root.create_group("state")
         group.create_dataset("tree", data=np.frombuffer(text, np.uint8))
@@ -95,9 +98,9 @@ def decoded(data: Array) -> tuple[Any, dict[str, torch.Tensor]]:
     try:
         with h5py.File(io.BytesIO(data.data), "r") as root:
             files = _Datasets(h5py, root)
-            tree = json.loads(files.read("state/tree", np.dtype(np.uint8)).tobytes())
-            fetch = partial(_array, files)
-            read = Decoder(fetch).value(tree)
+            body = strict_json.decoded(files.read("state/tree", np.dtype(np.uint8)).tobytes(), "HDF5 file")
+            tree = migrated(body, FORMAT, HDF5, "HDF5 file")["tree"]
+            read = Decoder(partial(_array, files)).value(tree)
             return read["state"], {name: _column(files, name, kind) for name, kind in read["columns"].items()}
     except (OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError, MemoryError) as cause:
         if isinstance(cause, CheckpointError):

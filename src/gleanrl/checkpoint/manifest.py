@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gleanrl.checkpoint import strict_json
+from gleanrl.checkpoint.migrations import MANIFESTS, migrated
 from gleanrl.checkpoint.values import ATTACHED
-from gleanrl.errors import CorruptCheckpointError, IncompatibleCheckpointError
+from gleanrl.errors import CorruptCheckpointError
 
 FORMAT = 1
-"""The version of the layout that this library writes; it reads this one."""
+"""The version of the layout that this library writes; it reads this one, and earlier ones as `migrations` says."""
 BLOCK_BYTES = 1 << 22
 """Bytes of a data file that have one checksum."""
 MOST_BYTES = 1 << 26
@@ -21,7 +22,6 @@ MOST_BYTES = 1 << 26
 _NO_HASH = "0" * 64
 _BEGIN = b'{"sha256":"'
 _NAME = re.compile(r"\d{6}\.bin")
-_LARGEST = 2**63
 
 
 @dataclass(frozen=True)
@@ -48,26 +48,24 @@ class Manifest:
         state: the tree of its state (see `values`).
         files: its data files.
         libraries: with which versions it was written, by name.
-        format: of the layout.
     """
 
     kind: str
     state: Any
     files: tuple[DataFile, ...]
     libraries: Mapping[str, str] = field(default_factory=dict)
-    format: int = FORMAT
 
     def encoded(self) -> bytes:
         """Return the manifest's bytes: JSON, which begins with the hash of itself with zeros in the hash's place."""
         body = {
             "sha256": _NO_HASH,
-            "format": self.format,
+            "format": FORMAT,
             "kind": self.kind,
             "libraries": dict(self.libraries),
             "files": [{"name": f.name, "size": f.size, "crc32": list(f.checksums)} for f in self.files],
             "state": self.state,
         }
-        text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+        text = strict_json.encoded(body)
         return text.replace(_NO_HASH.encode(), hashlib.sha256(text).hexdigest().encode(), 1)
 
     @classmethod
@@ -76,7 +74,7 @@ class Manifest:
 
         Raises:
             CorruptCheckpointError: they are damaged.
-            IncompatibleCheckpointError: a later library wrote them.
+            IncompatibleCheckpointError: a later library wrote them, or one before any release.
         """
         if len(data) > MOST_BYTES:
             raise CorruptCheckpointError(f"manifest: more than {MOST_BYTES} bytes")
@@ -87,12 +85,7 @@ class Manifest:
             or data[start:].split(b'"', 1)[0] != hashlib.sha256(blank).hexdigest().encode()
         ):
             raise CorruptCheckpointError("manifest: its hash doesn't fit")
-        body = _parsed(data)
-        version = _integer(body, "format", 0)
-        if version != FORMAT:
-            raise IncompatibleCheckpointError(
-                f"manifest: format {version}; this library reads {FORMAT}: a later one wrote it"
-            )
+        body = migrated(strict_json.decoded(data, "manifest"), FORMAT, MANIFESTS, "manifest")
         files = body.get("files")
         libraries = body.get("libraries")
         if not isinstance(files, list) or not isinstance(libraries, dict) or "state" not in body:
@@ -100,41 +93,12 @@ class Manifest:
         read = tuple(_data_file(entry, number) for number, entry in enumerate(files))
         if len({file.name for file in read}) != len(read):
             raise CorruptCheckpointError("manifest: a file stands there twice")
-        return cls(_text(body, "kind"), body["state"], read, libraries, version)
+        return cls(_text(body, "kind"), body["state"], read, libraries)
 
 
 def file_name(number: int) -> str:
     """Return the name of a data file."""
     return f"{number:06d}.bin"
-
-
-def _parsed(data: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(
-            data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_int
-        )
-    except (UnicodeDecodeError, ValueError, RecursionError) as cause:
-        raise CorruptCheckpointError(f"manifest: it isn't what was written: {cause}") from cause
-    if not isinstance(found, dict):
-        raise CorruptCheckpointError("manifest: expected an object")
-    return found
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key stands there twice")
-    return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} isn't JSON")
-
-
-def _int(text: str) -> int:
-    if len(text) > 20 or not -_LARGEST <= (number := int(text)) < _LARGEST:
-        raise ValueError(f"{text:.30} doesn't fit into 64 bits")
-    return number
 
 
 def _text(body: Mapping[str, Any], name: str) -> str:

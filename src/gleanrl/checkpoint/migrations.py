@@ -1,0 +1,54 @@
+"""What earlier formats become: for each kind of file a table, from a format to what makes the next one of it.
+
+A function gets the tree of JSON that was read, which is its own to change, and returns that of the next format. It's
+run before anything in the tree is checked or believed, so that it needs no checks of its own: what it stumbles over
+is damage. A format that checkpoints of a release have keeps its function for ever, and `tests/checkpoint/golden` has
+a checkpoint of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gleanrl.errors import CorruptCheckpointError, IncompatibleCheckpointError
+
+Tree = dict[str, Any]
+Migrations = Mapping[int, Callable[[Tree], Tree]]
+
+MANIFESTS: Migrations = {}
+"""Of manifests."""
+HDF5: Migrations = {}
+"""Of the trees in HDF5 files."""
+
+
+def migrated(tree: Tree, newest: int, steps: Migrations, what: str) -> Tree:
+    """Return a tree of the newest format.
+
+    Args:
+        tree: of any format, which stands under ``"format"``.
+        newest: the format that this library writes.
+        steps: one of the tables above.
+        what: the tree is of, for messages.
+
+    Raises:
+        CorruptCheckpointError: the tree isn't of the format that it says.
+        IncompatibleCheckpointError: a later library wrote it, or one so early that nothing here reads it.
+    """
+    version = tree.get("format")
+    if type(version) is not int or version < 0:
+        raise CorruptCheckpointError(f"{what}: 'format' isn't an integer of 0 or more")
+    if version > newest:
+        raise IncompatibleCheckpointError(
+            f"{what}: format {version}; this library reads {newest}: a later one wrote it"
+        )
+    for step in range(version, newest):
+        if step not in steps:
+            raise IncompatibleCheckpointError(
+                f"{what}: format {version}, which no release wrote; this library reads {newest}"
+            )
+        try:
+            tree = steps[step](tree)
+        except (LookupError, TypeError, ValueError, AttributeError) as cause:
+            raise CorruptCheckpointError(f"{what}: it isn't of format {step}: {cause!r}") from cause
+    return tree

@@ -1,0 +1,35 @@
+"""JSON of checkpoints: there and back, and nothing that JSON's usual reader lets pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from gleanrl.checkpoint import strict_json
+from gleanrl.errors import CorruptCheckpointError
+
+
+def test_there_and_back() -> None:
+    tree = {"a": [1, -(2**63), 2.5, None, True, "é\0"], "": {}}
+    assert strict_json.decoded(strict_json.encoded(tree), "it") == tree
+    with pytest.raises(ValueError, match="JSON"):
+        strict_json.encoded({"a": float("nan")})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[]",
+        b"",
+        b"\xff",
+        b'{"a":1,"a":2}',
+        b'{"a":NaN}',
+        b'{"a":-Infinity}',
+        b'{"a":9223372036854775808}',
+        b'{"a":' + b"1" * 5_000 + b"}",
+        b'{"a":' * 100_000,
+        b'{"a":1} x',
+    ],
+)
+def test_anything_else_is_damage(data: bytes) -> None:
+    with pytest.raises(CorruptCheckpointError, match="it: "):
+        strict_json.decoded(data, "it")
