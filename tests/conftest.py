@@ -7,6 +7,7 @@ import torch
 from hypothesis import settings
 
 from gleanrl.system import launcher
+from tests import rays
 from tests.leaks import Holdings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -23,3 +24,10 @@ def no_leaks():
     yield
     launcher.shut_down()
     before.check()
+
+
+@pytest.fixture(scope="session")
+def ray_session():
+    """Ray, the module; it runs on this machine until the session's end. Tests end their own actors."""
+    with rays.running() as ray:
+        yield ray

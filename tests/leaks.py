@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ HARMLESS = ("/dev/null", "/dev/urandom", "/dev/tty")
 HEAP = f"{SHARED_MEMORY}/pym-{os.getpid()}-"
 # multiprocessing's bookkeeper lives as long as the process that needed it once.
 LASTING_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+# What Ray's library keeps for the life of a process that used it once: the event loop of its clients, and logs.
+LASTING_OF_RAY = ("anon_inode:", "socket:", "pipe:", "/tmp/ray/")
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,9 @@ class Holdings:
         lasting = {pid for pid in now.children if any(name in command(pid) for name in LASTING_CHILDREN)}
         processes = {pid: command(pid) for pid in now.children - self.children - lasting}
         assert not processes, f"child processes were left: {processes}"
+        kept = (*(("pipe:", "socket:") if lasting else ()), *(LASTING_OF_RAY if "ray" in sys.modules else ()))
         opened = now.descriptors - self.descriptors
-        if lasting:
-            opened = Counter(
-                {name: n for name, n in opened.items() if not name.startswith(("pipe:", "socket:"))}
-            )
+        opened = Counter({name: n for name, n in opened.items() if not name.startswith(kept)})
         assert not opened, f"descriptors were left open: {dict(opened)}"
         # Other processes' files come and go meanwhile: what was left is still there afterwards.
         files = (now.shared_memory - self.shared_memory - in_use()) & set(shared_memory())

@@ -15,3 +15,10 @@ def test_h5py(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(MissingLibraryError, match=r"gleanrl\[h5\]"):
         optional.h5py()
+
+
+def test_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert optional.ray().__name__ == "ray"
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingLibraryError, match=r"gleanrl\[ray\]"):
+        optional.ray()

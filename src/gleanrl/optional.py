@@ -20,3 +20,18 @@ def h5py() -> Any:
             "HDF5 files need h5py, which can't be imported: pip install 'gleanrl[h5]'"
         ) from cause
     return h5py
+
+
+def ray() -> Any:
+    """Return Ray.
+
+    Raises:
+        MissingLibraryError: it isn't installed; the message names the extra.
+    """
+    try:
+        import ray
+    except ImportError as cause:
+        raise MissingLibraryError(
+            "collectors and buffers on Ray need ray, which can't be imported: pip install 'gleanrl[ray]'"
+        ) from cause
+    return ray

@@ -1,0 +1,38 @@
+"""Ray for tests: one small cluster of this machine for all tests of a process that need one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gleanrl import optional
+
+CONFIG: dict[str, Any] = {
+    "address": "local",
+    "num_cpus": 4,
+    "include_dashboard": False,
+    "object_store_memory": 100_000_000,
+    "log_to_driver": False,
+    "logging_level": "error",
+}
+"""Arguments of `ray.init`."""
+
+
+def prepare() -> Any:
+    """Return Ray, set up to talk to nobody outside this machine; before its first use in a process."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    return optional.ray()
+
+
+@contextmanager
+def running() -> Iterator[Any]:
+    """Give Ray, started; whatever runs there ends with the block."""
+    ray = prepare()
+    ray.init(**CONFIG)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
