@@ -1,4 +1,4 @@
-"""One thread for torch, the same hypothesis examples in every run, and nothing left behind by a session."""
+"""One thread for torch, the same hypothesis examples in every run, and nothing left behind by a test or a session."""
 
 from __future__ import annotations
 
@@ -31,3 +31,12 @@ def ray_session():
     """Ray, the module; it runs on this machine until the session's end. Tests end their own actors."""
     with rays.running() as ray:
         yield ray
+
+
+@pytest.fixture(autouse=True)
+def gradients_stay_on():
+    """Fail the test that leaves autograd off in its thread, instead of those that learn after it."""
+    yield
+    left_off = not torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
+    assert not left_off, "the test left gradients off"

@@ -46,18 +46,22 @@ class Interrupt(KeyboardInterrupt):
 class _Lines:
     """A trace function that lists the lines of the library, and raises before the one at `stop`."""
 
-    def __init__(self, stop: int | None) -> None:
-        self.stop = stop
+    def __init__(self, stop: int | None, also: tuple[str, ...]) -> None:
+        self.stop, self.sources = stop, (SOURCE, *also)
         self.places: list[Place] = []
 
     def calls(self, frame: FrameType, event: str, argument: Any) -> Any:
-        return self.lines if frame.f_code.co_filename.startswith(SOURCE) and not _finalizes(frame) else None
+        return (
+            self.lines
+            if frame.f_code.co_filename.startswith(self.sources) and not _finalizes(frame)
+            else None
+        )
 
     def lines(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event != "line" or _leaves_with(frame) or _leaves_handler(frame):
+        if event != "line" or _leaves_with(frame) or _leaves_handler(frame) or _begins_finally(frame):
             return self.lines
         code = frame.f_code
-        place = Place(len(self.places), code.co_filename[len(SOURCE) + 1 :], frame.f_lineno)
+        place = Place(len(self.places), code.co_filename.removeprefix(SOURCE + "/"), frame.f_lineno)
         self.places.append(place)
         if place.count == self.stop:
             raise Interrupt(str(place))
@@ -90,6 +94,19 @@ def _leaves_with(frame: FrameType) -> bool:
     return line in _with_lines(code.co_filename) and frame.f_lasti != _entry(code, line)
 
 
+def _begins_finally(frame: FrameType) -> bool:
+    """Whether a `finally` begins: signal handlers run after the last call before it, or in the first one within."""
+    return frame.f_lineno in _finally_lines(frame.f_code.co_filename)
+
+
+@lru_cache
+def _finally_lines(file: str) -> frozenset[int]:
+    tree = ast.parse(Path(file).read_text())
+    return frozenset(
+        node.finalbody[0].lineno for node in ast.walk(tree) if isinstance(node, ast.Try) and node.finalbody
+    )
+
+
 @lru_cache
 def _with_lines(file: str) -> frozenset[int]:
     tree = ast.parse(Path(file).read_text())
@@ -106,9 +123,11 @@ def _entry(code: CodeType, line: int) -> int:
     return min(start for start, _, number in code.co_lines() if number == line)
 
 
-def trace(call: Callable[[], Any], stop: int | None = None) -> tuple[list[Place], BaseException | None]:
+def trace(
+    call: Callable[[], Any], stop: int | None = None, also: tuple[str, ...] = ()
+) -> tuple[list[Place], BaseException | None]:
     """Make a call, interrupt it before its line number `stop`; return its lines and what it raised."""
-    tracer = _Lines(stop)
+    tracer = _Lines(stop, also)
     former, collects = sys.gettrace(), gc.isenabled()
     gc.disable()  # a finalizer that is interrupted tells nobody
     try:
@@ -130,6 +149,7 @@ def interruptions(
     call: Callable[[Subject], Any],
     most: int | None = None,
     close: Callable[[Subject], Any] | None = None,
+    also: tuple[str, ...] = (),
 ) -> Iterator[tuple[Subject, Place]]:
     """Yield subjects whose call was interrupted, each at another line, and the line.
 
@@ -139,9 +159,10 @@ def interruptions(
         most: lines to try; the first execution of each line comes first, then others, drawn at random but always
             the same. None for every line.
         close: what ends a subject whose call wasn't interrupted.
+        also: files of other libraries whose lines are interrupted too.
     """
     whole = make()
-    places, error = trace(lambda: call(whole))
+    places, error = trace(lambda: call(whole), None, also)
     if close is not None:
         close(whole)
     if error is not None:
@@ -149,7 +170,7 @@ def interruptions(
     assert places, "the call executes no line of the library"
     for count in _chosen(places, most):
         subject = make()
-        seen, error = trace(lambda subject=subject: call(subject), count)  # type: ignore[misc]
+        seen, error = trace(lambda subject=subject: call(subject), count, also)  # type: ignore[misc]
         if len(seen) <= count:  # it went another way, and ended: threads may be faster than before
             assert error is None, error
             if close is not None:

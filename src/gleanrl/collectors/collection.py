@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import set_interaction_type
 
 from gleanrl.block import Block
 from gleanrl.collectors import saving
@@ -33,6 +32,7 @@ from gleanrl.pool import BufferPool
 from gleanrl.rollouts.carry import CarriedOutputs
 from gleanrl.rollouts.faults import BATCH, StepFault, explain
 from gleanrl.rollouts.loop import collect
+from gleanrl.rollouts.modes import exploring, with_gradients
 from gleanrl.rollouts.plan import RolloutPlan
 from gleanrl.rollouts.traits import seed_env
 from gleanrl.seeding import OwnedTorchGenerator
@@ -244,8 +244,8 @@ class Collection(Source, Stateful[CollectionState]):
 
     def _fill(self, block: Block, random: bool) -> int:
         actor = self.plan.random_actor if random else self.plan.actor
-        with torch.no_grad(), set_interaction_type(self.options.exploration_type):
-            return collect(actor, self.plan.stepper, block, self.options.stop)
+        run = (collect, actor, self.plan.stepper, block, self.options.stop)
+        return with_gradients(False, exploring, self.options.exploration_type, *run)
 
     def _fresh_block(self, num_steps: int) -> Block:
         if not self.options.reuse_block:

@@ -17,6 +17,7 @@ from gleanrl.errors import MissingArgumentError, UnsupportedError
 from gleanrl.objects import cat_leaves
 from gleanrl.rollouts.faults import StepFault, explain
 from gleanrl.rollouts.loop import collect
+from gleanrl.rollouts.modes import with_gradients
 from gleanrl.rollouts.plan import Handling, RolloutPlan, plan_rollout
 from gleanrl.rollouts.policies import OwnActions
 from gleanrl.rollouts.protocol import EpisodeRules
@@ -66,11 +67,10 @@ def run_rollout(
     handling = Handling(trusted=options.trust_policy)
     rules = EpisodeRules(reset_when_done=not options.break_when_any_done)
     plan = plan_rollout(env, policy, policy_device, start, act_now=True, rules=rules, handling=handling)
-    with torch.set_grad_enabled(plan.gradients):
-        try:
-            blocks = _run(env, plan, max_steps, options)
-        except StepFault as fault:
-            raise explain(fault, env) from fault.cause
+    try:
+        blocks = with_gradients(plan.gradients, _run, env, plan, max_steps, options)
+    except StepFault as fault:
+        raise explain(fault, env) from fault.cause
     batch = _joined(plan, blocks, env.device)
     if options.set_truncated:
         mark_truncated(batch, env.done_keys)

@@ -19,6 +19,7 @@ from gleanrl.rollouts.actors import PolicyActor, RandomActor, RowLayout
 from gleanrl.rollouts.compiling import Compiler
 from gleanrl.rollouts.faults import StepFault, explain
 from gleanrl.rollouts.graph import GraphBlock
+from gleanrl.rollouts.modes import with_gradients
 from gleanrl.rollouts.policies import OwnActions, RandomPolicy, only_draws, wrap_policy
 from gleanrl.rollouts.probing import Trial, outputs_of, sizes_of_groups
 from gleanrl.rollouts.protocol import FREELY, Actor, EpisodeRules, Stepper
@@ -136,8 +137,7 @@ def plan_rollout(
     traits = EnvTraits.of(env)
     primed = frozenset(("next", *as_path(key)) for key in traits.primed_keys)
     trial = Trial(stepper, env, policy_device, act_now, primed)
-    with torch.set_grad_enabled(gradients):
-        wrapped, written = outputs_of(wrapped, policy, trial, actions)
+    wrapped, written = with_gradients(gradients, outputs_of, wrapped, policy, trial, actions)
     if gradients and not isinstance(stepper, TensorDictStepper):
         gradients = any(_on_graph(value) for value in (trial.first or {}).values())
         if gradients:  # a policy that isn't a module, and learns all the same

@@ -234,8 +234,11 @@ def test_a_killed_launcher(make):
 
 @pytest.mark.parametrize("policy", [None, nn.Linear(3, 2)], ids=["random", "policy"])
 def test_an_interrupted_collector_goes_on(make, policy):
+    class Alarm(Exception):
+        """Not an `OSError`, which the system's own calls raise too."""
+
     def interrupt(*_):
-        raise TimeoutError("of the user's own")
+        raise Alarm
 
     env = make(lambda: oracle(1))
     collector = SyncDataCollector(env, policy, frames_per_batch=60, total_frames=-1)
@@ -243,7 +246,7 @@ def test_an_interrupted_collector_goes_on(make, policy):
     try:
         for delay in (0.001, 0.003, 0.005, 0.02):
             signal.setitimer(signal.ITIMER_REAL, delay)
-            with pytest.raises(TimeoutError, match="of the user's own"):
+            with pytest.raises(Alarm):
                 for _ in collector:
                     pass
             check_ledger(collector)
