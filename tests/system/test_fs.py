@@ -86,6 +86,19 @@ def test_directories(tmp_path):
     assert deep.is_dir()
 
 
+def test_directories_whose_names_last(tmp_path):
+    for _ in range(2):
+        with faults.inject({}) as visits:
+            fs.make_lasting_dir(tmp_path / "a" / "b")
+    assert visits.counts["fs.sync_dir"] == 1 and (tmp_path / "a" / "b").is_dir()
+    assert fs.names(tmp_path) == ["a"] and fs.names(tmp_path / "none") == []
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        fs.make_lasting_dir(tmp_path / "file" / "a")
+    with pytest.raises(NotADirectoryError):
+        fs.names(tmp_path / "file")
+
+
 def test_pieces_are_written_and_read_at_any_place(tmp_path):
     path = tmp_path / "file"
     fs.write_file(path, [b"abc", memoryview(b"defg"), np.arange(3, dtype=np.int16)])

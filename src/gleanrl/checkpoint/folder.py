@@ -76,18 +76,19 @@ class Folder:
         with self._locked():
             self._collect()
             draft = self.path / f"tmp-{uuid.uuid4().hex}"
-            fs.make_dir(draft, exist_ok=False)
+            place = self.path / f"ckpt-{self._next_number():08d}-{uuid.uuid4().hex}"
             try:
+                fs.make_dir(draft, exist_ok=False)
                 self._write(draft, kind, state)
-                place = self.path / f"ckpt-{self._next_number():08d}-{uuid.uuid4().hex}"
                 fs.rename(draft, place)
+                fs.sync_dir(self.path)
             except BaseException:
                 with suppress(OSError):
                     fs.remove_tree(draft)
+                with suppress(OSError):  # a name that isn't surely on the disk is none
+                    self._remove(place)
                 raise
-            fs.sync_dir(self.path)
-            for _, old in self._names()[keep:]:
-                self._remove(old)
+            self._retire(keep)
         return place
 
     def _write(self, draft: Path, kind: str, state: Any) -> None:
@@ -104,7 +105,8 @@ class Folder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        fs.make_dir(self.path)
+        if not self._names():
+            fs.make_lasting_dir(self.path)
         owner = identity()
         try:
             with fs.locked(self.path / _LOCK, owner.encode()):
@@ -120,9 +122,17 @@ class Folder:
 
     def _collect(self) -> None:
         """Remove what processes have left that were killed; the lock is held, so that they aren't at it any more."""
-        for name in os.listdir(self.path):
+        for name in fs.names(self.path):
             if _LEFTOVER.fullmatch(name):
                 fs.remove_tree(self.path / name)
+
+    def _retire(self, keep: int) -> None:
+        """Remove older checkpoints; the newest one is complete, whether that succeeds or not."""
+        try:
+            for _, old in self._names()[keep:]:
+                self._remove(old)
+        except OSError as cause:
+            warnings.warn(f"{self.path}: older checkpoints are still there: {cause}", stacklevel=4)
 
     def _remove(self, path: Path) -> None:
         """Remove a checkpoint: it's none from the first moment on."""
@@ -133,10 +143,7 @@ class Folder:
     # ---------------------------------------------------------------- reading
     def _names(self) -> list[tuple[int, Path]]:
         """Return number and path of what is called like a checkpoint, the newest first."""
-        try:
-            names = os.listdir(self.path)
-        except FileNotFoundError:
-            return []
+        names = fs.names(self.path)
         found = [
             (int(match[1]), self.path / name) for name in names if (match := _CHECKPOINT.fullmatch(name))
         ]

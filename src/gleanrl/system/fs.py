@@ -1,8 +1,8 @@
 """The seam to the file system: every create, write, map and removal of the library is here.
 
 Each act has a fault point of its name (`fs.create`, `fs.allocate`, `fs.write`, `fs.sync`, `fs.sync_dir`, `fs.rename`,
-`fs.open`, `fs.read`, `fs.map`, `fs.lock`, `fs.remove`, `fs.make_dir`), so that a test can fail any one of them. Errors
-are the operating system's own (`OSError`).
+`fs.open`, `fs.read`, `fs.map`, `fs.lock`, `fs.list`, `fs.remove`, `fs.make_dir`), so that a test can fail any one of
+them. Errors are the operating system's own (`OSError`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import stat
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,40 @@ def make_dir(path: Path, *, exist_ok: bool = True) -> None:
         OSError: Any other failure of the operating system.
     """
     faults.point("fs.make_dir")
-    path.mkdir(parents=True, exist_ok=exist_ok)
+    os.makedirs(path, exist_ok=exist_ok)
+
+
+def make_lasting_dir(path: Path) -> None:
+    """Make a directory and the missing ones above it, and return once their names are on the disk.
+
+    Raises:
+        OSError: As `make_dir`; or a directory above it can't be synced. One that was there and can't be read is left
+            to whoever made it.
+    """
+    faults.point("fs.make_dir")
+    try:
+        os.mkdir(path)
+    except FileNotFoundError:
+        make_lasting_dir(path.parent)
+        make_lasting_dir(path)
+    except FileExistsError:
+        with suppress(PermissionError):
+            sync_dir(path.parent)
+    else:
+        sync_dir(path.parent)
+
+
+def names(path: Path) -> list[str]:
+    """Return what is in a directory, in any order; nothing if it isn't there.
+
+    Raises:
+        OSError: It isn't a directory, or the operating system refuses.
+    """
+    faults.point("fs.list")
+    try:
+        return os.listdir(path)
+    except FileNotFoundError:
+        return []
 
 
 def remove_file(path: Path, *, missing_ok: bool = False) -> None:
@@ -103,7 +136,11 @@ def remove_file(path: Path, *, missing_ok: bool = False) -> None:
         OSError: Any other failure of the operating system.
     """
     faults.point("fs.remove")
-    path.unlink(missing_ok=missing_ok)
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        if not missing_ok:
+            raise
 
 
 def write_file(path: Path, pieces: Iterable[Any]) -> None:

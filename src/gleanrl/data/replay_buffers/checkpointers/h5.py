@@ -119,7 +119,7 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
             raise InvalidArgumentError(f"keep: {place} is a file, which holds one checkpoint; got {keep}")
         else:
             data = self._encoded(storage.state_dict())
-            fs.make_dir(place.parent)
+            fs.make_lasting_dir(place.parent)
             fs.replace_file(place, [data])
 
     def loads(self, storage: Any, path: os.PathLike[str] | str, verify: bool = True) -> None:

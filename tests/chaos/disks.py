@@ -1,0 +1,309 @@
+"""A file system in memory in place of the operating system's, which knows what a power cut may leave of it.
+
+The rules are harsher than those of any real one. What isn't synced yet may be lost: of a file's writes any that come
+after some moment (and the end of what is there may be torn, or zeros), of a directory's changes any. A rename
+happens or doesn't. What a sync returned for stays.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gleanrl.system import fs
+
+Tree = dict[str, int]  # of a directory: numbers of what is in it, by name
+Content = Tree | bytearray | bytes
+ROOT = 0
+_CODES = {FileNotFoundError: errno.ENOENT, FileExistsError: errno.EEXIST}
+
+
+def _error(kind: type[OSError], path: object) -> OSError:
+    return kind(_CODES[kind], os.strerror(_CODES[kind]), str(path))
+
+
+class Disk:
+    """What the module `os` does to files, in memory; `mounted` puts it there.
+
+    Args:
+        content: of directories and files, by their numbers; directory 0 is the root. None for an empty disk.
+    """
+
+    def __init__(self, content: dict[int, Content] | None = None) -> None:
+        self.content: dict[int, Content] = {ROOT: {}} if content is None else content
+        self.journal: list[tuple[str, int, Any]] = []  # what was done to which number
+        self.opened: list[str] = []
+        self.acts = 0
+        self.before: Callable[[int, str], Any] = lambda number, name: None
+        """Is told of every act before it happens, and may raise; what it returns limits how much is read or written."""
+        self._files: dict[int, int] = {}
+        self._numbers = itertools.count(max(self.content) + 1)
+        self._descriptors = itertools.count(1000)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("O_"):
+            return getattr(os, name)
+        raise AttributeError(f"the disk has no {name}: write it")
+
+    def _act(self, name: str) -> Any:
+        self.acts += 1
+        return self.before(self.acts, name)
+
+    # ------------------------------------------------------------ names
+    def _number(self, path: object) -> int:
+        number = ROOT
+        for part in str(path).split("/")[1:]:
+            tree = self.content[number]
+            if not isinstance(tree, dict):
+                raise NotADirectoryError(errno.ENOTDIR, "not a directory", str(path))
+            if part:
+                if part not in tree:
+                    raise _error(FileNotFoundError, path)
+                number = tree[part]
+        return number
+
+    def _place(self, path: object) -> tuple[int, Tree, str]:
+        folder, _, name = str(path).rpartition("/")
+        number = self._number(folder)
+        tree = self.content[number]
+        assert isinstance(tree, dict)
+        return number, tree, name
+
+    def _enter(self, path: object, number: int) -> None:
+        folder, tree, name = self._place(path)
+        if name in tree:
+            raise _error(FileExistsError, path)
+        tree[name] = number
+        self.journal.append(("change", folder, {name: number}))
+
+    def _leave(self, path: object) -> None:
+        folder, tree, name = self._place(path)
+        if name not in tree:
+            raise _error(FileNotFoundError, path)
+        del tree[name]
+        self.journal.append(("change", folder, {name: None}))
+
+    def mkdir(self, path: object, mode: int = 0) -> None:
+        self._act("mkdir")
+        self._make_dir(path)
+
+    def _make_dir(self, path: object) -> None:
+        number = next(self._numbers)
+        self._enter(path, number)
+        self.content[number] = {}
+        self.journal.append(("make", number, None))
+
+    def makedirs(self, path: object, exist_ok: bool = False) -> None:
+        self._act("mkdir")
+        parts = str(path).split("/")
+        for end in range(2, len(parts) + 1):
+            try:
+                self._make_dir("/".join(parts[:end]))
+            except FileExistsError:
+                if end == len(parts) and not exist_ok:
+                    raise
+
+    def listdir(self, path: object) -> list[str]:
+        self._act("listdir")
+        return list(self.content[self._number(path)])  # type: ignore[arg-type]
+
+    def link(self, path: object, to: object, **options: Any) -> None:
+        self._act("link")
+        self._enter(to, self._number(path))
+
+    def unlink(self, path: object) -> None:
+        self._act("unlink")
+        self._leave(path)
+
+    def rename(self, path: object, to: object) -> None:
+        self._act("rename")
+        number = self._number(path)
+        (folder, old, name), (folder_, new, name_) = self._place(path), self._place(to)
+        assert folder == folder_, "renames between directories: write them"
+        if name_ in new and isinstance(self.content[new[name_]], dict):
+            raise _error(FileExistsError, to)
+        del old[name]
+        new[name_] = number
+        self.journal.append(("change", folder, {name: None, name_: number}))
+
+    def rmtree(self, path: object) -> None:
+        """Is `shutil.rmtree`: every removal is one act."""
+        for name in self.listdir(path):
+            if isinstance(self.content[self._number(f"{path}/{name}")], dict):
+                self.rmtree(f"{path}/{name}")
+            else:
+                self.unlink(f"{path}/{name}")
+        self._act("rmdir")
+        self._leave(path)
+
+    # ------------------------------------------------------------ files
+    def open(self, path: object, flags: int, mode: int = 0) -> int:
+        self._act("open")
+        self.opened.append(str(path))
+        try:
+            number = self._number(path)
+            if flags & os.O_EXCL:
+                raise _error(FileExistsError, path)
+        except FileNotFoundError:
+            if not flags & os.O_CREAT:
+                raise
+            number = next(self._numbers)
+            self._enter(path, number)
+            self.content[number] = bytearray()
+        descriptor = next(self._descriptors)
+        self._files[descriptor] = number
+        return descriptor
+
+    def close(self, file: int) -> None:
+        del self._files[file]
+        self._act("close")
+
+    def write(self, file: int, data: Any) -> int:
+        return self._put(file, bytes(data), None, self._act("write"))
+
+    def pwrite(self, file: int, data: Any, offset: int) -> int:
+        return self._put(file, bytes(data), offset, self._act("write"))
+
+    def _put(self, file: int, data: bytes, offset: int | None, most: int | None) -> int:
+        content = self.content[self._files[file]]
+        assert isinstance(content, bytearray)
+        begin, data = len(content) if offset is None else offset, data[:most]
+        content[begin : begin + len(data)] = data
+        self.journal.append(("write", self._files[file], (begin, data)))
+        return len(data)
+
+    def ftruncate(self, file: int, size: int) -> None:
+        self._act("truncate")
+        content = self.content[self._files[file]]
+        assert isinstance(content, bytearray) and size <= len(content)
+        del content[size:]
+        self.journal.append(("truncate", self._files[file], size))
+
+    def fsync(self, file: int) -> None:
+        self._act("fsync")
+        self.journal.append(("sync", self._files[file], None))
+
+    def fstat(self, file: int) -> Any:
+        self._act("fstat")
+        content = self.content[self._files[file]]
+        kind = stat.S_IFDIR if isinstance(content, dict) else stat.S_IFREG
+        return SimpleNamespace(st_mode=kind, st_size=len(content), st_nlink=1)
+
+    def preadv(self, file: int, buffers: list[Any], offset: int) -> int:
+        content, most = self.content[self._files[file]], self._act("read")
+        assert isinstance(content, (bytearray, bytes))
+        found = content[offset : offset + len(buffers[0])][:most]
+        buffers[0][: len(found)] = found
+        return len(found)
+
+    def pread(self, file: int, size: int, offset: int) -> bytes:
+        return bytes(self.content[self._files[file]][offset : offset + size])  # type: ignore[index]
+
+    @contextmanager
+    def mounted(self) -> Iterator[Disk]:
+        """Put this in the place of the operating system's files, within a ``with`` block."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fs, "os", self)
+            patch.setattr(fs, "shutil", self)
+            patch.setattr(fs, "fcntl", SimpleNamespace(flock=lambda *a: None, LOCK_EX=0, LOCK_NB=0))
+            yield self
+
+
+class Remains:
+    """What may be left of a disk whose journal was written up to some act.
+
+    Args:
+        content: what was on the disk before, synced; None for nothing.
+        is_synced: whether a sync of a directory (True) or of a file (False) is one.
+    """
+
+    def __init__(
+        self,
+        content: dict[int, Content] | None = None,
+        is_synced: Callable[[bool], bool] = lambda is_directory: True,
+    ) -> None:
+        self._is_synced = is_synced
+        self._durable: dict[int, Content] = {ROOT: {}} if content is None else dict(content)
+        self._pending: dict[int, list[Any]] = {}
+        self._options: dict[int, list[Content]] = {}
+        self._known: dict[tuple[int, Any], Content] = {}
+
+    def add(self, act: str, number: int, what: Any) -> None:
+        """Count in one entry of a journal."""
+        if act == "make":
+            self._durable[number] = {}
+        elif act != "sync":
+            self._pending.setdefault(number, []).append((act, what))
+        else:
+            last = self._options_of(number)
+            if self._is_synced(isinstance(last[-1], dict)):
+                self._durable[number] = last[-1]
+                self._pending.pop(number, None)
+        self._options.pop(number, None)
+
+    def states(self) -> Iterator[dict[int, Content]]:
+        """Yield every disk that may be left, none twice; one that is yielded changes afterwards."""
+        return self._expand({}, [ROOT])
+
+    def _expand(self, chosen: dict[int, Content], ahead: list[int]) -> Iterator[dict[int, Content]]:
+        if not ahead:
+            yield chosen
+            return
+        number, *ahead = ahead
+        if number in chosen:  # another name of it was there
+            yield from self._expand(chosen, ahead)
+            return
+        for content in self._options_of(number):
+            chosen[number] = content
+            below = content.values() if isinstance(content, dict) else ()
+            yield from self._expand(chosen, [*ahead, *below])
+        del chosen[number]
+
+    def _options_of(self, number: int) -> list[Content]:
+        """Return what may be there of a file or directory, the last with all that was done to it."""
+        if number not in self._options:
+            pending = self._pending.get(number, [])
+            base = self._durable.get(number, b"")
+            found = list(_trees(base, pending) if isinstance(base, dict) else _files(base, pending))
+            keys = {frozenset(one.items()) if isinstance(one, dict) else one: one for one in found}
+            all_of_it = found[-1]
+            same = [
+                self._known.setdefault((number, key), one) for key, one in keys.items() if one != all_of_it
+            ]
+            last = frozenset(all_of_it.items()) if isinstance(all_of_it, dict) else all_of_it
+            self._options[number] = [*same, self._known.setdefault((number, last), all_of_it)]
+        return self._options[number]
+
+
+def _trees(base: Tree, changes: list[Any]) -> Iterator[Tree]:
+    for happened in itertools.product((False, True), repeat=len(changes)):
+        tree: dict[str, int | None] = dict(base)
+        for happens, (_, change) in zip(happened, changes, strict=True):
+            if happens:
+                tree |= change
+        yield {name: number for name, number in tree.items() if number is not None}
+
+
+def _files(base: bytes, writes: list[Any]) -> Iterator[bytes]:
+    content = bytearray(base)
+    for act, what in writes:
+        yield bytes(content)
+        if act == "truncate":
+            del content[what:]
+        else:
+            offset, data = what
+            half = len(data) // 2
+            whole = content[:]
+            whole[offset : offset + len(data)] = data
+            yield bytes(whole[: offset + half]) + bytes(content[offset + half :])
+            yield bytes(whole[: offset + half]) + bytes(len(whole) - offset - half)
+            content = whole
+    yield bytes(content)
