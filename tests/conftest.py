@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import signal
+
 import pytest
 import torch
 from hypothesis import settings
@@ -13,8 +16,17 @@ from tests.leaks import Holdings
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
+# A shell's background job ignores Ctrl-C, which tests raise and wait for.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # Two cores, two pytest processes: more threads would only get in each other's way.
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish():
+    """Put modules and tests out of the collector's sight: tests collect garbage by the thousand."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

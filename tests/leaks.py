@@ -44,8 +44,9 @@ class Holdings:
         opened = now.descriptors - self.descriptors
         opened = Counter({name: n for name, n in opened.items() if not name.startswith(kept)})
         assert not opened, f"descriptors were left open: {dict(opened)}"
-        # Other processes' files come and go meanwhile: what was left is still there afterwards.
-        files = (now.shared_memory - self.shared_memory - in_use()) & set(shared_memory())
+        files = now.shared_memory - self.shared_memory
+        if files:  # other processes' files come and go meanwhile: what was left is still there afterwards
+            files = (files - in_use()) & set(shared_memory())
         assert not files, f"files were left in {SHARED_MEMORY}: {sorted(files)}"
 
 
