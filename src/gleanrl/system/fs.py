@@ -299,7 +299,10 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
     try:
         yield file
     finally:
-        os.close(file)
+        with suppress(
+            OSError
+        ):  # what has to be on the disk was synced, and there is nothing else to be done about it
+            os.close(file)
 
 
 def free_bytes(path: Path) -> int:

@@ -1,0 +1,151 @@
+"""A program that is killed while it dumps, over and over: `python -m tests.chaos.killing FOLDER KILLS SEED`.
+
+A child goes on from the last checkpoint: it extends, dumps, and says so, until it's killed at some instant. Then the
+checkpoint is loaded: it has to be the last one that was complete, or the one under way, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from gleanrl.data import (
+    FlatStorageCheckpointer,
+    H5StorageCheckpointer,
+    LazyTensorStorage,
+    NestedStorageCheckpointer,
+    ReplayBuffer,
+    TensorStorageCheckpointer,
+)
+from gleanrl.errors import CheckpointError, IncompleteCheckpointError
+from gleanrl.system import faults, fs
+from gleanrl.system.faults import At
+
+CAPACITY, ROWS = 300, 70
+FORMS = (
+    TensorStorageCheckpointer,
+    FlatStorageCheckpointer,
+    NestedStorageCheckpointer,
+    lambda: H5StorageCheckpointer(h5_kwargs={"compression": "lzf"}),
+)
+
+
+def rows(numbers: torch.Tensor) -> TensorDict:
+    """Return records that tell their numbers in every entry."""
+    observation = numbers[:, None].expand(-1, 8).double()
+    after = {"observation": observation + 1, "done": numbers[:, None] % 9 == 8, "reward": -observation}
+    return TensorDict({"observation": observation, "number": numbers, "next": after}, [len(numbers)])
+
+
+def buffer_of(number: int = 0) -> ReplayBuffer:
+    """Return a buffer, to be saved as the `number`-th."""
+    return ReplayBuffer(
+        storage=LazyTensorStorage(CAPACITY), batch_size=4, checkpointer=FORMS[number % len(FORMS)]()
+    )
+
+
+def loaded(folder: Path) -> tuple[int, ReplayBuffer]:
+    """Return how many dumps the last checkpoint saw, and the buffer; each record is looked at."""
+    buffer = buffer_of()
+    try:
+        buffer.loads(folder)
+    except IncompleteCheckpointError:
+        return 0, buffer
+    total = buffer.write_count
+    slots = torch.arange(min(total, CAPACITY))
+    expected = rows(slots + (total - 1 - slots) // CAPACITY * CAPACITY)
+    assert total % ROWS == 0 and len(buffer) == len(slots) and (buffer[:] == expected).all(), "mixed"
+    return total // ROWS, buffer
+
+
+def dump_for_ever(folder: Path, said: int) -> None:
+    """Extend and dump; say each number once its dump is complete."""
+    number, buffer = loaded(folder)
+    while True:
+        buffer.extend(rows(torch.arange(number * ROWS, (number + 1) * ROWS)))
+        number += 1
+        buffer.storage.checkpointer = FORMS[number % len(FORMS)]()
+        buffer.dumps(folder)
+        os.write(said, b"%d\n" % number)
+
+
+def killed(folder: Path, seconds: float) -> int:
+    """Start a child, kill it after that time; return the last number that it said, 0 for none."""
+    listen, said = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            dump_for_ever(folder, said)
+        finally:
+            os._exit(1)
+    os.close(said)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1]), "the child failed by itself"
+    with os.fdopen(listen) as heard:
+        return int((heard.read().split() or ["0"])[-1])
+
+
+def refused(folder: Path) -> str:
+    """Dump while another process, which is about to complete a dump of its own, holds the folder; return the error."""
+    (ready, reached), (wait, go_on) = os.pipe(), os.pipe()
+
+    def pause() -> None:
+        os.write(reached, b"x")
+        os.read(wait, 1)
+
+    number, buffer = loaded(folder)
+    child = os.fork()
+    if child == 0:
+        try:
+            buffer.extend(rows(torch.arange(number * ROWS, (number + 1) * ROWS)))
+            with faults.inject({"fs.rename": At(pause)}):
+                buffer.dumps(folder)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.read(ready, 1)
+    try:
+        buffer.dumps(folder)
+    except CheckpointError as error:
+        message = str(error)
+    assert f"process {child}, started" in message, message
+    assert loaded(folder)[0] == number, "seen before it was complete"
+    os.write(go_on, b"x")
+    assert os.waitpid(child, 0)[1] == 0 and loaded(folder)[0] == number + 1
+    buffer.dumps(folder)  # the folder is free again
+    assert loaded(folder)[0] == number
+    return message
+
+
+def main(folder: Path, kills: int, seed: int) -> dict[str, Any]:
+    """Kill that often; return what happened."""
+    draw, last, under_way, longest = random.Random(seed), 0, 0, 0.02
+    for _ in range(kills):
+        before = last
+        acknowledged = max(last, killed(folder, draw.uniform(0, longest)))
+        last, _ = loaded(folder)
+        assert acknowledged <= last <= acknowledged + 1, f"{last} is there, {acknowledged} was complete"
+        under_way += last > acknowledged
+        longest = (
+            longest * 1.5 if last == before else max(0.02, longest * 0.9)
+        )  # about as long as a dump takes
+        left = [name for name in fs.names(folder) if name[:5] not in ("LOCK", "ckpt-")]
+        assert len(left) <= 2, left
+    return {"kills": kills, "dumps": last, "completed unheard": under_way, "refused": refused(folder)}
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))

@@ -1,0 +1,153 @@
+"""Every act of a dump and of a load fails once, or from then on: a typed error, and the checkpoint from before."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gleanrl.checkpoint import files
+from gleanrl.checkpoint.folder import Folder
+from gleanrl.data import H5StorageCheckpointer, LazyTensorStorage, ReplayBuffer
+from gleanrl.errors import CheckpointError
+from gleanrl.system import fs
+from tests.chaos.disks import Disk
+
+FOLDER = Path("/home/checkpoints")
+CODES = (errno.ENOSPC, errno.EIO, errno.EINTR, errno.EDQUOT)
+
+
+def state(number: int) -> dict[str, Any]:
+    return {"number": number, "tensors": [torch.arange(i, i + 8) * number for i in range(3)]}
+
+
+def number_on(disk: Disk) -> int:
+    """Return the number of the checkpoint that is loaded, all of which is right."""
+    with disk.mounted():
+        found = Folder(FOLDER).load().state
+    assert all(map(torch.equal, found["tensors"], state(found["number"])["tensors"]))
+    return int(found["number"])
+
+
+def disk_with(dumps: int, keep: int = 1) -> Disk:
+    disk = Disk()
+    with disk.mounted():
+        for number in range(1, dumps + 1):
+            Folder(FOLDER).commit("thing", state(number), keep)
+    disk.acts = 0
+    return disk
+
+
+def names(disk: Disk) -> list[str]:
+    with disk.mounted():
+        return sorted(name[:5] for name in fs.names(FOLDER))
+
+
+@pytest.fixture
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "FILE_BYTES", 64)
+
+
+def failing(error: Callable[[], BaseException], at: int, for_ever: bool) -> Callable[[int, str], None]:
+    def act(number: int, name: str) -> None:
+        if number == at or (for_ever and number > at):
+            raise error()
+
+    return act
+
+
+ERRORS = {
+    **{errno.errorcode[code]: partial(OSError, code, os.strerror(code)) for code in CODES},
+    "an interrupt": KeyboardInterrupt,
+}
+
+
+@pytest.mark.usefixtures("small_files")
+@pytest.mark.parametrize("for_ever", [False, True])
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_dump_whose_nth_act_fails(error: str, for_ever: bool) -> None:
+    before = disk_with(1)
+    disk = deepcopy(before)
+    with disk.mounted():
+        Folder(FOLDER).commit("thing", state(2))
+    acts = disk.acts
+    assert acts > 30
+    for at in range(1, acts + 1):
+        disk = deepcopy(before)
+        disk.before = failing(ERRORS[error], at, for_ever)
+        with disk.mounted():
+            try:
+                Folder(FOLDER).commit("thing", state(2))
+                raised: BaseException | None = None
+            except (OSError, KeyboardInterrupt, UserWarning) as found:
+                raised = found
+        disk.before = lambda number, name: None
+        if raised is None or isinstance(raised, UserWarning):  # of older ones that couldn't be removed
+            assert number_on(disk) == 2
+        elif isinstance(raised, OSError):
+            # A disk that stays broken can't be rid of what got its name, but not its sync.
+            assert number_on(disk) == 1 or for_ever
+            assert names(disk) == ["LOCK", "ckpt-"] or for_ever
+        else:
+            assert number_on(disk) in (1, 2)
+        with disk.mounted():
+            Folder(FOLDER).commit("thing", state(3))
+        assert number_on(disk) == 3 and names(disk) == ["LOCK", "ckpt-"]
+
+
+@pytest.mark.usefixtures("small_files")
+def test_short_writes_and_reads_are_gone_on_with() -> None:
+    disk = disk_with(1)
+    disk.before = lambda number, name: 5 if name in ("write", "read") else None
+    with disk.mounted():
+        Folder(FOLDER).commit("thing", state(2))
+    assert number_on(disk) == 2
+
+
+@pytest.mark.usefixtures("small_files")
+@pytest.mark.filterwarnings("ignore:.*newer ones are damaged")
+@pytest.mark.parametrize("error", ["EIO", "EINTR"])
+def test_a_load_whose_nth_act_fails(error: str) -> None:
+    disk = disk_with(2, keep=2)
+    assert number_on(disk) == 2
+    acts, found = disk.acts, []
+    for at in range(1, acts + 1):
+        disk.acts, disk.before = 0, failing(ERRORS[error], at, for_ever=False)
+        try:
+            found.append(number_on(disk))
+        except (CheckpointError, OSError):
+            found.append(0)
+    assert found.count(1) > acts // 2 and set(found) <= {0, 1, 2}
+
+
+def test_a_limit_of_file_sizes_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10_000), batch_size=4)
+    buffer.extend(torch.arange(100))
+    path, before = tmp_path / "checkpoints", resource.getrlimit(resource.RLIMIT_FSIZE)
+    export = tmp_path / "records.h5"
+    buffer.dumps(path)
+    H5StorageCheckpointer().dumps(buffer.storage, export)
+    buffer.extend(torch.arange(100, 10_000))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(OSError) as raised:
+            buffer.dumps(path)
+        with pytest.raises(OSError):
+            H5StorageCheckpointer().dumps(buffer.storage, export)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert raised.value.errno == errno.EFBIG
+    assert sorted(name[:5] for name in os.listdir(path)) == ["LOCK", "ckpt-"]
+    assert sorted(os.listdir(tmp_path)) == ["checkpoints", "records.h5"]
+    for form, place in ((buffer.storage.checkpointer, None), (H5StorageCheckpointer(), export)):
+        other = ReplayBuffer(storage=LazyTensorStorage(10_000), batch_size=4)
+        form.loads(other.storage, place) if place else other.loads(path)
+        assert torch.equal(other.storage[:], torch.arange(100))
