@@ -19,11 +19,15 @@ from torchrl import modules  # noqa: E402
 from gleanrl.collectors import SyncDataCollector  # noqa: E402
 from gleanrl.data import Categorical, Composite, OneHot, Unbounded  # noqa: E402
 from gleanrl.envs import Compose, GymEnv, InitTracker, TransformedEnv  # noqa: E402
-from gleanrl.rollouts.members import InTurn, members_of  # noqa: E402
+from gleanrl.rollouts.members import InTurn, calls_of, members_of  # noqa: E402
 from gleanrl.rollouts.modules import PlainCall  # noqa: E402
+from tests.fakes_modules import check  # noqa: E402
 from tests.foreign.torchrl_policies import gaussian  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
+
+
+SIZE = torch.Size([5])
 
 
 def cartpole():
@@ -188,6 +192,39 @@ def test_networks_of_actors_are_called_on_tensors(make_policy):
     env = pendulum() if make_policy in VALUES else cartpole()
     first, *_ = members_of(make_policy(env.action_spec), torch.Size([]))
     assert isinstance(first.call, PlainCall)
+
+
+def drawing(kind, keys, **kwargs):
+    net = nn.Sequential(nn.Linear(3, 4), modules.NormalParamExtractor() if len(keys) == 2 else nn.Identity())
+    return modules.ProbabilisticActor(
+        TensorDictModule(net, ["observation"], keys), in_keys=keys, distribution_class=kind, **kwargs
+    )
+
+
+@pytest.mark.parametrize("scored", [True, False])
+@pytest.mark.parametrize("kind", ["random", "deterministic", None])
+@pytest.mark.parametrize(
+    ("distribution", "keys"),
+    [
+        *((getattr(modules, name), ["loc", "scale"]) for name in ("TanhNormal", "TruncatedNormal")),
+        *((kind, ["loc", "scale"]) for kind in (modules.IndependentNormal, torch.distributions.Normal)),
+        *((kind, ["logits"]) for kind in (modules.OneHotCategorical, torch.distributions.Categorical)),
+        (modules.Delta, ["param"]),
+    ],
+)
+def test_draws_on_tensors_are_those_of_the_module(distribution, keys, kind, scored):
+    torch.manual_seed(0)
+    policy = drawing(distribution, keys, return_log_prob=scored, default_interaction_type=kind or "random")
+    with set_interaction_type(kind):
+        assert calls_of(policy, SIZE) is not None
+        check(policy, SIZE)
+
+
+def test_a_module_that_projects_its_draws_is_called_as_it_is():
+    spec = pendulum().action_spec
+    for safe in (False, True):
+        policy = drawing(torch.distributions.Normal, ["loc", "scale"], spec=spec, safe=safe)
+        assert (calls_of(policy, SIZE) is None) is safe
 
 
 @pytest.mark.parametrize("kind", [modules.LSTMModule, modules.GRUModule])

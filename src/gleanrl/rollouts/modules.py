@@ -12,7 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import InteractionType, ProbabilisticTensorDictModule, TensorDictModule
+from tensordict.nn import (
+    CompositeDistribution,
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    TensorDictModule,
+)
 from tensordict.nn.probabilistic import interaction_type
 from torch.distributions import Distribution
 
@@ -73,7 +78,7 @@ class PlainCall:
 
 
 class ProbabilisticCall:
-    """Runs a ProbabilisticTensorDictModule on a small TensorDict of its own inputs.
+    """Draws from the distribution that a ProbabilisticTensorDictModule makes of its inputs.
 
     Args:
         module: the module; it decides by the interaction type how to sample.
@@ -86,39 +91,52 @@ class ProbabilisticCall:
         self.outputs: list[Path] = [as_path(key) for key in keys[1]]
         self._module = module
         self._batch_size = batch_size
-        # Without a log-probability or a generator of its own, all that forward does is draw.
-        self._only_draws = not module.return_log_prob and module._generator is None and len(self.outputs) == 1
         names = [key[-1] if isinstance(key, tuple) else key for key in module.dist_keys]
         self._parameters = list(zip(names, self.inputs, strict=True))
+        self._scores = bool(module.return_log_prob)
+        # Another number of outputs is a composite distribution's.
+        self._on_tensors = module._generator is None and len(self.outputs) == 1 + self._scores
+        known = hasattr(module.distribution_class, "rsample_and_log_prob")
+        self._draws_with_score = self._scores and known and _safe_class(module) is not None
 
     def __call__(self, values: Values) -> None:
         """Sample from the distribution of the inputs and add the outputs to `values`."""
-        if self._only_draws:
-            drawn = self._drawn(values)
-            if isinstance(drawn, torch.Tensor):
-                values[self.outputs[0]] = drawn
-                return
-            batch = dict_batch({}, self._batch_size).update(drawn)  # a composite distribution's
+        distribution = self._distribution(values) if self._on_tensors else None
+        if distribution is None:
+            given = {path[0]: values[path] for path in self.inputs}
+            batch = self._module.forward(dict_batch(given, self._batch_size))
+            for path in self.outputs:
+                values[path] = batch.get(as_key(path))
+            return
+        random = (interaction_type() or self._module.default_interaction_type) is InteractionType.RANDOM
+        if random and self._draws_with_score:
+            values[self.outputs[0]], values[self.outputs[1]] = _draw_with_score(distribution)
+            return
+        drawn: Any
+        if random:
+            drawn = (distribution.rsample if distribution.has_rsample else distribution.sample)(_ONE)
         else:
-            batch = self._module.forward(self._given(values))
-        for path in self.outputs:
-            values[path] = batch.get(as_key(path))
+            drawn = self._module._dist_sample(distribution, interaction_type=interaction_type())
+        values[self.outputs[0]] = drawn
+        if self._scores:
+            values[self.outputs[1]] = distribution.log_prob(drawn)
 
-    def _given(self, values: Values) -> Any:
-        return dict_batch({path[0]: values[path] for path in self.inputs}, self._batch_size)
+    def _distribution(self, values: Values) -> Distribution | None:
+        """Return the distribution that the module would make, if it's one of tensors."""
+        module = self._module
+        parameters = {name: values[path] for name, path in self._parameters}
+        try:
+            found = module.distribution_class(**parameters, **module.distribution_kwargs)
+        except TypeError:  # which the module explains
+            return None
+        of_tensors = isinstance(found, Distribution) and not isinstance(found, CompositeDistribution)
+        return found if of_tensors else None
 
-    def _drawn(self, values: Values) -> Any:
-        module, kind = self._module, interaction_type()
-        if (kind or module.default_interaction_type) is InteractionType.RANDOM:
-            parameters = {name: values[path] for name, path in self._parameters}
-            try:
-                distribution = module.distribution_class(**parameters, **module.distribution_kwargs)
-            except TypeError:  # which the module explains
-                distribution = None
-            if isinstance(distribution, Distribution):
-                draw = distribution.rsample if distribution.has_rsample else distribution.sample
-                return draw(_ONE)
-        return module._dist_sample(module.get_dist(self._given(values)), interaction_type=kind)
+
+def _draw_with_score(distribution: Any) -> Any:
+    """Return a draw and its log-probability, of a distribution of TorchRL's that scores what it made the draw of."""
+    reparametrised = distribution.has_rsample
+    return (distribution.rsample_and_log_prob if reparametrised else distribution.sample_and_log_prob)(_ONE)
 
 
 ModuleCall = PlainCall | ProbabilisticCall
@@ -136,9 +154,10 @@ def call_of(policy: Any, batch_size: torch.Size, compiler: Compiler | None = Non
         return None
     if is_native(policy, *CALL, "_call_module", "_write_to_tensordict", of=TensorDictModule):
         return PlainCall(policy, compiler) if _is_plain(policy) else None
-    drawing = ("get_dist", "_dist_sample", "_draw_dist_sample")
-    if is_native(policy, *CALL, *drawing, of=ProbabilisticTensorDictModule):
-        return ProbabilisticCall(policy, batch_size) if _only_samples(policy) else None
+    drawing = ("get_dist", "log_prob", "_dist_sample", "_draw_dist_sample")
+    if is_native(policy, *drawing, of=ProbabilisticTensorDictModule):
+        known = is_native(policy, *CALL, of=_safe_class(policy) or ProbabilisticTensorDictModule)
+        return ProbabilisticCall(policy, batch_size) if known and _only_samples(policy) else None
     return None
 
 
@@ -166,6 +185,14 @@ def _is_plain(module: Any) -> bool:
 def _only_samples(module: Any) -> bool:
     flat = all(isinstance(key, str) for key in module.in_keys)
     return flat and module._generator_key is None and module.num_samples is None
+
+
+def _safe_class(module: Any) -> type[Any] | None:
+    """Return the class of TorchRL's that `module` is of if it does what its base does: its draws aren't projected."""
+    for cls in type(module).__mro__:
+        if cls.__name__ == "SafeProbabilisticModule" and cls.__module__.startswith("torchrl."):
+            return None if module.safe else cls
+    return None
 
 
 def is_hooked(module: Any) -> bool:
