@@ -7,7 +7,8 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from gleanrl.data.replay_buffers import ReplayBuffer, TensorDictReplayBuffer, TensorStorage
+from gleanrl.data.replay_buffers import RayReplayBuffer, ReplayBuffer
+from gleanrl.data.replay_buffers.presets import copies_at_once
 from gleanrl.errors import InvalidTypeError
 from gleanrl.overrides import is_native
 
@@ -36,16 +37,7 @@ class Feed:
     @property
     def copies(self) -> bool:
         """Whether the buffer copies what it is given, and nobody else sees that."""
-        buffer = self.buffer
-        return (
-            self._whole
-            and any(
-                is_native(buffer, "extend", "_extend", of=kind)
-                for kind in (ReplayBuffer, TensorDictReplayBuffer)
-            )
-            and isinstance(buffer.storage, TensorStorage)
-            and not len(buffer.transforms)
-        )
+        return self._whole and (isinstance(self.buffer, RayReplayBuffer) or copies_at_once(self.buffer))
 
     def put(self, batch: TensorDictBase, arrived: Callable[[], Any]) -> None:
         """Put a batch in and call `arrived`, which may be called twice.
@@ -76,4 +68,5 @@ class Feed:
             put(record)
 
     def _written(self) -> int | None:
-        return self.buffer.stats().rows_written if isinstance(self.buffer, ReplayBuffer) else None
+        buffer = self.buffer
+        return buffer.stats().rows_written if is_native(buffer, "stats", of=ReplayBuffer) else None

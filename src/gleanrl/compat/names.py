@@ -122,10 +122,6 @@ _WRAPPERS = {
 # Of replay buffers: names, and why.
 _OF_BUFFERS = (
     (
-        "RayReplayBuffer",
-        "a buffer in a Ray actor, of 0.9 to 0.14; not served yet: make the buffer where it is used",
-    ),
-    (
         "PromptGroupSampler StreamingSliceSampler",
         "of 0.14; not served: SamplerWithoutReplacement serves each record once an epoch, and a class with a sample() "
         "of its own draws by whatever it likes",

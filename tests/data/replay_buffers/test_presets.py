@@ -14,7 +14,7 @@ from gleanrl.data.replay_buffers import (
     PrioritizedReplayBuffer,
     PrioritizedSampler,
     RandomSampler,
-    RemoteTensorDictReplayBuffer,
+    ReplayBuffer,
     RoundRobinWriter,
     SliceSampler,
     TensorDictMaxValueWriter,
@@ -22,6 +22,7 @@ from gleanrl.data.replay_buffers import (
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
+from gleanrl.data.replay_buffers.presets import copies_at_once
 from gleanrl.errors import (
     GleanError,
     IndexRangeError,
@@ -80,7 +81,6 @@ def test_the_writer_of_tensordict_buffers():
     assert type(TensorDictReplayBuffer().writer) is TensorDictRoundRobinWriter
     given = RoundRobinWriter()
     assert TensorDictReplayBuffer(writer=given).writer is given
-    assert isinstance(RemoteTensorDictReplayBuffer(storage=LazyTensorStorage(3)), TensorDictReplayBuffer)
 
 
 @pytest.mark.parametrize("data", [torch.zeros(3), {"x": torch.zeros(3)}, [1, 2], [rows(1)[0], 2], None])
@@ -293,3 +293,16 @@ def test_updates_for_records_that_were_forgotten_are_dropped(ndim):
     assert buffer.sampler.default_priority == 1.0
     with pytest.raises(IndexRangeError):
         buffer.update_priority(late["index"] + 100, torch.ones(8), late["_generation"])
+
+
+def test_whether_extend_copies_at_once():
+    class Own(ReplayBuffer):
+        def extend(self, data, **options):
+            return super().extend(data, **options)
+
+    storage = {"storage": LazyTensorStorage(5)}
+    assert copies_at_once(ReplayBuffer(storage=LazyTensorStorage(5)))
+    assert copies_at_once(TensorDictReplayBuffer(**storage))
+    assert not copies_at_once(ReplayBuffer())
+    assert not copies_at_once(Own(storage=LazyTensorStorage(5)))
+    assert not copies_at_once(ReplayBuffer(storage=LazyTensorStorage(5), transform=lambda batch: batch))

@@ -25,10 +25,10 @@ from gleanrl.data.replay_buffers.limiter import MinSize, SamplesPerInsert
 from gleanrl.data.replay_buffers.offline_to_online import OfflineToOnlineReplayBuffer
 from gleanrl.data.replay_buffers.presets import (
     PrioritizedReplayBuffer,
-    RemoteTensorDictReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from gleanrl.data.replay_buffers.remote import RayReplayBuffer, RemoteTensorDictReplayBuffer
 from gleanrl.data.replay_buffers.samplers import (
     ConsumingSampler,
     PrioritizedSampler,
@@ -87,6 +87,7 @@ __all__ = [
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
     "RandomSampler",
+    "RayReplayBuffer",
     "RemoteTensorDictReplayBuffer",
     "ReplayBuffer",
     "ReplayBufferEnsemble",

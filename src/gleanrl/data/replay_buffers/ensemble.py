@@ -92,8 +92,8 @@ class ReplayBufferEnsemble(Checkpointed):
                 f"{', '.join(given)}: the buffers given bring their own; give one or the other"
             )
         for member in rbs:
-            if not isinstance(member, ReplayBuffer):
-                raise InvalidArgumentError(f"rbs: expected ReplayBuffers, got {member!r}")
+            if ReplayBuffer not in type(member).__mro__:  # those in an actor pass for one
+                raise InvalidArgumentError(f"rbs: expected ReplayBuffers of this process, got {member!r}")
         if not isinstance(samplers, SamplerEnsemble):
             self._mixture = Mixture(len(rbs), p, sample_from_all, num_buffer_sampled)
         elif p is None and not sample_from_all and num_buffer_sampled is None:
@@ -140,6 +140,11 @@ class ReplayBufferEnsemble(Checkpointed):
         return WriterEnsemble(*(member.writer for member in self._members))
 
     _storage, _sampler, _writer = storage, sampler, writer
+
+    @property
+    def server(self) -> EnsembleServer:
+        """What serves the batches."""
+        return self._server
 
     @property
     def batch_size(self) -> int | None:

@@ -13,8 +13,10 @@ from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.intake import TensorDictIntake
 from gleanrl.data.replay_buffers.parts import Parts
 from gleanrl.data.replay_buffers.samplers.prioritized import PrioritizedSampler
+from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.data.replay_buffers.writers.tensordict import TensorDictRoundRobinWriter
 from gleanrl.errors import InvalidArgumentError
+from gleanrl.overrides import is_native
 from gleanrl.tree import NestedKey, as_key, key_argument
 
 
@@ -178,12 +180,15 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
         super().__init__(priority_key=priority_key, sampler=sampler, **options)
 
 
-class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
-    """A `TensorDictReplayBuffer` whose methods other processes will call; here it is the buffer itself.
-
-    Args:
-        **options: see `TensorDictReplayBuffer`.
-    """
+def copies_at_once(buffer: Any) -> bool:
+    """Return whether a buffer's `extend` copies what it is given, and nobody else sees that."""
+    return (
+        any(
+            is_native(buffer, "extend", "_extend", of=kind) for kind in (ReplayBuffer, TensorDictReplayBuffer)
+        )
+        and isinstance(buffer.storage, TensorStorage)
+        and not len(buffer.transforms)
+    )
 
 
 def _prioritized(options: dict[str, Any], *rule: Any) -> PrioritizedSampler:

@@ -139,6 +139,11 @@ class BufferServer(Server):
         self._sample = sample
         self._last = None if sample is None else threading.local()
 
+    @property
+    def draws_ahead(self) -> bool:
+        """Whether batches are drawn ahead."""
+        return self.draws.prefetcher is not None and self._parts.sampler.draws_ahead
+
     def size_of(self, batch_size: int | None) -> int:
         """Return the transitions of a batch; another size than the buffer's warns."""
         size = super().size_of(batch_size)

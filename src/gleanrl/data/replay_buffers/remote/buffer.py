@@ -1,0 +1,277 @@
+"""Replay buffers in a Ray actor, with the methods of those in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from gleanrl.arguments import key_list
+from gleanrl.data.replay_buffers.buffer import ReplayBuffer
+from gleanrl.data.replay_buffers.ensemble import ReplayBufferEnsemble
+from gleanrl.data.replay_buffers.presets import TensorDictReplayBuffer
+from gleanrl.data.replay_buffers.remote.client import Client
+from gleanrl.data.replay_buffers.remote.host import Host
+from gleanrl.data.replay_buffers.remote.messages import Opened, Token
+from gleanrl.data.replay_buffers.server import Served, Server
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from gleanrl.parcels import Parcel
+from gleanrl.ray_runtime import RayRuntime
+from gleanrl.seeding import fresh_seed
+from gleanrl.tree import NestedKey
+
+_PARTS = ("sampler", "storage", "transforms", "writer")
+_NOT_OURS = {
+    "max_concurrency": "the buffer's calls follow one another",
+    "max_restarts": "an actor that is started again is an empty buffer; make a new one, and load a checkpoint",
+    "max_task_retries": "a call that is made again would store its records twice",
+}
+
+
+class RayReplayBuffer:
+    """A replay buffer in an actor of Ray, for collectors and learners in any process of the cluster.
+
+    It is made of the arguments that a buffer in this process would be made of, and has all of its methods and
+    attributes; each of them is a call to the actor. Pickled, it is another way to the same actor: give it to Ray's
+    tasks and actors, or as `replay_buffer=` to collectors there, which then write into it without passing through the
+    learner.
+
+    What comes from it is the caller's own, in fresh memory. Errors are those that the buffer raised. `storage`,
+    `sampler`, `writer` and `transforms` stay in the actor: their attributes and methods are reached from here, too
+    (``buffer.sampler.beta = 0.7``), and ``set_storage`` and the like return None. Paths are those of the actor's
+    machine.
+
+    With `prefetch` so many requests for batches are on their way while the caller is busy. Batches come in the order,
+    and of the random sequence, of a local buffer. What a process does to the buffer shows in its next sample, as with a
+    local one; what others write shows behind what is on its way: such a batch is whole, and its generations tell which
+    records it is of. Each process fetches ahead for itself.
+
+    The actor lives until `shutdown`, or as long as there is any way to it. If it dies its records are gone, and every
+    call raises `WorkerCrashedError`: go on from a checkpoint (`dumps`, `loads`).
+
+    Args:
+        *args: for the buffer, as of the following.
+        replay_buffer_cls: the buffer's class.
+        ray_init_config: arguments of `ray.init`, if Ray isn't running in this process.
+        remote_config: what the actor needs, as Ray's options: ``num_cpus`` (0 if not given), ``memory`` in bytes,
+            ``resources``, ``scheduling_strategy``, ``name``, ….
+        **options: for the buffer, see its class; what they hold is sent there (parts may be given as callables). A
+            `rate_limiter` and `pin_memory` are refused.
+
+    Raises:
+        MissingLibraryError: Ray isn't installed.
+
+    Examples:
+        >>> from gleanrl.data import LazyTensorStorage
+        >>> buffer = RayReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)  # doctest: +SKIP
+        >>> buffer.extend(torch.arange(10))  # doctest: +SKIP
+        >>> buffer.sample().shape  # doctest: +SKIP
+        torch.Size([4])
+        >>> buffer.shutdown()  # doctest: +SKIP
+    """
+
+    _class: type[Any] = ReplayBuffer
+
+    def __init__(
+        self,
+        *args: Any,
+        replay_buffer_cls: type[Any] | None = None,
+        ray_init_config: Mapping[str, Any] | None = None,
+        remote_config: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        kind = self._class if replay_buffer_cls is None else replay_buffer_cls
+        known = (ReplayBuffer, ReplayBufferEnsemble)
+        if not (isinstance(kind, type) and issubclass(kind, known)) or issubclass(kind, RayReplayBuffer):
+            raise InvalidTypeError(f"replay_buffer_cls: expected a class of local buffers, got {kind!r}")
+        config = dict(remote_config or {})
+        for name in config.keys() & _NOT_OURS:
+            raise InvalidArgumentError(f"remote_config: {name!r} isn't for buffers: {_NOT_OURS[name]}")
+        if options.get("pin_memory"):
+            raise UnsupportedError("pin_memory: batches leave the actor's memory; call their pin_memory()")
+        runtime = RayRuntime(ray_init_config)
+        try:
+            actor = runtime.ray.remote(Host).options(**config).remote()
+            client = Client(runtime, actor, Opened(0, None))
+            making = actor.open.remote(Parcel((kind, args, options)), fresh_seed())
+            client.opened = client.result(making)
+        except BaseException:
+            runtime.release()
+            raise
+        self._begin(kind, client, True)
+
+    def _begin(self, kind: type[Any], client: Client, owns: bool) -> None:
+        self._kind, self._client, self._owns = kind, client, owns
+        self._server = _Server(client)
+        self._iteration: Iterator[Any] | None = None
+
+    # Batches
+
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,
+        include_info: bool | None = None,
+        *,
+        keys: Iterable[NestedKey] | None = None,
+    ) -> Any:
+        """Return a batch in fresh memory, or ``(batch, info)``; see the buffer's class."""
+        return_info = return_info if include_info is None else include_info
+        served = self._client.serve(batch_size, None if keys is None else key_list(keys), return_info)
+        return (served.batch, served.info) if return_info else served.batch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of one whole epoch, a new one (for ever, with samplers without epochs)."""
+        return self._server.epoch()
+
+    def next(self) -> Any:
+        """Return the next batch of an iteration of the buffer's own; None once at the end of an epoch."""
+        if self._iteration is None:
+            self._iteration = iter(self)
+        batch = next(self._iteration, None)
+        if batch is None:
+            self._iteration = None
+        return batch
+
+    # All else: calls
+
+    def dumps(self, path: os.PathLike[str] | str, keep: int = 1) -> None:
+        """Write a checkpoint, in a folder of the actor's machine; see the buffer's class."""
+        self._client.call(("dumps",), os.path.abspath(path), keep)
+
+    def loads(self, path: os.PathLike[str] | str, verify: bool = True) -> None:
+        """Go on from a checkpoint, in a folder of the actor's machine; see the buffer's class."""
+        self._client.call(("loads",), os.path.abspath(path), verify)
+
+    def __len__(self) -> int:
+        """Return the number of transitions stored."""
+        return int(self._client.call(("__len__",)))
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return copies of stored records, or of a column; see the buffer's class."""
+        return self._client.call(("__getitem__",), index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Replace stored records, or a column; see the buffer's class."""
+        self._client.call(("__setitem__",), index, value)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the buffer's class has under that name: a method to call, or a value."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name in _PARTS:
+            return RemotePart(self._client, (name,))
+        if callable(getattr(self._kind, name, None)):
+            return partial(self._called, name)
+        return self._client.get((name,))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the buffer."""
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+        else:
+            self._client.set((name,), value)
+
+    def _called(self, name: str, *args: Any, **options: Any) -> Any:
+        value = self._client.call((name,), *args, **options)
+        if value is Token.PART:
+            return None
+        return self if value is Token.BUFFER else value
+
+    # Ends
+
+    def shutdown(self) -> None:
+        """End the actor, if this object made it, and Ray, if it was started for it; a second call does nothing."""
+        runtime = self._client.runtime
+        if self._owns and not runtime.ended:
+            self._client.end()
+        runtime.release()
+
+    close = shutdown
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Pickle as another way to the actor."""
+        return _joined, (type(self), self._kind, self._client.actor, self._client.opened)
+
+    def __repr__(self) -> str:
+        """Show the buffer, if it is there."""
+        if self._client.runtime.ended:
+            return f"{type(self).__name__}(shut down)"
+        return f"{type(self).__name__}({self._client.call(('__repr__',))})"
+
+
+class RemoteTensorDictReplayBuffer(RayReplayBuffer):
+    """A `TensorDictReplayBuffer` in an actor of Ray.
+
+    Args:
+        *args: see `RayReplayBuffer`.
+        **options: see `RayReplayBuffer`, and `TensorDictReplayBuffer`.
+    """
+
+    _class = TensorDictReplayBuffer
+
+
+ReplayBuffer.register(RayReplayBuffer)
+TensorDictReplayBuffer.register(RemoteTensorDictReplayBuffer)
+
+
+class RemotePart:
+    """A part of a buffer in an actor: storage, sampler, writer or transforms, by their attributes and methods.
+
+    Args:
+        client: this process's.
+        path: where the part is, from the buffer on.
+    """
+
+    def __init__(self, client: Client, path: tuple[str, ...]) -> None:
+        object.__setattr__(self, "_client", client)
+        object.__setattr__(self, "_path", path)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute's value, or a method to call."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        value = self._client.get((*self._path, name))
+        return partial(self._client.call, (*self._path, name)) if value is Token.METHOD else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute."""
+        self._client.set((*self._path, name), value)
+
+    def __len__(self) -> int:
+        """Return the part's length."""
+        return int(self._client.call((*self._path, "__len__")))
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return copies of what the part has there."""
+        return self._client.call((*self._path, "__getitem__"), index)
+
+    def __repr__(self) -> str:
+        """Show the part."""
+        return f"RemotePart({self._client.call((*self._path, '__repr__'))})"
+
+
+class _Server(Server):
+    """Whole epochs of batches from an actor."""
+
+    of = "a buffer"
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client.opened.batch_size)
+        self._client = client
+
+    def serve(self, size: int, keys: Any, wants_info: bool) -> Served:
+        """Return a batch."""
+        return self._client.serve(size, keys, wants_info)
+
+    def new_epoch(self) -> None:
+        """Begin a new epoch with the next batch."""
+        self._client.new_epoch()
+
+
+def _joined(cls: type[RayReplayBuffer], kind: type[Any], actor: Any, opened: Opened) -> RayReplayBuffer:
+    """Return another process's way to an actor."""
+    buffer = cls.__new__(cls)
+    buffer._begin(kind, Client(RayRuntime(), actor, opened), False)
+    return buffer

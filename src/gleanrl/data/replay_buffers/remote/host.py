@@ -1,0 +1,163 @@
+"""A buffer in a Ray actor: what its clients' calls come to there."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from gleanrl.data.replay_buffers.buffer import ReplayBuffer
+from gleanrl.data.replay_buffers.ensemble import ReplayBufferEnsemble
+from gleanrl.data.replay_buffers.presets import copies_at_once
+from gleanrl.data.replay_buffers.remote.messages import Caller, Opened, Reply, Token
+from gleanrl.data.replay_buffers.remote.shipping import Shipping
+from gleanrl.data.replay_buffers.samplers.base import Sampler
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.writers.base import Writer
+from gleanrl.errors import UnsupportedError
+from gleanrl.parcels import Arrived, Parcel
+
+_WRITES = frozenset(("add", "extend"))
+_LEAVES = _WRITES | {
+    "__getitem__",
+    "__len__",
+    "__repr__",
+    "__setitem__",
+    "generation",
+    "mark_update",
+    "stats",
+    "update_priority",
+    "update_tensordict_priority",
+    "verify",
+}
+"""Methods that leave alone what was drawn ahead, as those of a local buffer do."""
+_SAVES = frozenset(("checkpointed_state", "dumps", "state_dict"))
+"""Methods that save what was drawn ahead, and wasn't handed out."""
+
+
+class Host:
+    """A buffer, and what is under way to its clients.
+
+    An actor does one thing at a time, in the order in which each client asked for it. So a client's batches come as
+    they would from a local buffer with the same `prefetch`.
+    """
+
+    def __init__(self) -> None:
+        self._eras: dict[bytes, int] = {}
+        self._shipping: Shipping | None = None
+        self._depth = 0
+        # Views of what arrived: records are copied out of them, and nothing is written into them.
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+
+    def open(self, making: Arrived, seed: int) -> Opened:
+        """Make the buffer of ``(class, arguments, keyword arguments)``; unseeded generators begin with `seed`."""
+        torch.manual_seed(seed)
+        kind, args, options = making.open()
+        self._buffer: ReplayBuffer | ReplayBufferEnsemble = kind(*args, **options)
+        buffer = self._buffer
+        if isinstance(buffer, ReplayBuffer):
+            if buffer.stats().rate_limiter is not None:
+                raise UnsupportedError(
+                    "rate_limiter: a call that waits would keep the actor from what it waits for; pace the "
+                    "collectors by len() and write_count, or keep the buffer in this process"
+                )
+            draws = buffer.server.draws
+            if draws.prefetcher is not None:
+                self._depth = draws.prefetcher.depth
+                draws.prefetcher = self._shipping = Shipping()
+        return Opened(self._ahead(), buffer.batch_size)
+
+    # What clients ask for
+
+    def ahead(self, caller: Caller) -> Parcel | None:
+        """Return the number of the next batch for a client and the batch, `Served`.
+
+        None if there is none now: the client threw away what it had asked for, or an epoch has come to its end.
+        """
+        shipping = self._shipping
+        assert shipping is not None
+        self._listen(caller)
+        if caller.era < self._eras[caller.client] or not self._ahead():
+            return None
+        shipping.handed_out(caller.client, caller.taken)
+        if shipping.at_end(caller.client):
+            return None
+        shipping.client = caller.client
+        server = self._buffer.server
+        served = server.as_user(server.size_of(None), None, True)
+        return Parcel((shipping.number, served))
+
+    def serve(self, caller: Caller, size: int | None, keys: Any, wants_info: bool) -> Reply:
+        """Return a batch that is drawn now, `Served`."""
+        self._take_back(caller)
+        with warnings.catch_warnings(record=True) as said:
+            server = self._buffer.server
+            served = server.as_user(server.size_of(size), keys, wants_info)
+        return self._reply(Parcel(served), said, True)
+
+    def new_epoch(self, caller: Caller) -> Reply:
+        """Begin a new epoch with the next batch."""
+        self._take_back(caller)
+        self._buffer.server.new_epoch()
+        return self._reply(None, (), True)
+
+    def call(self, caller: Caller, path: tuple[str, ...], arguments: Arrived) -> Reply:
+        """Call a method of the buffer, or of one of its parts."""
+        name = path[-1] if len(path) == 1 else ""
+        leaves = len(path) > 1 or name in _LEAVES or name in _SAVES
+        self._listen(caller)
+        if not leaves:
+            self._take_back(caller)
+        elif self._shipping is not None:
+            settle = self._shipping.keep_only if name in _SAVES else self._shipping.handed_out
+            settle(caller.client, caller.taken)
+        buffer = self._buffer
+        lends = name in _WRITES and isinstance(buffer, ReplayBuffer) and copies_at_once(buffer)
+        with warnings.catch_warnings(record=True) as said:
+            args, options = arguments.view() if lends else arguments.open()
+            value = self._sendable(self._at(path)(*args, **options))
+        void = not leaves or (self._shipping is not None and self._shipping.overtaken(caller.client))
+        return self._reply(value, said, void)
+
+    def get(self, path: tuple[str, ...]) -> Any:
+        """Return an attribute of the buffer, or of one of its parts."""
+        value = self._at(path)
+        return Token.METHOD if callable(value) else self._sendable(value)
+
+    def set(self, path: tuple[str, ...], value: Arrived) -> None:
+        """Set an attribute of the buffer, or of one of its parts."""
+        setattr(self._at(path[:-1]), path[-1], value.open())
+
+    def _at(self, path: tuple[str, ...]) -> Any:
+        found: Any = self._buffer
+        for name in path:
+            found = getattr(found, name)
+        return found
+
+    def _sendable(self, value: Any) -> Any:
+        if value is self._buffer:
+            return Token.BUFFER
+        return Token.PART if isinstance(value, (Storage, Sampler, Writer)) else Parcel(value)
+
+    def _reply(self, value: Any, said: Any, void: bool) -> Reply:
+        return Reply(value, self._ahead(), void, tuple(warning.message for warning in said))
+
+    # What is under way
+
+    def _ahead(self) -> int:
+        """Return how many batches are to be under way to a client."""
+        buffer = self._buffer
+        return self._depth if isinstance(buffer, ReplayBuffer) and buffer.server.draws_ahead else 0
+
+    def _listen(self, caller: Caller) -> None:
+        """Learn whether a client has thrown away what was under way to it."""
+        if caller.era > self._eras.setdefault(caller.client, caller.era):
+            self._eras[caller.client] = caller.era
+            self._take_back(caller)
+
+    def _take_back(self, caller: Caller) -> None:
+        """Take back what wasn't handed out; what is under way to others reaches them."""
+        if self._shipping is not None and isinstance(self._buffer, ReplayBuffer):
+            self._shipping.keep_only(caller.client, caller.taken)
+            self._buffer.server.draws.take_back()
