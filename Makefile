@@ -14,8 +14,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 TORCH := $(shell grep '^torch==' constraints.txt)
 TAKES_OVER := src/gleanrl/takeover.py src/gleanrl/substitute/child.py # importing them is what they are for
 CORE_SOURCES := $(wildcard cpp/*.cc cpp/*.h) CMakeLists.txt pyproject.toml
-# Share of the full numbers that `make chaos` runs.
+# Share of the full numbers that `make chaos` runs, and where else than in tests/chaos calls are interrupted.
 CHAOS ?= 1
+INTERRUPTED = $(shell grep -rl --include='test_*.py' 'from tests.interrupts' tests)
 PEERS := .venv-peers
 FOREIGN := .venv-foreign
 FOREIGN_TESTS := tests/foreign tests/substitute tests/envs/transforms/test_foreign.py tests/test_takeover.py tests/test___main__.py
@@ -29,7 +30,7 @@ help:
 	@echo "make test-fast    the tests that take less than a few seconds each"
 	@echo "make test-foreign environments, losses and transforms of TorchRL, in a virtual environment of their own"
 	@echo "make test-programs training scripts for TorchRL on it, taken over, and ported; there, too (half an hour)"
-	@echo "make chaos        workers killed, starved and stopped, by the thousand (half an hour; a twentieth is in make test)"
+	@echo "make chaos        workers killed, starved and stopped by the thousand, calls interrupted at all lines (40 minutes; a share is in make test)"
 	@echo "make bench        the benchmarks; make bench-peers: other libraries in the same run"
 	@echo "make lint         all static checks; make format: let the formatters write"
 	@echo "make docs         the documentation in site/"
@@ -80,7 +81,7 @@ test-programs: build
 	PYTHONPATH=src $(FOREIGN)/bin/python -m pytest -q tests/programs $(TEST_ARGS)
 
 chaos: build
-	GLEANRL_CHAOS=$(CHAOS) $(BIN)/python -m pytest -q -s tests/chaos $(TEST_ARGS)
+	GLEANRL_CHAOS=$(CHAOS) $(BIN)/python -m pytest -q -s tests/chaos $(INTERRUPTED) $(TEST_ARGS)
 
 bench: build
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -3,13 +3,15 @@
     for subject, place in interruptions(make, call):
         ...  # `call(subject)` was interrupted at `place`: look at what it left
 
-The lines are counted by `sys.settrace` in the calling thread; other threads aren't touched.
+The lines are counted by `sys.settrace` in the calling thread; other threads aren't touched. Each test tries a share of
+the lines of its own draw, so that cases that run the same code try different lines of it; all in `make chaos`.
 """
 
 from __future__ import annotations
 
 import ast
 import gc
+import os
 import random
 import sys
 import threading
@@ -23,6 +25,9 @@ from typing import Any, NamedTuple, TypeVar
 import gleanrl
 
 SOURCE = str(Path(gleanrl.__file__).parent)
+
+SHARE = max(0.25, min(1.0, float(os.environ.get("GLEANRL_CHAOS", 0))))
+FEWEST = 12  # lines that are tried in any case
 
 Subject = TypeVar("Subject")
 
@@ -156,8 +161,8 @@ def interruptions(
     Args:
         make: returns a fresh subject, each time the same.
         call: what is interrupted; by itself it raises nothing.
-        most: lines to try; the first execution of each line comes first, then others, drawn at random but always
-            the same. None for every line.
+        most: lines to try in `make chaos`, a quarter of them otherwise; the first execution of each line comes first,
+            then others, drawn at random but always the same. None for every line, everywhere.
         close: what ends a subject whose call wasn't interrupted.
         also: files of other libraries whose lines are interrupted too.
     """
@@ -183,11 +188,13 @@ def interruptions(
 
 
 def _chosen(places: list[Place], most: int | None) -> list[int]:
+    if most is not None:
+        most = max(round(SHARE * min(most, len(places))), min(most, FEWEST))
     if most is None or most >= len(places):
         return [place.count for place in places]
     first = {(place.file, place.line): place.count for place in reversed(places)}
     others = sorted({place.count for place in places} - set(first.values()))
-    draws = random.Random(len(places))
+    draws = random.Random(os.environ["PYTEST_CURRENT_TEST"])
     chosen = draws.sample(sorted(first.values()), min(most, len(first)))
     return sorted(chosen + draws.sample(others, max(min(most - len(chosen), len(others)), 0)))
 

@@ -292,7 +292,7 @@ def test_an_interrupt_leaves_a_change_whole_or_not_begun(kind, change):
         versions[id(storage)] = storage.version
         return storage
 
-    for storage, place in interruptions(fresh, lambda storage: call(storage, kind)):
+    for storage, place in interruptions(fresh, lambda storage: call(storage, kind), most=300):
         storage.check_valid()
         assert books(storage) in (books(before), books(whole)), place
         outcomes.add(held(storage) == held(whole))
