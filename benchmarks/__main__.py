@@ -22,6 +22,7 @@ from benchmarks import (
     multiprocess_gauges,
     prioritized,
     programs,
+    ray,
     replay,
     report,
     slices,
@@ -46,6 +47,7 @@ EVERYTHING: tuple[Case | Gauge, ...] = (
     *sweep.CASES,
     *memory.GAUGES,
     *programs.GAUGES,
+    *ray.GAUGES,
 )
 GROUPS = tuple(dict.fromkeys(item.name.split("/")[0] for item in EVERYTHING))
 ROUNDS, QUICK = 15, 3

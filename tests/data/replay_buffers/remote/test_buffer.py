@@ -31,6 +31,7 @@ from gleanrl.errors import (
     SchemaError,
     UnsupportedError,
 )
+from gleanrl.parcels import Parcel
 
 
 def parts() -> dict[str, Any]:
@@ -241,6 +242,13 @@ def test_processes_elsewhere_write_and_read(remote, ray_session):
     task = ray_session.remote(num_cpus=0)(work)
     assert ray_session.get(task.remote(remote)) == 77
     assert len(remote) == 9 and remote[8]["x"] == 77
+
+
+def test_what_is_in_the_object_store_needs_not_come_here(remote, ray_session):
+    refs = [ray_session.put(Parcel(rows(start, start + 10))) for start in (0, 10)]
+    for ref in refs:
+        remote.extend(ref)
+    assert remote["x"].tolist() == list(range(20))
 
 
 def test_threads_share_it(remote):

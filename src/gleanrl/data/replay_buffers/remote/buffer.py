@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import torch
+
 from gleanrl.arguments import key_list
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.ensemble import ReplayBufferEnsemble
@@ -136,6 +138,20 @@ class RayReplayBuffer:
 
     # All else: calls
 
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
+        """Store many records; see the buffer's class.
+
+        Args:
+            data: the records; or a reference to a `gleanrl.parcels.Parcel` of them in Ray's object store, from where
+                they go to the actor, past this process.
+            update_priority: see the buffer's class.
+
+        Returns:
+            The index of each record.
+        """
+        index: torch.Tensor = self._client.call(("extend",), data, update_priority=update_priority)
+        return index
+
     def dumps(self, path: os.PathLike[str] | str, keep: int = 1) -> None:
         """Write a checkpoint, in a folder of the actor's machine; see the buffer's class."""
         self._client.call(("dumps",), os.path.abspath(path), keep)
@@ -183,10 +199,7 @@ class RayReplayBuffer:
 
     def shutdown(self) -> None:
         """End the actor, if this object made it, and Ray, if it was started for it; a second call does nothing."""
-        runtime = self._client.runtime
-        if self._owns and not runtime.ended:
-            self._client.end()
-        runtime.release()
+        self._client.end(kill=self._owns)
 
     close = shutdown
 

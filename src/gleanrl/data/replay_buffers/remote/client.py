@@ -15,6 +15,9 @@ from gleanrl.parcels import Arrived, Parcel
 from gleanrl.ray_runtime import RayRuntime
 from gleanrl.system.threads import Job, Workers
 
+_END_S = 10.0
+"""How long the end waits for batches that are on their way, at most."""
+
 
 class Client:
     """Calls an actor, and has batches sent ahead.
@@ -47,7 +50,12 @@ class Client:
         return self._actor
 
     def call(self, path: tuple[str, ...], *args: Any, **options: Any) -> Any:
-        """Call a method of the buffer, or of one of its parts; raise what it raised."""
+        """Call a method of the buffer, or of one of its parts; raise what it raised.
+
+        A first argument that is a reference goes from Ray's object store to the actor.
+        """
+        if args and isinstance(args[0], self.runtime.ray.ObjectRef):
+            return self._asked("call", path, Parcel((args[1:], options)), args[0])
         return self._asked("call", path, Parcel((args, options)))
 
     def get(self, path: tuple[str, ...]) -> Any:
@@ -71,10 +79,14 @@ class Client:
         """Begin a new epoch with the next batch."""
         self._asked("new_epoch")
 
-    def end(self) -> None:
-        """End the actor."""
-        self.throw_away()
-        self.runtime.ray.kill(self._actor)
+    def end(self, kill: bool) -> None:
+        """Ask for nothing any more, end the actor if `kill` says so, and this part in Ray."""
+        if not self.runtime.ended:
+            self.throw_away()
+            if kill:
+                self.runtime.ray.kill(self._actor)
+            self._workers.start(_nothing).wait(_END_S)  # behind what the thread is doing: it needs Ray
+        self.runtime.release()
 
     def caller(self) -> Caller:
         """Return what the actor has to know of this client."""
@@ -85,8 +97,10 @@ class Client:
 
         Raises:
             WorkerCrashedError: the actor is gone.
+            ClosedError: Ray is, or this part in it.
         """
         ray = self.runtime.ray
+        self.runtime.check()
         try:
             return ray.get(coming)
         except ray.exceptions.RayTaskError as error:
@@ -166,6 +180,10 @@ class _Line:
         self.send()
         found: tuple[int, Served] | None = _value(self._client.result(self._coming.popleft()))
         return found
+
+
+def _nothing() -> None:
+    """Come to an end at once."""
 
 
 def _value(value: Any) -> Any:

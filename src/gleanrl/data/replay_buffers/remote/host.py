@@ -102,8 +102,10 @@ class Host:
         self._buffer.server.new_epoch()
         return self._reply(None, (), True)
 
-    def call(self, caller: Caller, path: tuple[str, ...], arguments: Arrived) -> Reply:
-        """Call a method of the buffer, or of one of its parts."""
+    def call(
+        self, caller: Caller, path: tuple[str, ...], arguments: Arrived, data: Arrived | None = None
+    ) -> Reply:
+        """Call a method of the buffer, or of one of its parts; `data` is its first argument if it's given."""
         name = path[-1] if len(path) == 1 else ""
         leaves = len(path) > 1 or name in _LEAVES or name in _SAVES
         self._listen(caller)
@@ -115,7 +117,13 @@ class Host:
         buffer = self._buffer
         lends = name in _WRITES and isinstance(buffer, ReplayBuffer) and copies_at_once(buffer)
         with warnings.catch_warnings(record=True) as said:
-            args, options = arguments.view() if lends else arguments.open()
+            opened = [
+                parcel.view() if lends else parcel.open()
+                for parcel in (arguments, data)
+                if parcel is not None
+            ]
+            args, options = opened[0]
+            args = (*opened[1:], *args)
             value = self._sendable(self._at(path)(*args, **options))
         void = not leaves or (self._shipping is not None and self._shipping.overtaken(caller.client))
         return self._reply(value, said, void)
