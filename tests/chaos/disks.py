@@ -191,9 +191,16 @@ class Disk:
         self._act("fsync")
         self.journal.append(("sync", self._files[file], None))
 
+    def lstat(self, path: object) -> Any:
+        self._act("lstat")
+        return self._state(self.content[self._number(path)])
+
     def fstat(self, file: int) -> Any:
         self._act("fstat")
-        content = self.content[self._files[file]]
+        return self._state(self.content[self._files[file]])
+
+    @staticmethod
+    def _state(content: Any) -> Any:
         kind = stat.S_IFDIR if isinstance(content, dict) else stat.S_IFREG
         return SimpleNamespace(st_mode=kind, st_size=len(content), st_nlink=1)
 
@@ -213,7 +220,9 @@ class Disk:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(fs, "os", self)
             patch.setattr(fs, "shutil", self)
-            patch.setattr(fs, "fcntl", SimpleNamespace(flock=lambda *a: None, LOCK_EX=0, LOCK_NB=0))
+            patch.setattr(
+                fs, "fcntl", SimpleNamespace(flock=lambda *a: None, LOCK_EX=0, LOCK_NB=0, LOCK_UN=0)
+            )
             yield self
 
 

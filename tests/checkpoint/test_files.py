@@ -1,7 +1,8 @@
-"""Data files: arrays there and back, and every damage found."""
+"""Data files, written: what is new is written, what an earlier checkpoint has is linked."""
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +12,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gleanrl.checkpoint import files as module
-from gleanrl.checkpoint.files import Checksums, FileReader, FileWriter
-from gleanrl.checkpoint.manifest import BLOCK_BYTES
-from gleanrl.checkpoint.values import Attachment
-from gleanrl.errors import CheckpointError, CorruptCheckpointError
-
-
-def arrays(*sizes: int) -> list[Any]:
-    return [np.random.default_rng(size).integers(0, 256, size, np.uint8) for size in sizes]
+from gleanrl.checkpoint.earlier import Earlier
+from gleanrl.checkpoint.files import Checksums, FileWriter
+from gleanrl.checkpoint.manifest import BLOCK_BYTES, Manifest
+from gleanrl.checkpoint.reading import FileReader
+from gleanrl.checkpoint.values import LARGE_BYTES, Attachment, Encoder
+from gleanrl.errors import CheckpointError
+from gleanrl.system import faults
+from gleanrl.system.faults import At
+from tests.checkpoint.helpers import Plain, arrays, columns
 
 
 @pytest.mark.parametrize("most", [64, 1_000, 1 << 26])
 def test_arrays_come_back_from_files_of_a_bounded_size(tmp_path: Path, monkeypatch: Any, most: int) -> None:
     monkeypatch.setattr(module, "FILE_BYTES", most)
-    given, writer = arrays(0, 1, 63, 64, 5_000, 7), FileWriter(tmp_path)
+    given, writer = arrays(0, 1, 63, 64, 5_000, 7, 2 * LARGE_BYTES + 5), FileWriter(tmp_path)
     places = [writer.store(data) for data in given]
-    files = writer.close()
+    files = writer.write()
     assert sorted(path.name for path in tmp_path.iterdir()) == [entry.name for entry in files]
-    assert all(entry.size <= most + 64 for entry in files)
+    assert all(entry.size <= max(most, 5_000, BLOCK_BYTES) + 64 for entry in files)
     reader = FileReader(tmp_path, files, verify=True)
-    assert all(
-        np.array_equal(reader.fetch(place, data.size), data)
-        for place, data in zip(places, given, strict=True)
-    )
+    for place, data in zip(places, given, strict=True):
+        assert np.array_equal(reader.fetch(place, data.size), data)
+    reader.finish(rows=True)
 
 
 def test_attachments_have_files_of_their_own(tmp_path: Path) -> None:
@@ -45,8 +46,8 @@ def test_attachments_have_files_of_their_own(tmp_path: Path) -> None:
         writer.attach(Attachment("x.h5", third)),
         writer.store(fourth),
     ]
-    files = writer.close()
-    assert [entry.name for entry in files] == ["000000.bin", "x.h5", "000002-x.h5", "000003.bin"]
+    files = writer.write()
+    assert [entry.name for entry in files] == ["000000.bin", "x.h5", "000002-x.h5"]
     assert (tmp_path / "x.h5").read_bytes() == second.tobytes()
     reader = FileReader(tmp_path, files, verify=True)
     for place, data in zip(places, given, strict=True):
@@ -54,6 +55,76 @@ def test_attachments_have_files_of_their_own(tmp_path: Path) -> None:
     for name in ("../x.h5", "x.bin", ".h5", "a/b.h5", ""):
         with pytest.raises(CheckpointError, match="name of a file"):
             writer.attach(Attachment(name, first))
+
+
+def write(folder: Path, source: Plain, array: Any, earlier: Earlier | None = None) -> Earlier:
+    folder.mkdir()
+    writer = FileWriter(folder, earlier)
+    tree = Encoder(writer.store, None, writer.segments).tree([source])
+    tree.append({"$tensor": writer.store(array)})
+    assert not source.is_open
+    manifest = Manifest("thing", tree, writer.write(), {})
+    assert not source.is_open
+    return Earlier(folder, manifest)
+
+
+def links(folder: Path) -> list[int]:
+    return [path.stat().st_nlink for path in sorted(folder.iterdir())]
+
+
+def test_what_is_known_or_found_to_be_the_same_is_linked(tmp_path: Path) -> None:
+    (large,) = arrays(3 * LARGE_BYTES // 2)
+    source = Plain(columns(50), 20)
+    first = write(tmp_path / "a", source, large)
+    assert links(tmp_path / "a") == [1] * 6 and source.taken == [0, 1, 2]
+
+    changed = columns(50)
+    changed[0][0] = 99  # a lie: it's said not to have changed, and is believed
+    changed[0][25] = 99
+    large = large.copy()
+    large[-1] ^= 1
+    source = Plain(changed, 20, {source.identity: [True, False, True]})
+    second = write(tmp_path / "b", source, large, first)
+    assert links(tmp_path / "b") == [2, 1, 2, 2, 2, 1]
+    assert source.taken == [1] and sorted(source.skipped) == [0, 2]
+    assert second.manifest.files[0] == first.manifest.files[0]
+
+    # Nothing is known of rows of another name: bytes are compared. The last segment has another length.
+    source = Plain([column[:45] for column in changed], 20)
+    write(tmp_path / "c", source, large, second)
+    assert links(tmp_path / "c") == [1, 2, 1, 3, 3, 2]
+    assert sorted(source.taken) == [0, 1, 2]
+    # Rows that lie otherwise have nothing in common.
+    write(tmp_path / "d", Plain(changed, 10), large[:10], second)
+    assert set(links(tmp_path / "d")) == {1}
+
+
+def test_without_links_everything_is_written(tmp_path: Path) -> None:
+    (large,) = arrays(LARGE_BYTES)
+    source = Plain(columns(50), 20)
+    first = write(tmp_path / "a", source, large)
+    again = Plain(columns(50), 20, {source.identity: [True] * 3})
+    with faults.inject({"fs.link": At(OSError(errno.EMLINK, "no"), repeat=True)}):
+        write(tmp_path / "b", again, large, first)
+    (tmp_path / "a" / "000001.bin").unlink()
+    (tmp_path / "a" / "000002.bin").write_bytes(b"short")
+    again = Plain(columns(50), 20, {source.identity: [True] * 3})
+    third = write(tmp_path / "c", again, large, first)
+    assert links(tmp_path / "b") == [1] * 5 and links(tmp_path / "c") == [2, 1, 1, 2, 2]
+    assert [file.checksums for file in third.manifest.files] == [f.checksums for f in first.manifest.files]
+    with (
+        faults.inject({"fs.link": OSError(errno.EIO, "broken")}),
+        pytest.raises(OSError, match="broken"),
+    ):
+        write(tmp_path / "d", Plain(columns(50), 20), large, third)
+
+
+def test_an_error_ends_all_threads_and_lets_nobody_wait(tmp_path: Path) -> None:
+    source = Plain([column.repeat(1000, *[1] * (column.ndim - 1)) for column in columns(1_000)], 1_000)
+    with faults.inject({"fs.sync": At(OSError(errno.ENOSPC, "full"), 5)}) as visits:
+        with pytest.raises(OSError, match="full"):
+            write(tmp_path / "a", source, np.zeros(1, np.uint8))
+        assert visits.counts["fs.sync"] < 12 and not source.is_open
 
 
 @given(st.lists(st.integers(0, 3 * BLOCK_BYTES // 2), max_size=5))
@@ -64,71 +135,3 @@ def test_checksums_dont_depend_on_the_pieces(sizes: list[int]) -> None:
     for size in sizes:
         many.add(whole[:size])
     assert one.end() == many.end()
-
-
-def written(folder: Path) -> tuple[Any, Any, Any]:
-    writer = FileWriter(folder)
-    (data,) = arrays(BLOCK_BYTES + 100)
-    return writer.store(data), writer.close(), data
-
-
-@pytest.mark.parametrize("position", [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 99])
-def test_a_flipped_bit_is_found_where_it_is(tmp_path: Path, position: int) -> None:
-    _, files, _ = written(tmp_path)
-    path = tmp_path / files[0].name
-    with open(path, "r+b") as file:
-        file.seek(position)
-        byte = file.read(1)[0]
-        file.seek(position)
-        file.write(bytes([byte ^ 1]))
-    begin = position // BLOCK_BYTES * BLOCK_BYTES
-    with pytest.raises(CorruptCheckpointError, match=f"000000.bin: bytes {begin} to"):
-        FileReader(tmp_path, files, verify=True)
-    FileReader(tmp_path, files, verify=False)
-
-
-def test_other_sizes_missing_files_and_links_are_found_without_checksums(tmp_path: Path) -> None:
-    _, files, _ = written(tmp_path)
-    path = tmp_path / files[0].name
-    content = path.read_bytes()
-    for damaged in (content[:-1], content + b"x"):
-        path.write_bytes(damaged)
-        with pytest.raises(CorruptCheckpointError, match="bytes instead of"):
-            FileReader(tmp_path, files, verify=False)
-    path.unlink()
-    with pytest.raises(CorruptCheckpointError, match="000000.bin"):
-        FileReader(tmp_path, files, verify=False)
-    (tmp_path / "elsewhere").write_bytes(content)
-    path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CorruptCheckpointError, match="000000.bin"):
-        FileReader(tmp_path, files, verify=False)
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        None,
-        [],
-        [[0, 0]],
-        [[0, 0, -1]],
-        [[1, 0, 5]],
-        [[0, BLOCK_BYTES, 1 << 20]],
-        [[0, 0, 4], [0, 2, 4]],
-        [[0, 0, 0]],
-        [[0, True, 4]],
-        [[0, 0, 4]],
-    ],
-)
-def test_places_that_arent_there(tmp_path: Path, place: Any) -> None:
-    _, files, _ = written(tmp_path)
-    with pytest.raises(CorruptCheckpointError, match="an array"):
-        FileReader(tmp_path, files, verify=True).fetch(place, 8)
-
-
-def test_no_byte_is_read_twice(tmp_path: Path) -> None:
-    """A small file can't be said to hold an array that fills the memory."""
-    place, files, data = written(tmp_path)
-    reader = FileReader(tmp_path, files, verify=True)
-    reader.fetch(place, data.size)
-    with pytest.raises(CorruptCheckpointError, match="where another one stands"):
-        reader.fetch(place, data.size)

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from gleanrl.checkpoint.values import Array, Decoder, Encoder, dtype_name
+from gleanrl.checkpoint.segments import Array
+from gleanrl.checkpoint.values import Decoder, Encoder, dtype_name
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
 
 

@@ -6,9 +6,10 @@ import os
 import re
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from typing import Any
 import numpy as np
 
 from gleanrl.arguments import positive
-from gleanrl.checkpoint.files import FileReader, FileWriter
+from gleanrl.checkpoint.earlier import Earlier
+from gleanrl.checkpoint.files import FileWriter
 from gleanrl.checkpoint.manifest import MOST_BYTES, Manifest
-from gleanrl.checkpoint.values import Decoder, Encoder
+from gleanrl.checkpoint.reading import FileReader
+from gleanrl.checkpoint.values import Decoder, Encoder, sources_in
 from gleanrl.errors import CheckpointError, CorruptCheckpointError, IncompleteCheckpointError
 from gleanrl.system import fs
 from gleanrl.system.proc import identity
@@ -63,6 +66,8 @@ class Folder:
         Whatever ends the process or the machine meanwhile: the folder holds the checkpoints that it held, or this one,
         too. Older ones than the last `keep` are removed, and so is what killed processes left.
 
+        Files that the newest checkpoint holds already are linked, so that each checkpoint is complete by itself.
+
         Args:
             kind: what it is a state of.
             state: a value of the kinds that `values` names.
@@ -72,7 +77,13 @@ class Folder:
             CheckpointError: the state can't be saved; or another process is writing, which it names.
             OSError: the disk is full, or fails; nothing is left of the attempt.
         """
-        positive("keep", keep)
+        try:
+            return self._commit(kind, state, positive("keep", keep))
+        finally:
+            for source in sources_in(state):
+                source.close()
+
+    def _commit(self, kind: str, state: Any, keep: int) -> Path:
         with self._locked():
             self._collect()
             draft = self.path / f"tmp-{uuid.uuid4().hex}"
@@ -92,16 +103,22 @@ class Folder:
         return place
 
     def _write(self, draft: Path, kind: str, state: Any) -> None:
-        writer = FileWriter(draft)
-        tree = Encoder(writer.store, writer.attach).tree(state)
-        libraries = {name: version(name) for name in _LIBRARIES}
-        manifest = Manifest(kind, tree, writer.close(), libraries).encoded()
+        writer = FileWriter(draft, self._earlier())
+        tree = Encoder(writer.store, writer.attach, writer.segments).tree(state)
+        manifest = Manifest(kind, tree, writer.write(), _libraries()).encoded()
         if len(manifest) > MOST_BYTES:
             raise CheckpointError(
                 f"the state has {len(manifest)} bytes beside its tensors; {MOST_BYTES} can be read"
             )
         fs.write_file(draft / _MANIFEST, [manifest])
         fs.sync_dir(draft)
+
+    def _earlier(self) -> Earlier | None:
+        """Return the newest checkpoint, for links to its files; None if there is none, or nothing can be told of it."""
+        for _, path in self._names()[:1]:
+            with suppress(CheckpointError):
+                return Earlier(path, Manifest.decoded(_manifest_bytes(path / _MANIFEST)))
+        return None
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -149,11 +166,16 @@ class Folder:
         ]
         return sorted(found, reverse=True)
 
-    def load(self, verify: bool = True) -> Found:
+    def load(self, verify: bool = True, take: Callable[[str, Any], Any] | None = None) -> Found:
         """Return the newest checkpoint that is whole; a warning says which newer ones aren't, and why.
+
+        Rows in segments (`Stored`) are read by who takes them, straight to their place, and compared there.
 
         Args:
             verify: whether checksums are compared; sizes are always.
+            take: gets kind and state, reads rows, and returns what is to be found instead of the state; if it raises
+                `CorruptCheckpointError`, an older checkpoint is tried. None for the state itself, whose rows are read
+                twice then: they are compared before.
 
         Raises:
             IncompleteCheckpointError: there is none.
@@ -163,7 +185,7 @@ class Folder:
         skipped: dict[str, str] = {}
         for _, path in self._names():
             try:
-                kind, state = read(path, verify)
+                kind, state = read(path, verify, take)
             except CorruptCheckpointError as damage:
                 skipped[path.name] = str(damage)
                 continue
@@ -176,8 +198,8 @@ class Folder:
         raise IncompleteCheckpointError(f"{self.path}: there is no complete checkpoint")
 
 
-def read(path: Path, verify: bool = True) -> tuple[str, Any]:
-    """Return kind and state of one checkpoint.
+def read(path: Path, verify: bool = True, take: Callable[[str, Any], Any] | None = None) -> tuple[str, Any]:
+    """Return kind and state of one checkpoint; see `Folder.load`.
 
     Raises:
         CorruptCheckpointError: it is damaged; it says where.
@@ -185,7 +207,14 @@ def read(path: Path, verify: bool = True) -> tuple[str, Any]:
     """
     manifest = Manifest.decoded(_manifest_bytes(path / _MANIFEST))
     reader = FileReader(path, manifest.files, verify)
-    return manifest.kind, Decoder(reader.fetch).value(manifest.state)
+    state = Decoder(reader.fetch, reader.rows).value(manifest.state)
+    reader.finish(rows=take is None)
+    return manifest.kind, state if take is None else take(manifest.kind, state)
+
+
+@cache
+def _libraries() -> dict[str, str]:
+    return {name: version(name) for name in _LIBRARIES}
 
 
 def _manifest_bytes(path: Path) -> bytes:

@@ -20,7 +20,8 @@ from gleanrl import optional
 from gleanrl.block import numpy_dtype, numpy_view
 from gleanrl.checkpoint import strict_json
 from gleanrl.checkpoint.migrations import HDF5, migrated
-from gleanrl.checkpoint.values import Array, Decoder, Encoder
+from gleanrl.checkpoint.segments import Array
+from gleanrl.checkpoint.values import Decoder, Encoder
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
 
 FORMAT = 1

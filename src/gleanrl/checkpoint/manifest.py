@@ -13,7 +13,7 @@ from gleanrl.checkpoint.migrations import MANIFESTS, migrated
 from gleanrl.checkpoint.values import ATTACHED
 from gleanrl.errors import CorruptCheckpointError
 
-FORMAT = 1
+FORMAT = 2
 """The version of the layout that this library writes; it reads this one, and earlier ones as `migrations` says."""
 BLOCK_BYTES = 1 << 22
 """Bytes of a data file that have one checksum."""
@@ -21,7 +21,7 @@ MOST_BYTES = 1 << 26
 """The longest manifest that is read."""
 _NO_HASH = "0" * 64
 _BEGIN = b'{"sha256":"'
-_NAME = re.compile(r"\d{6}\.bin")
+_NAME = re.compile(r"\d{6,9}\.bin")
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from gleanrl.errors import CorruptCheckpointError, IncompatibleCheckpointError
 Tree = dict[str, Any]
 Migrations = Mapping[int, Callable[[Tree], Tree]]
 
-MANIFESTS: Migrations = {}
-"""Of manifests."""
+MANIFESTS: Migrations = {1: lambda tree: tree}
+"""Of manifests. The second format has one kind of value more: rows in segments."""
 HDF5: Migrations = {}
 """Of the trees in HDF5 files."""
 

@@ -10,17 +10,15 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from gleanrl.checkpoint.segments import Array, Layout, Segmented, Source, bytes_of
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
-
-Array = np.ndarray[Any, Any]
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -34,6 +32,9 @@ _MOST_DEPTH = 64
 ATTACHED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.h5")
 """Names of attachments: they can't lead out of a folder."""
 _LARGEST = 2**63
+LARGE_BYTES = 1 << 20
+"""From this size on an array has files of its own: those that didn't change needn't be written again."""
+_IDENTITY = re.compile(r"[0-9a-f]{32}")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -42,13 +43,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     if name not in _DTYPES:
         raise CheckpointError(f"tensors of {dtype} can't be saved")
     return name
-
-
-def bytes_of(tensor: torch.Tensor) -> Array:
-    """Return the bytes of a tensor, in its order, ``(n,)`` uint8; a view where it's contiguous and on the CPU."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    found: Array = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
-    return found
 
 
 @dataclass(frozen=True)
@@ -64,18 +58,46 @@ class Attachment:
     data: Array
 
 
+@dataclass(frozen=True)
+class Later:
+    """A value that is made when it is written, of another one.
+
+    Attributes:
+        make: makes it.
+        of: what it is made of.
+    """
+
+    make: Callable[[Any], Any]
+    of: Any
+
+
+def sources_in(state: Any) -> Iterator[Source]:
+    """Yield the rows that stand in a state."""
+    if isinstance(state, Source):
+        yield state
+    elif isinstance(state, Later):
+        yield from sources_in(state.of)
+    elif isinstance(state, (dict, list, tuple)):
+        for part in state.values() if isinstance(state, dict) else state:
+            yield from sources_in(part)
+
+
 class Encoder:
     """Turns values into a tree of JSON.
 
     Args:
         store: takes the bytes of a tensor; returns what is noted of where they stand.
         attach: likewise for attachments; None where there can't be any.
+        segments: likewise for rows, see `FileWriter.segments`.
     """
 
     def __init__(
-        self, store: Callable[[Array], Any], attach: Callable[[Attachment], Any] | None = None
+        self,
+        store: Callable[[Array], Any],
+        attach: Callable[[Attachment], Any] | None = None,
+        segments: Callable[[Source], int] | None = None,
     ) -> None:
-        self._store, self._attach = store, attach
+        self._store, self._attach, self._segments = store, attach, segments
 
     def tree(self, value: Any, where: str = "state", depth: int = 0) -> Any:
         """Return the tree of a value.
@@ -104,6 +126,10 @@ class Encoder:
             return self._tensor(value)
         if isinstance(value, Attachment) and self._attach is not None:
             return {"$file": self._attach(value), "name": value.name, "size": value.data.size}
+        if isinstance(value, Later):
+            return self.tree(value.make(value.of), where, depth)
+        if isinstance(value, Source) and self._segments is not None:
+            return self._rows(value, self._segments(value))
         if isinstance(value, TensorDictBase):
             return self._encoded_tensordict(value, where, depth + 1)
         if isinstance(value, torch.dtype):
@@ -138,6 +164,18 @@ class Encoder:
         dtype = dtype_name(tensor.dtype)
         return {"$tensor": self._store(bytes_of(tensor)), "dtype": dtype, "shape": list(tensor.shape)}
 
+    @staticmethod
+    def _rows(source: Source, first: int) -> Any:
+        layout = source.layout
+        fields = [[dtype_name(dtype), list(shape)] for dtype, shape in layout.fields]
+        return {
+            "$rows": first,
+            "id": source.identity,
+            "rows": layout.rows,
+            "step": layout.step,
+            "fields": fields,
+        }
+
     def _encoded_tensordict(self, value: TensorDictBase, where: str, depth: int) -> Any:
         if type(value) is not TensorDict:
             raise CheckpointError(f"{where}: a {type(value).__name__} can't be saved; make it a TensorDict")
@@ -152,10 +190,15 @@ class Decoder:
 
     Args:
         fetch: returns the bytes that `Encoder` was given, from what was noted of them, and their number.
+        rows: returns rows, by the number of their first file, their layout and name; None where there can't be any.
     """
 
-    def __init__(self, fetch: Callable[[Any, int], Array]) -> None:
-        self._fetch = fetch
+    def __init__(
+        self,
+        fetch: Callable[[Any, int], Array],
+        rows: Callable[[int, Layout, str], Segmented] | None = None,
+    ) -> None:
+        self._fetch, self._rows = fetch, rows
 
     def value(self, tree: Any, depth: int = 0) -> Any:
         """Return the value of a tree.
@@ -191,6 +234,12 @@ class Decoder:
             return torch.empty(shape, dtype=dtype, device="cpu")
         return torch.from_numpy(data).view(dtype).reshape(shape)
 
+    def _segmented(self, tree: dict[str, Any], depth: int) -> Segmented:
+        if self._rows is None:
+            raise CorruptCheckpointError("rows in segments, where there can't be any")
+        layout, first, identity = layout_of(tree)
+        return self._rows(first, layout, identity)
+
     def _attachment(self, tree: dict[str, Any], depth: int) -> Attachment:
         return Attachment(str(tree["name"]), self._fetch(tree["$file"], *_sizes([tree["size"]])))
 
@@ -218,9 +267,27 @@ _MAKERS: dict[str, Callable[[Decoder, dict[str, Any], int], Any]] = {
     "$size": lambda decoder, tree, depth: torch.Size(_sizes(tree["$size"])),
     "$tuple": lambda decoder, tree, depth: tuple(decoder.value(part, depth) for part in tree["$tuple"]),
     "$map": Decoder._pairs,
+    "$rows": Decoder._segmented,
     "$tensor": Decoder._tensor,
     "$tensordict": Decoder._decoded_tensordict,
 }
+
+
+def layout_of(tree: Mapping[str, Any]) -> tuple[Layout, int, str]:
+    """Return the layout of rows, the number of their first file, and their name.
+
+    Raises:
+        CorruptCheckpointError: the tree isn't one of rows.
+    """
+    first, rows, step = _sizes([tree["$rows"], tree["rows"], tree["step"]])
+    identity, fields = tree["id"], tree["fields"]
+    if not step or not isinstance(identity, str) or not _IDENTITY.fullmatch(identity):
+        raise CorruptCheckpointError("rows without a name, or in segments without any")
+    return (
+        Layout(tuple((_DTYPES[name], tuple(_sizes(shape))) for name, shape in fields), rows, step),
+        first,
+        identity,
+    )
 
 
 def _special(text: Any) -> float:

@@ -1,8 +1,8 @@
 """The seam to the file system: every create, write, map and removal of the library is here.
 
 Each act has a fault point of its name (`fs.create`, `fs.allocate`, `fs.write`, `fs.sync`, `fs.sync_dir`, `fs.rename`,
-`fs.open`, `fs.read`, `fs.map`, `fs.lock`, `fs.list`, `fs.remove`, `fs.make_dir`), so that a test can fail any one of
-them. Errors are the operating system's own (`OSError`).
+`fs.link`, `fs.size`, `fs.open`, `fs.read`, `fs.map`, `fs.lock`, `fs.list`, `fs.remove`, `fs.make_dir`), so that a test
+can fail any one of them. Errors are the operating system's own (`OSError`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ from gleanrl.system import faults
 # What is written at once where the system can't reserve space.
 _ZEROS_BYTES = 1 << 20
 _READ_BYTES = 1 << 26
+_NO_LINKS = (
+    *(errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOENT),
+    *(errno.EACCES, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP),
+)
 
 
 def create_file(path: Path, num_bytes: int) -> None:
@@ -169,6 +173,28 @@ def write_file(path: Path, pieces: Iterable[Any]) -> None:
             raise
 
 
+def link_file(path: Path, to: Path, num_bytes: int) -> bool:
+    """Give a plain file of that size another name, which stays when the first one goes.
+
+    Returns:
+        False if there is no such file, or the file system, or its state, allows no link.
+
+    Raises:
+        OSError: any other failure of the operating system.
+    """
+    try:
+        faults.point("fs.link")
+        state = os.lstat(path)
+        if not stat.S_ISREG(state.st_mode) or state.st_size != num_bytes:
+            return False
+        os.link(path, to, follow_symlinks=False)
+    except OSError as cause:
+        if cause.errno in _NO_LINKS:
+            return False
+        raise
+    return True
+
+
 def replace_file(path: Path, pieces: Iterable[Any]) -> None:
     """Put a file of these bytes where another one may be: at any moment there is the old one or the new one, whole.
 
@@ -220,6 +246,19 @@ def reading(path: Path) -> Iterator[int]:
         yield file
 
 
+def size_at(path: Path) -> int:
+    """Return how many bytes a plain file has.
+
+    Raises:
+        OSError: There is no such file, or it isn't a plain one.
+    """
+    faults.point("fs.size")
+    state = os.lstat(path)
+    if not stat.S_ISREG(state.st_mode):
+        raise OSError(errno.EINVAL, "not a plain file", str(path))
+    return state.st_size
+
+
 def size_of(file: int) -> int:
     """Return how many bytes an open file has."""
     return os.fstat(file).st_size
@@ -261,7 +300,10 @@ def locked(path: Path, owner: bytes) -> Iterator[None]:
             raise BlockingIOError(os.pread(file, 1 << 10, 0).decode(errors="replace")) from None
         os.ftruncate(file, 0)
         os.pwrite(file, owner, 0)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has the file open, too
 
 
 def remove_tree(path: Path) -> None:

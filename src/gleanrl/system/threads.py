@@ -8,7 +8,8 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +18,7 @@ from gleanrl.system.clock import Deadline, await_item, sleep
 _SECONDS_BETWEEN_LOOKS = 0.01
 
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 
 class Job(Generic[Result]):
@@ -118,6 +120,55 @@ class _Worker(threading.Thread):
             job.run()
             del job
         self.jobs.put(None)  # for the next one: however many there are, they all end
+
+
+def for_each(call: Callable[[Item], object], items: Iterable[Item], count: int) -> None:
+    """Make a call with each item, in several threads, of which the caller's is one; they begin in order.
+
+    Once this returns or raises, no call is under way. After an error none begins.
+
+    Args:
+        call: may be made in any thread.
+        items: what with.
+        count: threads, at most.
+
+    Raises:
+        BaseException: what a call raised first, or what interrupted the caller.
+    """
+    left, errors = deque(items), list[BaseException]()
+
+    def work() -> None:
+        while not errors:
+            try:
+                item = left.popleft()
+            except IndexError:
+                return
+            try:
+                call(item)
+            except BaseException as error:
+                errors.append(error)
+
+    helpers: list[threading.Thread] = []
+    try:
+        for _ in range(min(count, len(left)) - 1):
+            helper = threading.Thread(target=work, name="gleanrl-helper")
+            try:
+                helper.start()
+            except RuntimeError:  # the interpreter is about to end, and starts none
+                break
+            helpers.append(helper)
+        work()
+    except BaseException as interrupt:
+        errors.append(interrupt)
+    finally:
+        for helper in helpers:
+            while helper.is_alive():
+                try:
+                    helper.join()
+                except BaseException as interrupt:
+                    errors.append(interrupt)
+    if errors:
+        raise errors[0]
 
 
 def stack_of(number: int | None) -> str:

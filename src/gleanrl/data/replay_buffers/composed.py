@@ -19,6 +19,7 @@ from gleanrl.data.replay_buffers.server import BufferServer
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.errors import UnsupportedError
+from gleanrl.overrides import overridden
 
 _Self = TypeVar("_Self", bound="Composed")
 _OPENING = threading.RLock()
@@ -203,8 +204,9 @@ class Composed(Checkpointed):
 
     def checkpointed_state(self) -> dict[str, Any]:
         """Return the state, its records in the form of the storage's checkpointer."""
-        state = self.state_dict()
-        return {**state, "_storage": self.storage.checkpointer.packed(state["_storage"])}
+        own = overridden(self, "state_dict", of=Composed)
+        state = self.state_dict() if own else self._draws.moment_dict()
+        return {**state, "_storage": self.storage.checkpointer.packed_later(state["_storage"])}
 
     def load_checkpointed_state(self, state: dict[str, Any]) -> None:
         """Go on from what `checkpointed_state` returned, with whatever checkpointer."""

@@ -11,6 +11,7 @@ from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.parts import Parts, PartsState
 from gleanrl.data.replay_buffers.prefetch import Prefetcher
 from gleanrl.data.replay_buffers.samplers.base import SamplerState
+from gleanrl.data.replay_buffers.storages.snapshots import Ahead
 from gleanrl.data.replay_buffers.tickets import Fetched, Ticket, TicketState
 from gleanrl.data.replay_buffers.versions import touched
 from gleanrl.errors import EmptyBufferError, SchemaError
@@ -238,9 +239,13 @@ class Draws(Stateful[DrawsState]):
     def _counts(self) -> RateCounts | None:
         return None if self._gate.limiter is None else self._gate.limiter.snapshot()
 
-    def snapshot(self) -> DrawsState:
-        """Return the parts' state and the batches drawn ahead; writers wait only for what they wrote meanwhile."""
-        ahead, prefetcher = self._parts.storage.copy_ahead(), self.prefetcher
+    def snapshot(self, ahead: Ahead | None = None) -> DrawsState:
+        """Return the parts' state and the batches drawn ahead; writers wait only for what they wrote meanwhile.
+
+        Args:
+            ahead: how the records are copied (see `Storage.moment_ahead`); None for now.
+        """
+        ahead, prefetcher = ahead or self._parts.storage.copy_ahead(), self.prefetcher
         with self._gate.lock:
             tickets = None
             if prefetcher is not None:
@@ -252,7 +257,13 @@ class Draws(Stateful[DrawsState]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain values and tensors of its own."""
-        value = self.snapshot()
+        return self._plain(self.snapshot())
+
+    def moment_dict(self) -> dict[str, Any]:
+        """Return the state as checkpoints take it: records may be copied only when they are written."""
+        return self._plain(self.snapshot(self._parts.storage.moment_ahead()))
+
+    def _plain(self, value: DrawsState) -> dict[str, Any]:
         state = self._parts.plain(value.parts)
         if value.counts is not None:
             state["_rate_limiter"] = plain(value.counts)

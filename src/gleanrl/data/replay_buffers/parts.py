@@ -18,7 +18,7 @@ from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.familiar import as_storage
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.data.replay_buffers.storages.shared import SharedTensorStorage, share
-from gleanrl.data.replay_buffers.storages.snapshots import Copying, StorageState
+from gleanrl.data.replay_buffers.storages.snapshots import Ahead, StorageState
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.data.replay_buffers.writers.familiar import as_writer
 from gleanrl.data.replay_buffers.writers.immutable import ImmutableDatasetWriter
@@ -219,7 +219,7 @@ class Parts(Stateful[PartsState]):
 
     # State
 
-    def snapshot(self, ahead: Copying | None = None) -> PartsState:
+    def snapshot(self, ahead: Ahead | None = None) -> PartsState:
         """Return what all parts live by, of one moment.
 
         Args:

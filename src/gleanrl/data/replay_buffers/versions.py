@@ -52,8 +52,8 @@ class Run:
         if seen >= self.count:
             return []
         if self.spans is None:
-            return _within(self.start + seen, self.count - seen, size)
-        return [span for start, count in self.spans for span in _within(start, count, size)]
+            return ring_spans(self.start + seen, self.count - seen, size)
+        return [span for start, count in self.spans for span in ring_spans(start, count, size)]
 
 
 def changes_in(runs: Iterable[Run], version: Version, size: int) -> list[Change]:
@@ -142,7 +142,7 @@ class ChangeLog:
         return changes_in(reversed(self._runs), version, size)
 
 
-def _within(start: int, count: int, size: int) -> list[tuple[int, int]]:
+def ring_spans(start: int, count: int, size: int) -> list[tuple[int, int]]:
     """Return `count` slots from `start` on, around the end of `size`, as ``(start, stop)`` ranges."""
     if count >= size:
         return [(0, size)]

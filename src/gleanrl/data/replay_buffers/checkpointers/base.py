@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from gleanrl.checkpoint.folder import Folder
+from gleanrl.checkpoint.segments import Segmented
+from gleanrl.checkpoint.values import Later
 from gleanrl.errors import CheckpointError, CorruptCheckpointError, IncompatibleCheckpointError
 
 _STORAGE = "Storage"
@@ -20,16 +22,21 @@ class StorageCheckpointerBase(ABC):
     Whatever the form, loading gives every record back bit for bit. A checkpoint says in which form it was written, so
     that it can be loaded whatever checkpointer the storage has.
 
-    `pack` and `unpack` are all that a form consists of.
+    `pack` and `unpack` are all that a form consists of. A class that replaces them gets tensors, whatever the class
+    before it took.
     """
 
     form: ClassVar[str]
     """What the form is called in checkpoints."""
+    takes_segments: ClassVar[bool] = False
+    """Whether `pack` and `unpack` bear rows in segments, generations first, in the place of ``"columns"``."""
     _forms: ClassVar[dict[str, type[StorageCheckpointerBase]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Note the form, to find it when a checkpoint is loaded."""
         super().__init_subclass__(**kwargs)
+        if {"pack", "unpack"} & cls.__dict__.keys() and "takes_segments" not in cls.__dict__:
+            cls.takes_segments = False
         if "form" in cls.__dict__:
             StorageCheckpointerBase._forms[cls.form] = cls
 
@@ -55,7 +62,12 @@ class StorageCheckpointerBase(ABC):
 
     def packed(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a storage's state in this form, with the form's name."""
-        return {"form": self.form, _PACKED: self.pack(state)}
+        given = state if self.takes_segments else with_tensors(state)
+        return {"form": self.form, _PACKED: self.pack(given)}
+
+    def packed_later(self, state: Mapping[str, Any]) -> Later:
+        """Return what becomes `packed` when it is written."""
+        return Later(self.packed, state)
 
     @classmethod
     def unpacked(cls, state: Any) -> dict[str, Any]:
@@ -69,8 +81,9 @@ class StorageCheckpointerBase(ABC):
         kind = cls._forms.get(state.get("form", ""))
         if kind is None:
             raise IncompatibleCheckpointError(f"the storage's form, {state.get('form')!r}, isn't known here")
+        packed = state[_PACKED] if kind.takes_segments else with_tensors(state[_PACKED])
         try:
-            return kind.unpack(state[_PACKED])
+            return kind.unpack(packed)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as cause:
             if isinstance(cause, CheckpointError):
                 raise
@@ -78,15 +91,33 @@ class StorageCheckpointerBase(ABC):
 
     def dumps(self, storage: Any, path: os.PathLike[str] | str, keep: int = 1) -> None:
         """Write a checkpoint of a storage alone; see `ReplayBuffer.dumps`."""
-        Folder(path).commit(_STORAGE, self.packed(storage.state_dict()), keep)
+        Folder(path).commit(_STORAGE, self.packed_later(storage.moment_dict()), keep)
 
     def loads(self, storage: Any, path: os.PathLike[str] | str, verify: bool = True) -> None:
         """Load the newest checkpoint of a storage alone; see `ReplayBuffer.loads`."""
-        found = Folder(path).load(verify)
-        if found.kind != _STORAGE:
-            raise IncompatibleCheckpointError(f"{found.path}: expected a storage, it's a {found.kind}")
-        storage.load_state_dict(self.unpacked(found.state))
+
+        def take(kind: str, state: Any) -> None:
+            if kind != _STORAGE:
+                raise IncompatibleCheckpointError(f"{path}: expected a storage, it's a {kind}")
+            storage.load_state_dict(self.unpacked(state))
+
+        Folder(path).load(verify, take)
 
     def __repr__(self) -> str:
         """Show the class."""
         return f"{type(self).__name__}()"
+
+
+def with_tensors(state: Any) -> Any:
+    """Return a storage's state with all its columns in memory, be they rows in segments.
+
+    Raises:
+        CorruptCheckpointError: the segments are damaged, or hold something else.
+    """
+    columns = state.get("columns") if isinstance(state, Mapping) else None
+    if not isinstance(columns, Segmented):
+        return state
+    if not columns.layout.fields:
+        raise CorruptCheckpointError("rows without generations")
+    generations, *rest = columns.tensors()
+    return {**state, "generations": generations, "columns": rest}

@@ -19,7 +19,10 @@ class Checkpointed(ABC):
 
     @abstractmethod
     def checkpointed_state(self) -> dict[str, Any]:
-        """Return the state, its records in the form of the storages' checkpointers."""
+        """Return the state for `Folder.commit`: records get the form of the storages' checkpointers when it is written.
+
+        It is the state of this moment, whoever writes meanwhile; they are held up a little until it is committed.
+        """
 
     @abstractmethod
     def load_checkpointed_state(self, state: dict[str, Any]) -> None:
@@ -60,10 +63,13 @@ class Checkpointed(ABC):
             CheckpointError: there is none, or it is damaged; it names the file. Nothing changed.
             SchemaError: it doesn't fit. Nothing changed.
         """
-        found = Folder(path).load(verify)
-        if found.kind != self.kind or not isinstance(found.state, dict):
-            raise IncompatibleCheckpointError(f"{found.path}: expected a {self.kind}, it's a {found.kind}")
-        self.load_checkpointed_state(found.state)
+
+        def take(kind: str, state: Any) -> None:
+            if kind != self.kind or not isinstance(state, dict):
+                raise IncompatibleCheckpointError(f"{path}: expected a {self.kind}, it's a {kind}")
+            self.load_checkpointed_state(state)
+
+        Folder(path).load(verify, take)
 
 
 def with_records(state: Any) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
+from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase, with_tensors
 from gleanrl.data.replay_buffers.checkpointers.whole import TensorStorageCheckpointer
 from gleanrl.data.replay_buffers.familiar import make_concrete
 from gleanrl.data.replay_buffers.storages.direct import Direct, Prepared
 from gleanrl.data.replay_buffers.storages.indexing import ranges_of
-from gleanrl.data.replay_buffers.storages.snapshots import ContentCopy, Copying, StorageState
+from gleanrl.data.replay_buffers.storages.snapshots import Ahead, ContentCopy, Copying, StorageState
 from gleanrl.data.replay_buffers.versions import Version, moved_past
 from gleanrl.errors import GleanError, InvalidTypeError, SchemaError, UnsupportedError
 from gleanrl.native import bump, bump_at
@@ -105,6 +105,8 @@ class Storage(Direct, Stateful[StorageState]):
         """
         if self._generations is None:
             self._counters()
+        if self._moments:
+            self._preserve([(placement.start * self.rows_per_step, placement.num_steps * self.rows_per_step)])
         written = self._rows_written + placement.num_steps * self.rows_per_step
         new_end = placement.cursor if end is None else end
         before = self.version
@@ -156,6 +158,8 @@ class Storage(Direct, Stateful[StorageState]):
         rows_written = self._rows_written + count
 
         before, ranges = self.version, ranges_of(slots)
+        if self._moments:
+            self._preserve(ranges)
 
         def change() -> None:
             if count:
@@ -184,6 +188,7 @@ class Storage(Direct, Stateful[StorageState]):
             self.num_steps = self._end = 0
             self.ordered = True
 
+        self._preserve([(0, len(self))])
         self._log.renew()
         if self.num_steps:
             bump(self._generations_at, 0, len(self), self.max_size)
@@ -221,6 +226,13 @@ class Storage(Direct, Stateful[StorageState]):
 
     # State
 
+    def moment_ahead(self) -> Ahead:
+        """Begin a snapshot of much data that is saved while others write: see `copy_ahead`.
+
+        Its content may be a moment, whose rows are copied when they are saved, or written on.
+        """
+        return self.copy_ahead()
+
     def copy_ahead(self) -> Copying:
         """Begin a snapshot of much data: copy, without the buffer's lock, what `snapshot` then takes over.
 
@@ -228,7 +240,7 @@ class Storage(Direct, Stateful[StorageState]):
         """
         return Copying(self, self._start_copy).ahead()
 
-    def snapshot(self, ahead: Copying | None = None) -> StorageState:
+    def snapshot(self, ahead: Ahead | None = None) -> StorageState:
         """Return what is stored, of one moment; writers wait only while what they wrote meanwhile is copied again.
 
         Args:
@@ -236,7 +248,7 @@ class Storage(Direct, Stateful[StorageState]):
         """
         copying = ahead or self.copy_ahead()
         with self.guard():
-            content, rows = copying.end()
+            content, counted = copying.end()
             return StorageState(
                 self._requested,
                 self.ndim,
@@ -246,9 +258,12 @@ class Storage(Direct, Stateful[StorageState]):
                 self._rows_written,
                 self.ordered,
                 self.version,
-                self._counters()[:rows].clone(),
+                self._counters()[:counted].clone(),
                 content,
             )
+
+    def _remember(self, content: Any) -> None:
+        """Take note of which checkpoint holds what was just loaded."""
 
     @abstractmethod
     def _start_copy(self) -> ContentCopy | None:
@@ -270,6 +285,12 @@ class Storage(Direct, Stateful[StorageState]):
         """Return the stored records and their generations as copies; only the part in use is copied."""
         return self.plain_state(self.snapshot())
 
+    def moment_dict(self) -> dict[str, Any]:
+        """Return the state as checkpoints take it: its rows may be copied only when they are written."""
+        if overridden(self, "state_dict", of=Storage):
+            return self.state_dict()
+        return self.plain_state(self.snapshot(self.moment_ahead()))
+
     def plain_state(self, value: StorageState) -> dict[str, Any]:
         """Return a snapshot as plain values and its own tensors."""
         return {**value.plain(), **self._plain_content(value.content)}
@@ -283,13 +304,13 @@ class Storage(Direct, Stateful[StorageState]):
             SchemaError: another capacity, number of dimensions or schema, or a broken state.
             CapacityError: a storage without schema found too little memory or disk.
         """
+        return self._parsed(with_tensors(state))
+
+    def _parsed(self, state: Any) -> StorageState:
+        """Return the value of a state whose columns are tensors."""
         reader = StateReader(state, f"a {type(self).__name__}")
-        value = StorageState.read(reader)
-        if (value.max_size, value.ndim) != (self._requested, self.ndim):
-            raise SchemaError(
-                f"load_state_dict: the state has max_size={value.max_size}, ndim={value.ndim}; this storage has "
-                f"{self._requested}, {self.ndim}: build it with the same ones"
-            )
+        value = StorageState.read(reader).counted(reader)
+        self._check_size(value)
         try:
             return replace(value, content=self._parse_content(reader, value))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as cause:
@@ -298,6 +319,14 @@ class Storage(Direct, Stateful[StorageState]):
             raise SchemaError(
                 f"load_state_dict: expected what state_dict() of a {type(self).__name__} returned"
             ) from cause
+
+    def _check_size(self, value: StorageState) -> None:
+        """Raise `SchemaError` if a state is of a storage of another size."""
+        if (value.max_size, value.ndim) != (self._requested, self.ndim):
+            raise SchemaError(
+                f"load_state_dict: the state has max_size={value.max_size}, ndim={value.ndim}; this storage has "
+                f"{self._requested}, {self.ndim}: build it with the same ones"
+            )
 
     def adopt(self, value: StorageState) -> None:
         """Hold what a snapshot holds. Generations never go back: earlier draws are recognised."""
@@ -308,6 +337,8 @@ class Storage(Direct, Stateful[StorageState]):
         after = counters.clone()
         after[: len(self)] += 1
         after[:rows] = moved_past(value.generations, after[:rows])
+        as_saved = torch.equal(after[:rows], value.generations)
+        self._preserve([(0, self.max_size)])
 
         def change() -> None:
             self._log.renew(value.version)  # before the bytes move
@@ -317,3 +348,5 @@ class Storage(Direct, Stateful[StorageState]):
             self.ordered = value.ordered
 
         to_the_end(change)
+        if as_saved:
+            self._remember(value.content)

@@ -11,8 +11,9 @@ memory, and moving a view copies it. Of tensors that the user gave, the address 
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +45,37 @@ class Plan(NamedTuple):
 _MAY_BE_LAZY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+class Lent:
+    """What is known of views that were given to others, who may write into them, and nobody notices.
+
+    Attributes:
+        count: how often some were given.
+    """
+
+    def __init__(self, always: bool = False) -> None:
+        self.count = 0
+        self._always = always
+        self._views: list[weakref.ref[Any]] = []
+        self._most = 64
+
+    def note(self, views: Iterable[Any]) -> None:
+        """Note arrays that are given."""
+        self.count += 1
+        self._views.extend(map(weakref.ref, views))
+        if len(self._views) > self._most:
+            self._views = [view for view in self._views if view() is not None]
+            self._most = max(64, 2 * len(self._views))
+
+    @property
+    def alive(self) -> bool:
+        """Whether somebody may be holding one."""
+        return self._always or any(view() is not None for view in self._views)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle none: they are views of other memory."""
+        return {**self.__dict__, "_views": []}
+
+
 class ColumnStore(ABC):
     """Columns ``[num_rows, *field]``, one for each field, all rows in slot order.
 
@@ -60,6 +92,7 @@ class ColumnStore(ABC):
         self.fields = tuple(fields)
         self.columns = list(columns)
         self.num_rows = columns[0].shape[0]
+        self.lent = Lent(always=True)
 
     @abstractmethod
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -192,16 +225,18 @@ class OwnColumns(HostColumns):
 
     def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
         super().__init__(fields, columns)
+        self.lent = Lent()
         self._arrays = [numpy_view(column) for column in columns]
 
     def views(self, lead: torch.Size, index: tuple[int | slice, ...] = ()) -> list[torch.Tensor]:
         """Return live views in torch storages of their own, which hold no more than they show."""
         rows = lead.numel()
         arrays = [array[:rows].reshape(*lead, *array.shape[1:])[(*index, ...)] for array in self._arrays]
+        self.lent.note(arrays)
         return [from_numpy(array).view(f.dtype) for array, f in zip(arrays, self.fields, strict=True)]
 
     def view(self, position: int) -> torch.Tensor:
-        """Return a live view in a torch storage of its own."""
+        """Return a live view in a torch storage of its own, for reading."""
         return from_numpy(self._arrays[position]).view(self.fields[position].dtype)
 
 
@@ -255,6 +290,10 @@ class BorrowedColumns(HostColumns):
 
 class ParentsColumns(OwnColumns):
     """Mapped columns of the process that this one was forked from: they are read, and views are copies."""
+
+    def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
+        super().__init__(fields, columns)
+        self.lent = Lent(always=True)  # the parent writes
 
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Raise: nothing is to be written."""
@@ -323,6 +362,7 @@ class NoColumns(ColumnStore):
 
     def __init__(self, num_rows: int) -> None:
         self.fields, self.columns, self.num_rows = (), [], num_rows
+        self.lent = Lent()
 
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return nothing."""

@@ -118,7 +118,11 @@ class StorageEnsemble(Checkpointed):
 
     def checkpointed_state(self) -> dict[str, Any]:
         """Return the state, each storage's records in the form of its checkpointer."""
-        return {"storages": [storage.checkpointer.packed(storage.state_dict()) for storage in self._storages]}
+        return {
+            "storages": [
+                storage.checkpointer.packed_later(storage.moment_dict()) for storage in self._storages
+            ]
+        }
 
     def load_checkpointed_state(self, state: dict[str, Any]) -> None:
         """Go on from what `checkpointed_state` returned, with whatever checkpointers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate
@@ -46,6 +47,9 @@ class Allocator(Protocol):
     def discard(self) -> None:
         """Leave nothing behind of columns that were made and aren't used after all."""
 
+    def settle(self) -> None:
+        """Have the columns take the place of those of another allocator (see `FileAllocator.another`)."""
+
 
 class GivenColumns:
     """Columns that exist already, all in the memory of their device.
@@ -70,6 +74,9 @@ class GivenColumns:
 
     def discard(self) -> None:
         """Do nothing: they are somebody's."""
+
+    def settle(self) -> None:
+        """Do nothing: they have their place."""
 
 
 class HeapAllocator:
@@ -111,6 +118,9 @@ class HeapAllocator:
     def discard(self) -> None:
         """Do nothing: memory goes with the columns."""
 
+    def settle(self) -> None:
+        """Do nothing: memory has no place."""
+
 
 class FileAllocator:
     """Mapped files, their space reserved on the disk.
@@ -129,6 +139,28 @@ class FileAllocator:
         self.directory = directory
         self.replace = replace
         self._made: list[Path] = []
+        self._goal: Path | None = None  # where the files are to be once they are used
+
+    def another(self) -> FileAllocator:
+        """Return an allocator whose files are beside these until they take their places."""
+        if self.directory is None:
+            return FileAllocator(None)
+        other = FileAllocator(self.directory / f"loading-{uuid.uuid4().hex}")
+        other._goal = self.directory
+        return other
+
+    def settle(self) -> None:
+        """Move files that are beside others into the places of these; whoever has those mapped keeps them."""
+        goal, beside = self._goal, self.directory
+        if goal is None or beside is None:
+            return
+        with suppress(OSError):  # the records are mapped, whatever their files are called
+            for file in self._made:
+                place = goal / file.relative_to(beside)
+                fs.make_dir(place.parent)
+                fs.rename(file, place)
+            fs.remove_tree(beside)
+        self._goal = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle; files that somebody named can't be made twice."""
@@ -192,6 +224,9 @@ class FileAllocator:
         for file in self._made:
             with suppress(OSError):
                 fs.remove_file(file, missing_ok=True)
+        if self._goal is not None and self.directory is not None:
+            with suppress(OSError):
+                fs.remove_tree(self.directory)
 
 
 def zeroed(num_bytes: int, num_rows: int) -> np.ndarray[Any, Any]:

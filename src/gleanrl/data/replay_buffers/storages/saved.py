@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 
 from gleanrl.block import numpy_dtype, numpy_view
 from gleanrl.data.replay_buffers.storages.formats import check_all_storable, format_from_state
+from gleanrl.data.replay_buffers.storages.moments import Moment
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.snapshots import ContentCopy, StorageState
 from gleanrl.data.replay_buffers.storages.table import Table
@@ -27,11 +28,45 @@ class Rows:
     """``[rows, *field]`` each, lists among them, in the order of a table's columns."""
     table: Table | None = None
     """Where they are to be copied; None if that isn't known yet."""
+    there: bool = False
+    """Whether they stand there already: the columns are views of the table's, in its order."""
+    identity: str | None = None
+    """Their name, if they are those of a checkpoint (see `Segmented`)."""
 
     def into(self, table: Table) -> Rows:
         """Return the rows in the order of a table's columns, to be copied there."""
         index = self.form.schema.index
-        return Rows(table.form, [self.columns[index(path)] for path in table.stored.paths], table)
+        columns = [self.columns[index(path)] for path in table.stored.paths]
+        return replace(self, form=table.form, columns=columns, table=table)
+
+
+@dataclass(frozen=True)
+class LiveRows:
+    """Records that are copied when they are saved, or written on: a moment, the generations first."""
+
+    form: RecordFormat
+    moment: Moment
+
+
+def layout_fields(form: RecordFormat) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
+    """Return dtype and shape of the columns of rows in segments: generations, then the records' leaves."""
+    leaves = ((field.dtype, tuple(field.row_shape)) for field in form.schema.fields)
+    return (torch.int64, ()), *leaves
+
+
+def stored_rows(reader: StateReader, state: StorageState, known: RecordFormat | None) -> RecordFormat:
+    """Return the format of records that are still in a checkpoint's files.
+
+    Raises:
+        SchemaError: the files don't hold such records.
+    """
+    form = format_from_state(reader.get("format"), known)
+    layout = reader.get("columns").layout
+    if form.schema.lists or layout.fields != layout_fields(form) or layout.rows != state.rows:
+        raise reader.wrong("columns", f"{state.rows} rows of {form.schema!r}", layout)
+    if 0 in state.batch_shape:
+        raise reader.wrong("batch_shape", "sizes of 1 or more")
+    return form
 
 
 def read_rows(reader: StateReader, state: StorageState, known: RecordFormat | None = None) -> Rows | None:
@@ -43,6 +78,8 @@ def read_rows(reader: StateReader, state: StorageState, known: RecordFormat | No
     if "columns" not in reader and not state.rows:
         return None
     columns = reader.get("columns")
+    if isinstance(columns, Rows):
+        return columns
     form = format_from_state(reader.get("format"), known)
     if not isinstance(columns, (list, tuple)) or len(columns) != len(form.schema):
         raise reader.wrong("columns", f"a list of {len(form.schema)} tensors")

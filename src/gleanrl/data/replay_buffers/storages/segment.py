@@ -197,6 +197,9 @@ class SegmentAllocator:
             return self._segment.columns(fields)
         return self._segment.make(self._schema, fields, num_rows)
 
+    def settle(self) -> None:
+        """Do nothing: there is one segment."""
+
     def discard(self) -> None:
         """Do nothing: they don't count yet."""
 

@@ -31,6 +31,7 @@ class SharedTensorStorage(LazyTensorStorage):
     """
 
     _segment: Segment
+    _alone = False
 
     @property
     def segment(self) -> Segment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import torch
 from gleanrl.arguments import positive
 from gleanrl.data.replay_buffers.storages.access import Access
 from gleanrl.data.replay_buffers.storages.memory import zeroed
-from gleanrl.data.replay_buffers.versions import Change, ChangeLog, Version, Versioned
+from gleanrl.data.replay_buffers.storages.moments import Moment
+from gleanrl.data.replay_buffers.versions import Change, ChangeLog, Version, Versioned, ring_spans
 from gleanrl.errors import IndexRangeError, InvalidArgumentError
 from gleanrl.system.interrupts import to_the_end
 
@@ -113,6 +115,19 @@ class Slots(Access, Versioned):
     def __len__(self) -> int:
         """Return the number of transitions stored."""
         return self.num_steps * self.rows_per_step
+
+    # Moments
+
+    _moments: tuple[weakref.ref[Moment], ...] = ()  # which are being saved
+
+    def _preserve(self, ranges: list[tuple[int, int]]) -> None:
+        """Let what is being saved copy slots that are about to change: first slot and count of each range."""
+        living = [(moment, found) for moment in self._moments if (found := moment()) is not None]
+        self._moments = tuple(moment for moment, found in living if found.open)
+        if living:
+            spans = [span for start, count in ranges for span in ring_spans(start, count, self.max_size)]
+            for _, found in living:
+                found.before(spans)
 
     # Generations and versions
 

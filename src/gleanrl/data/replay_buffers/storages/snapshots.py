@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -54,7 +54,7 @@ class StorageState:
 
     @classmethod
     def read(cls, reader: StateReader) -> StorageState:
-        """Return what `plain` made plain, without a content; `SchemaError` for whatever doesn't fit."""
+        """Return what `plain` made plain, without content and generations; `SchemaError` for whatever doesn't fit."""
         ndim = reader.integer("ndim", 1)
         sizes = reader.get("batch_shape")
         if (
@@ -84,10 +84,14 @@ class StorageState:
             )
         if read.rows_written < read.rows:
             raise reader.wrong("rows_written", f"at least the {read.rows} stored")
-        generations = reader.tensor("generations", torch.int64, (read.rows,))
+        return read
+
+    def counted(self, reader: StateReader) -> StorageState:
+        """Return this state with the generations that a foreign one says."""
+        generations = reader.tensor("generations", torch.int64, (self.rows,))
         if not bool((generations > 0).all()):
             raise reader.wrong("generations", "1 or more for every stored row")
-        return cls(**{**vars(read), "generations": generations})
+        return replace(self, generations=generations)
 
 
 def _version(reader: StateReader) -> Version | None:
@@ -108,6 +112,17 @@ class ContentCopy(ABC):
     @abstractmethod
     def done(self, rows: int) -> Any:
         """Return the first `rows` rows as a snapshot's content."""
+
+
+class Ahead(Protocol):
+    """A snapshot of much data that has begun."""
+
+    def end(self) -> tuple[Any, int]:
+        """Come to the end, under the lock of the storage's buffer.
+
+        Returns:
+            The content, and how many rows' generations aren't in it.
+        """
 
 
 class Copying:
@@ -136,7 +151,11 @@ class Copying:
         return self
 
     def end(self) -> tuple[Any, int]:
-        """Make the last round, under the lock of the storage's buffer; return the content and its rows."""
+        """Make the last round, under the lock of the storage's buffer.
+
+        Returns:
+            The content, and how many rows' generations aren't in it.
+        """
         self._round()
         rows = len(self._storage)
         return (None if self._copy is None else self._copy.done(rows)), rows

@@ -34,6 +34,7 @@ class Table:
 
     def __init__(self, form: RecordFormat, num_rows: int, allocate: Allocator) -> None:
         self.form = form
+        self._allocate = allocate
         self.stored = StoredSchema(form.schema)
         stored = [*zip(self.stored.paths, self.stored.fields, strict=True)]
         dense = [(path, field) for path, field in stored if not field.is_list]
@@ -76,7 +77,17 @@ class Table:
         both = [*self.columns.columns, *columns, *self.lists.values(), *lists]
         table = Table(form, rows, GivenColumns(both, allocate.exclusive, allocate.shared))
         table.mask = self.mask
+        table.columns.lent = self.columns.lent  # views of these show in the new table, too
         return table
+
+    def settle(self, rows: Sequence[Leaf]) -> None:
+        """Be used with these rows, which stand in it already, in the place of another table."""
+        self._allocate.settle()
+        self.watch_mask(rows)
+
+    def discard(self) -> None:
+        """Leave nothing behind: the table won't be used."""
+        self._undo()
 
     def keep(self) -> None:
         """Say that the table is used: files that nobody took into use are removed."""

@@ -10,7 +10,6 @@ from tensordict import is_tensor_collection
 from torch.utils import _pytree
 
 from gleanrl.arguments import positive
-from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.columns import apart, device_of, plain
 from gleanrl.data.replay_buffers.storages.direct import Prepared
 from gleanrl.data.replay_buffers.storages.formats import (
@@ -20,28 +19,26 @@ from gleanrl.data.replay_buffers.storages.formats import (
     swap_batch_dims,
 )
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
-from gleanrl.data.replay_buffers.storages.memory import Allocator, GivenColumns, HeapAllocator
+from gleanrl.data.replay_buffers.storages.memory import (
+    GivenColumns,
+)
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
-from gleanrl.data.replay_buffers.storages.saved import Rows, RowsCopy, read_rows
-from gleanrl.data.replay_buffers.storages.snapshots import ContentCopy, StorageState
 from gleanrl.data.replay_buffers.storages.table import Table
+from gleanrl.data.replay_buffers.storages.tabled import TabledStorage
 from gleanrl.data.replay_buffers.storages.tree_format import as_tensor
 from gleanrl.data.rows import take_rows
 from gleanrl.devices import usable_device
 from gleanrl.errors import (
-    EmptyBufferError,
     GleanError,
     IndexRangeError,
     InvalidArgumentError,
     SchemaError,
 )
 from gleanrl.objects import Objects
-from gleanrl.state import StateReader
-from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import NestedKey, Path, as_key
 
 
-class TensorStorage(Storage):
+class TensorStorage(TabledStorage):
     """Records of tensors: TensorDicts, single tensors, or dictionaries, lists and tuples of tensors.
 
     The first write fixes keys, shapes and dtypes and takes the memory; every later write must match exactly
@@ -99,29 +96,6 @@ class TensorStorage(Storage):
         self._initialize(form, lead[1:])
         self._publish_all(lead[0])
         self._initialized().watch_mask(given.columns)
-
-    def _open(self, max_size: int, allocator: Allocator, device: torch.device, ndim: int) -> None:
-        """Set up an empty storage; what every constructor of the family does."""
-        Storage.__init__(self, max_size, ndim=ndim)
-        self.device = device
-        self._allocate = allocator
-        self._follows_data = False
-        self._table: Table | None = None
-
-    @property
-    def initialized(self) -> bool:
-        """Whether a first write has fixed the schema and taken the memory."""
-        return self._table is not None
-
-    @property
-    def format(self) -> RecordFormat:
-        """The frozen structure of the records (`EmptyBufferError` before the first write)."""
-        return self._initialized().form
-
-    def _initialized(self) -> Table:
-        if self._table is None:
-            raise EmptyBufferError("the storage is empty and has no schema yet: write records first")
-        return self._table
 
     @property
     def _storage(self) -> Any:
@@ -204,29 +178,6 @@ class TensorStorage(Storage):
         if num_steps == 0:
             raise SchemaError(f"{where}: got no record at all; write at least one")
 
-    def _settle(self, device: torch.device) -> None:
-        """Choose the device of the first data, if that was asked for."""
-        if self._follows_data:
-            self.device = device
-            self._allocate = HeapAllocator(device)
-
-    def _make_table(self, form: RecordFormat, batch: torch.Size) -> Table:
-        table = Table(form, -(-self._requested // batch.numel()) * batch.numel(), self._allocate)
-        if self.ndim > 1:  # with one dimension writes leave out rows that are no steps
-            table.watch_mask()
-        return table
-
-    def _initialize(self, form: RecordFormat, batch: torch.Size) -> Table:
-        """Take the memory; the storage changes only once every column exists."""
-        table = self._make_table(form, batch)
-        to_the_end(lambda: self._begin(table, batch))
-        return table
-
-    def _begin(self, table: Table, batch: torch.Size) -> None:
-        table.keep()
-        self._fix_batch(batch)
-        self.device, self._table = table.device, table
-
     def _copy_span(self, rows: list[torch.Tensor], skipped: int, start: int, count: int) -> None:
         per_step = self.rows_per_step
         table = self._initialized()
@@ -281,7 +232,7 @@ class TensorStorage(Storage):
         return self.format.select(keys)
 
     def column(self, path: Path) -> torch.Tensor:
-        """Return the live column at `path`, every slot of it: ``[num_slots, *field]``."""
+        """Return the live column at `path` for reading, every slot of it: ``[num_slots, *field]``."""
         return self._initialized().column(path)
 
     def get(self, index: Any) -> Any:
@@ -317,63 +268,6 @@ class TensorStorage(Storage):
         """Return which of `slots` hold rows that are no steps (``("collector", "mask")`` is False there)."""
         mask = None if self._table is None else self._table.mask
         return None if mask is None else ~mask[slots.to(mask.device)].cpu()
-
-    # State
-
-    def _start_copy(self) -> ContentCopy | None:
-        return None if self._table is None else RowsCopy(self._table)
-
-    def _plain_content(self, content: Rows | None) -> dict[str, Any]:
-        if content is None:
-            return {}
-        columns = [column.items() if isinstance(column, Objects) else column for column in content.columns]
-        return {"format": content.form.state(), "columns": columns}
-
-    def _parse_content(self, reader: StateReader, state: StorageState) -> Rows | None:
-        rows = read_rows(reader, state, None if self._table is None else self._table.form)
-        if rows is None:
-            return None
-        table = self._table
-        if table is None:
-            self._settle(device_of(rows.columns))
-            table = self._make_table(rows.form, torch.Size(state.batch_shape))
-        elif not table.form.same_as(rows.form) or state.batch_shape != self._batch_shape:
-            raise SchemaError(
-                f"load_state_dict: the state's schema {rows.form.schema!r} with batch {state.batch_shape} isn't "
-                f"this storage's {table.form.schema!r} with batch {tuple(self.batch_shape)}"
-            )
-        table.columns.ready(table.columns.columns)  # raises where nothing may be written
-        return rows.into(table)
-
-    def _take_content(self, content: Rows | None, rows: int) -> None:
-        if content is None:
-            return
-        table = self._table or content.table or self._make_table(content.form, self.batch_shape)
-        table.take(content.columns)
-        self._begin(table, self.batch_shape)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle the stored records; unpickling takes new memory for them.
-
-        Raises:
-            UnsupportedError: for records in files of a `scratch_dir`: they belong to this storage.
-        """
-        value = self.snapshot()
-        state = super().__getstate__()
-        state["_saved"] = self.plain_state(value)
-        if value.content is not None:
-            state["_saved"]["format"] = value.content.form.state(by_name=False)
-        state["_table"] = None
-        if isinstance(self._allocate, GivenColumns):
-            state["_allocate"] = HeapAllocator(self.device)  # the columns were the user's
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore from a pickle."""
-        saved = state.pop("_saved")
-        super().__setstate__(state)
-        self.num_steps = 0  # there is nothing to clear: generations are those of the pickle
-        self.adopt(self.parse(saved))
 
     def check_valid(self) -> None:
         """Raise AssertionError if the storage's books don't agree; for tests."""

@@ -1,0 +1,250 @@
+"""Data files, read: each byte once, into the place where it stays, and compared with its checksum on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gleanrl.checkpoint.files import Checksums
+from gleanrl.checkpoint.manifest import BLOCK_BYTES, DataFile
+from gleanrl.checkpoint.segments import Array, Layout, Segmented, bytes_of
+from gleanrl.errors import CorruptCheckpointError
+from gleanrl.system import fs
+from gleanrl.system.threads import for_each
+
+_PIECE_BYTES = 1 << 20  # read at once: still in the cache when its checksum is made
+_THREADS = 2  # one reads while the other one counts
+_FEW_BYTES = 1 << 22
+
+
+class _OneFile:
+    """A file that is read from its beginning to its end, with pauses."""
+
+    def __init__(self, folder: Path, entry: DataFile, verify: bool) -> None:
+        self.path, self.reached = folder / entry.name, 0
+        self._entry, self._verify = entry, verify
+        self._checksums = Checksums(self._compare)
+
+    def _compare(self, block: int, checksum: int) -> None:
+        if checksum != self._entry.checksums[block]:
+            begin = block * BLOCK_BYTES
+            end = min(begin + BLOCK_BYTES, self._entry.size)
+            raise CorruptCheckpointError(f"{self.path}: bytes {begin} to {end} aren't what was written")
+
+    @contextmanager
+    def opened(self) -> Iterator[int]:
+        """Open it; the operating system's errors are damage."""
+        try:
+            with fs.reading(self.path) as file:
+                yield file
+        except OSError as cause:
+            raise CorruptCheckpointError(f"{self.path}: {cause}") from cause
+
+    def read(self, file: int, data: Array, offset: int) -> None:
+        """Fill memory with what stands at an offset, which isn't before what was read so far."""
+        self.skip(file, offset)
+        for begin in range(0, data.size, _PIECE_BYTES):
+            part = data[begin : begin + _PIECE_BYTES]
+            if fs.read_into(file, part, self.reached) != part.size:
+                raise CorruptCheckpointError(f"{self.path}: it became shorter")
+            if self._verify:
+                self._checksums.add(part)
+            self.reached += part.size
+
+    def skip(self, file: int, offset: int) -> None:
+        """Go on to an offset; what lies before it is only compared."""
+        while self._verify and self.reached < offset:
+            gap = np.empty(min(offset - self.reached, _PIECE_BYTES), np.uint8)
+            self.read(file, gap, self.reached)
+        self.reached = max(self.reached, offset)
+
+    def end(self, file: int) -> None:
+        """Compare the rest."""
+        self.skip(file, self._entry.size)
+        if self._verify:
+            self._checksums.end()
+
+
+class FileReader:
+    """Reads arrays and rows out of the data files of a checkpoint.
+
+    Args:
+        folder: the checkpoint.
+        files: those of its manifest.
+        verify: whether checksums are compared; sizes are always.
+
+    Raises:
+        CorruptCheckpointError: a file is missing, of another size, or not a plain file.
+    """
+
+    def __init__(self, folder: Path, files: tuple[DataFile, ...], verify: bool) -> None:
+        self._folder, self._files, self._verify = folder, files, verify
+        self._begun: dict[int, _OneFile] = {}
+        self._rows: list[Stored] = []
+        self._of_rows: set[int] = set()
+        for entry in files:
+            path = folder / entry.name
+            try:
+                size = fs.size_at(path)
+            except OSError as cause:
+                raise CorruptCheckpointError(f"{path}: {cause}") from cause
+            if size != entry.size:
+                raise CorruptCheckpointError(f"{path}: {size} bytes instead of {entry.size}")
+
+    def fetch(self, pieces: Any, size: int) -> Array:
+        """Return bytes of an array, in memory of their own.
+
+        Args:
+            pieces: what `FileWriter.store` returned.
+            size: how many there are.
+
+        Raises:
+            CorruptCheckpointError: there are others, or they stand elsewhere, or were damaged.
+        """
+        found = self._pieces(pieces, size)
+        data, begin = np.empty(size, np.uint8), 0
+        for number, offset, count in found:
+            one = self._file(number)
+            if offset < one.reached:
+                raise CorruptCheckpointError(
+                    f"an array at {[number, offset, count]}, where another one stands"
+                )
+            with one.opened() as file:
+                one.read(file, data[begin : begin + count], offset)
+            begin += count
+        return data
+
+    def _file(self, number: int) -> _OneFile:
+        if number in self._of_rows:
+            raise CorruptCheckpointError(f"an array in file {number}, where rows stand")
+        if number not in self._begun:
+            self._begun[number] = _OneFile(self._folder, self._files[number], self._verify)
+        return self._begun[number]
+
+    def _pieces(self, pieces: Any, size: int) -> list[tuple[int, int, int]]:
+        found: list[tuple[int, int, int]] = []
+        if not isinstance(pieces, list):
+            raise CorruptCheckpointError("an array without a place")
+        for piece in pieces:
+            if (
+                not isinstance(piece, list)
+                or len(piece) != 3
+                or not all(type(n) is int and n >= 0 for n in piece)
+            ):
+                raise CorruptCheckpointError(f"an array at {piece!r:.50}")
+            number, offset, count = piece
+            if number >= len(self._files) or offset + count > self._files[number].size or not count:
+                raise CorruptCheckpointError(f"an array at {piece}, where there's nothing")
+            found.append((number, offset, count))
+        if sum(count for _, _, count in found) != size:
+            raise CorruptCheckpointError(f"an array of {size} bytes that stands in others")
+        return found
+
+    def rows(self, first: int, layout: Layout, identity: str) -> Stored:
+        """Return rows, which aren't read yet.
+
+        Args:
+            first: number of the file of their first segment.
+            layout: how they lie.
+            identity: see `Segmented`.
+
+        Raises:
+            CorruptCheckpointError: the files aren't of that layout.
+        """
+        numbers = range(first, first + layout.count)
+        fits = layout.count <= len(self._files) and numbers.stop <= len(self._files)
+        if not fits or any(number in self._begun or number in self._of_rows for number in numbers):
+            raise CorruptCheckpointError(f"rows in files {first} to {numbers.stop}, where others stand")
+        files = self._files[first : numbers.stop]
+        if any(file.size != layout.size(number) for number, file in enumerate(files)):
+            raise CorruptCheckpointError(f"rows in files {first} to {numbers.stop} that have other sizes")
+        self._of_rows.update(numbers)
+        stored = Stored(self._folder, files, layout, identity, self._verify)
+        self._rows.append(stored)
+        return stored
+
+    def finish(self, rows: bool) -> None:
+        """Compare the checksums of what wasn't read; nothing is read after this.
+
+        Args:
+            rows: whether those of rows, too; they are compared when these are read.
+
+        Raises:
+            CorruptCheckpointError: something was damaged.
+        """
+        if not self._verify:
+            return
+        for number in range(len(self._files)):
+            if number not in self._of_rows:
+                one = self._file(number)
+                with one.opened() as file:
+                    one.end(file)
+        for stored in self._rows if rows else ():
+            stored.check()
+
+
+class Stored(Segmented):
+    """Rows in the files of a checkpoint."""
+
+    def __init__(
+        self, folder: Path, files: Sequence[DataFile], layout: Layout, identity: str, verify: bool
+    ) -> None:
+        self.layout, self.identity = layout, identity
+        self._folder, self._files, self._verify = folder, files, verify
+
+    def read(self, columns: Sequence[torch.Tensor]) -> None:
+        """Read the rows into the first rows of columns, ``[rows or more, *shape]`` each, on any device.
+
+        Raises:
+            CorruptCheckpointError: a file is damaged; columns hold something then.
+        """
+
+        def read_one(number: int) -> None:
+            start, stop = self.layout.span(number)
+            parts = [column[start:stop] for column in columns]
+            direct = all(part.is_cpu and part.is_contiguous() for part in parts)
+            taken = parts if direct else [torch.empty_like(part, device="cpu") for part in parts]
+            one = _OneFile(self._folder, self._files[number], self._verify)
+            with one.opened() as file:
+                for (offset, size), part in zip(self.layout.places(number), taken, strict=True):
+                    if size:
+                        one.read(file, bytes_of(part), offset)
+                one.end(file)
+            for part, source in zip(parts, taken, strict=True):
+                if part is not source:
+                    part.copy_(source)
+
+        self._each(read_one)
+
+    def check(self) -> None:
+        """Compare checksums only.
+
+        Raises:
+            CorruptCheckpointError: a file is damaged.
+        """
+
+        def check_one(number: int) -> None:
+            one = _OneFile(self._folder, self._files[number], self._verify)
+            with one.opened() as file:
+                one.end(file)
+
+        self._each(check_one)
+
+    def _each(self, call: Any) -> None:
+        much = sum(file.size for file in self._files) > _FEW_BYTES
+        for_each(call, range(self.layout.count), _THREADS if much else 1)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return all columns in memory.
+
+        Raises:
+            CorruptCheckpointError: a file is damaged.
+        """
+        columns = self.layout.empty()
+        self.read(columns)
+        return columns

@@ -1,0 +1,175 @@
+"""Rows of columns in segments: what is written, linked to an earlier checkpoint, and read, one file for each."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+Array = np.ndarray[Any, Any]
+
+ALIGNMENT = 64
+_PARTS, _LEAST_BYTES, _MOST_BYTES = 128, 1 << 18, 1 << 22
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How rows lie in segments: of each segment the fields one after the other, each from a multiple of 64 on.
+
+    Attributes:
+        fields: dtype and shape of a row of each column.
+        rows: how many there are.
+        step: rows in a segment; the last one may have less.
+    """
+
+    fields: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
+    rows: int
+    step: int
+
+    @classmethod
+    def fitting(
+        cls, fields: Sequence[tuple[torch.dtype, tuple[int, ...]]], rows: int, capacity: int
+    ) -> Layout:
+        """Return a layout for a storage that has room for `capacity` rows, however many there are now.
+
+        A hundredth of the rows, wherever it lies, touches little more than a hundredth of the segments; a segment is
+        never large, because writers wait while one is copied, and never tiny, because each is a file.
+        """
+        width = sum(dtype.itemsize * math.prod(shape) for dtype, shape in fields)
+        size = min(max(width * capacity // _PARTS, _LEAST_BYTES), _MOST_BYTES)
+        return cls(tuple(fields), rows, max(size // max(width, 1), 1))
+
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """Bytes in a row of each column."""
+        return tuple(dtype.itemsize * math.prod(shape) for dtype, shape in self.fields)
+
+    @property
+    def count(self) -> int:
+        """How many segments there are."""
+        return -(-self.rows // self.step)
+
+    def span(self, number: int) -> tuple[int, int]:
+        """Return the rows of a segment, ``[start, stop)``."""
+        return number * self.step, min((number + 1) * self.step, self.rows)
+
+    def touched(self, start: int, stop: int) -> range:
+        """Return the segments that hold one of the rows ``[start, stop)``."""
+        stop = min(stop, self.rows)
+        return range(start // self.step, -(-stop // self.step)) if start < stop else range(0)
+
+    def size(self, number: int) -> int:
+        """Return the bytes of a segment."""
+        start, stop = self.span(number)
+        return sum(_aligned((stop - start) * width) for width in self.widths)
+
+    def places(self, number: int) -> Iterator[tuple[int, int]]:
+        """Yield where each column stands in a segment: offset and bytes."""
+        start, stop = self.span(number)
+        offset = 0
+        for width in self.widths:
+            size = (stop - start) * width
+            yield offset, size
+            offset += _aligned(size)
+
+    def columns(self, number: int, data: Array) -> list[torch.Tensor]:
+        """Return the columns that a segment's bytes hold, ``[rows, *shape]`` each: views."""
+        start, stop = self.span(number)
+        return [
+            torch.from_numpy(data[offset : offset + size]).view(dtype).view(stop - start, *shape)
+            if size
+            else torch.empty(stop - start, *shape, dtype=dtype, device="cpu")
+            for (offset, size), (dtype, shape) in zip(self.places(number), self.fields, strict=True)
+        ]
+
+    def fill(self, number: int, columns: Sequence[torch.Tensor], data: Array) -> None:
+        """Copy a segment of columns, ``[rows, *shape]`` each, into its bytes, padding included."""
+        start, stop = self.span(number)
+        for (offset, size), column in zip(self.places(number), columns, strict=True):
+            np.copyto(data[offset : offset + size], bytes_of(column[start:stop]))
+            data[offset + size : offset + _aligned(size)] = 0
+
+    def empty(self) -> list[torch.Tensor]:
+        """Return memory for the columns on the CPU, ``[rows, *shape]`` each."""
+        return [torch.empty(self.rows, *shape, dtype=dtype, device="cpu") for dtype, shape in self.fields]
+
+
+class Segmented(ABC):
+    """Rows of columns that are moved segment by segment, and never all at once unless somebody asks for that."""
+
+    layout: Layout
+    identity: str
+    """A name for these rows as they are at this moment; no other rows ever have it."""
+
+    @abstractmethod
+    def tensors(self) -> list[torch.Tensor]:
+        """Return all columns in memory, ``[rows, *shape]`` each; at most once."""
+
+
+class Source(Segmented):
+    """Rows to be written. Each segment is taken or skipped once, by any thread, between `begin` and `close`."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.identity = uuid.uuid4().hex
+
+    @abstractmethod
+    def unchanged(self, earlier: str) -> list[bool] | None:
+        """Return which segments hold what they held in rows of that identity; None if nothing tells."""
+
+    @abstractmethod
+    def order(self) -> list[int]:
+        """Return the segments in the order in which they are best taken."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Say that every segment will be taken or skipped soon: who is held up by that may wait for it."""
+
+    @abstractmethod
+    def take(self, number: int) -> Array:
+        """Return a segment's bytes, ``(n,)`` uint8."""
+
+    @abstractmethod
+    def give(self, data: Array) -> None:
+        """Give back the memory that `take` returned."""
+
+    @abstractmethod
+    def skip(self, number: int) -> None:
+        """Say that a segment isn't needed."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Say that no segment is needed any more; may be done twice."""
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return all columns in memory."""
+        columns = self.layout.empty()
+        self.begin()
+        try:
+            for number in self.order():
+                data = self.take(number)
+                start, stop = self.layout.span(number)
+                for column, part in zip(columns, self.layout.columns(number, data), strict=True):
+                    column[start:stop].copy_(part)
+                self.give(data)
+        finally:
+            self.close()
+        return columns
+
+
+def bytes_of(tensor: torch.Tensor) -> Array:
+    """Return the bytes of a tensor, in its order, ``(n,)`` uint8; a view where it's contiguous and on the CPU."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    found: Array = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+    return found
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,242 @@
+"""Storages whose records stand in a table: taking its memory, and saving and loading it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gleanrl.checkpoint.reading import Stored
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.columns import device_of
+from gleanrl.data.replay_buffers.storages.memory import (
+    Allocator,
+    FileAllocator,
+    GivenColumns,
+    HeapAllocator,
+)
+from gleanrl.data.replay_buffers.storages.moments import Mark, Moment
+from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
+from gleanrl.data.replay_buffers.storages.saved import LiveRows, Rows, RowsCopy, read_rows, stored_rows
+from gleanrl.data.replay_buffers.storages.snapshots import Ahead, ContentCopy, StorageState
+from gleanrl.data.replay_buffers.storages.table import Table
+from gleanrl.errors import EmptyBufferError, SchemaError
+from gleanrl.objects import Objects
+from gleanrl.state import StateReader
+from gleanrl.system.interrupts import to_the_end
+
+_MARKS = 8  # checkpoints of which a storage knows what changed since
+
+
+class TabledStorage(Storage):
+    """Records in the columns of a `Table`, which the first write makes, or the first load; see `TensorStorage`."""
+
+    def _open(self, max_size: int, allocator: Allocator, device: torch.device, ndim: int) -> None:
+        """Set up an empty storage; what every constructor of the family does."""
+        Storage.__init__(self, max_size, ndim=ndim)
+        self.device = device
+        self._allocate = allocator
+        self._follows_data = False
+        self._table: Table | None = None
+
+    @property
+    def initialized(self) -> bool:
+        """Whether a first write has fixed the schema and taken the memory."""
+        return self._table is not None
+
+    @property
+    def format(self) -> RecordFormat:
+        """The frozen structure of the records (`EmptyBufferError` before the first write)."""
+        return self._initialized().form
+
+    def _initialized(self) -> Table:
+        if self._table is None:
+            raise EmptyBufferError("the storage is empty and has no schema yet: write records first")
+        return self._table
+
+    def _settle(self, device: torch.device) -> None:
+        """Choose the device of the first data, if that was asked for."""
+        if self._follows_data:
+            self.device = device
+            self._allocate = HeapAllocator(device)
+
+    def _make_table(self, form: RecordFormat, batch: torch.Size) -> Table:
+        table = Table(form, -(-self._requested // batch.numel()) * batch.numel(), self._allocate)
+        if self.ndim > 1:  # with one dimension writes leave out rows that are no steps
+            table.watch_mask()
+        return table
+
+    def _initialize(self, form: RecordFormat, batch: torch.Size) -> Table:
+        """Take the memory; the storage changes only once every column exists."""
+        table = self._make_table(form, batch)
+        to_the_end(lambda: self._begin(table, batch))
+        return table
+
+    def _begin(self, table: Table, batch: torch.Size) -> None:
+        table.keep()
+        self._fix_batch(batch)
+        self.device, self._table = table.device, table
+
+    # State
+
+    _alone = True  # whether nobody but this process writes here
+    _marks: dict[str, Mark] = {}
+
+    def moment_ahead(self) -> Ahead:
+        """Begin a snapshot whose records are copied when they are saved, or written on."""
+        return super().moment_ahead() if self._table is None or not self._alone else _MomentAhead(self)
+
+    def moment(self) -> tuple[Any, int]:
+        """Return the records of this moment as a snapshot's content (see `Ahead.end`); the caller holds the lock."""
+        table = self._initialized()
+        if table.lists:
+            return self.copy_ahead().end()
+        lent = table.columns.lent
+        earlier = {
+            name: self.changed_since(mark.version)
+            for name, mark in self._marks.items()
+            if mark.lent == lent.count
+        }
+        columns = [self._counters(), *table.all]
+        moment = Moment(columns, len(self), self._end * self.rows_per_step, {} if lent.alive else earlier)
+        self._mark(moment.identity)
+        self._moments = (*self._moments, weakref.ref(moment))
+        return LiveRows(table.form, moment), 0
+
+    def _mark(self, name: str) -> None:
+        """Remember that what is stored now has this name in checkpoints."""
+        lent = self._initialized().columns.lent
+        if not lent.alive:
+            last = [*self._marks.items()][1 - _MARKS :]
+            self._marks = {**dict(last), name: Mark(self.version, lent.count)}
+
+    def _remember(self, content: Any) -> None:
+        if isinstance(content, Rows) and content.identity is not None:
+            self._mark(content.identity)
+
+    def plain_state(self, value: StorageState) -> dict[str, Any]:
+        """Return a snapshot as plain values and its own tensors; the rows of a moment as they are."""
+        state = super().plain_state(value)
+        if isinstance(value.content, LiveRows):
+            del state["generations"]
+        return state
+
+    def parse(self, state: Any) -> StorageState:
+        """Return the value of a foreign state (see `Storage.parse`); records in files are read to where they stay."""
+        stored = state.get("columns") if isinstance(state, Mapping) else None
+        if not isinstance(stored, Stored) or not self._alone:
+            return super().parse(state)
+        generations, rows = self._read(stored, StateReader(state, f"a {type(self).__name__}"))
+        return self._parsed({**state, "generations": generations, "columns": rows})
+
+    def _read(self, stored: Stored, reader: StateReader) -> tuple[torch.Tensor, Rows]:
+        """Return the generations and records that stand in files, in memory that is nobody's yet."""
+        value, table = StorageState.read(reader), self._table
+        self._check_size(value)
+        form = stored_rows(reader, value, None if table is None else table.form)
+        place: Table | None = None
+        if table is None:
+            self._settle(torch.device("cpu"))
+            place = self._make_table(form, torch.Size(value.batch_shape))
+        else:
+            self._check_form(form, value)
+            if isinstance(self._allocate, FileAllocator):
+                place = Table(table.form, table.columns.num_rows, self._allocate.another())
+        if place is None:
+            columns: list[Any] = [
+                torch.empty(value.rows, *field.row_shape, dtype=field.dtype, device=self.device)
+                for field in form.schema.fields
+            ]
+        else:
+            own = [column[: value.rows] for column in place.all]
+            columns = [own[place.form.schema.index(path)] for path in form.schema.paths]
+        generations = torch.empty(value.rows, dtype=torch.int64, device="cpu")
+        try:
+            stored.read([generations, *columns])
+        except BaseException:
+            if place is not None:
+                place.discard()
+            raise
+        if place is None:
+            return generations, replace(Rows(form, columns), identity=stored.identity).into(
+                self._initialized()
+            )
+        return generations, Rows(place.form, own, place, True, stored.identity)
+
+    def _check_form(self, form: RecordFormat, state: StorageState) -> None:
+        """Raise `SchemaError` if records of that format can't be loaded."""
+        table = self._initialized()
+        if not table.form.same_as(form) or state.batch_shape != self._batch_shape:
+            raise SchemaError(
+                f"load_state_dict: the state's schema {form.schema!r} with batch {state.batch_shape} isn't "
+                f"this storage's {table.form.schema!r} with batch {tuple(self.batch_shape)}"
+            )
+        table.columns.ready(table.columns.columns)  # raises where nothing may be written
+
+    def _start_copy(self) -> ContentCopy | None:
+        return None if self._table is None else RowsCopy(self._table)
+
+    def _plain_content(self, content: Rows | LiveRows | None) -> dict[str, Any]:
+        if content is None:
+            return {}
+        if isinstance(content, LiveRows):
+            return {"format": content.form.state(), "columns": content.moment}
+        columns = [column.items() if isinstance(column, Objects) else column for column in content.columns]
+        return {"format": content.form.state(), "columns": columns}
+
+    def _parse_content(self, reader: StateReader, state: StorageState) -> Rows | None:
+        rows = read_rows(reader, state, None if self._table is None else self._table.form)
+        if rows is None or rows.table is not None:
+            return rows
+        table = self._table
+        if table is None:
+            self._settle(device_of(rows.columns))
+            table = self._make_table(rows.form, torch.Size(state.batch_shape))
+        else:
+            self._check_form(rows.form, state)
+        return rows.into(table)
+
+    def _take_content(self, content: Rows | None, rows: int) -> None:
+        if content is None:
+            return
+        if content.there and content.table is not None:
+            table = content.table
+            table.settle(content.columns)
+        else:
+            table = self._table or content.table or self._make_table(content.form, self.batch_shape)
+            table.take(content.columns)
+        self._begin(table, self.batch_shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the stored records; unpickling takes new memory for them.
+
+        Raises:
+            UnsupportedError: for records in files of a `scratch_dir`: they belong to this storage.
+        """
+        value = self.snapshot()
+        state = super().__getstate__()
+        state["_saved"] = self.plain_state(value)
+        if value.content is not None:
+            state["_saved"]["format"] = value.content.form.state(by_name=False)
+        state["_table"] = None
+        if isinstance(self._allocate, GivenColumns):
+            state["_allocate"] = HeapAllocator(self.device)  # the columns were the user's
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle."""
+        saved = state.pop("_saved")
+        super().__setstate__(state)
+        self.num_steps = 0  # there is nothing to clear: generations are those of the pickle
+        self.adopt(self.parse(saved))
+
+
+class _MomentAhead:
+    def __init__(self, storage: TabledStorage) -> None:
+        self._storage = storage
+
+    def end(self) -> tuple[Any, int]:
+        return self._storage.moment()

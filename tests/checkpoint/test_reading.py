@@ -1,0 +1,178 @@
+"""Data files, read: every byte once, and every damage found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gleanrl.checkpoint.files import FileWriter
+from gleanrl.checkpoint.manifest import BLOCK_BYTES
+from gleanrl.checkpoint.reading import FileReader, Stored
+from gleanrl.checkpoint.segments import Layout
+from gleanrl.checkpoint.values import LARGE_BYTES
+from gleanrl.errors import CorruptCheckpointError
+from gleanrl.system import faults
+from tests.checkpoint.helpers import Plain, arrays, columns
+
+
+def written(folder: Path) -> tuple[Any, Any, Any]:
+    writer = FileWriter(folder)
+    (data,) = arrays(LARGE_BYTES - 28)
+    return writer.store(data), writer.write(), data
+
+
+def read(folder: Path, place: Any, files: Any, data: Any, verify: bool = True) -> None:
+    reader = FileReader(folder, files, verify)
+    found = reader.fetch(place, data.size)
+    reader.finish(rows=True)
+    assert not verify or np.array_equal(found, data)
+
+
+def flip(path: Path, position: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 1]))
+
+
+@pytest.mark.parametrize("position", [0, 1, 70_000, LARGE_BYTES - 29, LARGE_BYTES - 1])
+def test_a_flipped_bit_is_found(tmp_path: Path, position: int) -> None:
+    place, files, data = written(tmp_path)
+    read(tmp_path, place, files, data)
+    flip(tmp_path / files[0].name, position)
+    with pytest.raises(CorruptCheckpointError, match=f"000000.bin: bytes 0 to {LARGE_BYTES}"):
+        read(tmp_path, place, files, data)
+    read(tmp_path, place, files, data, verify=False)
+
+
+def test_a_block_is_named(tmp_path: Path) -> None:
+    writer = FileWriter(tmp_path)
+    (data,) = arrays(20 * BLOCK_BYTES)
+    place = writer.store(data)
+    files = writer.write()
+    flip(tmp_path / files[3].name, 5)
+    with pytest.raises(CorruptCheckpointError, match=f"{files[3].name}: bytes 0 to"):
+        FileReader(tmp_path, files, True).fetch(place, data.size)
+
+
+def test_what_nothing_asks_for_is_compared_too(tmp_path: Path) -> None:
+    _, files, _ = written(tmp_path)
+    flip(tmp_path / files[0].name, 100)
+    reader = FileReader(tmp_path, files, True)
+    with pytest.raises(CorruptCheckpointError, match="000000.bin"):
+        reader.finish(rows=True)
+
+
+def test_other_sizes_missing_files_and_links_are_found_without_checksums(tmp_path: Path) -> None:
+    _, files, _ = written(tmp_path)
+    path = tmp_path / files[0].name
+    content = path.read_bytes()
+    for damaged in (content[:-1], content + b"x"):
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptCheckpointError, match="bytes instead of"):
+            FileReader(tmp_path, files, verify=False)
+    path.unlink()
+    with pytest.raises(CorruptCheckpointError, match="000000.bin"):
+        FileReader(tmp_path, files, verify=False)
+    (tmp_path / "elsewhere").write_bytes(content)
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CorruptCheckpointError, match="000000.bin"):
+        FileReader(tmp_path, files, verify=False)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        None,
+        [],
+        [[0, 0]],
+        [[0, 0, -1]],
+        [[1, 0, 5]],
+        [[0, LARGE_BYTES - 5, 1 << 20]],
+        [[0, 0, 4], [0, 2, 4]],
+        [[0, 0, 0]],
+        [[0, True, 4]],
+        [[0, 0, 4]],
+    ],
+)
+def test_places_that_arent_there(tmp_path: Path, place: Any) -> None:
+    _, files, _ = written(tmp_path)
+    with pytest.raises(CorruptCheckpointError, match="an array"):
+        FileReader(tmp_path, files, verify=True).fetch(place, 8)
+
+
+def test_no_byte_is_read_twice(tmp_path: Path) -> None:
+    """A small file can't be said to hold an array that fills the memory."""
+    place, files, data = written(tmp_path)
+    reader = FileReader(tmp_path, files, verify=True)
+    with faults.inject({}) as visits:
+        reader.fetch(place, data.size)
+        reader.finish(rows=True)
+    assert visits.counts["fs.read"] == 2  # the array, and what fills it up to a multiple of 64
+    with pytest.raises(CorruptCheckpointError, match="where another one stands"):
+        reader.fetch(place, data.size)
+
+
+def rows_in(folder: Path) -> tuple[FileWriter, Layout, list[Any], str, Any]:
+    writer = FileWriter(folder)
+    writer.store(np.ones(5, np.uint8))
+    source = Plain(columns(50), 20)
+    assert writer.segments(source) == 1
+    return writer, source.layout, source.columns, source.identity, writer.write()
+
+
+@pytest.mark.parametrize("room", [50, 64])
+def test_rows_are_read_once_to_where_they_stay(tmp_path: Path, room: int) -> None:
+    _, layout, given, identity, files = rows_in(tmp_path)
+    reader = FileReader(tmp_path, files, verify=True)
+    stored = reader.rows(1, layout, identity)
+    reader.finish(rows=False)
+    places = [column.new_zeros(room, *column.shape[1:]) for column in given]
+    with faults.inject({}) as visits:
+        stored.read(places)
+    assert visits.counts["fs.open"] == layout.count
+    for place, column in zip(places, given, strict=True):
+        assert torch.equal(place[:50], column) and not place[50:].any()
+    for mine, column in zip(stored.tensors(), given, strict=True):
+        assert torch.equal(mine, column)
+
+
+def test_rows_go_to_places_that_arent_contiguous(tmp_path: Path) -> None:
+    _, layout, given, identity, files = rows_in(tmp_path)
+    places = [torch.zeros(100, *column.shape[1:], dtype=column.dtype)[::2] for column in given]
+    FileReader(tmp_path, files, verify=True).rows(1, layout, identity).read(places)
+    assert all(torch.equal(place, column) for place, column in zip(places, given, strict=True))
+
+
+@pytest.mark.parametrize("position", [0, 21 * 8, -1])
+def test_damaged_rows(tmp_path: Path, position: int) -> None:
+    _, layout, _, identity, files = rows_in(tmp_path)
+    flip(tmp_path / files[2].name, position % files[2].size)
+    reader = FileReader(tmp_path, files, verify=True)
+    stored = reader.rows(1, layout, identity)
+    reader.finish(rows=False)
+    for look in (stored.tensors, stored.check, lambda: reader.finish(rows=True)):
+        with pytest.raises(CorruptCheckpointError, match=f"{files[2].name}: bytes 0 to"):
+            look()
+    Stored(tmp_path, files[1:], layout, identity, False).tensors()
+
+
+def test_rows_that_arent_there(tmp_path: Path) -> None:
+    _, layout, _, identity, files = rows_in(tmp_path)
+    reader = FileReader(tmp_path, files, verify=True)
+    for first in (0, 2, 4, 10**12):
+        with pytest.raises(CorruptCheckpointError, match="rows in files"):
+            reader.rows(first, layout, identity)
+    many = Layout(layout.fields, 2**62, 1)
+    with pytest.raises(CorruptCheckpointError, match="rows in files"):
+        reader.rows(1, many, identity)
+    reader.rows(1, layout, identity)
+    with pytest.raises(CorruptCheckpointError, match="where others stand"):
+        reader.rows(1, layout, identity)
+    with pytest.raises(CorruptCheckpointError, match="where rows stand"):
+        reader.fetch([[1, 0, 5]], 5)

@@ -1,0 +1,262 @@
+"""Moments: a storage's rows as they were, whatever is written meanwhile, and what a dump of them writes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gleanrl.checkpoint.segments import Layout
+from gleanrl.data import LazyMemmapStorage, LazyTensorStorage, PrioritizedSampler, ReplayBuffer, TensorStorage
+from gleanrl.data.replay_buffers.storages import moments as module
+from gleanrl.data.replay_buffers.storages.moments import Moment
+from gleanrl.system import faults
+
+ROWS = 3_000
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of a few hundred rows, so that small buffers have many."""
+
+    def fitting(cls: type[Layout], fields: Any, rows: int, capacity: int) -> Layout:
+        return cls(tuple(fields), rows, 200)
+
+    monkeypatch.setattr(Layout, "fitting", classmethod(fitting))
+
+
+def data(start: int, count: int) -> TensorDict:
+    rows = torch.arange(start, start + count)
+    return TensorDict({"x": rows[:, None].expand(count, 2).float(), "n": rows}, [count])
+
+
+def buffer(rows: int = ROWS, storage: Any = LazyTensorStorage) -> ReplayBuffer:
+    return ReplayBuffer(storage=storage(rows), batch_size=4)
+
+
+def moment_of(made: ReplayBuffer) -> Moment:
+    state = made.storage.moment_dict()
+    assert isinstance(state["columns"], Moment)
+    return state["columns"]
+
+
+WRITES: dict[str, Callable[[ReplayBuffer], object]] = {
+    "extend": lambda made: made.extend(data(90_000, 1_700)),
+    "extend around the end": lambda made: made.extend(data(90_000, 2_900)),
+    "add": lambda made: made.add(data(90_000, 1)[0]),
+    "set": lambda made: made.storage.set([5, 2_499, 700], data(90_000, 3)),
+    "setitem": lambda made: made.__setitem__(slice(100, 900), data(90_000, 800)),
+    "column": lambda made: made.__setitem__("n", torch.zeros(len(made), dtype=torch.int64)),
+    "new column": lambda made: (
+        made.__setitem__("y", torch.zeros(len(made))),
+        made.extend(data(90_000, 1_500).set("y", torch.ones(1_500))),
+    ),
+    "empty": lambda made: (made.empty(), made.extend(data(90_000, 1_000))),
+    "load": lambda made: made.load_state_dict(other_state()),
+}
+
+
+def other_state() -> dict[str, Any]:
+    other = buffer()
+    other.extend(data(50_000, 2_500))
+    return other.state_dict()
+
+
+@pytest.mark.parametrize("filled", [2_500, 3_000, 4_100])
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_a_moment_stays_what_it_was(write: str, filled: int, storage: Any) -> None:
+    made = buffer(storage=storage)
+    made.extend(data(0, filled))
+    before = made.storage.state_dict()
+    moment = moment_of(made)
+    first = moment.take(moment.order()[0])  # one is out already
+    moment.give(first)
+    moment = moment_of(made)
+    WRITES[write](made)
+    generations, *columns = moment.tensors()
+    assert torch.equal(generations, before["generations"])
+    for column, saved in zip(columns, before["columns"], strict=True):
+        assert torch.equal(column, saved)
+    made.storage.check_valid()
+    made.extend(made[:10])
+    assert (
+        made.storage._moments == () or made.storage._moments[0]() is None or len(made.storage._moments) == 1
+    )
+
+
+def test_writers_wait_while_much_was_copied_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_BYTES", 10_000)
+    made = buffer()
+    made.extend(data(0, ROWS))
+    moment = moment_of(made)
+    before = made.storage.state_dict()["columns"]
+    moment.begin()
+    writer = threading.Thread(target=made.extend, args=(data(90_000, ROWS),))
+    writer.start()
+    generations, *columns = moment.tensors()  # takes what the writer waits for
+    writer.join()
+    assert all(torch.equal(column, saved) for column, saved in zip(columns, before, strict=True))
+    assert int(made[0]["n"]) == 90_000
+
+
+def test_closing_lets_writers_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_BYTES", 10_000)
+    made = buffer()
+    made.extend(data(0, ROWS))
+    moment = moment_of(made)
+    moment.begin()
+    writer = threading.Thread(target=made.extend, args=(data(90_000, ROWS),))
+    writer.start()
+    moment.close()
+    writer.join()
+    assert not moment.open and int(made[0]["n"]) == 90_000
+
+
+def test_nothing_is_copied_for_a_moment_that_is_gone() -> None:
+    made = buffer()
+    made.extend(data(0, ROWS))
+    moment_of(made)
+    made.extend(data(0, 10))
+    assert made.storage._moments == ()
+    assert pickle.loads(pickle.dumps(made)).storage._moments == ()
+
+
+def test_a_forked_child_copies_nothing() -> None:
+    made = buffer()
+    made.extend(data(0, ROWS))
+    moment = moment_of(made)
+    moment.begin()
+    child = os.fork()
+    if child == 0:
+        made.extend(data(0, ROWS))
+        os._exit(0 if not moment.open and not moment._saved else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert moment.open
+
+
+def dump(made: ReplayBuffer, folder: Path) -> tuple[int, int]:
+    """Dump; return how many files of rows were linked, and how many bytes were compared with earlier ones."""
+    with faults.inject({}) as visits:
+        made.dumps(folder)
+    (newest,) = folder.glob("ckpt-*")
+    other = buffer(storage=type(made.storage)) if type(made.storage) is not TensorStorage else buffer()
+    other.loads(folder)
+    assert (other[:] == made[:]).all()
+    return visits.counts["fs.link"], visits.counts["fs.read"] - 1
+
+
+SEGMENTS = ROWS // 200
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_only_what_changed_is_written(tmp_path: Path, storage: Any) -> None:
+    made = buffer(storage=storage)
+    made.extend(data(0, 2_950))
+    made.dumps(tmp_path)
+    for start in range(3):
+        made.extend(data(start, 60))  # around the end, the first time
+        with faults.inject({}) as visits:
+            made.dumps(tmp_path)
+        touched = 2 if start == 0 else 1
+        assert visits.counts["fs.link"] == SEGMENTS - touched
+        assert visits.counts["fs.create"] == touched + 2  # and what isn't rows, and the manifest
+        assert visits.counts["fs.read"] == 1  # the earlier manifest
+    other = buffer()
+    other.loads(tmp_path)
+    assert (other[:] == made[:]).all()
+    assert torch.equal(other.storage.state_dict()["generations"], made.storage.state_dict()["generations"])
+
+
+def test_a_loaded_buffer_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    made, other = buffer(), buffer()
+    made.extend(data(0, 3_500))
+    made.dumps(tmp_path)
+    other.loads(tmp_path)
+    other.extend(data(7_000, 100))
+    with faults.inject({}) as visits:
+        other.dumps(tmp_path)
+    assert visits.counts["fs.link"] == SEGMENTS - 1 and visits.counts["fs.read"] == 1
+    made.loads(tmp_path)  # into a filled one: generations move on, so that nothing is taken for known
+    assert (other[:] == made[:]).all()
+    made.dumps(tmp_path)
+    other.loads(tmp_path)
+    assert (other[:] == made[:]).all()
+
+
+def test_what_was_written_through_a_view_is_found(tmp_path: Path) -> None:
+    made = buffer()
+    made.extend(data(0, ROWS))
+    view = made.storage.get(slice(None))["n"]
+    for number in range(3):
+        assert dump(made, tmp_path)[0] == (0 if not number else SEGMENTS - 1)
+        view[number * 500] = -7
+    del view
+    assert dump(made, tmp_path)[0] == SEGMENTS - 1
+    held = made[5:7]
+    made.dumps(tmp_path)
+    held["n"][0] = -9
+    assert dump(made, tmp_path)[0] == SEGMENTS - 1
+
+
+def test_what_was_written_into_given_tensors_is_found(tmp_path: Path) -> None:
+    records = data(0, ROWS)
+    made = ReplayBuffer(storage=TensorStorage(records), batch_size=4)
+    made.dumps(tmp_path)
+    records["n"][2_999] = -1
+    assert dump(made, tmp_path)[0] == SEGMENTS - 1
+
+
+def test_views_of_before_a_new_column_count(tmp_path: Path) -> None:
+    made = buffer()
+    made.extend(data(0, ROWS))
+    view = made.storage.get(slice(None))["n"]
+    made["y"] = torch.ones(ROWS)
+    made.dumps(tmp_path)
+    view[0] = -1
+    assert dump(made, tmp_path)[0] == SEGMENTS - 1
+
+
+def test_processes_that_part_dont_take_each_others_rows_for_their_own(tmp_path: Path) -> None:
+    made = buffer()
+    made.extend(data(0, ROWS))
+    made.dumps(tmp_path)
+    child = os.fork()
+    if child == 0:
+        made.extend(data(40_000, 100))
+        made.dumps(tmp_path)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    made.extend(data(50_000, 100))  # as many as the child wrote
+    assert dump(made, tmp_path)[0] == SEGMENTS - 1
+
+
+def test_other_buffers_in_one_folder(tmp_path: Path) -> None:
+    made, other = buffer(), buffer()
+    made.extend(data(0, ROWS))
+    other.extend(data(1, ROWS))
+    made.dumps(tmp_path)
+    assert dump(other, tmp_path)[0] == 0
+    made.empty()
+    made.extend(data(1, ROWS))
+    assert dump(made, tmp_path)[0] == 0  # generations differ
+
+
+def test_priorities_that_didnt_change_are_linked(tmp_path: Path) -> None:
+
+    made = ReplayBuffer(
+        storage=LazyTensorStorage(300_000), sampler=PrioritizedSampler(300_000, 0.7, 0.5), batch_size=4
+    )
+    made.extend(torch.arange(300_000))
+    made.dumps(tmp_path)
+    made.update_priority(torch.tensor([5]), torch.tensor([3.0]))
+    with faults.inject({}) as visits:
+        made.dumps(tmp_path)
+    assert visits.counts["fs.create"] == 3  # what is small, a piece of the priorities, the manifest
