@@ -28,6 +28,8 @@ from gleanrl.errors import (
     UnsupportedError,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # torch's own
+
 IDS = ("collector", "traj_ids")
 MASK = ("collector", "mask")
 
@@ -88,7 +90,7 @@ def check(batch: TensorDict, pieces: list[list[int]], **arguments: Any) -> Tenso
     assert (batch == before).all()
     longest = max(map(len, pieces), default=0)
     assert out.batch_size == (len(pieces), longest) and out.names == [None, "time"]
-    assert nested.batch_size == (len(pieces),)
+    assert nested.batch_size == (len(pieces), -1)
     assert set(out.keys(True, True)) - {MASK, "mask", ("a", "mask")} == set(nested.keys(True, True))
     for key in batch.exclude(MASK).keys(True, True):
         leaf = batch[key].reshape(-1, *batch[key].shape[depth:])
@@ -244,9 +246,14 @@ def test_strided_stacked_and_locked_batches() -> None:
     assert (out == expected).all() and not out.is_locked
 
 
-def test_jagged_results_can_be_computed_with() -> None:
+def test_nested_results_are_padded_by_the_container() -> None:
+    batch = batch_of(flags(0, 1, 0))
+    padded = split_trajectories(batch, as_nested=True).to_padded_tensor(mask_key="mask")
+    assert (padded == split_trajectories(batch)).all() and padded.batch_size == (2, 2)
+
+
+def test_nested_results_can_be_computed_with() -> None:
     nested = split_trajectories(batch_of(flags(0, 1, 0)), as_nested=True)
-    assert nested["serial"].layout == torch.jagged
     assert [part.tolist() for part in (nested["serial"] * nested["traj_ids"]).unbind()] == [[0, 0], [3]]
     assert nested[1]["serial"].tolist() == [3]
 

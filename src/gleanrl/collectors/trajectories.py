@@ -57,8 +57,9 @@ def split_trajectories(
         trajectory_key: key of the ids, ``[*B, T]`` or ``[*B, T, 1]``; goes before `prefix`.
         done_key: the only flag that ends trajectories, without its leading ``"next"``; None: ``done``,
             ``terminated`` or ``truncated`` of any group below ``"next"``.
-        as_nested: give jagged nested tensors ``[n_traj, (steps), ...]`` in a TensorDict of batch size
-            ``[n_traj]``, without padding and without a mask.
+        as_nested: give nested tensors ``[n_traj, -1, ...]``, without padding and without a mask;
+            ``to_padded_tensor(mask_key="mask")`` of the result pads them. Entries are copied twice, and PyTorch warns
+            once that such tensors are a prototype.
         rollout: another name of `rollout_tensordict`.
 
     Returns:
@@ -97,9 +98,14 @@ def split_trajectories(
     fragments = _fragments_between(ends, step_mask(rollout, [mask_path]))
     depth = ends.ndim
     leaves, constants = _entries(rollout, mask_path, as_nested)
+    if rollout.get(ids_path, None) is None:
+        numbers = torch.repeat_interleave(
+            torch.arange(fragments.count, device=ends.device), fragments.lengths
+        )
+        rebuilt = numbers.new_zeros(ends.numel()).index_copy_(0, fragments.rows, numbers)
+        leaves[ids_path] = rebuilt.reshape(ends.shape)
     if as_nested:
-        jagged = _jagged(fragments, depth)
-        out = _rebuilt(rollout, leaves, jagged, torch.Size([fragments.count]), None)
+        out = _rebuilt(rollout, leaves, _nested(fragments, depth), torch.Size([fragments.count, -1]), None)
     else:
         padded, mask = _padded(fragments, depth)
         out = _rebuilt(rollout, leaves, padded, mask.shape, [None, "time"])
@@ -107,12 +113,6 @@ def split_trajectories(
     for path, value in constants.items():
         # One value for all steps has no rows to cut or to pad.
         out.set(path, NonTensorData(value, batch_size=out.batch_size))
-    if rollout.get(ids_path, None) is None:
-        numbers = torch.repeat_interleave(
-            torch.arange(fragments.count, device=ends.device), fragments.lengths
-        )
-        rebuilt = numbers.new_zeros(ends.numel()).index_copy_(0, fragments.rows, numbers).reshape(ends.shape)
-        out.set(ids_path, jagged(rebuilt) if as_nested else padded(rebuilt))
     return out
 
 
@@ -180,14 +180,13 @@ def _padded(fragments: _Fragments, depth: int) -> tuple[Callable[[Leaf], Leaf], 
     return gather, mask
 
 
-def _jagged(fragments: _Fragments, depth: int) -> Callable[[Tensor], Tensor]:
-    """Return the map from a leaf ``[*B, T, *feature]`` to a jagged ``[n_traj, (steps), *feature]``."""
-    # One offsets tensor for all leaves: torch then knows that their ragged dimensions are the same.
-    offsets = torch.cat([fragments.lengths.new_zeros(1), fragments.lengths.cumsum(0)])
+def _nested(fragments: _Fragments, depth: int) -> Callable[[Tensor], Tensor]:
+    """Return the map from a leaf ``[*B, T, *feature]`` to a nested tensor ``[n_traj, -1, *feature]``."""
+    lengths = fragments.lengths.tolist()
 
     def gather(leaf: Tensor) -> Tensor:
-        rows = take_rows(leaf, depth, fragments.rows)
-        return torch.nested.nested_tensor_from_jagged(rows, offsets.to(leaf.device))
+        pieces = list(take_rows(leaf, depth, fragments.rows).split(lengths))
+        return torch.nested.as_nested_tensor(pieces, leaf.dtype, leaf.device)
 
     return gather
 

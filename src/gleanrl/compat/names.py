@@ -281,6 +281,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 _OF_SLICES = {"pad_output": "pad", "trajectory_key": "traj_key"}
 KEYWORDS: dict[str, dict[str, str]] = {
     "Bounded": {"minimum": "low", "maximum": "high"},
+    "Composite": {"batch_size": "shape"},
     "PrioritizedSliceSampler": _OF_SLICES,
     "SliceSampler": _OF_SLICES,
     "SliceSamplerWithoutReplacement": _OF_SLICES,
@@ -309,6 +310,13 @@ _USE_WORKERS = UnservedKeyword(
     "use MultiSyncDataCollector or MultiaSyncDataCollector with [create_env_fn] * num_workers"
 )
 UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
+    "ParallelEnv": {
+        "metadata_from_workers": UnservedKeyword(
+            "specs are read before there are workers; pass EnvCreator(make_env) to read them once for several batches",
+            off=False,
+        ),
+        "shutdown_timeout": UnservedKeyword("use timeouts=Timeouts(close_s=seconds)"),
+    },
     "SyncDataCollector": {
         **_OF_COLLECTORS,
         "backend": _USE_WORKERS,

@@ -322,3 +322,7 @@ def test_the_number_of_choices_of_an_action():
         assert Composite(action=leaf)["action"].space.n == leaf.space.n == 4 and isinstance(
             leaf.space, CategoricalBox
         )
+
+
+def test_the_shape_goes_by_two_names():
+    assert Composite(a=Unbounded((2, 3)), batch_size=(2,)) == Composite(a=Unbounded((2, 3)), shape=(2,))

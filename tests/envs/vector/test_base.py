@@ -303,6 +303,8 @@ def test_options_without_effect_and_devices(make):
         shared_memory=False,
         non_blocking=True,
         use_buffers=False,
+        consolidate=False,
+        daemon=True,
         serial_for_single=True,
     )
     assert env.device == torch.device("cpu") and env.reset().device == torch.device("cpu")

@@ -16,7 +16,7 @@ from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import ReplayBuffer
 from gleanrl.data.replay_buffers.storages import LazyTensorStorage
 from gleanrl.envs import GymEnv, ParallelEnv, SerialEnv
-from gleanrl.errors import ClosedError, InvalidArgumentError, InvalidTypeError
+from gleanrl.errors import ClosedError, InvalidArgumentError, InvalidTypeError, UnsupportedError
 from gleanrl.rollouts.steppers import TensorDictStepper
 from tests.contract.helpers import check_stream
 from tests.envs.vector.makers import SCRIPT, equal, nested, oracle, streams
@@ -171,6 +171,8 @@ def test_refused(make):
         make(2, oracle, num_processes=3)
     with pytest.raises(InvalidTypeError, match="timeouts"):
         make(2, oracle, timeouts=5)
+    with pytest.raises(UnsupportedError, match="close_s"):
+        make(2, oracle, metadata_from_workers=False, shutdown_timeout=3.0)
     for name in ("num_processes", "num_sub_threads", "num_threads"):
         with pytest.raises(InvalidArgumentError, match=name):
             make(2, oracle, **{name: 0})

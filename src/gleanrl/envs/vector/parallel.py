@@ -62,6 +62,8 @@ class ParallelEnv(BatchedEnv):
         mp_start_method: ``"fork"``, ``"forkserver"``, ``"spawn"`` or None: needs nothing, as workers are forked from a
             clean process anyway, which takes the shortest of the three ways and copies none of this one's threads.
         use_buffers: no effect; accepted for compatibility.
+        consolidate: no effect; accepted for compatibility.
+        daemon: no effect: workers end with this process in any case.
         timeouts: how long workers may take; None for the defaults of `Timeouts`.
 
     Raises:
@@ -108,6 +110,8 @@ class ParallelEnv(BatchedEnv):
         non_blocking: bool = False,
         mp_start_method: str | None = None,
         use_buffers: bool | None = None,
+        consolidate: bool = True,
+        daemon: bool = False,
         timeouts: Timeouts | None = None,
     ) -> None:
         refused = {

@@ -52,6 +52,8 @@ class SerialEnv(BatchedEnv):
         non_blocking: no effect; accepted for compatibility.
         mp_start_method: no effect: there are no processes.
         use_buffers: no effect; accepted for compatibility.
+        consolidate: no effect; accepted for compatibility.
+        daemon: no effect: there are no processes.
 
     Raises:
         InvalidArgumentError: for a value that isn't supported, or unlike devices without `device` (also a
@@ -87,6 +89,8 @@ class SerialEnv(BatchedEnv):
         non_blocking: bool = False,
         mp_start_method: str | None = None,
         use_buffers: bool | None = None,
+        consolidate: bool = True,
+        daemon: bool = False,
     ) -> None:
         refused = {
             "pin_memory": pin_memory,
