@@ -138,10 +138,8 @@ class Client:
                     if found is not None:
                         self._taken, served = found
                         return served
-                except (
-                    BaseException
-                ):  # those behind it may have failed alike, and what failed may not any more
-                    self.throw_away()
+                except BaseException:
+                    self.throw_away()  # those behind it failed alike, and may not any more
                     raise
 
 
