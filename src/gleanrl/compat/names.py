@@ -223,6 +223,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "gleanrl.collectors:VanillaWeightUpdater",
         "gleanrl.collectors:WeightUpdaterBase",
     ),
+    "gleanrl.data.replay_buffers.ray_buffer": ("gleanrl.data.replay_buffers:RayReplayBuffer",),
     "gleanrl.data.replay_buffers.replay_buffers": (
         "gleanrl.data.replay_buffers",
         "gleanrl.data.replay_buffers.utils:InPlaceSampler",
@@ -309,7 +310,19 @@ _OF_COLLECTORS = {
 _USE_WORKERS = UnservedKeyword(
     "use MultiSyncDataCollector or MultiaSyncDataCollector with [create_env_fn] * num_workers"
 )
+_THROUGH_RAY = "data travel through Ray's object store"
+_USE_RAY = "a RayReplayBuffer is the buffer in an actor"
 UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
+    "RayReplayBuffer": {
+        "transport": UnservedKeyword(_THROUGH_RAY, off="auto"),
+        "transport_options": UnservedKeyword(_THROUGH_RAY),
+    },
+    "ReplayBuffer": {
+        "service_backend": UnservedKeyword(_USE_RAY, off="direct"),
+        "service_backend_options": UnservedKeyword(_USE_RAY),
+        "transport": UnservedKeyword(_USE_RAY, off="auto"),
+        "transport_options": UnservedKeyword(_USE_RAY),
+    },
     "ParallelEnv": {
         "metadata_from_workers": UnservedKeyword(
             "specs are read before there are workers; pass EnvCreator(make_env) to read them once for several batches",

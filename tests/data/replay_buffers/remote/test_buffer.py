@@ -278,6 +278,7 @@ def test_what_is_refused():
         (InvalidTypeError, {"replay_buffer_cls": list}),
         (InvalidTypeError, {"replay_buffer_cls": RayReplayBuffer}),
         (UnsupportedError, {"pin_memory": True}),
+        (UnsupportedError, {"transport": "distributed"}),
     ]:
         with pytest.raises(error, match=next(iter(options))):
             RayReplayBuffer(**options)
