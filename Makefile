@@ -66,11 +66,11 @@ demo: build
 	$(BIN)/python examples/dqn_cartpole.py $(DEMO_ARGS)
 
 test: build
-	$(BIN)/python -m pytest -q -n 2 tests $(TEST_ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup tests $(TEST_ARGS)
 	$(BIN)/python -m pytest -q --doctest-modules $(TAKES_OVER:%=--ignore %) src/gleanrl
 
 test-fast: build
-	$(BIN)/python -m pytest -q -n 2 -m "not slow" tests $(TEST_ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow" tests $(TEST_ARGS)
 
 test-foreign: build
 	PYTHON=$(PYTHON) bash tests/foreign/make_env.sh $(FOREIGN)

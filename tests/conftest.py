@@ -29,6 +29,13 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_collection_modifyitems(items):
+    """Tests on Ray run in one process of several: each that starts one of its own takes seconds."""
+    for item in items:
+        if "ray_session" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("ray"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_leaks():
     """Fail the session when its tests leave processes, shared memory or open files behind."""

@@ -27,6 +27,7 @@ TEXTS = [
 
 # Where the library meets its users' keywords: constructors may be wide there.
 FACADES = (
+    "collectors/distributed/ray_collector.py",
     "collectors/facade.py",
     "collectors/multi.py",
     "data/replay_buffers/buffer.py",

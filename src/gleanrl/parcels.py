@@ -111,7 +111,16 @@ def _taken_apart(tensor: torch.Tensor) -> tuple[Any, ...]:
 def _rebuilt(buffer: _Buffer, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     if not memoryview(buffer).nbytes:  # which torch refuses
         return torch.empty(shape, dtype=_DTYPES[dtype], device="cpu")
-    return torch.frombuffer(buffer, dtype=_DTYPES[dtype]).view(shape)
+    return torch.from_numpy(np.asarray(_Memory(buffer))).view(_DTYPES[dtype]).view(shape)
+
+
+class _Memory:
+    """A buffer as NumPy knows memory that may be written: torch warns of any other, and has no word for "read-only"."""
+
+    def __init__(self, buffer: _Buffer) -> None:
+        self._array = np.frombuffer(buffer, np.uint8)  # keeps the buffer alive
+        address, _ = self._array.__array_interface__["data"]
+        self.__array_interface__ = {**self._array.__array_interface__, "data": (address, False)}
 
 
 _DTYPES = {

@@ -44,11 +44,11 @@ def test_buffers_and_whole_trajectories() -> None:
     assert feed is not None and not feed.copies
     with pytest.raises(UnsupportedError, match="extend_buffer=False"):
         feed_of(ReplayBuffer(storage=ListStorage(5)), False, print, None)
-    source, done = collection(CountingEnv()), (("next", "done"),)
-    assert whole_or_not(source, WholeOptions(), done, False, clash=True) is source
-    assert isinstance(whole_or_not(source, WholeOptions(2), done, False, clash=False), WholeTrajectories)
+    source = collection(CountingEnv())
+    assert whole_or_not(source, WholeOptions(), False, clash=True) is source
+    assert isinstance(whole_or_not(source, WholeOptions(2), False, clash=False), WholeTrajectories)
     with pytest.raises(UnsupportedError, match="trajs_per_batch: not together with set_truncated"):
-        whole_or_not(source, WholeOptions(2), done, False, set_truncated=True)
+        whole_or_not(source, WholeOptions(2), False, set_truncated=True)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from gleanrl.arguments import integer, positive
 from gleanrl.collectors.options import warn
@@ -23,6 +23,13 @@ class Grant:
     it, where steps turn out to be none, is masked and discarded."""
     counted: bool = True
     """Whether the frames count against the budget."""
+
+
+class Grants(Protocol):
+    """Grants batches."""
+
+    def grant(self, frames: int) -> Grant | None:
+        """Return what the next batch may hold, after so many frames that count; None if there is none."""
 
 
 class Budget:

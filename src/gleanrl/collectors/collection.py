@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.block import Block
 from gleanrl.collectors import saving
-from gleanrl.collectors.budget import Budget, Grant
+from gleanrl.collectors.budget import Grant, Grants
 from gleanrl.collectors.columns import Columns, Completed
 from gleanrl.collectors.ledger import CollectorStats, Ledger
 from gleanrl.collectors.options import CollectionOptions, warn
@@ -115,7 +115,8 @@ class Collection(Source, Stateful[CollectionState]):
     ) -> None:
         self.env, self.plan, self.options = env, plan, options
         self.columns = Columns(env, plan, options, numbering)
-        self.num_envs = self.columns.num_envs
+        self.num_envs, self.batch_size = self.columns.num_envs, plan.batch_size
+        self.done_paths = plan.done_paths
         self.device = device
         """What batches say of their device."""
         self.weights = weights or PolicyWeights(None, None)
@@ -150,7 +151,7 @@ class Collection(Source, Stateful[CollectionState]):
     def policy_version(self, version: int) -> None:
         self.weights.version = version
 
-    def next(self, budget: Budget, lend: bool = False) -> Collected:
+    def next(self, budget: Grants, lend: bool = False) -> Collected:
         """Return the next batch that `budget`, which isn't spent, grants; see `collect`."""
         grant = budget.grant(self.spent)
         assert grant is not None, "the budget is spent"

@@ -188,7 +188,6 @@ class SyncDataCollector(SourceCollector):
             self._source = whole_or_not(
                 collection,
                 whole,
-                self.plan.done_paths,
                 self._feed is not None,
                 set_truncated=set_truncated,
                 return_same_td=return_same_td,

@@ -15,7 +15,6 @@ from gleanrl.collectors.source import Source
 from gleanrl.collectors.whole import WholeTrajectories
 from gleanrl.envs.exploration import exploration_from_string
 from gleanrl.errors import InvalidArgumentError, MissingArgumentError, UnsupportedError
-from gleanrl.tree import Path
 
 
 def require_resets(reset_when_done: bool) -> None:
@@ -97,15 +96,12 @@ class WholeOptions:
             positive("trajs_per_batch", self.count)
 
 
-def whole_or_not(
-    source: Source, options: WholeOptions, done_paths: tuple[Path, ...], fed: bool, **clashes: Any
-) -> Source:
+def whole_or_not(source: Source, options: WholeOptions, fed: bool, **clashes: Any) -> Source:
     """Return what hands out whole trajectories, if that is asked for; else the source itself.
 
     Args:
         source: makes batches.
         options: what is asked for.
-        done_paths: the flags under ``next`` that end a trajectory.
         fed: whether batches go into a buffer.
         **clashes: arguments that can't be given with it, and whether they are.
     """
@@ -114,4 +110,4 @@ def whole_or_not(
     for name, clash in clashes.items():
         if clash:
             raise UnsupportedError(f"trajs_per_batch: not together with {name}")
-    return WholeTrajectories(source, done_paths, None if fed else int(options.count), options.form != "cat")
+    return WholeTrajectories(source, None if fed else int(options.count), options.form != "cat")

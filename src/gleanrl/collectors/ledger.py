@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from types import MappingProxyType
@@ -154,3 +154,9 @@ class Ledger:
             reader.integer("spent"),
             reader.integer("batches"),
         )
+
+
+def mean_of_known(values: Sequence[float]) -> float:
+    """Return the mean of those that aren't NaN; NaN if there are none."""
+    known = [value for value in values if not math.isnan(value)]
+    return fmean(known) if known else math.nan

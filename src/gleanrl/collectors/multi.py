@@ -241,7 +241,6 @@ class WorkersCollector(SourceCollector):
             self._source = whole_or_not(
                 source,
                 whole,
-                source.description.done_paths,
                 self._feed is not None,
                 set_truncated=set_truncated,
                 extend_buffer=not extend_buffer,

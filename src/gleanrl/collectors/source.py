@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from tensordict import TensorDict, TensorDictBase
 
-from gleanrl.collectors.budget import Budget, Grant
+from gleanrl.collectors.budget import Grant, Grants
 from gleanrl.collectors.ledger import CollectorStats
+from gleanrl.tree import Path
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,10 @@ class Source(ABC):
 
     num_envs: int
     """Environments that step at once: frames of a step."""
+    batch_size: torch.Size
+    """Dimensions of a batch, without time."""
+    done_paths: tuple[Path, ...]
+    """The flags under ``next`` that end a trajectory."""
     steady = True
     """Whether a batch holds as many frames as it was granted."""
     pushes_anytime = False
@@ -45,12 +51,12 @@ class Source(ABC):
     policy_version: int = 0
     """How often the policy that collects got other weights; whoever gives it some counts it up."""
 
-    def more(self, budget: Budget) -> bool:
+    def more(self, budget: Grants) -> bool:
         """Return whether another batch can be had."""
         return budget.grant(self.spent) is not None
 
     @abstractmethod
-    def next(self, budget: Budget, lend: bool = False) -> Collected:
+    def next(self, budget: Grants, lend: bool = False) -> Collected:
         """Return the next batch that `budget`, which isn't spent, grants, collected with the current weights.
 
         A source that collects ahead takes several grants, and counts the frames of them that are on their way.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from tensordict import TensorDictBase
 
 from gleanrl.collectors.background import Background
 from gleanrl.collectors.base import DataCollectorBase
-from gleanrl.collectors.budget import Budget
+from gleanrl.collectors.budget import Budget, Grants
 from gleanrl.collectors.delivery import Delivery
 from gleanrl.collectors.feed import Feed
 from gleanrl.collectors.ledger import CollectorStats
@@ -27,6 +27,8 @@ from gleanrl.errors import (
     UnsupportedError,
     WorkerTimeoutError,
 )
+
+Packed = TypeVar("Packed")
 
 
 class SourceCollector(DataCollectorBase):
@@ -82,6 +84,34 @@ class SourceCollector(DataCollectorBase):
     def stats(self) -> CollectorStats:
         """Return the counters at this moment."""
         return self._source.stats()
+
+    @property
+    def source(self) -> Source:
+        """What makes the batches."""
+        return self._source
+
+    def serve(
+        self, grants: Grants, pack: Callable[[TensorDictBase, tuple[int, int]], Packed]
+    ) -> Packed | None:
+        """Collect a batch for somebody else, who grants it; None if nothing is granted.
+
+        Args:
+            grants: in place of the collector's own budget.
+            pack: called on the batch and `Collected.part`; its result, which is returned, is read before the next call.
+        """
+        if not self._source.more(grants):
+            return None
+        packed: list[Packed] = []
+        part = (0, 1)
+
+        def collect() -> Collected:
+            nonlocal part
+            collected = self._source.next(grants, lend=True)
+            part = collected.part
+            return collected
+
+        self._hand_over(collect, lambda batch: packed.append(pack(batch, part)))
+        return packed[0]
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Yield batches until the budget is spent, then shut down; with a replay buffer, None for each.

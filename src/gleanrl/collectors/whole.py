@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.collectors.budget import Budget, Grant
+from gleanrl.collectors.budget import Grant, Grants
 from gleanrl.collectors.ledger import CollectorStats
 from gleanrl.collectors.source import BudgetSpent, Collected, Source
 from gleanrl.collectors.trajectories import split_trajectories
 from gleanrl.errors import UnsupportedError
 from gleanrl.system.interrupts import to_the_end
-from gleanrl.tree import Path, as_key
+from gleanrl.tree import as_key
 
 Pieces = tuple[TensorDictBase, ...]
 """Steps of one trajectory, ``[t]`` each."""
@@ -54,29 +54,28 @@ class WholeTrajectories(Source):
 
     Args:
         source: makes batches, ``[*batch, T]``, each in memory of its own.
-        done_paths: the flags under ``next`` that end a trajectory.
         count: trajectories of a batch; None for those that a batch of the source completes, one after the other.
         padded: whether those of a batch are padded side by side; else one after the other, too.
     """
 
     steady = False
 
-    def __init__(
-        self, source: Source, done_paths: Sequence[Path], count: int | None, padded: bool = True
-    ) -> None:
-        self._source, self._done_keys, self._count = source, [as_key(path) for path in done_paths], count
+    def __init__(self, source: Source, count: int | None, padded: bool = True) -> None:
+        self._source, self._count = source, count
         self._padded = padded and count is not None
-        self.num_envs = source.num_envs
+        self.num_envs, self.batch_size = source.num_envs, source.batch_size
+        self.done_paths = source.done_paths
+        self._done_keys = [as_key(path) for path in source.done_paths]
         self._held = _Held({})
 
-    def more(self, budget: Budget) -> bool:
+    def more(self, budget: Grants) -> bool:
         """Return whether another batch can be had, should enough trajectories end."""
         return self._enough() or self._source.more(budget)
 
     def _enough(self) -> bool:
         return self._count is not None and len(self._held.whole) >= self._count
 
-    def next(self, budget: Budget, lend: bool = False) -> Collected:
+    def next(self, budget: Grants, lend: bool = False) -> Collected:
         """Return ``[count, T]``, padded; or ``[frames]``, which may be none without a count.
 
         Raises:

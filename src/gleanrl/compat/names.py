@@ -45,6 +45,10 @@ ALIASES = (
     Alias("gleanrl.collectors", "Collector", "SyncDataCollector", "0.11 to 0.14"),
     Alias("gleanrl.collectors", "MultiAsyncCollector", "MultiaSyncDataCollector", "0.11 to 0.14"),
     Alias("gleanrl.collectors", "MultiSyncCollector", "MultiSyncDataCollector", "0.11 to 0.14"),
+    *(
+        Alias("gleanrl.collectors.distributed", f"{name}Collector", f"{name}DataCollector", "0.11 to 0.14")
+        for name in ("Distributed", "DistributedSync", "RPC")
+    ),
     Alias("gleanrl.data.specs", "BinaryDiscreteTensorSpec", "Binary", "0.1 to 0.7"),
     Alias("gleanrl.data.specs", "BoundedTensorSpec", "Bounded", "0.1 to 0.7"),
     Alias("gleanrl.data.specs", "CompositeSpec", "Composite", "0.1 to 0.7"),
@@ -136,8 +140,20 @@ UNSERVED: tuple[Unserved, ...] = (
     ),
     *_out_of_scope(
         "RayWeightUpdater RemoteModuleWeightUpdater",
-        "sends weights to Ray actors, of 0.7 to 0.14; not served yet: derive from WeightUpdaterBase",
+        "sends weights to Ray actors, of 0.7 to 0.14; not served: RayCollector sends them itself; for a "
+        "way of your own derive from WeightUpdaterBase",
         "gleanrl.collectors",
+    ),
+    *_out_of_scope(
+        "DistributedWeightUpdater RPCWeightUpdater RayEvalWorker",
+        "of 0.7 to 0.14; not served: collectors send weights themselves; evaluate with env.rollout",
+        "gleanrl.collectors.distributed",
+    ),
+    *_out_of_scope(
+        "DEFAULT_SLURM_CONF submitit_delayed_launcher",
+        "starts jobs through submitit, of 0.1 to 0.14; not served: start a Ray cluster on the machines that Slurm gave "
+        "(`ray start`), and pass ray_init_config={'address': 'auto'}",
+        "gleanrl.collectors.distributed",
     ),
     *_out_of_scope(
         "AsyncBatchedCollector Evaluator ProfileConfig",
@@ -312,6 +328,18 @@ _USE_WORKERS = UnservedKeyword(
 )
 _THROUGH_RAY = "data travel through Ray's object store"
 _USE_RAY = "a RayReplayBuffer is the buffer in an actor"
+_PLACED_BY_RAY = "Ray places the nodes and carries the batches; see ray_init_config and remote_configs"
+_OF_RAY = {
+    **_OF_COLLECTORS,
+    "use_env_creator": UnservedKeyword("environments reach the nodes by cloudpickle as they are", off=False),
+}
+_OF_DISTRIBUTED = {
+    **_OF_RAY,
+    "backend": UnservedKeyword(_PLACED_BY_RAY, off="gloo"),
+    "launcher": UnservedKeyword(_PLACED_BY_RAY, off="submitit"),
+    "slurm_kwargs": UnservedKeyword(_PLACED_BY_RAY),
+    "tcp_port": UnservedKeyword(_PLACED_BY_RAY),
+}
 UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
     "RayReplayBuffer": {
         "transport": UnservedKeyword(_THROUGH_RAY, off="auto"),
@@ -330,6 +358,16 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
         ),
         "shutdown_timeout": UnservedKeyword("use timeouts=Timeouts(close_s=seconds)"),
     },
+    "DistributedDataCollector": _OF_DISTRIBUTED,
+    "DistributedSyncDataCollector": _OF_DISTRIBUTED,
+    "RPCDataCollector": {
+        **_OF_DISTRIBUTED,
+        "tensorpipe_options": UnservedKeyword(_PLACED_BY_RAY),
+        "visible_devices": UnservedKeyword(
+            "Ray gives nodes their devices: ask for num_gpus in remote_configs"
+        ),
+    },
+    "RayCollector": _OF_RAY,
     "SyncDataCollector": {
         **_OF_COLLECTORS,
         "backend": _USE_WORKERS,

@@ -53,9 +53,18 @@ class Arrangement:
         return self.dim is not None and (self.dim == -1 or not self.batch_size)
 
     @property
+    def size(self) -> torch.Size:
+        """Dimensions of a batch, without time."""
+        if self.in_time:
+            return self.batch_size
+        if self.dim is None:
+            return torch.Size((self.num_workers, *self.batch_size))
+        return torch.Size((self.num_workers * self.batch_size[0], *self.batch_size[1:]))
+
+    @property
     def num_envs(self) -> int:
         """Environments that step at once in a batch."""
-        return self.batch_size.numel() * (1 if self.in_time else self.num_workers)
+        return self.size.numel()
 
     def steps(self, num_steps: int) -> list[int]:
         """Return each worker's steps of a batch of so many."""
@@ -143,6 +152,25 @@ def _blank(block: Block, path: Any, worker: int, begin: int, count: int, value: 
         rows.fill_(value)
     else:
         rows.copy_(Objects.blanks(rows.shape, rows.blank))
+
+
+def mask_last(mask: Any, ids: Any, flags: Any, excess: int) -> int:
+    """Mask the last frames of a batch; return how many of them were flagged.
+
+    Args:
+        mask: of the batch, bool.
+        ids: of its trajectories.
+        flags: bool; None without any.
+        excess: how many frames.
+    """
+    last = mask.nonzero()[-excess:].unbind(1)
+    mask[last] = False
+    ids[last] = -1
+    if flags is None:
+        return 0
+    flagged = int(flags[last].sum())
+    flags[last] = False
+    return flagged
 
 
 def arrangement_dim(cat_results: Any) -> int | None:

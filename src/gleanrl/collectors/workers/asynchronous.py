@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gleanrl.collectors.budget import Budget, Grant
+from gleanrl.collectors.budget import Grant, Grants
 from gleanrl.collectors.source import Collected
 from gleanrl.collectors.workers.crew_source import CrewSource
 from gleanrl.collectors.workers.standing import Taken
@@ -24,7 +24,7 @@ class AsynchronousSource(CrewSource):
 
     def __init__(self, team: Team) -> None:
         super().__init__(team)
-        self.num_envs = self.width
+        self.num_envs, self.batch_size = self.width, self.description.batch_size
         self._enough, self._truncated = team.enough, team.truncated
         self._open: int | None = None
         self._turn = 0
@@ -35,7 +35,7 @@ class AsynchronousSource(CrewSource):
         """Return `num_steps` for each: every worker collects whole batches."""
         return [num_steps] * self.num_workers
 
-    def next(self, budget: Budget, lend: bool = False) -> Collected:
+    def next(self, budget: Grants, lend: bool = False) -> Collected:
         """Return the next worker's batch.
 
         Raises:
@@ -59,7 +59,7 @@ class AsynchronousSource(CrewSource):
         """Refuse: workers collect ahead, within the budget."""
         raise UnsupportedError("rollout: workers that collect asynchronously collect within the budget only")
 
-    def _grant_all(self, budget: Budget) -> None:
+    def _grant_all(self, budget: Grants) -> None:
         """Keep every worker busy, as far as the budget goes; one share for each before the second for any."""
         slots = len(self.dispatcher.blocks)
         for depth in range(slots):

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.collectors import saving
-from gleanrl.collectors.ledger import CollectorStats, Ledger, WorkerStats
+from gleanrl.collectors.ledger import CollectorStats, Ledger, WorkerStats, mean_of_known
 from gleanrl.collectors.source import Collected, Source
 from gleanrl.collectors.workers.dispatcher import UNFINISHED, Dispatcher
 from gleanrl.collectors.workers.servant import Bound, CollectorMaker
@@ -57,6 +57,7 @@ class CrewSource(Source):
         self._pool = BufferPool()
         self.dispatcher = Dispatcher(team, self._made_again)
         self.description = self.dispatcher.description
+        self.done_paths = self.description.done_paths
         self.num_workers = self.dispatcher.num_workers
 
     def lay_out(self, num_steps: int) -> None:
@@ -257,8 +258,8 @@ class CrewSource(Source):
         return replace(
             found,
             episodes=sum(worker.episodes for worker in workers),
-            mean_return=_mean([worker.mean_return for worker in workers]),
-            mean_length=_mean([worker.mean_length for worker in workers]),
+            mean_return=mean_of_known([worker.mean_return for worker in workers]),
+            mean_length=mean_of_known([worker.mean_length for worker in workers]),
             workers=workers,
         )
 
@@ -304,8 +305,3 @@ class CrewSource(Source):
                         self._last_state = self.save()
         finally:
             dispatcher.close()
-
-
-def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan

@@ -13,8 +13,8 @@ from gleanrl.collectors.workers.words import Share
 class Taken(NamedTuple):
     """Shares that make a batch, on their way to the user."""
 
-    shares: Mapping[int, int]
-    """Number of the share of each worker."""
+    shares: Mapping[int, Any]
+    """What names the share of each worker: its number, or where it is."""
     frames: int
     """That are handed out."""
     flagged: int

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from gleanrl.block import Block
-from gleanrl.collectors.budget import Budget, Grant
+from gleanrl.collectors.budget import Grant, Grants
 from gleanrl.collectors.columns import IDS, NONFINITE
 from gleanrl.collectors.source import Collected
-from gleanrl.collectors.workers.assembling import Arrangement
+from gleanrl.collectors.workers.assembling import Arrangement, mask_last
 from gleanrl.collectors.workers.crew_source import SIBLING, CrewSource
 from gleanrl.collectors.workers.standing import Taken
 from gleanrl.collectors.workers.team import Team
@@ -27,7 +26,7 @@ class SynchronousSource(CrewSource):
         super().__init__(team)
         size = self.description.batch_size
         self.arrangement = Arrangement(cat, size, self.num_workers, team.enough is not None)
-        self.num_envs = self.arrangement.num_envs
+        self.num_envs, self.batch_size = self.arrangement.num_envs, self.arrangement.size
         self._enough, self._truncated = team.enough, team.truncated
 
     def steps(self, num_steps: int) -> list[int]:
@@ -39,7 +38,7 @@ class SynchronousSource(CrewSource):
         self.arrangement.check()
         return self.arrangement.steps(num_steps)
 
-    def next(self, budget: Budget, lend: bool = False) -> Collected:
+    def next(self, budget: Grants, lend: bool = False) -> Collected:
         """Return the next batch that `budget`, which isn't spent, grants."""
         grant = budget.grant(self.spent)
         assert grant is not None, "the budget is spent"
@@ -91,24 +90,11 @@ class SynchronousSource(CrewSource):
         frames, flagged = sum(s.frames for s in shares.values()), sum(s.flagged for s in shares.values())
         excess = 0 if grant.most is None or MASK not in block.schema else max(frames - grant.most, 0)
         if excess:
-            flagged -= _mask_last(block, excess)
+            flags = block.column(NONFINITE) if NONFINITE in block.schema else None
+            flagged -= mask_last(block.column(MASK), block.column(IDS), flags, excess)
         batch = block.batch(None, self.description.device)
         if self._truncated:  # each share's last step, which may be in the middle of the batch
             for share in self.arrangement.shares(batch, counts):
                 mark_truncated(share, list(self.description.done_keys))
         numbers = {worker: now.taken[worker] for worker in workers}
         return Collected(batch, Taken(numbers, frames - excess, flagged, excess, grant.counted, seconds))
-
-
-def _mask_last(block: Block, excess: int) -> int:
-    """Mask the last frames of a batch; return how many of them were flagged."""
-    mask = block.column(MASK)
-    last = mask.nonzero()[-excess:].unbind(1)
-    mask[last] = False
-    block.column(IDS)[last] = -1
-    if NONFINITE not in block.schema:
-        return 0
-    flags = block.column(NONFINITE)
-    flagged = int(flags[last].sum())
-    flags[last] = False
-    return flagged

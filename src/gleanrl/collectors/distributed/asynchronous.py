@@ -1,0 +1,119 @@
+"""Batches of one node each, in the order in which they arrive: no node waits for another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gleanrl.collectors.budget import Grant, Grants
+from gleanrl.collectors.distributed.node_source import Company, NodeSource
+from gleanrl.collectors.source import Collected
+from gleanrl.collectors.workers.standing import Taken
+from gleanrl.errors import UnsupportedError
+from gleanrl.ray_runtime import RayRuntime
+from gleanrl.system import clock
+
+_ORDERS = 2
+"""Orders of a node that are under way: it goes on while the last batch is on its way."""
+
+
+class AsynchronousNodes(NodeSource):
+    """Keeps every node collecting: while one of its batches is on its way it collects the next one.
+
+    Args:
+        runtime: Ray.
+        company: see `NodeSource`.
+    """
+
+    def __init__(self, runtime: RayRuntime, company: Company) -> None:
+        super().__init__(runtime, company)
+        self.num_envs, self.batch_size = self.width, self.description.batch_size
+        self._open: int | None = None
+        self._frames = self.width
+        self._turn = 0
+
+    def lay_out(self, num_steps: int) -> None:
+        """Take note of the steps of a full batch."""
+        self._frames = num_steps * self.width
+
+    @property
+    def rounds(self) -> int:
+        """Batches that every node has delivered, on average."""
+        return self.fleet.now.ledger.batches // self.num_nodes
+
+    def next(self, budget: Grants, lend: bool = False) -> Collected:
+        """Return the next node's batch.
+
+        Raises:
+            Exception: what a node raised; batches of the others are delivered later.
+            WorkerError: a node was lost, and isn't made anew.
+        """
+        self.lose("interrupted")
+        begin = clock.monotonic()
+        while True:
+            self.weights.refresh(self.rounds)
+            self._order_all(budget)
+            number = self._next_ready()
+            if number is None:
+                self.fleet.wait()
+                continue
+            arrival = self.fleet.now.nodes[number].ready[0]
+            parcel = self.fleet.fetched(number, arrival)
+            if parcel is not None:
+                break
+        self._open, outcome = number, arrival.outcome
+        seconds = clock.monotonic() - begin
+        taken = Taken({number: arrival.batch}, outcome.frames, outcome.flagged, 0, True, seconds)
+        return Collected(parcel.view() if lend else parcel.open(), taken, outcome.part)
+
+    def collect(self, grant: Grant) -> Collected:
+        """Refuse: nodes collect ahead, within the budget."""
+        raise UnsupportedError("rollout: nodes that collect asynchronously collect within the budget only")
+
+    def _order_all(self, budget: Grants) -> None:
+        """Keep every node busy, as far as the budget goes; one batch for each before the second for any."""
+        grants: dict[int, list[Grant]] = {number: [] for number in range(self.num_nodes)}
+        ordered = 0
+        on_their_way = sum(node.coming for node in self.fleet.now.nodes)
+        for depth in range(self._company.ahead):
+            for number, given in grants.items():
+                if self._takes_orders(number) and self._pending(number) + len(given) <= depth:
+                    grant = budget.grant(self.spent + on_their_way + ordered)
+                    if grant is not None:
+                        given.append(grant)
+                        ordered += grant.num_steps * self.width
+        for number, given in grants.items():
+            while self._takes_orders(number) and (given or self._has_frames_left(number)):
+                self.fleet.order(number, given, self.width, self.weights.latest(number))
+                given = []
+
+    def _takes_orders(self, number: int) -> bool:
+        node = self.fleet.now.nodes[number]
+        return not node.down and not node.unwanted and len(node.calls) < _ORDERS
+
+    def _pending(self, number: int) -> int:
+        """Return how many batches of a node are granted, or waiting."""
+        node = self.fleet.now.nodes[number]
+        return len(node.ready) + max(len(node.calls), -(-node.owed // self._frames))
+
+    def _has_frames_left(self, number: int) -> bool:
+        """Return whether a node was granted frames that no order under way asks for."""
+        node = self.fleet.now.nodes[number]
+        return node.owed > len(node.calls) * self._frames
+
+    def _next_ready(self) -> int | None:
+        """Return a node whose batch is there: the next one in turn, so that none is passed over for quicker ones."""
+        for number in (*range(self._turn, self.num_nodes), *range(self._turn)):
+            if self.fleet.now.nodes[number].ready:
+                self._turn = number + 1
+                return number
+        return None
+
+    def lose(self, reason: str) -> None:
+        """Discard the open batch, and what its node has collected since: that would have a hole before it."""
+        if self._open is not None:
+            self.fleet.discard(self._open, reason)
+        self._open = None
+
+    def _become(self, taken: Taken) -> Any:
+        self._open = None
+        super()._become(taken)

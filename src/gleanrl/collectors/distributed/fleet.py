@@ -1,0 +1,346 @@
+"""Orders, outcomes, losses and requests: the owner's dealings with its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from gleanrl.collectors.budget import Grant
+from gleanrl.collectors.distributed.allowance import Allowance
+from gleanrl.collectors.distributed.node import Answer, Node, NodeDescription, NodeRecipe, Order, Published
+from gleanrl.collectors.distributed.standing import Arrival, Call, NodeState, Standing
+from gleanrl.collectors.ledger import Ledger
+from gleanrl.collectors.workers.restarts import Restarts
+from gleanrl.errors import SchemaError, WorkerCrashedError, WorkerTimeoutError
+from gleanrl.ray_runtime import RayRuntime
+from gleanrl.system import clock
+from gleanrl.system.clock import Deadline
+
+LOST = "worker"
+"""Why frames of a node that was lost are discarded."""
+
+
+@dataclass(frozen=True)
+class NodeMaker:
+    """How a node's actor is made.
+
+    Attributes:
+        recipe: of its collector.
+        given: where what its policy is made of stands in the object store.
+        options: of the actor.
+    """
+
+    recipe: NodeRecipe
+    given: Any
+    options: Mapping[str, Any]
+
+
+class Fleet:
+    """Gives orders to nodes, takes what comes of them, and makes lost nodes anew. One thread at a time.
+
+    What counts stands in `now`; an interrupt comes before or after each of its changes. An order that was given and not
+    noted is given again under the same number, and the node doesn't carry it out twice.
+
+    Args:
+        runtime: Ray.
+        makers: of the nodes.
+        restarts: what becomes of lost ones.
+        made_again: returns the recipe of a node that was lost, given its number.
+        start_s: how long a node may take to start, placement included; None for ever.
+
+    Attributes:
+        now: where the collection stands.
+        actors: Ray's handles, of the nodes.
+    """
+
+    def __init__(
+        self,
+        runtime: RayRuntime,
+        makers: Sequence[NodeMaker],
+        restarts: Restarts,
+        made_again: Callable[[int], NodeRecipe],
+        start_s: float | None,
+    ) -> None:
+        self._runtime, self._ray = runtime, runtime.ray
+        self._restarts, self._made_again, self._start_s = restarts, made_again, start_s
+        exceptions = self._ray.exceptions
+        self._losses = (
+            exceptions.RayActorError,
+            exceptions.ObjectLostError,
+            exceptions.WorkerCrashedError,
+            exceptions.OutOfMemoryError,
+            exceptions.LocalRayletDiedError,
+        )
+        self.now = Standing(Ledger(), ())
+        self.actors: list[Any] = []
+        self._makers: list[NodeMaker] = []
+        self._starting: dict[int, tuple[Any, Deadline]] = {}
+        self._descriptions: dict[int, NodeDescription] = {}
+        self.closed = False
+        self.add(makers)
+
+    @property
+    def description(self) -> NodeDescription:
+        """What the nodes' collectors are like."""
+        return self._descriptions[0]
+
+    # ----------------------------------------------------------------- members
+    def add(self, makers: Sequence[NodeMaker]) -> None:
+        """Start further nodes, and wait for them; if one can't be started all of them end.
+
+        Raises:
+            SchemaError: their batches differ from the others'.
+            WorkerTimeoutError: one wasn't started in time.
+            Exception: what making a collector raised.
+        """
+        first = len(self._makers)
+        new = range(first, first + len(makers))
+        self._makers += makers
+        self.actors += [None] * len(makers)
+        self.now = self.now._replace(nodes=(*self.now.nodes, *[NodeState()] * len(makers)))
+        try:
+            for number in new:
+                self._start(number, self._makers[number].recipe)
+            while any(self.now.nodes[number].down for number in new):
+                self.wait()
+        except BaseException:
+            for number in new:
+                self._kill(number)
+                self._starting.pop(number, None)
+            del self._makers[first:], self.actors[first:]
+            self.now = self.now._replace(nodes=self.now.nodes[:first])
+            raise
+
+    def _start(self, number: int, recipe: NodeRecipe) -> None:
+        maker = self._makers[number]
+        self.actors[number] = actor = self._ray.remote(Node).options(**maker.options).remote()
+        self._starting[number] = actor.start.remote(recipe, maker.given), Deadline(self._start_s)
+
+    def _started(self, number: int) -> None:
+        """Take note of a node that was made, or couldn't be."""
+        ref, _ = self._starting.pop(number)
+        answer = self._got(number, ref)
+        if answer is None:
+            return
+        error = None if answer.report is None else answer.report.error(self._origin(number))
+        if error is None:
+            self._descriptions[number] = answer.value
+            error = _unlike(self._descriptions, number)
+        if error is None:
+            self.now = self.now.with_node(number, down=False)
+        elif self.now.nodes[number].losses.number:
+            self._lost(number, error)
+        else:
+            raise error
+
+    def _late(self, number: int) -> None:
+        """Count a node that wasn't made in time as lost."""
+        del self._starting[number]
+        error = WorkerTimeoutError(
+            f"node {number} didn't start within {self._start_s} s: it asks for {dict(self._makers[number].options)}, "
+            f"and of the cluster's {self._ray.cluster_resources()} there are {self._ray.available_resources()} left; "
+            "give remote_configs that fit"
+        )
+        if not self.now.nodes[number].losses.number:
+            raise error
+        self._lost(number, error)
+
+    def _origin(self, number: int) -> str:
+        return f"node {number}"
+
+    # ------------------------------------------------------------------ orders
+    def order(
+        self, number: int, grants: Sequence[Grant], num_envs: int, weights: Published, afresh: bool = False
+    ) -> None:
+        """Tell a node to collect a batch.
+
+        Args:
+            number: of the node.
+            grants: what it may collect beyond what it was granted before.
+            num_envs: environments that step at once there.
+            weights: that it uses.
+            afresh: whether what is left of earlier grants is forgotten.
+        """
+        node = self.now.nodes[number]
+        afresh |= node.afresh
+        order = Order(node.asked, tuple(grants), weights, afresh, node.reset)
+        outcome, batch = self.actors[number].collect.options(num_returns=2).remote(order)
+        frames = sum(Allowance.frames(grant, num_envs) for grant in grants)
+        call = Call(node.asked, frames, outcome, batch)
+        self.now = self.now.with_node(
+            number,
+            asked=node.asked + 1,
+            calls=(*node.calls, call),
+            reset=False,
+            afresh=False,
+            outcome=node.outcome._replace(left=0) if afresh else node.outcome,
+        )
+
+    def wait(self, *others: Any) -> None:
+        """Wait until an outcome has arrived, a node was made or is to be made, or one of `others` is there.
+
+        Raises:
+            Exception: what a node raised, if its batch is wanted.
+            WorkerError: a node was lost, and isn't made anew.
+        """
+        self._runtime.check()
+        self._revive()
+        heads = {node.calls[0].outcome: number for number, node in enumerate(self.now.nodes) if node.calls}
+        starting = {ref: number for number, (ref, _) in self._starting.items()}
+        refs = [*heads, *starting, *others]
+        remaining = [deadline.remaining() for deadline in self._deadlines()]
+        soonest = min((seconds for seconds in remaining if seconds is not None), default=None)
+        if not refs:
+            clock.sleep(soonest or 0.0)
+            return
+        found, _ = self._ray.wait(refs, num_returns=1, timeout=soonest)
+        for ref in found:
+            if ref in heads:
+                self._receive(heads[ref])
+            elif ref in starting:
+                self._started(starting[ref])
+        for number, (_, deadline) in list(self._starting.items()):
+            if deadline.passed():
+                self._late(number)
+
+    def _deadlines(self) -> Iterable[Deadline]:
+        yield from (deadline for _, deadline in self._starting.values())
+        for number, node in enumerate(self.now.nodes):
+            if node.down and number not in self._starting and isinstance(node.losses.verdict, Deadline):
+                yield node.losses.verdict
+
+    def _receive(self, number: int) -> None:
+        call = self.now.nodes[number].calls[0]
+        outcome = self._got(number, call.outcome)
+        if outcome is None:
+            return
+        wanted = not self.now.nodes[number].unwanted
+        self.now = self.now.arriving(number, outcome)
+        if outcome.report is None:
+            return
+        error = outcome.report.error(self._origin(number))
+        if outcome.is_final:
+            self._lost(number, error)
+        elif wanted:
+            raise error
+
+    def _got(self, number: int, ref: Any) -> Any:
+        """Return what a node's call gave; None if the node was lost."""
+        try:
+            return self._ray.get(ref)
+        except self._losses as error:
+            self._lost(number, error)
+            return None
+        except self._ray.exceptions.RayTaskError as error:
+            # Its batch couldn't be sent: the next outcome tells of its frames.
+            calls = self.now.nodes[number].calls
+            if calls and calls[0].outcome == ref:
+                self.now = self.now.with_node(number, calls=calls[1:])
+            raise error.as_instanceof_cause() from None
+
+    def fetched(self, number: int, arrival: Arrival) -> Any:
+        """Return the parcel that a node's batch is in; None if that was lost with its machine, and is discarded."""
+        try:
+            return self._ray.get(arrival.batch)
+        except self._losses:
+            self.discard(number, LOST)
+            return None
+
+    def discard(self, number: int, reason: str) -> None:
+        """Discard what a node has collected since its last batch; its next order begins with a reset."""
+        self.now = self.now.discarding(number, reason)
+
+    def discard_all(self, reason: str) -> None:
+        """Discard what all nodes have collected since their last batches."""
+        for number, node in enumerate(self.now.nodes):
+            if node.calls or node.ready:
+                self.discard(number, reason)
+
+    def settle(self, deadline: Deadline | None = None) -> None:
+        """Wait until no order is under way, or a deadline has passed."""
+        while any(node.calls for node in self.now.nodes) and not (deadline and deadline.passed()):
+            self.wait()
+
+    # ------------------------------------------------------------------ losses
+    def _lost(self, number: int, error: BaseException) -> None:
+        """Count what a lost node had under way; raise, unless another one is to take its place."""
+        node = self.now.nodes[number]
+        self._kill(number)
+        self._starting.pop(number, None)
+        before = [other.losses for other in self.now.nodes]
+        losses = self._restarts.after_loss(before, number, node.served, node.owed)
+        self.now = self.now.losing(number, node.owed, LOST, losses)
+        if isinstance(losses.verdict, str):
+            with suppress(Exception):
+                self.close()
+            raise WorkerCrashedError(f"node {number} was lost: {error}; {losses.verdict}") from error
+
+    def _revive(self) -> None:
+        """Make those nodes anew whose time has come."""
+        for number, node in enumerate(self.now.nodes):
+            verdict = node.losses.verdict
+            if node.down and number not in self._starting and isinstance(verdict, Deadline):
+                if verdict.passed():
+                    self._start(number, self._made_again(number))
+
+    def _kill(self, number: int) -> None:
+        actor, self.actors[number] = self.actors[number], None
+        if actor is not None and not self._runtime.ended:
+            with suppress(Exception):
+                self._ray.kill(actor)
+
+    # ---------------------------------------------------------------- requests
+    def ask(self, name: str, arguments: Mapping[int, tuple[Any, ...]] | None = None) -> list[Any]:
+        """Call a method of nodes; return what each gave, in their order.
+
+        Nodes answer after the orders that they were given before. One that is lost meanwhile is asked again once it was
+        made anew.
+        """
+        given = dict.fromkeys(range(len(self.actors)), ()) if arguments is None else dict(arguments)
+        asked: dict[int, tuple[Any, Any]] = {}
+        answers: dict[int, Answer] = {}
+        while len(answers) < len(given):
+            for number, values in given.items():
+                actor = self.actors[number]
+                if number not in answers and not self.now.nodes[number].down:
+                    if number not in asked or asked[number][0] is not actor:
+                        asked[number] = actor, actor.ask.remote(name, *values)
+            refs = {ref: number for number, (_, ref) in asked.items() if number not in answers}
+            self.wait(*refs)
+            for ref in self._ray.wait([*refs], num_returns=len(refs), timeout=0)[0] if refs else ():
+                number = refs[ref]
+                if asked[number][0] is self.actors[number]:
+                    answer = self._got(number, ref)
+                    if answer is not None:
+                        answers[number] = answer
+        for number in given:
+            report = answers[number].report
+            if report is not None:
+                raise report.error(self._origin(number))
+        return [answers[number].value for number in given]
+
+    def close(self, close_s: float = 0.0) -> None:
+        """End all nodes: those that haven't ended by themselves after so many seconds are killed."""
+        self.closed = True
+        try:
+            if close_s and not self._runtime.ended:
+                refs = [actor.ask.remote("close") for actor in self.actors if actor is not None]
+                if refs:
+                    self._ray.wait(refs, num_returns=len(refs), timeout=close_s)
+        finally:
+            for number in range(len(self.actors)):
+                self._kill(number)
+
+
+def _unlike(found: Mapping[int, NodeDescription], number: int) -> SchemaError | None:
+    """Return the error if a node isn't like the others."""
+    other = min(found)
+    one, first = found[number], found[other]
+    if one == first._replace(weights=one.weights):
+        return None
+    return SchemaError(
+        f"create_env_fn: node {number} makes batches {tuple(one.batch_size)} with the flags {one.done_paths}, node "
+        f"{other} {tuple(first.batch_size)} with {first.done_paths}; use a collector for each kind"
+    )

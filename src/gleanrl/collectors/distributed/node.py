@@ -1,0 +1,260 @@
+"""What a Ray actor works on: a collector like any other, which collects what it is granted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import cloudpickle
+import torch
+from tensordict import TensorDictBase
+
+from gleanrl import optional
+from gleanrl.block import Field
+from gleanrl.collectors.budget import Grant
+from gleanrl.collectors.collection import Collection
+from gleanrl.collectors.columns import IDS
+from gleanrl.collectors.distributed.allowance import Allowance
+from gleanrl.collectors.ledger import CollectorStats
+from gleanrl.collectors.source_collector import SourceCollector
+from gleanrl.collectors.tracking import Numbering
+from gleanrl.collectors.workers.crew_source import CrewSource
+from gleanrl.collectors.workers.servant import Given
+from gleanrl.collectors.workers.weights import fields_of
+from gleanrl.errors import ClosedError, WorkerError
+from gleanrl.parcels import Parcel
+from gleanrl.system import clock
+from gleanrl.tree import Path, as_key, iter_leaves
+from gleanrl.workers.main import seed_globals
+from gleanrl.workers.reports import Report
+
+
+class Published(NamedTuple):
+    """Weights of the policy, as they were sent to all nodes."""
+
+    number: int = 0
+    """Of this sending; 0 for none."""
+    version: int = 0
+    """What frames say of them."""
+    refs: tuple[Any, ...] = ()
+    """Where they are: one reference, to a `Parcel`, in a tuple, so that Ray fetches it only where it's asked for."""
+
+
+class Order(NamedTuple):
+    """What a node is told to collect: one batch."""
+
+    number: int
+    """Orders are numbered from 0; one that came before isn't carried out again."""
+    grants: tuple[Grant, ...]
+    """What may be collected beyond what was granted before."""
+    weights: Published
+    afresh: bool = False
+    """Whether what was granted before, and is left, is forgotten."""
+    reset: bool = False
+    """Whether all environments are reset first."""
+
+
+class Outcome(NamedTuple):
+    """What came of an order."""
+
+    number: int
+    frames: int
+    """In the batch."""
+    flagged: int
+    left: int
+    """Frames that are granted and not collected, as far as orders were carried out."""
+    next_id: int
+    """The first local id that no frame has."""
+    stats: CollectorStats
+    """Of the node's collector."""
+    idle_share: float
+    weights: int
+    """The number of the weights that it uses."""
+    part: tuple[int, int] = (0, 1)
+    """See `Collected.part`; of all nodes."""
+    report: Report | None = None
+    """Of what collecting raised."""
+    is_final: bool = False
+    """Whether the node can't go on after that."""
+
+
+class Answer(NamedTuple):
+    """What came of a request."""
+
+    value: Any = None
+    report: Report | None = None
+
+
+class NodeDescription(NamedTuple):
+    """What a node's collector is like, told to its owner."""
+
+    batch_size: torch.Size
+    """Of a batch, without time."""
+    done_paths: tuple[Path, ...]
+    weights: Mapping[Path, Field] | None
+    """Shapes and dtypes of the policy's; None if it has none."""
+
+
+@dataclass(frozen=True)
+class NodeRecipe:
+    """How a node's collector is made.
+
+    Attributes:
+        collector: a class of ours.
+        create_env_fn: its first argument.
+        keywords: its others.
+        numbering: which of the nodes it is.
+        entropy: seeds the global generators of the actor's process.
+        first_id: the first local id that may be used.
+        seed: of its first environment, and whether all get the same; None for none.
+    """
+
+    collector: type[SourceCollector]
+    create_env_fn: Any
+    keywords: Mapping[str, Any]
+    numbering: Numbering
+    entropy: Sequence[int]
+    first_id: int = 0
+    seed: tuple[int, bool] | None = None
+
+    def made(self, given: Given) -> SourceCollector:
+        """Return the collector, with a policy or what makes it."""
+        found, name = cloudpickle.loads(given.data), "policy_factory" if given.is_factory else "policy"
+        return self.collector(self.create_env_fn, **self.keywords, **{name: found}, total_frames=-1)  # type: ignore[call-arg]
+
+
+class Node:
+    """A Ray actor's object. Ray calls one method at a time, in the owner's order.
+
+    The batch of an order is pickled, straight from where it was collected, after `collect` has returned and before
+    the next call: until then nobody writes there.
+    """
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    def start(self, recipe: NodeRecipe, given: Given) -> Answer:
+        """Make the collector; answer with its `NodeDescription`."""
+        try:
+            seed_globals(recipe.entropy)
+            self._numbering, self._first_id, self._next_id = (
+                recipe.numbering,
+                recipe.first_id,
+                recipe.first_id,
+            )
+            self._collector = recipe.made(given)
+            if recipe.seed is not None:
+                self.seed(*recipe.seed)
+            source = self._collector.source
+            self._allowance = Allowance(source.num_envs)
+            self._weights = Published()
+            self._begun, self._busy_s = clock.monotonic(), 0.0
+            return Answer(NodeDescription(source.batch_size, source.done_paths, _weights_of(self._collector)))
+        except Exception as error:
+            return Answer(report=Report.of(error))
+
+    def collect(self, order: Order) -> tuple[Outcome, Parcel | None]:
+        """Carry out an order; return what came of it, and the batch if there is one."""
+        collector, begun = self._collector, clock.monotonic()
+        before, packed, report, is_final = collector.stats(), None, None, False
+        if order.number >= self._asked:
+            self._asked = order.number + 1
+            try:
+                self._prepare(order)
+                packed = collector.serve(self._allowance, self._pack)
+            except Exception as error:
+                report = Report.of(error)
+                is_final = isinstance(error, (WorkerError, ClosedError))
+        ended = clock.monotonic()
+        self._busy_s += ended - begun
+        stats = collector.stats()
+        batch, part = packed or (None, (0, 1))
+        outcome = Outcome(
+            number=order.number,
+            frames=handed_out(stats) - handed_out(before),
+            flagged=stats.flagged - before.flagged,
+            left=self._allowance.left(collector.source.spent),
+            next_id=self._next_id,
+            stats=stats,
+            idle_share=1 - self._busy_s / max(ended - self._begun, 1e-9),
+            weights=self._weights.number,
+            part=part,
+            report=report,
+            is_final=is_final,
+        )
+        return outcome, batch
+
+    def _prepare(self, order: Order) -> None:
+        source = self._collector.source
+        if order.afresh:
+            self._allowance.clear(source.spent)
+        self._allowance.add(order.grants, source.spent)
+        weights = order.weights
+        if weights.number != self._weights.number:
+            source.policy_version = weights.version - 1
+            source.push_weights(optional.ray().get(weights.refs[0]).view())
+        else:
+            source.policy_version = weights.version
+        self._weights = weights
+        if order.reset:
+            source.reset()
+
+    def _pack(self, batch: TensorDictBase, part: tuple[int, int]) -> tuple[Parcel, tuple[int, int]]:
+        """Return a batch with ids that no other node uses, ready to be sent."""
+        if any(leaf.device.type != "cpu" for _, leaf in iter_leaves(batch) if isinstance(leaf, torch.Tensor)):
+            batch = batch.to("cpu")
+        ids = batch.get(as_key(IDS))
+        local = ids + self._first_id
+        self._next_id = max(self._next_id, int(local.max()) + 1)
+        batch.set(as_key(IDS), torch.where(ids < 0, ids, self._numbering(local)))
+        (worker, num_workers), (node, num_nodes) = part, self._numbering
+        of_all = ((worker + self._first_id) % num_workers * num_nodes + node, num_workers * num_nodes)
+        return Parcel(batch), of_all
+
+    def ask(self, name: str, *arguments: Any) -> Answer:
+        """Call one of the methods below, by its name."""
+        try:
+            method: Callable[..., Any] = getattr(self, name)
+            return Answer(method(*arguments))
+        except Exception as error:
+            return Answer(report=Report.of(error))
+
+    def seed(self, seed: int, static_seed: bool) -> int:
+        """Seed environments, random actions and what policies draw with, and reset; return the last seed used."""
+        seed_globals([seed])
+        return self._collector.set_seed(seed, static_seed)
+
+    def reset(self, kwargs: Mapping[str, Any]) -> None:
+        """Reset the environments."""
+        self._collector.reset(**kwargs)
+
+    def save(self) -> dict[str, Any]:
+        """Return the collector's state."""
+        return {**self._collector.state_dict(), "first_id": self._first_id}
+
+    def load(self, state: Mapping[str, Any], strict: bool) -> CollectorStats:
+        """Go on from a saved state; return the counters."""
+        inner = {name: value for name, value in state.items() if name != "first_id"}
+        self._collector.load_state_dict(inner, strict=strict)
+        self._first_id = max(self._first_id, int(state.get("first_id", 0)))
+        self._weights = Published()  # those of the state are others
+        self._allowance.clear(self._collector.source.spent)
+        return self._collector.stats()
+
+    def close(self) -> None:
+        """End the collector."""
+        self._collector.shutdown()
+
+
+def _weights_of(collector: SourceCollector) -> Mapping[Path, Field] | None:
+    source = collector.source
+    if isinstance(source, Collection):
+        return fields_of(source.weights.policy)
+    assert isinstance(source, CrewSource)
+    return source.description.weights
+
+
+def handed_out(stats: CollectorStats) -> int:
+    """Return the frames of all batches."""
+    return stats.delivered + stats.flagged

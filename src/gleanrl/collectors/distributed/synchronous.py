@@ -1,0 +1,113 @@
+"""Batches of which every node makes its share: nothing is stepped between two of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from gleanrl.collectors.budget import Grant, Grants
+from gleanrl.collectors.columns import IDS, NONFINITE
+from gleanrl.collectors.distributed.node_source import Company, NodeSource
+from gleanrl.collectors.source import Collected
+from gleanrl.collectors.workers.assembling import Arrangement, mask_last
+from gleanrl.collectors.workers.crew_source import SIBLING
+from gleanrl.collectors.workers.standing import Taken
+from gleanrl.data.boundaries import MASK
+from gleanrl.ray_runtime import RayRuntime
+from gleanrl.system import clock
+from gleanrl.tree import as_key
+
+
+class SynchronousNodes(NodeSource):
+    """Asks every node for a share of each batch, and waits for all of them.
+
+    Args:
+        runtime: Ray.
+        company: see `NodeSource`.
+        dim: how shares are put together; see `Arrangement.dim`.
+    """
+
+    def __init__(self, runtime: RayRuntime, company: Company, dim: int | None) -> None:
+        super().__init__(runtime, company)
+        self._arrangement = Arrangement(dim, self.description.batch_size, self.num_nodes)
+        self.num_envs, self.batch_size = self._arrangement.num_envs, self._arrangement.size
+
+    def lay_out(self, num_steps: int) -> None:
+        """Nothing to note: every grant says how many steps it is for."""
+
+    @property
+    def rounds(self) -> int:
+        """Batches that were delivered: every node has a share in each."""
+        return self.fleet.now.ledger.batches
+
+    def next(self, budget: Grants, lend: bool = False) -> Collected:
+        """Return the next batch that `budget`, which isn't spent, grants."""
+        grant = budget.grant(self.spent)
+        assert grant is not None, "the budget is spent"
+        return self.collect(grant)
+
+    def collect(self, grant: Grant) -> Collected:
+        """Return a batch.
+
+        Raises:
+            Exception: what a node raised; the shares of the others are discarded.
+            WorkerError: a node was lost, and isn't made anew.
+        """
+        self.lose("interrupted")
+        begin = clock.monotonic()
+        self.weights.refresh(self.rounds)
+        steps = enumerate(self._arrangement.steps(grant.num_steps))
+        wanted = {number: Grant(count, grant.random) for number, count in steps if count}
+        shares: dict[int, Any] = {}
+        try:
+            while len(shares) < len(wanted):
+                self._order_missing(wanted)
+                nodes = self.fleet.now.nodes
+                missing = [number for number in wanted if number not in shares and nodes[number].ready]
+                for number in missing:
+                    parcel = self.fleet.fetched(number, nodes[number].ready[0])
+                    if parcel is not None:
+                        shares[number] = parcel.view()
+                if not missing:
+                    self.fleet.wait()
+        except Exception:
+            self.lose(SIBLING)
+            raise
+        return self._collected([shares[number] for number in wanted], list(wanted), grant, begin)
+
+    def lose(self, reason: str) -> None:
+        """Discard the shares of the open batch."""
+        self.fleet.discard_all(reason)
+
+    def _order_missing(self, wanted: dict[int, Grant]) -> None:
+        """Order a share of every node that has none under way."""
+        for number, grant in wanted.items():
+            node = self.fleet.now.nodes[number]
+            if not node.down and not node.ready and not node.calls:
+                self.fleet.order(number, [grant], self.width, self.weights.latest(number), afresh=True)
+
+    def _collected(
+        self, shares: list[TensorDictBase], numbers: list[int], grant: Grant, begin: float
+    ) -> Collected:
+        dim = self._arrangement.dim
+        parts: Any = shares
+        batch: Any = torch.stack(parts) if dim is None else torch.cat(parts, dim)
+        batch.names = [*[None] * (batch.ndim - 1), "time"]
+        ready = {number: self.fleet.now.nodes[number].ready[0] for number in numbers}
+        outcomes = [arrival.outcome for arrival in ready.values()]
+        frames, flagged = sum(one.frames for one in outcomes), sum(one.flagged for one in outcomes)
+        mask = batch.get(as_key(MASK), None)
+        excess = 0 if grant.most is None or mask is None else max(frames - grant.most, 0)
+        if excess:
+            flagged -= mask_last(mask, batch.get(as_key(IDS)), batch.get(as_key(NONFINITE), None), excess)
+        taken = Taken(
+            {number: arrival.batch for number, arrival in ready.items()},
+            frames - excess,
+            flagged,
+            excess,
+            grant.counted,
+            clock.monotonic() - begin,
+        )
+        return Collected(batch, taken)

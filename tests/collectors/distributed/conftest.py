@@ -1,0 +1,34 @@
+"""Two collectors on Ray for all tests of a process: each node takes seconds to start."""
+
+from __future__ import annotations
+
+import pytest
+
+from gleanrl.collectors.distributed import DistributedDataCollector, DistributedSyncDataCollector
+from gleanrl.envs import Timeouts
+from tests.collectors.distributed.helpers import Says, environments
+
+PATIENT = {
+    "timeouts": Timeouts(start_s=400.0),
+    "remote_configs": {"num_cpus": 0},
+    "track_policy_version": True,
+}
+
+
+@pytest.fixture(scope="session")
+def apart(ray_session):
+    """Two nodes whose batches of 20 frames come one by one, endlessly; lost ones are made anew."""
+    collector = DistributedDataCollector(
+        environments(2), Says(), frames_per_batch=20, on_worker_error="restart", **PATIENT
+    )
+    yield collector
+    collector.shutdown()
+    assert ray_session.is_initialized()
+
+
+@pytest.fixture(scope="session")
+def together(ray_session):
+    """Two nodes with a share of 10 frames in each batch, endlessly."""
+    collector = DistributedSyncDataCollector(environments(2), Says(), frames_per_batch=20, **PATIENT)
+    yield collector
+    collector.shutdown()

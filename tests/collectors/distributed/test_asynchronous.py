@@ -1,0 +1,92 @@
+"""Batches of one node each: exact budgets, whole trajectories, one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from gleanrl.collectors.budget import Budget
+from gleanrl.errors import UnsupportedError
+from tests.collectors.distributed.helpers import FATAL, check_rows, rows
+from tests.fakes import FakeFailure
+
+
+def stores() -> list[tuple[int, int]]:
+    """Return begin and end of what this process has mapped of object stores."""
+    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "plasma" in line]
+    return [(int(begin, 16), int(end, 16)) for begin, end in (line.split()[0].split("-") for line in lines)]
+
+
+def test_budgets_are_met_to_the_frame(apart):
+    source = apart.source
+    spent, batches = source.spent, []
+    budget = Budget(1, 20, spent + 100, spent + 40)  # spent is a multiple of 20
+    while source.more(budget):
+        collected = source.next(budget)
+        assert collected.part == (int(collected.batch["observation"][0, 0]), 2)
+        batches.append(source.deliver(collected, collected.batch))
+    assert source.spent == spent + 100
+    assert [batch.shape for batch in batches] == [(20,)] * 5
+    check_rows(batches)
+    random = [len(batch["action"].unique()) > 1 for batch in batches]
+    assert sum(random) == 2
+    with pytest.raises(UnsupportedError, match="rollout"):
+        source.collect(budget.aside())
+
+
+def test_a_batch_is_looked_at_where_it_arrived_or_copied_once(apart):
+    source = apart.source
+    collected = source.next(Budget(1, 20), lend=True)
+    place = collected.batch["observation"].data_ptr()
+    assert any(begin <= place < end for begin, end in stores())
+    source.deliver(collected, collected.batch)
+    batch = apart.next()
+    place = batch["observation"].data_ptr()
+    assert not any(begin <= place < end for begin, end in stores())
+    batch["observation"] += 1  # it's the user's
+
+
+def test_what_an_environment_raises_is_raised_here_and_the_others_go_on(apart):
+    ledger = apart.stats
+    before = ledger()
+    apart.policy.become(FATAL)
+    with pytest.raises(FakeFailure, match="broke on purpose"):
+        until(lambda: apart.next() is None)
+    apart.policy.become(1.0)
+    batches: list = []
+
+    def both_are_well() -> bool:
+        try:
+            batches.append(apart.next())
+        except FakeFailure:  # the other node's
+            return False
+        return {0, 1} <= set(rows([batch for batch in batches if batch["action"].unique().tolist() == [1.0]]))
+
+    until(both_are_well)
+    after = ledger()
+    assert after.stepped == after.delivered + after.discarded
+    assert after.delivered > before.delivered
+
+
+def test_a_batch_that_nobody_got_is_discarded_and_so_is_what_follows_it(apart):
+    source, before = apart.source, apart.stats().discarded
+    collected = source.next(Budget(1, 20))
+    (number,) = {int(collected.batch["observation"][0, 0])}
+    source.lose("postproc")
+    assert apart.stats().discarded >= before + 20
+    batches: list = []
+    until(lambda: batches.append(apart.next()) or number in rows(batches))
+    check_rows(batches)
+    first = rows(batches)[number][0]
+    assert first[1] == 0 and first[2] not in collected.batch["collector", "traj_ids"].tolist()
+
+
+def until(there: Callable[[], bool], most: int = 200) -> None:
+    """Call something until it returns True."""
+    for number in count():
+        if there():
+            return
+        assert number < most

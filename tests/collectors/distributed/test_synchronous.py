@@ -1,0 +1,68 @@
+"""Batches of which every node makes its share."""
+
+from __future__ import annotations
+
+import pytest
+
+from gleanrl.collectors.budget import Budget
+from tests.collectors.distributed.helpers import FATAL, check_rows
+from tests.fakes import FakeFailure
+
+
+def test_batches_have_a_share_of_each_node_in_their_order(together):
+    source = together.source
+    spent, batches = source.spent, []
+    with pytest.warns(UserWarning, match="the last batch has 10 of 20 frames"):
+        budget = Budget(2, 20, spent + 50)
+    while source.more(budget):
+        collected = source.next(budget)
+        batches.append(source.deliver(collected, collected.batch))
+    assert source.spent == spent + 50
+    assert [batch.shape for batch in batches] == [(2, 10), (2, 10), (2, 5)]
+    for batch in batches:
+        assert batch.names == [None, "time"]
+        assert [int(row["observation"][0, 0]) for row in batch] == [0, 1]
+        assert [set((row % 2).tolist()) for row in batch["collector", "traj_ids"]] == [{0}, {1}]
+    check_rows(batches)
+    assert together.frames_per_batch == 20
+    aside = source.collect(budget.aside())
+    assert source.deliver(aside, aside.batch).shape == (2, 10) and source.spent == spent + 50
+
+
+def test_every_batch_is_of_the_weights_of_its_moment(together):
+    puts = together.source.weights.puts
+    for value in (2.0, 3.0, 3.0):
+        together.policy.become(value)
+        assert together.next()["action"].unique().tolist() == [value]
+    assert together.source.weights.puts == puts + 2
+    together.update_policy_weights_()
+    version = together.policy_version
+    assert together.next()["policy_version"].unique().tolist() == [version]
+
+
+def test_one_share_that_fails_costs_the_others(together):
+    before = together.stats()
+    together.policy.become(FATAL)
+    with pytest.raises(FakeFailure):
+        together.next()
+    together.policy.become(0.0)
+    batch = together.next()
+    assert bool((batch["observation"][:, 0, 2] == 0).all())  # they begin with a reset
+    after = together.stats()
+    assert after.delivered == before.delivered + 20
+    assert after.stepped == after.delivered + after.discarded
+
+
+def test_state(together):
+    state = together.state_dict()
+    assert sorted(state) == ["frames", "iter", "source", "worker0", "worker1"]
+    together.policy.become(5.0)
+    names = set(together.next()["collector", "traj_ids"].unique().tolist())
+    together.load_state_dict(state)
+    assert together.source.spent == state["frames"]
+    assert together.policy.value.tolist() == state["worker0"]["policy_state_dict"]["module.value"].tolist()
+    batch = together.next()
+    assert not names & set(batch["collector", "traj_ids"].unique().tolist())
+    del state["worker1"]
+    with pytest.raises(KeyError, match="worker1"):
+        together.load_state_dict(state)
