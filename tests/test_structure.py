@@ -7,6 +7,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -79,8 +80,13 @@ def name_of(path: Path) -> str:
     )
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
 def offences(paths: list[Path], gate: Callable[[ast.Module], list[str]]) -> list[str]:
-    return [f"{name_of(p)}:{o}" for p in paths for o in gate(ast.parse(p.read_text(), str(p)))]
+    return [f"{name_of(p)}:{o}" for p in paths for o in gate(tree_of(p))]
 
 
 def outside(*names: str) -> list[Path]:
@@ -124,14 +130,14 @@ def within(known: dict[str, int], found: list[str]) -> list[str]:
 
 @pytest.mark.filterwarnings("default")
 def test_modules_keep_their_private_names():
-    everywhere = set().union(*(gates.defined(ast.parse(p.read_text())) for p in MODULES))
+    everywhere = set().union(*(gates.defined(tree_of(p)) for p in MODULES))
     found = offences(MODULES, lambda tree: gates.foreign_private_names(tree, everywhere))
     assert within(TAKES_PRIVATE_NAMES, found) == []
 
 
 @pytest.mark.filterwarnings("default")
 def test_protocols_are_declared_instead_of_sniffed():
-    protocol = set().union(*(gates.public_attributes(ast.parse(p.read_text())) for p in MODULES))
+    protocol = set().union(*(gates.public_attributes(tree_of(p)) for p in MODULES))
     found = offences(MODULES, lambda tree: gates.sniffed_names(tree, protocol))
     assert within(SNIFFS_NAMES, found) == []
 
@@ -139,7 +145,7 @@ def test_protocols_are_declared_instead_of_sniffed():
 def test_every_module_has_its_tests():
     missing = []
     for path in MODULES:
-        if path.name != "__init__.py" and gates.has_logic(ast.parse(path.read_text())):
+        if path.name != "__init__.py" and gates.has_logic(tree_of(path)):
             test = ROOT / "tests" / path.relative_to(PACKAGE).with_name(f"test_{path.name}")
             missing += [] if test.exists() else [str(test.relative_to(ROOT))]
     for path in CORE:

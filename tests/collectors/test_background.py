@@ -168,9 +168,10 @@ class TestTurns:
         part = Turns()
         part.background.start()
         part.did.acquire()
-        threading.Timer(0.01, os.kill, [os.getpid(), signal.SIGINT]).start()
-        with pytest.raises(KeyboardInterrupt), part.background.paused():
-            pass
+        with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.01, os.kill, [os.getpid(), signal.SIGINT]).start()
+            with part.background.paused():
+                pass
         assert part.background.running and part.taken == 0
         part.may.release()
         part.did.acquire()

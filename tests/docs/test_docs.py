@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,12 +33,14 @@ def run(text: str, name: str) -> None:
         exec(compile("\n" * line + source, name, "exec"), namespace)
 
 
+@cache
+def body_of(file: Path) -> list[ast.stmt]:
+    return ast.parse(file.read_text()).body if file.exists() else []
+
+
 def has_test(path: str, names: list[str]) -> bool:
     """Whether the file defines the test: a function, a method of a class, or a class that is a test itself."""
-    file = ROOT / path
-    if not file.exists():
-        return False
-    body = ast.parse(file.read_text()).body
+    body = body_of(ROOT / path)
     for name in names:
         found = [
             node

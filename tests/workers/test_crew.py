@@ -130,8 +130,8 @@ def interrupting():
 )
 def test_signal_handlers_that_raise_leave_it_usable(crew, interrupting, call):
     for delay in (0.0005, 0.001, 0.002, 0.003) * 10:
-        interrupting(delay)
         with pytest.raises(Interrupt):
+            interrupting(delay)
             while True:
                 call(crew)
         crew.forget()

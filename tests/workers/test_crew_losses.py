@@ -27,7 +27,8 @@ def test_a_killed_worker_is_noticed_with_its_signal(doomed, number):
     assert f"was killed by {number.name} at item 7, step 0" in str(answer.error)
     assert ("for want of memory" in str(answer.error)) == (number == signal.SIGKILL)
     assert ("in die" in str(answer.error)) == (number in (signal.SIGSEGV, signal.SIGABRT))
-    assert "MB" in str(answer.error) and clock.monotonic() - begin < 3
+    assert "MB" in str(answer.error)
+    assert clock.monotonic() - begin < 30, "noticed by its end: one that hangs has 60 s"
     assert ask(crew, "echo", 1, workers=[0]) == [1], "the other one lives"
     request = crew.post(1, "echo", 1)
     again = lost(crew)

@@ -44,13 +44,17 @@ def started(way: str, act, *arguments):
 
 
 @pytest.mark.parametrize(
-    "way",
-    ["fork", pytest.param("spawn", marks=pytest.mark.slow), pytest.param("torch", marks=pytest.mark.slow)],
+    ("way", "stored"),
+    [
+        ("fork", 0),
+        ("fork", 100),
+        pytest.param("spawn", 0, marks=pytest.mark.slow),
+        pytest.param("torch", 100, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("stored", [0, 100])
 def test_processes_extend_and_sample_at_once(way, stored):
     buffer, writes, count = made(100, stored), 60, 7
-    others = [started(way, work, buffer, writer, writes, count) for writer in (1, 2)]
+    others = [started(each, work, buffer, n, writes, count) for n, each in ((1, way), (2, "fork"))]
     work(buffer, 3, writes, count)
     for other in others:
         other.join(60)

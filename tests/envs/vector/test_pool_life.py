@@ -101,8 +101,8 @@ def test_interrupts_of_a_wait(make_pool, gate):
     try:
         pool.async_step_send(rows)
         for receive in (lambda: pool.async_step_recv(3), lambda: pool.async_step_recv(env_index=1)):
-            signal.setitimer(signal.ITIMER_REAL, 0.02)
             with pytest.raises(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, 0.02)
                 receive()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
