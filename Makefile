@@ -30,7 +30,7 @@ help:
 	@echo "make test-fast    the tests that take less than a few seconds each"
 	@echo "make test-foreign environments, losses and transforms of TorchRL, in a virtual environment of their own"
 	@echo "make test-programs training scripts for TorchRL on it, taken over, and ported; there, too (half an hour)"
-	@echo "make chaos        workers killed, starved and stopped by the thousand, calls interrupted at all lines (40 minutes; a share is in make test)"
+	@echo "make chaos        workers killed, starved and stopped by the thousand, calls interrupted at more lines (40 minutes; a share is in make test)"
 	@echo "make bench        the benchmarks; make bench-peers: other libraries in the same run"
 	@echo "make lint         all static checks; make format: let the formatters write"
 	@echo "make docs         the documentation in site/"

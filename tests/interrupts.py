@@ -3,8 +3,8 @@
     for subject, place in interruptions(make, call):
         ...  # `call(subject)` was interrupted at `place`: look at what it left
 
-The lines are counted by `sys.settrace` in the calling thread; other threads aren't touched. Each test tries a share of
-the lines of its own draw, so that cases that run the same code try different lines of it; all in `make chaos`.
+The lines are counted by `sys.settrace` in the calling thread; other threads aren't touched. Cases that run the same
+code try different lines of it: each test draws its own.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ import gleanrl
 
 SOURCE = str(Path(gleanrl.__file__).parent)
 
-SHARE = max(0.25, min(1.0, float(os.environ.get("GLEANRL_CHAOS", 0))))
-FEWEST = 12  # lines that are tried in any case
+SHARE = max(0.5, min(1.0, float(os.environ.get("GLEANRL_CHAOS", 0))))
 
 Subject = TypeVar("Subject")
 
@@ -161,8 +160,8 @@ def interruptions(
     Args:
         make: returns a fresh subject, each time the same.
         call: what is interrupted; by itself it raises nothing.
-        most: lines to try in `make chaos`, a quarter of them otherwise; the first execution of each line comes first,
-            then others, drawn at random but always the same. None for every line, everywhere.
+        most: lines to try in `make chaos`, half as many otherwise; the first execution of each line comes first,
+            then others, spread evenly and always the same. None for every line, everywhere.
         close: what ends a subject whose call wasn't interrupted.
         also: files of other libraries whose lines are interrupted too.
     """
@@ -189,14 +188,20 @@ def interruptions(
 
 def _chosen(places: list[Place], most: int | None) -> list[int]:
     if most is not None:
-        most = max(round(SHARE * min(most, len(places))), min(most, FEWEST))
+        most = round(SHARE * most)
     if most is None or most >= len(places):
         return [place.count for place in places]
     first = {(place.file, place.line): place.count for place in reversed(places)}
     others = sorted({place.count for place in places} - set(first.values()))
     draws = random.Random(os.environ["PYTEST_CURRENT_TEST"])
-    chosen = draws.sample(sorted(first.values()), min(most, len(first)))
-    return sorted(chosen + draws.sample(others, max(min(most - len(chosen), len(others)), 0)))
+    chosen = _spread(sorted(first.values()), min(most, len(first)), draws)
+    return sorted(chosen + _spread(others, min(most - len(chosen), len(others)), draws))
+
+
+def _spread(counts: list[int], number: int, draws: random.Random) -> list[int]:
+    """Some of the moments, evenly: of several lines in a row, between which a change is half done, one is tried."""
+    begin = draws.random()
+    return [counts[int((begin + k) * len(counts) / number)] for k in range(number)]
 
 
 def _comes_from_interrupt(error: BaseException | None) -> bool:
