@@ -308,6 +308,10 @@ class Block:
         if columns is None:
             columns = [new_column(self.batch_size, field, device, pool) for field in schema.fields]
         self.columns: list[Leaf] = list(columns)
+        # Views that were made: those of shared memory serve many rollouts.
+        self._arrays: dict[Path, np.ndarray[Any, Any]] = {}
+        self._rows: dict[Path, tuple[Leaf, ...]] = {}
+        self._flat: dict[Path, Leaf] = {}
 
     def part(self, index: int) -> Block:
         """Return the block of environment `index` of the first batch dimension: views of this one's columns."""
@@ -343,12 +347,28 @@ class Block:
 
     def array(self, path: Path) -> np.ndarray[Any, Any]:
         """Return a NumPy view of the column at `path` (CPU blocks only; bfloat16 as uint16); of a list, the objects."""
-        column = self.column(path)
-        return column.array if isinstance(column, Objects) else numpy_view(column)
+        array = self._arrays.get(path)
+        if array is None:
+            column = self.column(path)
+            array = column.array if isinstance(column, Objects) else numpy_view(column)
+            self._arrays[path] = array
+        return array
 
     def rows(self, path: Path) -> tuple[Leaf, ...]:
         """Return T views of the column at `path`, one for each step: ``[*batch, *leaf]``."""
-        return self.column(path).unbind(self.time_dim)
+        rows = self._rows.get(path)
+        if rows is None:
+            rows = self._rows[path] = self.column(path).unbind(self.time_dim)
+        return rows
+
+    def flat(self, path: Path) -> Leaf:
+        """Return the column at `path` with its batch dimensions, if any, as one: ``[P, T, *leaf]``."""
+        flat = self._flat.get(path)
+        if flat is None:
+            column, dims = self.column(path), len(self.batch_size)
+            shape = (self.batch_size[:-1].numel(), self.num_steps, *column.shape[dims:])
+            flat = self._flat[path] = column.reshape(shape)
+        return flat
 
     def fill(self, path: Path, values: torch.Tensor) -> None:
         """Write the whole column at `path`; `values` have time first, ``(T, *batch, *leaf)``."""

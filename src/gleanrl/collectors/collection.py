@@ -84,6 +84,10 @@ class _Moment(NamedTuple):
     reset_first: bool = False
     """Whether the next batch begins with a reset of every environment."""
 
+    def opened(self, frames: Block | int) -> _Moment:
+        """Return it with those frames open."""
+        return _Moment(self.ledger, self.trajectories, frames, self.reset_first)
+
 
 class Collection(Source, Stateful[CollectionState]):
     """Fills one batch after the other.
@@ -181,10 +185,10 @@ class Collection(Source, Stateful[CollectionState]):
         block = self._fresh_block(grant.num_steps) if target is None or self._elsewhere else target
         block.num_whole = 0
         begin = clock.monotonic()
-        self._now = self._now._replace(open=block)
+        self._now = self._now.opened(block)
         try:
             count = self._fill(block, grant.random)
-            self._now = self._now._replace(open=self.columns.frames(block, count))
+            self._now = self._now.opened(self.columns.frames(block, count))
             done = self.columns.complete(block, count, self._now.trajectories, grant.most)
             if self.options.versioned:
                 self.columns.note_version(block, self.policy_version)
@@ -192,8 +196,7 @@ class Collection(Source, Stateful[CollectionState]):
             explained = None
             if isinstance(error, StepFault):
                 explained = self._explained(error, block)
-                made = self.columns.frames(block, error.made(self.num_envs))
-                self._now = self._now._replace(open=made)
+                self._now = self._now.opened(self.columns.frames(block, error.made(self.num_envs)))
             reason = next(reason for kind, reason in _REASONS if isinstance(error, kind))
             self.lose(reason, clock.monotonic() - begin)
             if explained is None:

@@ -25,6 +25,7 @@ NONFINITE: Path = ("collector", "nonfinite")
 VERSIONS: tuple[Path, ...] = (("policy_version",), ("collector", "policy_version"))
 _COUNT = ("step_count",)
 _NEXT_COUNT = ("next", "step_count")
+_REAL = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -155,12 +156,9 @@ class Columns:
         """Return ``(P, count)`` bool: whether the trajectory ended, by any of the flags that say so."""
         if not self._done_paths:  # nothing ever ends
             return np.zeros((self.num_envs, count), np.bool_)
-        flags = [self._flat(block, path, count) for path in self._done_paths]
-        ended = [
-            f.flatten(2).any(-1) if math.prod(f.shape[2:]) != 1 else f.reshape(f.shape[:2]) for f in flags
-        ]
-        found: np.ndarray[Any, Any]
-        found = (ended[0] if len(ended) == 1 else torch.stack(ended).any(0)).cpu().numpy()
+        flags = [self._flat(block, path, count).cpu().numpy() for path in self._done_paths]
+        ended: list[Any] = [np.logical_or.reduce(f, axis=tuple(range(2, f.ndim))) for f in flags]
+        found: np.ndarray[Any, Any] = ended[0] if len(ended) == 1 else np.logical_or.reduce(ended)
         return found
 
     def where(self, block: Block, trajectories: Trajectories, env: int) -> tuple[int, int]:
@@ -183,19 +181,24 @@ class Columns:
 
     def _flat(self, block: Block, path: Path, count: int) -> torch.Tensor:
         """Return the column at `path` with the environments flattened, ``(P, count, *leaf)``."""
-        column = block.column(path)
-        column = column.reshape(self.num_envs, block.num_steps, *column.shape[len(block.batch_size) :])
+        column: torch.Tensor = block.flat(path)
         return column if count == block.num_steps else column[:, :count]
 
     def _mask(self, block: Block, count: int) -> torch.Tensor | None:
         """Return ``(P, count)`` bool, False on the steps that are no frames; None if all are."""
         return self._flat(block, MASK, count) if MASK in self.schema else None
 
+    def _rewards(self, block: Block, count: int) -> Any:
+        """Return ``(P, count)``, the sum of each step's rewards; None if there are none."""
+        if self._reward_path is None:
+            return None
+        rewards = self._flat(block, self._reward_path, count)
+        if rewards.device.type == "cpu" and rewards.dtype in _REAL and math.prod(rewards.shape[2:]) == 1:
+            return numpy_view(rewards).reshape(self.num_envs, count)
+        return rewards.flatten(2).sum(-1).double().cpu().numpy()
+
     def _number(self, block: Block, count: int, trajectories: Trajectories, mask: Any) -> Trajectories:
-        reward = None
-        if self._reward_path is not None:
-            rewards = self._flat(block, self._reward_path, count)
-            reward = rewards.reshape(self.num_envs, count, -1).sum(-1).double().cpu().numpy()
+        reward = self._rewards(block, count)
         ids = self._flat(block, IDS, count)
         on_cpu = ids.device.type == "cpu"
         ids_array = numpy_view(ids) if on_cpu else ids.cpu().numpy()

@@ -89,40 +89,44 @@ class Trajectories:
         if mask is None and not done.any():
             return self._record_middle(reward, ids, counts, numbering)
         num_envs, num_steps = done.shape
-        before = np.broadcast_to(
-            np.arange(num_steps + 1), (num_envs, num_steps + 1)
-        )  # frames before each step
         if mask is not None:
-            before = np.pad(mask.cumsum(1), ((0, 0), (1, 0)))
             done = done & mask
             reward = None if reward is None else np.where(mask, reward, 0)
-        ended = np.argwhere(done.T)  # (k, 2): ends in the order of time, then of the environments
-        t, env = ended[:, 0], ended[:, 1]
-        # What each step's trajectory began with, filled forward: ids and frame numbers grow along every row.
-        first_id = self.ids.numpy()[:, None].repeat(num_steps + 1, axis=1)
-        first_frame = -self.steps.numpy()[:, None].repeat(num_steps + 1, axis=1)
-        first_id[env, t + 1] = self.next_id + np.arange(len(ended))
-        first_frame[env, t + 1] = before[env, t + 1]
-        np.maximum.accumulate(first_id, axis=1, out=first_id)
-        np.maximum.accumulate(first_frame, axis=1, out=first_frame)
-        steps = before - first_frame
-        ids[...] = first_id[:, :-1] if numbering is None else numbering(first_id[:, :-1])
+        # Each row's pieces of trajectories, row by row: a first one, and one after each end, which may be empty.
+        ends = np.flatnonzero(done)
+        env = ends // num_steps if num_envs > 1 else np.zeros_like(ends)
+        ended = np.arange(len(ends)) + env  # which pieces end there
+        first = np.arange(num_envs) + np.searchsorted(env, np.arange(num_envs))
+        last = np.append(first[1:], num_envs + len(ends)) - 1
+        by_time = np.argsort(ends % num_steps, kind="stable") if num_envs > 1 else np.arange(len(ends))
+        begin = np.zeros(num_envs + len(ends) + 1, np.int64)  # the last entry is where all end
+        begin[first], begin[ended + 1], begin[-1] = np.arange(num_envs) * num_steps, ends + 1, done.size
+        piece_ids, before = np.empty(len(begin) - 1, np.int64), np.zeros(len(begin) - 1, np.int64)
+        piece_ids[first], before[first] = self.ids.numpy(), self.steps.numpy()
+        piece_ids[ended[by_time] + 1] = self.next_id + np.arange(len(ends))
+        sizes = np.diff(begin)
+        flat_ids = np.repeat(piece_ids, sizes)
+        # Frames before each step, row after row.
+        frames = np.arange(done.size + 1) if mask is None else np.append(0, mask.ravel().cumsum())
+        lengths = before + np.diff(frames[begin])
+        ids[...] = (flat_ids if numbering is None else numbering(flat_ids)).reshape(ids.shape)
         if mask is not None:
             ids[~mask] = -1
         if counts is not None:
-            counts[...] = steps[:, :-1]
-        lengths = (before[env, t + 1] - first_frame[env, t]).tolist()
+            starts = np.repeat(frames[begin[:-1]] - before, sizes)
+            counts[...] = (frames[:-1] - starts).reshape(counts.shape)
         totals, returns = self.returns, list[float]()
         if reward is not None and num_steps:
-            totals, returns = self._sum(reward, done, t, env)
+            sums = self._sums(reward, begin[:-1], sizes, first)
+            totals, returns = from_numpy(sums[last]), sums[ended[by_time]].tolist()
         return Trajectories(
-            from_numpy(first_id[:, -1].copy()),
-            from_numpy(steps[:, -1].copy()),
+            from_numpy(piece_ids[last]),
+            from_numpy(lengths[last]),
             totals,
-            self.next_id + len(ended),
-            self.num_ended + len(ended),
+            self.next_id + len(ends),
+            self.num_ended + len(ends),
             (*self.recent_returns, *returns)[-_RECENT:],
-            (*self.recent_lengths, *lengths)[-_RECENT:],
+            (*self.recent_lengths, *lengths[ended[by_time]].tolist())[-_RECENT:],
         )
 
     def _record_middle(
@@ -136,11 +140,10 @@ class Trajectories:
         returns = self.returns
         if reward is not None and num_steps:
             with np.errstate(invalid="ignore", over="ignore"):
-                begin = np.arange(len(reward)) * num_steps
-                returns = returns + from_numpy(np.add.reduceat(reward.ravel(), begin, dtype=np.float64))
+                returns = from_numpy(returns.numpy() + reward.sum(1, dtype=np.float64))
         return Trajectories(
             self.ids,
-            self.steps + num_steps,
+            from_numpy(self.steps.numpy() + num_steps),
             returns,
             self.next_id,
             self.num_ended,
@@ -148,25 +151,16 @@ class Trajectories:
             self.recent_lengths,
         )
 
-    def _sum(self, reward: Array, done: Array, t: Array, env: Array) -> tuple[Tensor, list[float]]:
-        """Return the rewards so far of those that go on, and the returns of those that end at steps `t` of `env`.
+    def _sums(self, reward: Array, begin: Array, sizes: Array, first: Array) -> Array:
+        """Return the sum of rewards in each piece, with those that came before in the rows' `first` ones.
 
         Sums are float64; infinities of both signs give NaN, for their trajectory alone.
         """
-        num_envs, num_steps = done.shape
-        begins = np.zeros((num_envs, num_steps), dtype=np.bool_)
-        begins[:, 0] = True
-        begins[:, 1:] = done[:, :-1]
-        begin = np.flatnonzero(begins)
+        sums, some = np.zeros(len(begin)), sizes > 0
         with np.errstate(invalid="ignore", over="ignore"):
-            sums = np.add.reduceat(reward.ravel(), begin, dtype=np.float64)
-            sums[np.searchsorted(begin, np.arange(num_envs) * num_steps)] += self.returns.numpy()
-        last = (
-            np.searchsorted(begin, np.arange(1, num_envs + 1) * num_steps) - 1
-        )  # each row's last trajectory
-        so_far = np.where(done[:, -1], 0.0, sums[last])
-        found: list[float] = sums[np.searchsorted(begin, env * num_steps + t, side="right") - 1].tolist()
-        return from_numpy(so_far), found
+            sums[some] = np.add.reduceat(reward.ravel(), begin[some], dtype=np.float64)
+            sums[first] += self.returns.numpy()
+        return sums
 
     def abandon(self, mask: Array | None = None) -> Trajectories:
         """Return where they stand after a reset: environments whose trajectory has frames get new ids.

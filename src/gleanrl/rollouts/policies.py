@@ -13,6 +13,8 @@ from tensordict import TensorDictBase, is_tensorclass
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 
 from gleanrl.block import Field
+from gleanrl.data.specs import Composite
+from gleanrl.data.specs.leaf import LeafSpec
 from gleanrl.errors import InvalidTypeError, PolicyError
 from gleanrl.overrides import is_native
 from gleanrl.rollouts.traits import Env, EnvTraits
@@ -56,13 +58,16 @@ class RandomPolicy:
             shape: leading dimensions.
             generator: what to draw with; None for torch's global generator.
         """
+        spec, lead = self.action_spec, tuple(shape)
         if generator is None:
-            drawn = self.action_spec.rand(tuple(shape))
-        elif _takes_generator(type(self.action_spec).rand):
-            drawn = self.action_spec.rand(tuple(shape), generator=generator.get())
+            drawn = spec.rand(lead)
+        elif _is_flat(spec):  # what it would draw, without a TensorDict around it
+            return {(name,): leaf.rand(lead, generator=generator.get()) for name, leaf in spec.items()}
+        elif _takes_generator(type(spec).rand):
+            drawn = spec.rand(lead, generator=generator.get())
         else:  # a spec of another library
             with generator.lent():
-                drawn = self.action_spec.rand(tuple(shape))
+                drawn = spec.rand(lead)
         if isinstance(drawn, TensorDictBase):
             return flatten(drawn)
         return {as_path(self.action_key): drawn}
@@ -146,6 +151,21 @@ def wrap_policy(policy: Any, env: Env, observation_keys: Sequence[NestedKey]) ->
         )
         raise PolicyError(message) if len(parameters) == 1 else InvalidTypeError(message)
     return _wrap(policy, parameters, env, observation_keys)
+
+
+def _is_flat(spec: Any) -> bool:
+    """Return whether a spec's values are those of its leaves, tensors all of them, with nothing else done to them."""
+    return (
+        type(spec) is Composite
+        and "rand" not in vars(spec)
+        and spec.data_cls is None
+        and all(
+            isinstance(leaf, LeafSpec)
+            and spec.device in (None, leaf.device)
+            and _takes_generator(type(leaf).rand)
+            for leaf in spec.values()
+        )
+    )
 
 
 @lru_cache

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
@@ -59,9 +60,9 @@ class _Copies:
 
     def __init__(self, segment: Segment, region: Region) -> None:
         self.region = region
-        records = [segment.block(region, number).record(0) for number in range(_NUM_BLOCKS)]
-        self._weights = [record[_WEIGHTS] for record in records]
-        self._versions = [record[_VERSION] for record in records]
+        blocks = [segment.block(region, number) for number in range(_NUM_BLOCKS)]
+        self._weights = [block.record(0)[_WEIGHTS] for block in blocks]
+        self._versions = [block.array((_VERSION,)) for block in blocks]
         self.number = 0
         """Of the copy that was published last; 0 for none."""
 
@@ -79,8 +80,8 @@ class _Copies:
         """Return where the weights of copy `number` stand."""
         return self._weights[number % _NUM_BLOCKS]
 
-    def version(self, number: int) -> torch.Tensor:
-        """Return where their version stands."""
+    def version(self, number: int) -> np.ndarray[Any, Any]:
+        """Return where their version stands, ``(1,)`` int64."""
         return self._versions[number % _NUM_BLOCKS]
 
 
@@ -176,7 +177,7 @@ class SharedWeights:
                 self._linked.write(copies.weights(number))
             else:
                 copy_weights(weights_of(weights), copies.weights(number))
-            copies.version(number).fill_(version)
+            copies.version(number)[0] = version
         numbers = {worker: self._copies(worker).number + 1 for worker in given}
 
         def change() -> None:
@@ -323,7 +324,7 @@ class PulledWeights(PolicyWeights):
             number, own = divmod(published, 2)
             source = self._sources[own == _OWN]
             self._linked.read(source.weights(number))
-            version = int(source.version(number))
+            version = int(source.version(number)[0])
             if self._words[WRITING_OWN if own else WRITING] < number + _NUM_BLOCKS:
                 break
             published = self._words[PUBLISHED]

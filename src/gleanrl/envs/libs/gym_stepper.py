@@ -104,21 +104,22 @@ class GymRows(Stepper):
             for codec, array in carry
         }
 
-    def _bind_actions(self, block: Block, actions_ready: bool) -> None:
+    def _see_actions(self, block: Block) -> None:
+        """Take views of a block's action columns."""
         columns: list[Array] = []
         for codec in self._action_leaves:
             column = block.column(codec.key).movedim(block.time_dim, 0)  # (T, *batch, *leaf)
             codec.check_action(column.shape[1:], column.dtype)
             columns.append(numpy_view(column))
         self._action_columns = list(zip(self._action_leaves, columns, strict=True))
-        self._actions: Sequence[Any] | None = None
-        if actions_ready:
-            decoded = [codec.decode_all(column) for codec, column in self._action_columns]
-            tree = self._codecs.action
-            single = isinstance(tree, Codec)
-            self._actions = (
-                decoded[0] if single else [assemble(tree, list(v)) for v in zip(*decoded, strict=True)]
-            )
+
+    def _ready_actions(self) -> Sequence[Any]:
+        """Return the actions that stand in the block already, all T."""
+        decoded = [codec.decode_all(column) for codec, column in self._action_columns]
+        tree = self._codecs.action
+        if isinstance(tree, Codec):
+            return decoded[0]
+        return [assemble(tree, list(v)) for v in zip(*decoded, strict=True)]
 
     def _action(self, t: int) -> Any:
         """Return the action of row `t`."""
@@ -144,6 +145,7 @@ class GymStepper(GymRows):
         self._carry: Any = None  # one array where there is one plain leaf, else a list
         self._carry_flags = (False, False, False)
         self._t = -1  # the last row that was written
+        self._block: Block | None = None  # the one that rows are written into
         self._start = 0  # the row at which the episode began; negative if in an earlier block
         self._limit_at = _NEVER
         self._shape: tuple[int, ...] = self._root_leaves[0].shape
@@ -191,26 +193,34 @@ class GymStepper(GymRows):
         self._begin(self._start - self._t - 1)
         self._t = -1
         self._last = block.num_steps - 1
-        self._bind_actions(block, actions_ready)
+        if block is not self._block:
+            self._see(block)
+        self._actions = self._ready_actions() if actions_ready else None
+        for column, array in zip(self._roots, carry, strict=True):
+            column[0] = array
+        for flags in (*self._root_flags, *self._next_flags):
+            flags.fill(False)
+        for flags, flag in zip(self._root_flags, self._carry_flags, strict=True):
+            flags[0] = flag
+
+    def _see(self, block: Block) -> None:
+        """Take views of a block's columns."""
+        self._block = None
+        self._see_actions(block)
         self._action_column = self._action_columns[0][1]
         tree = self._codecs.action
         self._decode = tree.decode if isinstance(tree, Codec) else None
         self._roots = [block.array(codec.key) for codec in self._root_leaves]
         self._nexts = [block.array(("next", *codec.key)) for codec in self._root_leaves]
         self._root_array, self._next_array = self._roots[0], self._nexts[0]
-        for column, array in zip(self._roots, carry, strict=True):
-            column[0] = array
         self._root_flags = [block.array((name,)) for name in FLAGS]
         self._next_flags = [block.array(("next", name)) for name in FLAGS]
-        for flags in (*self._root_flags, *self._next_flags):
-            flags.fill(False)
-        for flags, flag in zip(self._root_flags, self._carry_flags, strict=True):
-            flags[0] = flag
         reward = self._codecs.reward
         self._rewards = block.array(("next", "reward"))
         single = reward.shape == (1,) and reward.spec.dtype in _REAL
         # A cell of a memoryview is written in half the time that an array's element takes.
         self._reward_cells: Any = memoryview(cast(Any, self._rewards.reshape(-1))) if single else None
+        self._block = block
 
     def _action(self, t: int) -> Any:
         """Return the action of row `t`."""

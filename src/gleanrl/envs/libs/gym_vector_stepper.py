@@ -126,7 +126,8 @@ class VectorGymStepper(GymRows):
         if self._masked:
             block.column(MASK).fill_(True)
             self._frames = _by_time(block, MASK)
-        self._bind_actions(block, actions_ready)
+        self._see_actions(block)
+        self._actions = self._ready_actions() if actions_ready else None
 
     # ------------------------------------------------------------------ loop
     def step(self, t: int) -> None:
