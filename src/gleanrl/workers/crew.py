@@ -267,7 +267,15 @@ class Crew:
 
     def _next(self, worker: Worker) -> Answer | None:
         """Return the next answer of a worker if it has arrived; what nobody waits for any more is dropped."""
-        index, due = worker.index, worker.due
+        index, due, inbox = worker.index, worker.due, worker.channel.inbox
+        if worker.loss is None:
+            if not inbox:
+                return None
+            # What a signal's answer mostly is. If an interrupt comes in between, the answer is dropped later.
+            if inbox == _JUST_DONE and due and due[0] == _SIGNAL and worker.is_made:
+                due.popleft()
+                inbox.clear()
+                return Answer(index, _SIGNAL)
         try:
             while worker.loss is None and (arrived := worker.channel.first()) is not None:
                 code, data = arrived

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 
@@ -14,6 +15,7 @@ from gleanrl.block import Block, Field, Schema
 from gleanrl.collectors.columns import IDS
 from gleanrl.data.boundaries import MASK
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.native import Columns
 from gleanrl.objects import Objects
 from gleanrl.pool import BufferPool
 
@@ -73,6 +75,16 @@ class Arrangement:
         each, more = divmod(num_steps, self.num_workers)
         return [each + (worker < more) for worker in range(self.num_workers)]
 
+    def has_places(self, block: Block, counts: Mapping[int, int]) -> bool:
+        """Return whether each share has its place in the batch before the others are there; see `arranged`.
+
+        Args:
+            block: see `batch`.
+            counts: steps that workers are to make.
+        """
+        whole = len(counts) == self.num_workers and set(counts.values()) == {block.num_steps}
+        return whole and not self.masked and not (self.in_time and self.batch_size) and not block.schema.lists
+
     def schema(self, schema: Schema) -> Schema:
         """Return the columns of a batch, given those of the shares."""
         if not self.masked or self.in_time or MASK in schema:
@@ -98,6 +110,10 @@ class Arrangement:
             out = self._masked(out, found, pool)
         elif not lend or self.dim is not None:
             out = out.owned(pool)
+        return self.arranged(out)
+
+    def arranged(self, out: Block) -> Block:
+        """Return shares of one length side by side, ``[B, *batch, t]``, as the batch that they make: views."""
         if self.dim is None:
             return out
         columns = [column.reshape(-1, *column.shape[2:]) for column in out.columns]  # views: it's contiguous
@@ -144,6 +160,37 @@ class Arrangement:
             for path in out.schema.paths:
                 _blank(out, path, worker, count, missing, -1 if path == IDS else 0)
         return out
+
+
+class Shares:
+    """Copies whole shares of a block, one at a time: all columns in one call of the core, in the caller's thread.
+
+    Args:
+        block: ``[B, *batch, T]``, contiguous columns without lists.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self._block, count = block, block.batch_size[0]
+        self._sizes = [column.nbytes // count for column in block.columns]
+        self._rows = Columns([column.data_ptr() for column in block.columns], self._sizes, count)
+        self._numbers = np.arange(count)
+
+    def copy(self, worker: int, target: Block, place: int = 0) -> None:
+        """Copy a worker's share.
+
+        Args:
+            worker: its number.
+            target: contiguous columns of the same schema and length.
+            place: how many shares precede it there.
+        """
+        sizes = self._sizes
+        to = [column.data_ptr() + place * size for column, size in zip(target.columns, sizes, strict=True)]
+        self._rows.gather(self._numbers.ctypes.data + worker * self._numbers.itemsize, 1, to)
+
+    def side_by_side(self, pool: BufferPool) -> Block:
+        """Return a fresh block that all shares have a place in, in worker order."""
+        block = self._block
+        return Block(block.schema, block.batch_size[:-1], block.num_steps, pool=pool)
 
 
 def _blank(block: Block, path: Any, worker: int, begin: int, count: int, value: int) -> None:

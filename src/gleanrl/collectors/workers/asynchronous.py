@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
+from gleanrl.block import Block
 from gleanrl.collectors.budget import Grant, Grants
 from gleanrl.collectors.source import Collected
+from gleanrl.collectors.workers.assembling import Shares
 from gleanrl.collectors.workers.crew_source import CrewSource
 from gleanrl.collectors.workers.standing import Taken
 from gleanrl.collectors.workers.team import Team
@@ -125,16 +128,27 @@ class AsynchronousSource(CrewSource):
         number = self.dispatcher.now.taken[worker]
         share = self.dispatcher.words[worker].share(number)
         self._open = worker
-        block = (
-            self.dispatcher.blocks[number % len(self.dispatcher.blocks)].part(worker).leading(share.num_steps)
-        )
-        if not lend:
-            block = block.copied(self._pool)
-        batch = block.batch(None, self.description.device)
+        batch = self._block(number, worker, share.num_steps, lend).batch(None, self.description.device)
         if self._truncated:
             mark_truncated(batch, list(self.description.done_keys))
         taken = Taken({worker: number}, share.frames, share.flagged, share.excess, True, seconds)
         return Collected(batch, taken, (worker, self.num_workers))
+
+    def _block(self, number: int, worker: int, num_steps: int, lend: bool) -> Block:
+        """Return a share's block: a copy, unless it may be lent."""
+        slot = number % len(self.dispatcher.blocks)
+        part = self.dispatcher.parts[slot][worker].leading(num_steps)
+        if lend:
+            return part
+        if num_steps < self.dispatcher.blocks[slot].num_steps or part.schema.lists:
+            return part.copied(self._pool)
+        out = Block(part.schema, part.batch_size[:-1], num_steps, pool=self._pool)
+        self._shares[slot].copy(worker, out)
+        return out
+
+    @cached_property
+    def _shares(self) -> list[Shares]:
+        return [Shares(block) for block in self.dispatcher.blocks]
 
     def _become(self, taken: Taken) -> Any:
         self._open = None

@@ -40,6 +40,7 @@ class Dispatcher:
         now: where the collection stands.
         words: of each worker.
         blocks: of all workers, one for each slot.
+        parts: of each block, that of each worker.
         descriptions: what the workers' collections are like.
         description: that of all of them, what it says of devices that of the first.
     """
@@ -50,6 +51,7 @@ class Dispatcher:
         self.now = Standing.begin(count)
         self.words: list[Words] = []
         self.blocks: list[Block] = []
+        self.parts: list[list[Block]] = []
         self._answers: dict[int, Answer | None] = {}  # to requests that somebody waits for
         self._listed: list[dict[int, int]] = [{} for _ in range(count)]  # whose lists are there, by slot
         self._crew = Crew(team.makers, Plan(team.timeouts, team.num_threads, PRELOAD, self._where))
@@ -71,6 +73,7 @@ class Dispatcher:
     def use(self, region: Region) -> None:
         """Take shares from a region, one part of its first dimension for each worker."""
         self.blocks = [self.segment.block(region, slot) for slot in range(region.num_blocks)]
+        self.parts = [[block.part(worker) for worker in range(self.num_workers)] for block in self.blocks]
 
     @property
     def processes(self) -> list[int]:
@@ -192,7 +195,7 @@ class Dispatcher:
     def look(self) -> None:
         """Note what has happened, without waiting for anything; see `wait`."""
         self.check()
-        self._revive()
+        self._attend()
         while (answer := self._crew.wait_any(Deadline(0.0))) is not None:
             self._note(answer)
 
@@ -204,9 +207,7 @@ class Dispatcher:
             WorkerError: one was lost, and isn't made anew.
         """
         self.check()
-        self._revive()
-        self._wake_sleepers()
-        dues = [due for worker in range(len(self.words)) if (due := self._due(worker)) is not None]
+        dues = self._attend()
         if deadline is not None:
             dues.append(deadline)
         soonest = min(dues, key=lambda due: due.remaining() or 0.0, default=None)
@@ -216,13 +217,26 @@ class Dispatcher:
         elif soonest is not None:
             clock.sleep(soonest.remaining() or 0.0)
 
-    def _wake_sleepers(self) -> None:
-        """Send the signals that an interrupt has kept from being sent; one too many does nothing."""
+    def _attend(self) -> list[Deadline]:
+        """Make those workers anew whose time has come, and return when that of others comes.
+
+        Signals that an interrupt has kept from being sent are sent; one too many does nothing.
+        """
+        dues: list[Deadline] = []
         for worker, view in enumerate(self.words):
             if not self.is_down(worker):
                 missing = view.words[GRANTED] - view.words[SERVED] - self._crew.signals_due(worker)
                 for _ in range(missing):
                     self._crew.send(worker, SERVE)
+                continue
+            due = self._due(worker)
+            if due.passed():
+                view.go_on()
+                count, next_id = self.now.losses[worker].number, view.words[NEXT_ID]
+                self._crew.replace(worker, self._made_again(worker, count, next_id))
+            else:
+                dues.append(due)
+        return dues
 
     def _note(self, answer: Answer) -> None:
         """Note an answer; those to requests that were given up are dropped."""
@@ -282,24 +296,13 @@ class Dispatcher:
         block = self.blocks[self._slot(words.words[SERVED])]
         return int(block.column(MASK)[worker].narrow(block.time_dim - 1, 0, steps).sum())
 
-    def _due(self, worker: int) -> Deadline | None:
-        """Return when a worker that is down is to be replaced; None for one that isn't."""
-        if not self.is_down(worker):
-            return None
+    def _due(self, worker: int) -> Deadline:
+        """Return when a worker that is down is to be replaced."""
         verdict = self.now.losses[worker].verdict
         if isinstance(verdict, str):  # an interrupt has kept it from being raised
             self._lost(worker, WorkerError(f"worker {worker} was lost"))
         assert isinstance(verdict, Deadline)
         return verdict
-
-    def _revive(self) -> None:
-        """Make those workers anew whose time has come."""
-        for worker, words in enumerate(self.words):
-            due = self._due(worker)
-            if due is not None and due.passed():
-                words.go_on()
-                count, next_id = self.now.losses[worker].number, words.words[NEXT_ID]
-                self._crew.replace(worker, self._made_again(worker, count, next_id))
 
     # --------------------------------------------------------------- requests
     def ask(self, name: str, arguments: Mapping[int, tuple[Any, ...]] | None = None) -> list[Any]:
@@ -311,7 +314,7 @@ class Dispatcher:
         numbers: dict[int, int] = {}
         try:
             while not all(self._answers.get(numbers.get(worker, -1)) for worker in given):
-                self._revive()
+                self._attend()
                 for worker, values in given.items():
                     if not self.is_down(worker) and not self._is_asked(worker, numbers.get(worker, -1)):
                         self._answers.pop(numbers.get(worker, -1), None)

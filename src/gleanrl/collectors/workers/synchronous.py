@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import NamedTuple
+
+from tensordict import TensorDict
+
+from gleanrl.block import Block
 from gleanrl.collectors.budget import Grant, Grants
 from gleanrl.collectors.columns import IDS, NONFINITE
 from gleanrl.collectors.source import Collected
-from gleanrl.collectors.workers.assembling import Arrangement, mask_last
+from gleanrl.collectors.workers.assembling import Arrangement, Shares, mask_last
 from gleanrl.collectors.workers.crew_source import SIBLING, CrewSource
 from gleanrl.collectors.workers.standing import Taken
 from gleanrl.collectors.workers.team import Team
 from gleanrl.data.boundaries import MASK
 from gleanrl.envs.rollout import mark_truncated
 from gleanrl.system import clock
+
+
+class _Begun(NamedTuple):
+    """A batch whose shares are copied as they come, those that are there while others are still being made."""
+
+    side_by_side: Block
+    block: Block
+    """The same memory as the batch has it."""
+    batch: TensorDict
 
 
 class SynchronousSource(CrewSource):
@@ -57,15 +72,36 @@ class SynchronousSource(CrewSource):
         begin = clock.monotonic()
         steps = dict(enumerate(self.arrangement.steps(grant.num_steps)))
         wanted = {worker: Grant(count, grant.random) for worker, count in steps.items() if count}
+        singly = self.arrangement.has_places(self.dispatcher.blocks[0], steps)
+        begun: _Begun | None = None
+        there: set[int] = set()
         try:
-            while not all(map(self.dispatcher.ready, wanted)):
+            while True:
+                for worker in wanted.keys() - there:
+                    if self.dispatcher.ready(worker):
+                        there.add(worker)
+                        if singly and not (lend and self.arrangement.dim is None):
+                            begun = begun or self._begun()
+                            self._shares.copy(worker, begun.side_by_side, worker)
+                if len(there) == len(wanted):
+                    break
                 self._grant_missing(wanted)
-                self._end_the_others(wanted)
+                self._end_the_others(wanted, len(there))
                 self.dispatcher.wait()
         except Exception:
             self.lose(SIBLING)
             raise
-        return self._collected(list(wanted), grant, lend, clock.monotonic() - begin)
+        return self._collected(list(wanted), grant, lend, begun, clock.monotonic() - begin)
+
+    @cached_property
+    def _shares(self) -> Shares:
+        return Shares(self.dispatcher.blocks[0])
+
+    def _begun(self) -> _Begun:
+        """Return what shares are copied into; what a batch needs is made before the last one comes."""
+        side_by_side = self._shares.side_by_side(self._pool)
+        block = self.arrangement.arranged(side_by_side)
+        return _Begun(side_by_side, block, block.batch(None, self.description.device))
 
     def lose(self, reason: str) -> None:
         """Discard the shares of the open batch."""
@@ -77,22 +113,27 @@ class SynchronousSource(CrewSource):
             if not self.dispatcher.under_way(worker) and not self.dispatcher.is_down(worker):
                 self.dispatcher.grant(worker, grant)
 
-    def _end_the_others(self, wanted: dict[int, Grant]) -> None:
-        if self._enough is not None and sum(map(self.dispatcher.ready, wanted)) >= self._enough:
+    def _end_the_others(self, wanted: dict[int, Grant], ready: int) -> None:
+        if self._enough is not None and ready >= self._enough:
             for worker in wanted:
                 self.dispatcher.cut(worker, self.dispatcher.now.taken[worker] + 1)
 
-    def _collected(self, workers: list[int], grant: Grant, lend: bool, seconds: float) -> Collected:
-        now = self.dispatcher.now
+    def _collected(
+        self, workers: list[int], grant: Grant, lend: bool, begun: _Begun | None, seconds: float
+    ) -> Collected:
+        now, source = self.dispatcher.now, self.dispatcher.blocks[0]
         shares = {worker: self.dispatcher.words[worker].share(now.taken[worker]) for worker in workers}
         counts = {worker: share.num_steps for worker, share in shares.items()}
-        block = self.arrangement.batch(self.dispatcher.blocks[0], counts, self._pool, lend)
+        if begun is not None and self.arrangement.has_places(source, counts):
+            block, batch = begun.block, begun.batch
+        else:
+            block = self.arrangement.batch(source, counts, self._pool, lend)
+            batch = block.batch(None, self.description.device)
         frames, flagged = sum(s.frames for s in shares.values()), sum(s.flagged for s in shares.values())
         excess = 0 if grant.most is None or MASK not in block.schema else max(frames - grant.most, 0)
         if excess:
             flags = block.column(NONFINITE) if NONFINITE in block.schema else None
             flagged -= mask_last(block.column(MASK), block.column(IDS), flags, excess)
-        batch = block.batch(None, self.description.device)
         if self._truncated:  # each share's last step, which may be in the middle of the batch
             for share in self.arrangement.shares(batch, counts):
                 mark_truncated(share, list(self.description.done_keys))
