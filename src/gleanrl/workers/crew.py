@@ -18,6 +18,7 @@ import select
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -401,6 +402,7 @@ class Crew:
                 worker.close()
             self._stacks.close()
             self.segment.close()
+            self.plan = replace(self.plan, where=Plan.where)  # its owner isn't kept by what it has ended
             self.ended = True
         if raised:
             raise raised[0]

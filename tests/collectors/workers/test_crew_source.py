@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -66,3 +69,17 @@ def test_what_a_partial_state_lacks_stays() -> None:
         state = collector.state_dict()
         collector.load_state_dict({"worker1": state["worker1"]}, strict=False)
         assert collector.stats().delivered == 12
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_what_was_shut_down_is_gone_with_its_last_reference(kind: str) -> None:
+    with collecting(kind, policy=Net()) as collector:
+        collector.next()
+        source = weakref.ref(collector._source)
+    gc.collect()
+    gc.disable()  # what is in a circle waits for a collection, and its memory with it
+    try:
+        del collector
+        assert source() is None
+    finally:
+        gc.enable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
+from weakref import WeakMethod
 
 from gleanrl.block import Block
 from gleanrl.collectors.budget import Grant
@@ -34,7 +35,8 @@ class Dispatcher:
 
     Args:
         team: what the workers are made of.
-        made_again: makes a worker anew, given its number, how many had it before, and the first id that it may use.
+        made_again: makes a worker anew, given its number, how many had it before, and the first id that it may use; a
+            method of whoever keeps the dispatcher, held weakly.
 
     Attributes:
         now: where the collection stands.
@@ -46,7 +48,7 @@ class Dispatcher:
     """
 
     def __init__(self, team: Team, made_again: Callable[[int, int, int], CollectorMaker]) -> None:
-        self._restarts, self._made_again = team.restarts, made_again
+        self._restarts, self._made_again = team.restarts, WeakMethod(made_again)
         count = self.num_workers = len(team.makers)
         self.now = Standing.begin(count)
         self.words: list[Words] = []
@@ -233,7 +235,9 @@ class Dispatcher:
             if due.passed():
                 view.go_on()
                 count, next_id = self.now.losses[worker].number, view.words[NEXT_ID]
-                self._crew.replace(worker, self._made_again(worker, count, next_id))
+                made_again = self._made_again()
+                assert made_again is not None, "whoever keeps the dispatcher calls it"
+                self._crew.replace(worker, made_again(worker, count, next_id))
             else:
                 dues.append(due)
         return dues
