@@ -51,9 +51,7 @@ class TestState:
         assert restored.stats().delivered == stats.delivered and restored.stats().episodes == stats.episodes
         after = list(restored)
         assert len(after) == 4 - cut and all((batch["action"] == 0.25).all() for batch in after)
-        ids = [{int(n) for batch in part for n in batch[IDS].reshape(-1)} for part in (before, after)]
-        assert not ids[0] & ids[1]
-        check_names(after) if after else None  # type: ignore[arg-type]
+        check_names([*before, *after])  # type: ignore[list-item]
         assert restored.stats().delivered == restored.stats().stepped == 24
 
     @pytest.mark.parametrize("cut", [0, 1, 3])
@@ -69,13 +67,13 @@ class TestState:
             assert not seen & again
             seen |= again
 
-    def test_loading_into_a_running_collector_begins_new_trajectories(self) -> None:
+    def test_loading_into_a_running_collector_goes_on_there(self) -> None:
         collector = make(CountingEnv(NEVER))
-        batches = take(collector, 1)
-        collector.load_state_dict(collector.state_dict())
-        batches += take(collector, 1)
-        assert batches[1]["observation"][0, 2] == 0
-        check_names(batches)  # type: ignore[arg-type]
+        take(collector, 1)
+        state = collector.state_dict()
+        expected = take(collector, 1)
+        collector.load_state_dict(state)
+        assert (take(collector, 1)[0]["observation"] == expected[0]["observation"]).all()
 
     @pytest.mark.parametrize("entry", ["env_state_dict", "policy_state_dict", "frames", "iter"])
     def test_a_missing_entry_is_an_error_unless_not_strict(self, entry: str) -> None:

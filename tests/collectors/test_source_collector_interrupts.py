@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -28,7 +29,10 @@ class Subject:
         self.env, self.net = CountingEnv(script, batch_size), Net()
         self.collector: SyncDataCollector = make(self.env, self.net, max_frames_per_traj=5)
         self.batches: list[TensorDictBase] = take(self.collector, 1)
-        self.state = self.collector.state_dict()
+
+    @cached_property
+    def state(self) -> dict[str, Any]:
+        return self.collector.state_dict()
 
     def keep(self, batch: TensorDictBase | None) -> None:
         assert batch is not None
@@ -113,6 +117,7 @@ def test_partial_resets() -> None:
 def test_loads_happen_whole_or_not_at_all() -> None:
     def make_subject() -> Subject:
         subject = Subject()
+        assert subject.state
         with torch.no_grad():
             subject.net.value.fill_(3.0)
         return subject

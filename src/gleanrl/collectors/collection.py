@@ -5,7 +5,7 @@ The public collectors and the workers of the multi-process ones are made of this
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from gleanrl.collectors.budget import Grant, Grants
 from gleanrl.collectors.columns import Columns, Completed
 from gleanrl.collectors.ledger import CollectorStats, Ledger
 from gleanrl.collectors.options import CollectionOptions, warn
+from gleanrl.collectors.place import Place
 from gleanrl.collectors.source import Collected, Source
 from gleanrl.collectors.tracking import Numbering, Trajectories
 from gleanrl.collectors.weights import PolicyWeights
@@ -60,6 +61,8 @@ class CollectionState:
     carry: CarriedOutputs
     """What the policy finds again in the next row."""
     policy_version: int
+    place: Place
+    """Where the environments stand."""
 
 
 class Filled(NamedTuple):
@@ -130,6 +133,11 @@ class Collection(Source, Stateful[CollectionState]):
         self._kept: Block | None = None  # what `_batch` shows, where the block itself is borrowed
         self._batch: TensorDict | None = None
         self._pool = BufferPool()
+
+    @property
+    def goes_on(self) -> bool:  # type: ignore[override]
+        """Whether the trajectories under way go on with the next batch."""
+        return not self._now.reset_first
 
     @property
     def spent(self) -> int:
@@ -349,6 +357,7 @@ class Collection(Source, Stateful[CollectionState]):
             self._draws.snapshot(),
             self.plan.actor.carry.snapshot(),
             self.policy_version,
+            Place.of(self.env, self.plan.stepper, self._now.reset_first or self.plan.stepper.disturbed),
         )
 
     def parse(self, state: Any) -> CollectionState:
@@ -360,14 +369,16 @@ class Collection(Source, Stateful[CollectionState]):
             self._draws.parse(reader.get("generator")),
             self.plan.actor.carry.parse(reader.get("carry")),
             reader.integer("policy_version"),
+            Place.read(reader.get("place"), self.env, self.plan.stepper) if "place" in reader else Place(),
         )
 
     def adopt(self, value: CollectionState) -> None:
-        """Go on from a value: the environments, which aren't part of it, are reset before the next batch."""
+        """Go on from a value; environments that can't be taken to where they were are reset before the next batch."""
         self._draws.adopt(value.generator)
         self.plan.actor.carry.adopt(value.carry)
         self.policy_version = value.policy_version
-        self._now = _Moment(value.ledger, value.trajectories, reset_first=True)
+        value.place.take_up(self.env, self.plan.stepper)
+        self._now = _Moment(value.ledger, value.trajectories, reset_first=value.place.carry is None)
 
     def save(self) -> dict[str, Any]:
         """Return the state of the environment, of the policy, and of the collection under ``"source"``."""
@@ -375,4 +386,8 @@ class Collection(Source, Stateful[CollectionState]):
 
     def load(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> None:
         """Go on from a saved state; `kwargs` are passed to the policy's `load_state_dict`."""
-        saving.load(self, state, strict, kwargs)
+        self.loading(state, strict, **kwargs)()
+
+    def loading(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> Callable[[], None]:
+        """Return what goes on from a saved state; it can't fail."""
+        return saving.loading(self, state, strict, kwargs)

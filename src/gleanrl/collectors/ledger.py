@@ -54,6 +54,7 @@ class CollectorStats:
         mean_length: mean length of the recent episodes in steps; NaN before the first.
         frames_per_s: frames per second of collection alone, the learner's time not included.
         workers: of each worker process; none without any.
+        cut: trajectories that were under way in a state that was loaded, and couldn't go on.
     """
 
     stepped: int
@@ -67,6 +68,7 @@ class CollectorStats:
     mean_length: float
     frames_per_s: float
     workers: tuple[WorkerStats, ...] = ()
+    cut: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class Ledger:
     """Frames that count against the budget."""
     batches: int = 0
     """Batches that do."""
+    cut: int = 0
+    """Trajectories that were under way in a state that was loaded, and couldn't go on."""
 
     @property
     def discarded(self) -> int:
@@ -116,7 +120,12 @@ class Ledger:
             self.seconds + seconds,
             self.spent + frames * counted,
             self.batches + counted,
+            self.cut,
         )
+
+    def cutting(self, trajectories: int) -> Ledger:
+        """Return the counts after so many trajectories couldn't go on."""
+        return replace(self, cut=self.cut + trajectories)
 
     def discarding(self, frames: int, reason: str) -> Ledger:
         """Return the counts after `frames` more were stepped that will never be handed out."""
@@ -139,6 +148,7 @@ class Ledger:
             mean_return=fmean(returns) if returns else math.nan,
             mean_length=fmean(lengths) if lengths else math.nan,
             frames_per_s=self.stepped / self.seconds if self.seconds else 0.0,
+            cut=self.cut,
         )
 
     @staticmethod
@@ -153,6 +163,7 @@ class Ledger:
             reader.number("seconds", 0),
             reader.integer("spent"),
             reader.integer("batches"),
+            reader.integer("cut"),
         )
 
 

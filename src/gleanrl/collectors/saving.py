@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from gleanrl.collectors.ledger import Ledger
+from gleanrl.collectors.options import warn
+from gleanrl.collectors.place import Place
 from gleanrl.collectors.tracking import Trajectories
 from gleanrl.collectors.weights import PolicyWeights, check_loads
 from gleanrl.envs.state import check_state
@@ -54,6 +57,8 @@ class Saved(NamedTuple):
     env: Any
     """The environment's state; nothing if there is none."""
     strict: bool
+    cut: int
+    """Trajectories that were under way and can't go on."""
 
 
 def saved(collection: Collects) -> dict[str, Any]:
@@ -72,8 +77,10 @@ def saved(collection: Collects) -> dict[str, Any]:
     return state
 
 
-def load(collection: Collects, state: Mapping[str, Any], strict: bool, arguments: Mapping[str, Any]) -> None:
-    """Go on from a saved state; `arguments` are passed to the policy's `load_state_dict`."""
+def loading(
+    collection: Collects, state: Mapping[str, Any], strict: bool, arguments: Mapping[str, Any]
+) -> Callable[[], None]:
+    """Return what goes on from a saved state; `arguments` are passed to the policy's `load_state_dict`."""
     policy: Any = collection.plan.policy
     has_policy = isinstance(policy, torch.nn.Module)
     found = parse(collection, state, strict, has_policy)
@@ -86,7 +93,10 @@ def load(collection: Collects, state: Mapping[str, Any], strict: bool, arguments
             policy.load_state_dict(weights, strict=strict, **arguments)
             collection.weights.loaded()
 
-    adopt(collection, found, load_policy)
+    if found.cut:
+        why = found.value.place.why or "the state doesn't say where its environments stood"
+        warn(f"load_state_dict: {found.cut} trajectories end where they were saved, others begin: {why}")
+    return partial(adopt, collection, found, load_policy)
 
 
 def parse(collection: Collects, state: Any, strict: bool, has_policy: bool = False) -> Saved:
@@ -100,15 +110,28 @@ def parse(collection: Collects, state: Any, strict: bool, has_policy: bool = Fal
     """
     needed = {"env_state_dict", "frames", "iter"} | ({"policy_state_dict"} if has_policy else set())
     check_entries(state, needed, strict, f"expected {sorted(needed)}")
-    value = collection.parse(state["source"]) if "source" in state else collection.snapshot()
+    told = "source" in state
+    value = collection.parse(state["source"]) if told else replace(collection.snapshot(), place=Place())
+    go_on = value.place.carry is not None
+    cut = value.trajectories.under_way if told and not go_on else 0
+    ledger = with_counts(value.ledger, state, type(collection).__name__)
     value = replace(
         value,
-        ledger=with_counts(value.ledger, state, type(collection).__name__),
-        trajectories=value.trajectories.apart_from(collection.trajectories),
+        ledger=ledger.cutting(cut),
+        trajectories=value.trajectories.apart_from(collection.trajectories, go_on),
     )
     if state.get("env_state_dict"):
         check_state(collection.env, state["env_state_dict"])
-    return Saved(value, state.get("env_state_dict"), strict)
+    return Saved(value, state.get("env_state_dict"), strict, cut)
+
+
+def ahead(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state that `saved` returned without where the environments stand in their episodes, in place.
+
+    For a collection whose owner saves it after frames that the owner's state lacks.
+    """
+    state["source"]["place"].update(carry=None, why="workers collect ahead of what was handed out")
+    return state
 
 
 def check_entries(state: Any, needed: Set[str], strict: bool, hint: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,6 +49,8 @@ class Source(ABC):
     """Whether a batch holds as many frames as it was granted."""
     pushes_anytime = False
     """Whether `push_weights`, without `worker_ids`, may be called while another thread waits for a batch."""
+    goes_on = False
+    """Whether the trajectories under way go on with the next batch: no reset comes before."""
     policy_version: int = 0
     """How often the policy that collects got other weights; whoever gives it some counts it up."""
 
@@ -119,6 +122,10 @@ class Source(ABC):
     @abstractmethod
     def load(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> None:
         """Go on from a saved state; one that doesn't fit changes nothing."""
+
+    def loading(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> Callable[[], None]:
+        """Return what goes on from a saved state; it can't fail, where the source can check states beforehand."""
+        return partial(self.load, state, strict, **kwargs)
 
     @abstractmethod
     def close(self, close_env: bool = True) -> None:

@@ -383,15 +383,21 @@ class SourceCollector(DataCollectorBase):
         self._source.close(close_env)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return policy and environment state, the counters, and what keeps trajectory ids unique.
+        """Return the state of the policy and of the environments, the counters, ids and random generators.
 
-        Simulators aren't part of it: a restored collector begins new trajectories.
+        It's safe for ``torch.load(weights_only=True)``. The state of environments that can't be told (see the page on
+        checkpoints), and of those in worker processes, isn't part of it.
         """
         with self.pause():
             return self._source.save()
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True, **kwargs: Any) -> None:
-        """Take over a saved state; the environments are reset before the next batch.
+        """Go on from a saved state, in the middle of the episodes, with what batches would have followed there.
+
+        The generators of torch, NumPy and Python go on, too. Where the environments' state wasn't told, or doesn't fit
+        these, they're reset before the next batch: trajectories that were under way end where they were saved, others
+        follow, and `stats` counts the former as ``cut``. A collector that has handed out frames before gives its
+        trajectories other ids.
 
         Args:
             state_dict: from `state_dict`.
@@ -404,6 +410,13 @@ class SourceCollector(DataCollectorBase):
         """
         with self.pause():
             self._source.load(state_dict, strict, **kwargs)
+
+    def loading(self, state_dict: dict[str, Any]) -> Callable[[], None]:
+        """Return what goes on from a saved state, after a check; without workers it can't fail.
+
+        Nothing may be collected in between: see `pause`.
+        """
+        return self._source.loading(state_dict, True)
 
     def _show_progress(self, last: bool = False) -> None:
         if self._progress is not None:

@@ -45,6 +45,11 @@ class Trajectories:
     recent_returns: tuple[float, ...] = ()
     recent_lengths: tuple[int, ...] = ()
 
+    @property
+    def under_way(self) -> int:
+        """How many of them have frames."""
+        return int((self.steps > 0).sum())
+
     @staticmethod
     def begin(num_envs: int, first_id: int = 0) -> Trajectories:
         """Return those of environments that have no frame yet."""
@@ -181,15 +186,24 @@ class Trajectories:
             next_id=self.next_id + count,
         )
 
-    def apart_from(self, used: Trajectories) -> Trajectories:
-        """Return them, after a reset of all environments, with no id that frames of `used` have.
+    def apart_from(self, used: Trajectories, go_on: bool = False) -> Trajectories:
+        """Return them with no id that frames of `used` have.
 
         Args:
             used: where the trajectories stand whose frames were handed out; these here are of another past of theirs.
+            go_on: whether these go on; if not, a reset of all environments follows.
         """
         next_id = max(self.next_id, used.next_id)
         unused = torch.isin(self.ids, used.ids[used.steps == 0]) | (self.ids >= used.next_id)
-        taken = (self.steps == 0) & ~unused  # the others get new ids by that reset
+        if go_on:  # those that stand where they stood have no other frames
+            same = (
+                (self.ids == used.ids) & (self.steps == used.steps)
+                if len(self.ids) == len(used.ids)
+                else unused
+            )
+            taken = ~(unused | same)
+        else:  # the others get new ids by that reset
+            taken = (self.steps == 0) & ~unused
         return replace(
             self,
             ids=torch.where(taken, next_id + taken.cumsum(0) - 1, self.ids),

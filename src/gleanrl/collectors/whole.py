@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 
 from gleanrl.collectors.budget import Grant, Grants
 from gleanrl.collectors.ledger import CollectorStats
 from gleanrl.collectors.source import BudgetSpent, Collected, Source
 from gleanrl.collectors.trajectories import split_trajectories
 from gleanrl.errors import UnsupportedError
+from gleanrl.objects import Objects, as_entry, as_leaf
+from gleanrl.state import StateReader, plain
 from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import as_key
 
@@ -203,13 +205,30 @@ class WholeTrajectories(Source):
         self._source.stop_following()
 
     def save(self) -> dict[str, Any]:
-        """Return the state; what is held back isn't part of it."""
-        return self._source.save()
+        """Return the state of the source; beside it, under ``"source"``, what is held back."""
+        state, held = self._source.save(), self._held
+        state["source"]["held"] = {
+            "under_way": {name: _saved(torch.cat(list(pieces))) for name, pieces in held.under_way.items()},
+            "whole": [_saved(torch.cat(list(pieces))) for pieces in held.whole],
+            "discards": dict(held.discards),
+        }
+        return state
 
     def load(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> None:
-        """Go on from a saved state; nothing from before is handed out any more."""
-        self._source.load(state, strict, **kwargs)
-        self._empty()
+        """Go on from a saved state; trajectories whose environments can't go on are unfinished."""
+        self.loading(state, strict, **kwargs)()
+
+    def loading(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> Callable[[], None]:
+        """Return what goes on from a saved state; it can't fail if the source's can't."""
+        source = state.get("source") if isinstance(state, Mapping) else None
+        held = _read(source["held"]) if isinstance(source, Mapping) and "held" in source else _Held({})
+        load = self._source.loading(state, strict, **kwargs)
+
+        def change() -> None:
+            load()
+            self._held = held if self._source.goes_on else held.without("unfinished", held.under_way)
+
+        return partial(to_the_end, change)
 
     def close(self, close_env: bool = True) -> None:
         """Close the source; what is held back is lost."""
@@ -219,3 +238,43 @@ class WholeTrajectories(Source):
 
 def _frames(trajectories: Iterable[Pieces]) -> int:
     return sum(piece.numel() for pieces in trajectories for piece in pieces)
+
+
+def _read(state: Any) -> _Held:
+    """Return what was held back; `SchemaError` for anything else."""
+    reader = StateReader(state, "what is held back")
+    discards = reader.part("discards")
+    try:
+        under_way = {int(name): (_steps(saved),) for name, saved in reader.get("under_way").items()}
+        whole = tuple((_steps(saved),) for saved in reader.get("whole"))
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as cause:
+        raise reader.wrong("under_way", f"trajectories ({cause})") from cause
+    return _Held(under_way, whole, 0, {reason: discards.integer(reason) for reason in discards})
+
+
+def _saved(steps: Any) -> dict[str, Any]:
+    """Return steps as plain values."""
+    entries = {
+        key: _saved(entry)
+        if is_tensor_collection(entry) and not is_non_tensor(entry)
+        else plain(as_leaf(entry))
+        for key, entry in steps.items()
+    }
+    device = None if steps.device is None else str(steps.device)
+    return {"entries": entries, "size": list(steps.batch_size), "names": list(steps.names), "device": device}
+
+
+def _steps(saved: Any) -> TensorDict:
+    """Return the steps that `_saved` took."""
+    entries = {key: _entry(entry) for key, entry in saved["entries"].items()}
+    return TensorDict(entries, saved["size"], device=saved["device"], names=saved["names"])
+
+
+def _entry(saved: Any) -> Any:
+    if isinstance(saved, torch.Tensor):
+        return saved.clone()
+    if "entries" in saved:
+        return _steps(saved)
+    items = saved["items"]
+    blank = items[0].new_zeros(0) if items and isinstance(items[0], torch.Tensor) else None
+    return as_entry(Objects.of(items, saved["shape"], blank).clone())

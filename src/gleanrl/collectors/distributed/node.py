@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 
 from gleanrl import optional
 from gleanrl.block import Field
+from gleanrl.collectors import saving
 from gleanrl.collectors.budget import Grant
 from gleanrl.collectors.collection import Collection
 from gleanrl.collectors.columns import IDS
@@ -230,8 +231,11 @@ class Node:
         self._collector.reset(**kwargs)
 
     def save(self) -> dict[str, Any]:
-        """Return the collector's state."""
-        return {**self._collector.state_dict(), "first_id": self._first_id}
+        """Return the collector's state: that after what is under way, which the owner's state lacks."""
+        state = self._collector.state_dict()
+        if isinstance(self._collector.source, Collection):
+            state = saving.ahead(state)
+        return {**state, "first_id": self._first_id}
 
     def load(self, state: Mapping[str, Any], strict: bool) -> CollectorStats:
         """Go on from a saved state; return the counters."""

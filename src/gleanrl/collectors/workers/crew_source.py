@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -222,6 +222,10 @@ class CrewSource(Source):
 
     def load(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> None:
         """Go on from a saved state of as many workers; shares under way are discarded."""
+        self.loading(state, strict, **kwargs)()
+
+    def loading(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> Callable[[], None]:
+        """Return what goes on from a saved state of as many workers."""
         names = [f"worker{worker}" for worker in range(self.num_workers)]
         hint = f"this collector has {self.num_workers} workers"
         saving.check_entries(state, {"frames", "iter", *names}, strict, hint)
@@ -232,18 +236,22 @@ class CrewSource(Source):
         weights = {worker: found for worker, found in policies.items() if found is not None}
         given = {worker: (part, strict) for worker, part in parts.items()}
         # Everything is checked before anything changes.
-        self.dispatcher.ask("parse", given)
+        cut = sum(self.dispatcher.ask("parse", given))
         loaded = self._weights.parse(weights, strict, kwargs) if weights and self._weights else None
-        self.dispatcher.discard_all("state")
-        self.dispatcher.settle()
-        if loaded is not None and self._weights is not None:
-            self._own_weights_for(loaded.own)
-            self._weights.adopt(loaded)
-        self.dispatcher.ask("adopt", given)
-        self.dispatcher.were_reset(given)
-        ledger = counts or self.dispatcher.now.ledger  # with what was discarded meanwhile
-        ledger = replace(ledger, spent=counted.spent, batches=counted.batches)
-        self.dispatcher.now = self.dispatcher.now._replace(ledger=ledger)
+
+        def change() -> None:
+            self.dispatcher.discard_all("state")
+            self.dispatcher.settle()
+            if loaded is not None and self._weights is not None:
+                self._own_weights_for(loaded.own)
+                self._weights.adopt(loaded)
+            self.dispatcher.ask("adopt", given)
+            self.dispatcher.were_reset(given)
+            ledger = counts or self.dispatcher.now.ledger  # with what was discarded meanwhile
+            ledger = replace(ledger, spent=counted.spent, batches=counted.batches).cutting(cut)
+            self.dispatcher.now = self.dispatcher.now._replace(ledger=ledger)
+
+        return change
 
     # ------------------------------------------------------------------ counts
     @property

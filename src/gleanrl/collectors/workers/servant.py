@@ -292,15 +292,18 @@ class CollectorServant:
         self._tell()
 
     def save(self) -> dict[str, Any]:
-        """Return the state, but for the policy's weights, if the owner has them."""
-        state = self._collection.save()
+        """Return the state, but for the policy's weights, if the owner has them.
+
+        It's that after the shares under way, which the owner's state lacks: trajectories can't go on from there.
+        """
+        state = saving.ahead(self._collection.save())
         if self._words.words[PUBLISHED]:
             state.pop("policy_state_dict", None)
         return state
 
-    def parse(self, state: Mapping[str, Any], strict: bool) -> None:
-        """Check a saved state."""
-        saving.parse(self._collection, state, strict)
+    def parse(self, state: Mapping[str, Any], strict: bool) -> int:
+        """Check a saved state; return how many trajectories were under way in it, which can't go on."""
+        return saving.parse(self._collection, state, strict).cut
 
     def adopt(self, state: Mapping[str, Any], strict: bool) -> None:
         """Go on from a saved state, which was checked."""

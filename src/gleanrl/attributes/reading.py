@@ -1,0 +1,237 @@
+"""Plain values as objects' attributes again: a walk along the values and, beside it, along the objects."""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+
+from gleanrl.attributes.kinds import (
+    MAPPINGS,
+    NOTHING,
+    SEQUENCES,
+    Fixed,
+    attributes,
+    class_name,
+    constant_name,
+    generator,
+    is_constant,
+    left_out,
+    slots,
+)
+from gleanrl.errors import GleanError, SchemaError
+from gleanrl.system.interrupts import to_the_end
+
+_MISSING = object()
+
+
+def parse(root: Any, state: Any, fixed: Fixed = NOTHING) -> Callable[[], None]:
+    """Return what lets an object go on from a state of `saved`; it can't fail, and twice has the result of once.
+
+    Raises:
+        SchemaError: the state isn't that of such an object; it says where. Nothing changed.
+    """
+    try:
+        reader = _Reader(state["nodes"], fixed)
+        found = reader.child({"node": 0}, root, type(root).__name__)
+    except GleanError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as cause:
+        raise SchemaError(f"load_state_dict: the attributes of a {type(root).__name__}: {cause}") from cause
+    if found is not root:
+        raise SchemaError("load_state_dict: expected the attributes of an object")
+
+    def adopt() -> None:
+        for change in reader.changes:
+            change()
+
+    return adopt
+
+
+def adopt(root: Any, state: Any, fixed: Fixed = NOTHING) -> None:
+    """Let an object go on from a state of `saved`; see `parse`."""
+    to_the_end(parse(root, state, fixed))
+
+
+class _Reader:
+    """One walk along the nodes and, beside it, along the objects that are to get the values."""
+
+    def __init__(self, nodes: list[dict[str, Any]], fixed: Fixed) -> None:
+        self._nodes, self._fixed = nodes, fixed
+        self._made: dict[int, Any] = {}
+        self.changes: list[Callable[[], None]] = []
+
+    def child(self, child: Any, now: Any, where: str) -> Any:
+        """Return the value that stands for `child`; `now` is what there is in its place."""
+        if child is None or type(child) in (bool, str, float, int):
+            return child
+        number = child["node"]
+        if type(number) is not int or not 0 <= number < len(self._nodes):
+            raise SchemaError(f"load_state_dict: {where}: there's no node {number!r:.50}")
+        if number not in self._made:
+            node = self._nodes[number]
+            self._made[number] = _READS[node["kind"]](self, number, node, now, where)
+        return self._made[number]
+
+    def _wrong(self, where: str, expected: str, now: Any) -> SchemaError:
+        found = "nothing" if now is _MISSING else f"{now!r:.100}"
+        return SchemaError(f"load_state_dict: {where}: the state has {expected}, there is {found}")
+
+    def _constant(self, number: int, node: Any, now: Any, where: str) -> Any:
+        if isinstance(now, Enum):
+            match = [member for member in type(now) if constant_name(member) == node["is"]]
+            if match:
+                return match[0]
+        if not is_constant(now) or constant_name(now) != node["is"]:
+            raise self._wrong(where, str(node["is"]), now)
+        return now
+
+    def _scalar(self, number: int, node: Any, now: Any, where: str) -> Any:
+        value = _array_of(node)[()]
+        return complex(value) if node["plain"] else value
+
+    def _array(self, number: int, node: Any, now: Any, where: str) -> Any:
+        return np.array(_array_of(node), order="F" if node["turned"] else "C")
+
+    def _objects(self, number: int, node: Any, now: Any, where: str) -> Any:
+        before = list(now.flat) if isinstance(now, np.ndarray) and now.dtype == object else []
+        found = self._made[number] = np.empty(len(node["items"]), object)
+        for place, item in enumerate(node["items"]):
+            there = before[place] if place < len(before) else _MISSING
+            found[place] = self.child(item, there, f"{where}[{place}]")
+        found.shape = tuple(node["shape"])
+        return found
+
+    def _tensor(self, number: int, node: Any, now: Any, where: str) -> Any:
+        data = node["data"]
+        if not isinstance(now, torch.nn.Parameter):
+            return data.to(node["device"], copy=True)
+        if (now.shape, now.dtype) != (data.shape, data.dtype):
+            raise self._wrong(where, f"a parameter {tuple(data.shape)} {data.dtype}", now)
+        target, value = now.detach(), data.clone()
+
+        def change() -> None:
+            target.copy_(value)
+
+        self.changes.append(change)
+        return now
+
+    def _method(self, number: int, node: Any, now: Any, where: str) -> Any:
+        if not isinstance(now, types.MethodType) or now.__name__ != node["name"]:
+            raise self._wrong(where, f"a method {node['name']}", now)
+        if self.child(node["owner"], now.__self__, f"{where}.__self__") is not now.__self__:
+            raise self._wrong(where, f"a method {node['name']} of another object", now)
+        return now
+
+    def _generator(self, number: int, node: Any, now: Any, where: str) -> Any:
+        return generator(node["class"], self.child(node["state"], _MISSING, where))
+
+    def _mapping(self, number: int, node: Any, now: Any, where: str) -> Any:
+        there = now if isinstance(now, Mapping) else {}
+        if node["class"] == "defaultdict":
+            if type(now) is not defaultdict:
+                raise self._wrong(where, "a defaultdict", now)
+            found: dict[Any, Any] = defaultdict(now.default_factory)
+        else:
+            found = OrderedDict() if node["class"] == "OrderedDict" else {}
+        known = self._made[number] = found
+        keys = list(there)
+        for place, (key, value) in enumerate(node["pairs"]):
+            name = self.child(key, keys[place] if place < len(keys) else _MISSING, where)
+            known[name] = self.child(value, there.get(name, _MISSING), f"{where}[{name!r:.50}]")
+        return (
+            found
+            if node["class"] in ("dict", "OrderedDict", "defaultdict")
+            else MAPPINGS[node["class"]](found)
+        )
+
+    def _sequence(self, number: int, node: Any, now: Any, where: str) -> Any:
+        before = list(now) if isinstance(now, (list, tuple, deque)) else []
+        found = self._made[number] = []
+        for place, item in enumerate(node["items"]):
+            there = before[place] if place < len(before) else _MISSING
+            found.append(self.child(item, there, f"{where}[{place}]"))
+        kind = SEQUENCES.get(node["class"])
+        if kind is None:  # a tuple with names
+            if not isinstance(now, tuple) or type(now).__name__ != node["class"]:
+                raise self._wrong(where, f"a {node['class']}", now)
+            return type(now)(*found)
+        if kind is deque:
+            return deque(found, now.maxlen if isinstance(now, deque) else None)
+        return found if kind is list else kind(found)
+
+    def _stateful(self, number: int, node: Any, now: Any, where: str) -> Any:
+        value = self._known(node, now, where).parse(node["state"])
+        self.changes.append(lambda: now.adopt(value))
+        return now
+
+    def _hooks(self, number: int, node: Any, now: Any, where: str) -> Any:
+        self._known(node, now, where)
+        state, before = self.child(node["state"], _MISSING, where), copy.deepcopy(now.get_state())
+        try:  # it can't say beforehand what it would take
+            now.set_state(copy.deepcopy(state))
+        except Exception as cause:
+            raise SchemaError(f"load_state_dict: {where}: set_state: {cause}") from cause
+        finally:
+            now.set_state(before)
+        self.changes.append(lambda: now.set_state(copy.deepcopy(state)))
+        return now
+
+    def _object(self, number: int, node: Any, now: Any, where: str) -> Any:
+        fixed = left_out(now, self._fixed)
+        self._made[number] = self._known(node, now, where)
+        there = attributes(now)
+        found = {
+            name: self.child(value, there.get(name, _MISSING), f"{where}.{name}")
+            for name, value in node["attributes"].items()
+        }
+        slotted = set(slots(type(now)))
+
+        def change() -> None:
+            own = getattr(now, "__dict__", {})
+            for name in own.keys() - found.keys() - fixed:
+                del own[name]
+            own.update((name, value) for name, value in found.items() if name not in slotted)
+            for name in slotted & found.keys():
+                object.__setattr__(now, name, found[name])
+
+        self.changes.append(change)
+        return now
+
+    def _known(self, node: Any, now: Any, where: str) -> Any:
+        if now is _MISSING or class_name(now) != node["class"]:
+            raise self._wrong(where, f"a {node['class']}", now)
+        return now
+
+
+def _array_of(node: Any) -> Any:
+    data = node["data"].numpy()
+    if not node["text"]:
+        return data
+    dtype = np.dtype(str(node["text"]))
+    if dtype.kind not in "SU":
+        raise SchemaError(f"load_state_dict: {dtype} isn't text")
+    return np.frombuffer(data.tobytes(), dtype).reshape(node["shape"])
+
+
+_READS: dict[str, Callable[[_Reader, int, Any, Any, str], Any]] = {
+    "integer": lambda reader, number, node, now, where: int(node["digits"]),
+    "constant": _Reader._constant,
+    "scalar": _Reader._scalar,
+    "array": _Reader._array,
+    "objects": _Reader._objects,
+    "tensor": _Reader._tensor,
+    "method": _Reader._method,
+    "generator": _Reader._generator,
+    "mapping": _Reader._mapping,
+    "sequence": _Reader._sequence,
+    "stateful": _Reader._stateful,
+    "hooks": _Reader._hooks,
+    "object": _Reader._object,
+}

@@ -1,0 +1,179 @@
+"""Plain values as objects' attributes again."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from enum import Enum
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gleanrl.attributes.reading import adopt, parse
+from gleanrl.attributes.writing import saved
+from gleanrl.errors import SchemaError
+from gleanrl.seeding import OwnedGenerator
+
+Pair = namedtuple("Pair", "left right")
+
+
+class Colour(Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Thing:
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+
+class Counting:
+    """Says itself what it lives by; the attribute that nobody can see isn't part of it."""
+
+    def __init__(self) -> None:
+        self.n, self.hidden = 0, iter([])
+
+    def get_state(self) -> Any:
+        return {"n": np.int64(self.n)}
+
+    def set_state(self, state: Any) -> None:
+        self.n = int(state["n"])
+
+
+VALUES = [
+    *(None, True, 3, -(2**70), 0.1, float("inf"), "text", b"bytes", bytearray(b"x"), 1 + 2j, ...),
+    *([1, [2]], (1, (2,)), {1, 2}, frozenset("a"), {"a": {2: 3}}, OrderedDict(b=1), Counter("aab")),
+    *(deque([1], 3), Pair(1, [2]), MappingProxyType({"a": 1}), torch.Size((2, 3)), Colour.BLUE),
+    *(np.float32(0.1), np.bool_(True), np.str_("ab"), np.dtype("f4"), torch.int8, len, int, range(2)),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_values_come_back(value: Any) -> None:
+    source, target = Thing(value=value), Thing(value=Colour.RED if value is Colour.BLUE else value)
+    adopt(target, saved(source))
+    assert target.value == value and type(target.value) is type(value)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.uint16).reshape(2, 3),
+        np.asfortranarray(np.ones((2, 3), np.float32)),
+        np.array(3.0),
+        np.zeros((0, 2), bool),
+        np.array([["ab", "c"]]),
+        np.array([b"a"]),
+        np.array([None, (1, 2)], dtype=object),
+        np.arange(6)[::-2],
+    ],
+    ids=repr,
+)
+def test_arrays_come_back_in_their_order(array: Any) -> None:
+    target = Thing(array=None)
+    adopt(target, saved(Thing(array=array)))
+    found = target.array
+    assert found.dtype == array.dtype and found.shape == array.shape and (found == array).all()
+    assert found.flags.f_contiguous == array.flags.f_contiguous or array.strides[0] < 0
+
+
+def test_what_was_one_is_one_again() -> None:
+    shared = np.zeros(2)
+    source = Thing(a=shared, b=[shared], c=[])
+    source.c.append(source.c)
+    target = Thing()
+    adopt(target, saved(source))
+    target.a[0] = 5
+    assert target.b[0][0] == 5 and target.c[0] is target.c and source.a[0] == 0
+
+
+def test_attributes_that_were_not_there_go() -> None:
+    target = Thing(n=1, extra=2)
+    adopt(target, saved(Thing(n=3)))
+    assert vars(target) == {"n": 3}
+
+
+def test_parameters_stay_themselves() -> None:
+    source, target = nn.Linear(2, 2), nn.Linear(2, 2)
+    weight = target.weight
+    adopt(target, saved(source))
+    assert target.weight is weight and weight.equal(source.weight)
+
+
+def test_parts_and_objects_with_hooks_say_what_they_live_by() -> None:
+    source, target = (
+        Thing(part=OwnedGenerator(1), own=Counting()),
+        Thing(part=OwnedGenerator(2), own=Counting()),
+    )
+    source.part.integers(5, 3)
+    source.own.n = 7
+    adopt(target, saved(source))
+    assert target.own.n == 7 and target.part.integers(99, 5).equal(source.part.integers(99, 5))
+
+
+def test_methods_belong_to_the_objects_there_are() -> None:
+    def made(n: int) -> Thing:
+        thing = Thing(own=Counting())
+        thing.own.n = n
+        thing.call = thing.own.get_state
+        return thing
+
+    target = made(1)
+    adopt(target, saved(made(5)))
+    assert target.call() == {"n": 5}
+
+
+def test_factories_of_defaults_stay() -> None:
+    target = Thing(d=defaultdict(list))
+    adopt(target, saved(Thing(d=defaultdict(list, a=[1]))))
+    assert target.d["a"] == [1] and target.d["b"] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (Thing(inner=Thing()), Thing(inner=None)),
+        (Thing(inner=Thing()), Thing(inner=Counting())),
+        (Thing(f=len), Thing(f=max)),
+        (Thing(f=Counting().get_state), Thing(f=Counting().__init__)),
+        (Thing(p=Pair(1, 2)), Thing(p=None)),
+        (Thing(m=nn.Linear(2, 2)), Thing(m=nn.Linear(2, 3))),
+        (Thing(d=defaultdict(list)), Thing(d={})),
+        (Thing(), Counting()),
+    ],
+)
+def test_a_state_of_something_else_changes_nothing(source: Any, target: Any) -> None:
+    before = dict(vars(target))
+    with pytest.raises(SchemaError):
+        adopt(target, saved(source))
+    assert vars(target) == before
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        {},
+        {"nodes": []},
+        {"nodes": [{"kind": "constant", "is": "os.system"}]},
+        {"nodes": [{"kind": "scalar", "data": torch.zeros(()), "text": "", "plain": False}]},
+        {"nodes": [{"kind": "object", "class": "x", "attributes": {}}]},
+        {"nodes": [{"kind": "exec"}]},
+    ],
+)
+def test_broken_states_are_refused(state: Any) -> None:
+    with pytest.raises(SchemaError):
+        parse(Thing(n=1), state)
+
+
+def test_a_hook_that_refuses_a_state_keeps_its_own() -> None:
+    source, target = Thing(own=Counting()), Thing(own=Counting())
+    target.own.n = 4
+    state = saved(source)
+    state["nodes"][1]["state"] = "no mapping"
+    with pytest.raises(SchemaError, match="set_state"):
+        adopt(target, state)
+    assert target.own.n == 4
