@@ -69,6 +69,18 @@ def test_leftovers_are_collected_and_strangers_stay(tmp_path: Path) -> None:
     assert folder.load().state["number"] == 0
 
 
+def test_links_are_no_checkpoints_and_go_when_it_is_their_turn(tmp_path: Path) -> None:
+    folder, away = Folder(tmp_path / "a"), Folder(tmp_path / "b").commit("thing", state(5))
+    folder.commit("thing", state(0))
+    (folder.path / f"ckpt-00000007-{'0' * 32}").symlink_to(away)
+    (folder.path / f"tmp-{'0' * 32}").symlink_to(away)
+    with pytest.warns(UserWarning, match="isn't a folder"):
+        assert folder.load().state["number"] == 0
+    folder.commit("thing", state(1))
+    assert folder.load().state["number"] == 1 and len(checkpoints(folder.path)) == 1
+    assert read(away)[1]["number"] == 5
+
+
 def test_a_second_writer_is_refused_by_name(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
 

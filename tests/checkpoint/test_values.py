@@ -148,6 +148,12 @@ def test_nesting_has_an_end_on_both_sides() -> None:
         {"$tensordict": {}, "batch_size": [2]},
         {"$tensordict": [], "batch_size": [], "device": None, "names": None},
         {"$tuple": 3},
+        {"$tuple": "ab"},
+        {"$map": {"ab": 1}},
+        {"$map": [[{"$float": "nan"}, 1]]},
+        {"$device": "cpu", "more": 1},
+        {"$device": "cpu", "$tuple": []},
+        {"a": 1, "$device": "cpu"},
     ],
 )
 def test_broken_trees_are_refused(tree: Any) -> None:

@@ -198,7 +198,7 @@ class FileWriter:
                             return False
                         offset += part.size
                 return fs.size_of(file) == offset
-        except FileNotFoundError:
+        except OSError:  # then it's written
             return False
 
 

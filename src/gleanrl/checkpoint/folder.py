@@ -219,6 +219,8 @@ def _libraries() -> dict[str, str]:
 
 def _manifest_bytes(path: Path) -> bytes:
     try:
+        if not fs.is_dir(path.parent):
+            raise CorruptCheckpointError(f"{path.parent}: it isn't a folder")
         with fs.reading(path) as file:
             size = fs.size_of(file)
             if size > MOST_BYTES:

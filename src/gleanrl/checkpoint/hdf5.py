@@ -69,9 +69,14 @@ def encoded(state: Any, columns: Mapping[str, torch.Tensor], options: Mapping[st
             except (TypeError, ValueError) as cause:
                 raise CheckpointError(f"h5_kwargs: {dict(options)} for a column {name!r}: {cause}") from cause
     found = np.frombuffer(file.getbuffer(), np.uint8)
-    head = _MAGIC + hashlib.sha256(found[_HEAD_BYTES:].data).hexdigest().encode() + b"\n"
-    found[: len(head)] = np.frombuffer(head, np.uint8)
+    found[:_HEAD_BYTES] = np.frombuffer(_head(found), np.uint8)
     return found
+
+
+def _head(data: Array) -> bytes:
+    """Return what the file of these bytes begins with."""
+    line = _MAGIC + hashlib.sha256(data[_HEAD_BYTES:].data).hexdigest().encode() + b"\n"
+    return line.ljust(_HEAD_BYTES, b"\0")
 
 
 def _kind(column: torch.Tensor) -> dict[str, Any]:
@@ -92,8 +97,7 @@ def decoded(data: Array) -> tuple[Any, dict[str, torch.Tensor]]:
         CorruptCheckpointError: it is damaged, or something that `encoded` doesn't write.
         MissingLibraryError: h5py isn't installed.
     """
-    digest = hashlib.sha256(data[_HEAD_BYTES:].data).hexdigest().encode()
-    if not data[:_HEAD_BYTES].tobytes().startswith(_MAGIC + digest + b"\n"):
+    if data[:_HEAD_BYTES].tobytes() != _head(data):
         raise CorruptCheckpointError("an HDF5 file whose hash doesn't fit")
     h5py = optional.h5py()
     try:

@@ -217,9 +217,9 @@ class Decoder:
         kind = next((key for key in tree if key.startswith("$")), None)
         if kind is None:
             return {key: self.value(part, depth + 1) for key, part in tree.items()}
-        maker = _MAKERS.get(kind)
-        if maker is None:
-            raise CorruptCheckpointError(f"{kind!r} isn't a kind of value")
+        maker, keys = _MAKERS.get(kind, (None, None))
+        if maker is None or tree.keys() != keys:
+            raise CorruptCheckpointError(f"{kind!r:.100} isn't a kind of value")
         try:
             return maker(self, tree, depth + 1)
         except CorruptCheckpointError:
@@ -251,26 +251,34 @@ class Decoder:
 
     def _pairs(self, tree: dict[str, Any], depth: int) -> dict[Any, Any]:
         found = {}
-        for key, part in tree["$map"]:
-            found[self.value(key, depth)] = self.value(part, depth)
-        if len(found) != len(tree["$map"]):
-            raise CorruptCheckpointError("a key stands there twice")
+        for key_tree, part in _list(tree["$map"]):
+            key = self.value(key_tree, depth)
+            if key in found or key != key:
+                raise CorruptCheckpointError("a key stands there twice, or isn't equal to itself")
+            found[key] = self.value(part, depth)
         return found
 
 
-_MAKERS: dict[str, Callable[[Decoder, dict[str, Any], int], Any]] = {
-    "$float": lambda decoder, tree, depth: _special(tree["$float"]),
-    "$bytes": lambda decoder, tree, depth: base64.b64decode(tree["$bytes"], validate=True),
-    "$dtype": lambda decoder, tree, depth: _DTYPES[tree["$dtype"]],
-    "$device": lambda decoder, tree, depth: torch.device(str(tree["$device"])),
-    "$file": Decoder._attachment,
-    "$size": lambda decoder, tree, depth: torch.Size(_sizes(tree["$size"])),
-    "$tuple": lambda decoder, tree, depth: tuple(decoder.value(part, depth) for part in tree["$tuple"]),
-    "$map": Decoder._pairs,
-    "$rows": Decoder._segmented,
-    "$tensor": Decoder._tensor,
-    "$tensordict": Decoder._decoded_tensordict,
+_MAKERS: dict[str, tuple[Callable[[Decoder, dict[str, Any], int], Any], frozenset[str]]] = {
+    kind: (maker, frozenset((kind, *beside)))
+    for kind, maker, *beside in (
+        ("$float", lambda decoder, tree, depth: _special(tree["$float"])),
+        ("$bytes", lambda decoder, tree, depth: base64.b64decode(tree["$bytes"], validate=True)),
+        ("$dtype", lambda decoder, tree, depth: _DTYPES[tree["$dtype"]]),
+        ("$device", lambda decoder, tree, depth: torch.device(str(tree["$device"]))),
+        ("$file", Decoder._attachment, "name", "size"),
+        ("$size", lambda decoder, tree, depth: torch.Size(_sizes(tree["$size"]))),
+        (
+            "$tuple",
+            lambda decoder, tree, depth: tuple(decoder.value(part, depth) for part in _list(tree["$tuple"])),
+        ),
+        ("$map", Decoder._pairs),
+        ("$rows", Decoder._segmented, "id", "rows", "step", "fields"),
+        ("$tensor", Decoder._tensor, "dtype", "shape"),
+        ("$tensordict", Decoder._decoded_tensordict, "batch_size", "device", "names"),
+    )
 }
+"""For each kind of value what makes it, and the keys that its object has."""
 
 
 def layout_of(tree: Mapping[str, Any]) -> tuple[Layout, int, str]:
@@ -302,6 +310,12 @@ def _sizes(sizes: Any) -> list[int]:
     ):
         raise CorruptCheckpointError(f"expected sizes, got {sizes!r:.100}")
     return list(sizes)
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise CorruptCheckpointError(f"expected a list, got {value!r:.100}")
+    return value
 
 
 def _object(value: Any) -> dict[str, Any]:

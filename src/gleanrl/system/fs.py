@@ -259,6 +259,15 @@ def size_at(path: Path) -> int:
     return state.st_size
 
 
+def is_dir(path: Path) -> bool:
+    """Return whether a directory is there, and no link to one.
+
+    Raises:
+        OSError: There is nothing.
+    """
+    return stat.S_ISDIR(os.lstat(path).st_mode)
+
+
 def size_of(file: int) -> int:
     """Return how many bytes an open file has."""
     return os.fstat(file).st_size
@@ -307,13 +316,16 @@ def locked(path: Path, owner: bytes) -> Iterator[None]:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory and all that is in it; symbolic links are removed, never followed.
+    """Remove a directory and all that is in it, or a file; symbolic links are removed, never followed.
 
     Raises:
         OSError: The operating system refuses.
     """
     faults.point("fs.remove")
-    shutil.rmtree(path)
+    if is_dir(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
 
 
 def temporary_dir(prefix: str) -> tempfile.TemporaryDirectory[str]:

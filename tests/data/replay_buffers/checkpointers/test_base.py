@@ -134,3 +134,9 @@ def test_a_form_of_ones_own(tmp_path: Path) -> None:
         other.loads(tmp_path)
     with pytest.raises(InvalidTypeError, match="checkpointer"):
         made.storage.checkpointer = "flat"  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("form", ["of another library", None, ["flat"], {}])
+def test_a_form_that_nobody_knows_is_named(form: Any) -> None:
+    with pytest.raises(IncompatibleCheckpointError, match="isn't known here"):
+        StorageCheckpointerBase.unpacked({"form": form, "packed": {}})

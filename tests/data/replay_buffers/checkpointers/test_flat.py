@@ -42,7 +42,14 @@ def test_what_it_cant_write_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "apart", [{0: {}}, {1: {"rows": torch.tensor([99]), "values": torch.zeros(1)}}, None]
+    "apart",
+    [
+        {0: {}},
+        {1: {"rows": torch.tensor([99]), "values": torch.zeros(1)}},
+        {1: {"rows": [1, 2], "values": torch.zeros(2)}},
+        {1: {"rows": torch.arange(4), "values": torch.zeros(1)}},
+        None,
+    ],
 )
 def test_damaged_packs_are_refused(apart: Any) -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(5))

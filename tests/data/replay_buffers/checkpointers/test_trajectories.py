@@ -19,7 +19,7 @@ from gleanrl.data import (
     ReplayBuffer,
     StorageCheckpointerBase,
 )
-from gleanrl.data.replay_buffers.checkpointers.trajectories import DONE, Streams, join, split
+from gleanrl.data.replay_buffers.checkpointers.trajectories import DONE, Streams, check_rows, join, split
 from gleanrl.errors import CorruptCheckpointError
 
 FORMS = [FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer]
@@ -113,3 +113,17 @@ def test_flags_end_trajectories() -> None:
 def test_trajectories_that_arent_the_rows_are_refused(offsets: list[int]) -> None:
     with pytest.raises(CorruptCheckpointError, match="trajectories"):
         join([("a",)], [torch.zeros(4)], Streams(np.arange(4), 4), torch.tensor(offsets, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"num_steps": 2**40}, {"batch_shape": [2**40]}, {"generations": [1] * 5}]
+)
+def test_rows_that_arent_there_are_refused_before_anything_is_made_of_their_number(
+    changes: dict[str, Any],
+) -> None:
+    buffer = ring(5, 1)
+    fill(buffer, [5], 1, 0.0)
+    state = buffer.storage.state_dict()
+    check_rows(state)
+    with pytest.raises(CorruptCheckpointError, match="rows"):
+        check_rows({**state, **changes})

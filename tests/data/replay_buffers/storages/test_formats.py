@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from gleanrl.data.replay_buffers.storages.formats import (
     find_format,
@@ -35,3 +36,27 @@ def test_swapped_batch_dimensions():
     assert swap_batch_dims({"a": torch.zeros(2, 3, 4)}, 2, "test")["a"].shape == (4, 3, 2)
     with pytest.raises(SchemaError, match="expected at least 2 batch dimensions"):
         swap_batch_dims(ted(4), 1, "test")
+
+
+@pytest.mark.parametrize("name", ["paths", "groups", "empty", "item_shape"])
+@pytest.mark.parametrize(
+    "value", [TensorDict({}, [2**40]), [TensorDict({}, [2**40])], [[torch.empty(2**40, 0)]]]
+)
+def test_arrays_in_a_saved_format_are_refused_whatever_their_shape(name, value):
+    with pytest.raises(SchemaError, match="part of a format"):
+        format_from_state({**find_format(ted(4), 1, "test").state(), name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("groups", [[[1], [2]]]), ("empty", [["a", 2]])])
+def test_paths_in_a_saved_format_are_strings(name, value):
+    with pytest.raises(SchemaError, match="isn't a path"):
+        format_from_state({**find_format(ted(4), 1, "test").state(), name: value})
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{}, {"paths": [["a"]], "shapes": [], "dtypes": []}, {"paths": 3, "shapes": 3, "dtypes": 3}, None],
+)
+def test_what_isnt_a_format_is_refused(state):
+    with pytest.raises(SchemaError, match="isn't a format's"):
+        format_from_state(state)

@@ -78,12 +78,12 @@ class StorageCheckpointerBase(ABC):
         """
         if not isinstance(state, Mapping) or not isinstance(state.get(_PACKED), Mapping):
             raise CorruptCheckpointError("a storage's state without a form")
-        kind = cls._forms.get(state.get("form", ""))
+        form = state.get("form")
+        kind = cls._forms.get(form) if isinstance(form, str) else None
         if kind is None:
-            raise IncompatibleCheckpointError(f"the storage's form, {state.get('form')!r}, isn't known here")
-        packed = state[_PACKED] if kind.takes_segments else with_tensors(state[_PACKED])
+            raise IncompatibleCheckpointError(f"the storage's form, {form!r:.100}, isn't known here")
         try:
-            return kind.unpack(packed)
+            return kind.unpack(state[_PACKED] if kind.takes_segments else with_tensors(state[_PACKED]))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as cause:
             if isinstance(cause, CheckpointError):
                 raise

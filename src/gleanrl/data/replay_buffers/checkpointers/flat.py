@@ -13,6 +13,7 @@ from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBa
 from gleanrl.data.replay_buffers.checkpointers.trajectories import (
     DONE,
     check_flags,
+    check_rows,
     paths_of,
     twins,
     unlike,
@@ -65,6 +66,7 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
         state = dict(packed)
         if "columns" not in state:
             return state
+        check_rows(state)
         apart = state.pop("apart")
         paths, columns, after = paths_of(state), list(state["columns"]), _following(state)
         for position, kept in apart.items():
@@ -72,8 +74,10 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
             source = columns[paths.index(path[1:])]
             if path[:1] != ("next",) or columns[position] is not None:
                 raise CorruptCheckpointError(f"a column at {path} that stands elsewhere")
-            column = source[after]
-            column[kept["rows"]] = kept["values"]
+            column, rows, values = source[after], kept["rows"], kept["values"]
+            if rows.dtype is not torch.int64 or values.shape != (*rows.shape, *column.shape[1:]):
+                raise CorruptCheckpointError(f"rows of {path} that aren't those of a column")
+            column[rows] = values
             columns[position] = column
         state["columns"] = columns
         return state

@@ -10,6 +10,7 @@ from gleanrl.data.replay_buffers.checkpointers.trajectories import (
     DONE,
     Streams,
     check_flags,
+    check_rows,
     join,
     paths_of,
     split,
@@ -57,6 +58,7 @@ class NestedStorageCheckpointer(StorageCheckpointerBase):
         """Return the state with its rows in their places."""
         state = dict(packed)
         if "columns" in state:
+            check_rows(state)
             offsets = state.pop("offsets")
             state["columns"] = join(paths_of(state), state["columns"], Streams.of(state), offsets)
         return state

@@ -45,6 +45,17 @@ class Streams:
         return cls((times[:, None] * width + np.arange(width)).T.reshape(-1), steps)
 
 
+def check_rows(state: Mapping[str, Any]) -> None:
+    """Raise `CorruptCheckpointError` unless a state that was read holds as many rows as it says."""
+    count, generations = state["num_steps"] * prod(state["batch_shape"]), state["generations"]
+    if (
+        not isinstance(generations, torch.Tensor)
+        or generations.dtype is not torch.int64
+        or len(generations) != count
+    ):
+        raise CorruptCheckpointError(f"a storage of {count} rows that holds others")
+
+
 def paths_of(state: Mapping[str, Any]) -> list[Path]:
     """Return the paths of a storage's columns."""
     return [tuple(path) for path in state["format"]["paths"]]

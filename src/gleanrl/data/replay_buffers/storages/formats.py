@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict, is_tensor_collection
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 from torch.utils import _pytree
 
 from gleanrl.block import Field, Schema
@@ -56,7 +56,20 @@ def format_from_state(state: dict[str, Any], known: RecordFormat | None = None) 
     Args:
         state: what described it.
         known: a format whose tensorclasses are known, those of functions too; None for none.
+
+    Raises:
+        SchemaError: it described none.
     """
+    _check_plain(state)
+    try:
+        return _format_from_state(state, known)
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as cause:
+        if isinstance(cause, SchemaError):
+            raise
+        raise SchemaError(f"load_state_dict: a state that isn't a format's: {cause!r}") from cause
+
+
+def _format_from_state(state: dict[str, Any], known: RecordFormat | None) -> RecordFormat:
     fields = {
         tuple(path): Field(torch.Size(shape), dtype)
         for path, shape, dtype in zip(state["paths"], state["shapes"], state["dtypes"], strict=True)
@@ -67,7 +80,19 @@ def format_from_state(state: dict[str, Any], known: RecordFormat | None = None) 
     classes = from_names(state.get("classes", ()), mine)
     groups = {tuple(path): tuple(size) for path, size in state.get("groups", ())}
     empty = [tuple(path) for path in state.get("empty", ())]
+    for path in (*fields, *groups, *empty):
+        if not all(isinstance(key, str) for key in path):
+            raise SchemaError(f"load_state_dict: {path!r:.100} isn't a path in a TensorDict")
     return TensorDictFormat(Schema(fields, groups, empty), torch.Size(state["item_shape"]), classes)
+
+
+def _check_plain(value: Any) -> None:
+    """Raise `SchemaError` if there are arrays: to iterate over one takes what its shape says, not what it holds."""
+    if isinstance(value, (torch.Tensor, TensorDictBase)):
+        raise SchemaError(f"load_state_dict: a {type(value).__name__} isn't part of a format")
+    if isinstance(value, (dict, list, tuple)):
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_plain(part)
 
 
 def swap_batch_dims(data: Any, dim: int, where: str) -> Any:

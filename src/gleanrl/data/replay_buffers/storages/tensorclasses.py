@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from tensordict import LazyStackedTensorDict, TensorDict, is_non_tensor, is_tensor_collection, is_tensorclass
@@ -93,8 +94,10 @@ def _class_named(name: str, known: Mapping[str, type[Any]]) -> type[Any] | None:
         return None
     module, _, qualified = name.partition(":")
     found: Any = sys.modules.get(module)
-    for part in qualified.split("."):
-        found = getattr(found, part, None)
+    for part in qualified.split(
+        "."
+    ):  # what is there already: modules import some of their names when asked for them
+        found = vars(found).get(part) if isinstance(found, (ModuleType, type)) else None
     if not (isinstance(found, type) and is_tensorclass(found)):
         raise SchemaError(
             f"load_state_dict: the records are of the tensorclass {name!r}, which isn't known here: import its "
