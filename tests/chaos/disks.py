@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from gleanrl.checkpoint import earlier, files
 from gleanrl.system import fs
 
 Tree = dict[str, int]  # of a directory: numbers of what is in it, by name
@@ -224,6 +225,15 @@ class Disk:
                 fs, "fcntl", SimpleNamespace(flock=lambda *a: None, LOCK_EX=0, LOCK_NB=0, LOCK_UN=0)
             )
             yield self
+
+
+def make_files_small(patch: pytest.MonkeyPatch) -> None:
+    """Give every tensor of 64 bytes a file of its own, as large ones have, which can be linked; in one thread."""
+    for module in (files, earlier):
+        patch.setattr(module, "LARGE_BYTES", 64)
+    patch.setattr(files, "FILE_BYTES", 32)
+    patch.setattr(files, "BLOCK_BYTES", 64)
+    patch.setattr(files, "_THREADS", 1)
 
 
 class Remains:

@@ -14,19 +14,18 @@ from typing import Any
 import pytest
 import torch
 
-from gleanrl.checkpoint import files
 from gleanrl.checkpoint.folder import Folder
 from gleanrl.data import H5StorageCheckpointer, LazyTensorStorage, ReplayBuffer
 from gleanrl.errors import CheckpointError
 from gleanrl.system import fs
-from tests.chaos.disks import Disk
+from tests.chaos.disks import Disk, make_files_small
 
 FOLDER = Path("/home/checkpoints")
 CODES = (errno.ENOSPC, errno.EIO, errno.EINTR, errno.EDQUOT)
 
 
 def state(number: int) -> dict[str, Any]:
-    return {"number": number, "tensors": [torch.arange(i, i + 8) * number for i in range(3)]}
+    return {"number": number, "tensors": [torch.arange(i, i + 8) * (number if i else 1) for i in range(3)]}
 
 
 def number_on(disk: Disk) -> int:
@@ -53,7 +52,7 @@ def names(disk: Disk) -> list[str]:
 
 @pytest.fixture
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "FILE_BYTES", 64)
+    make_files_small(monkeypatch)
 
 
 def failing(error: Callable[[], BaseException], at: int, for_ever: bool) -> Callable[[int, str], None]:

@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from gleanrl.checkpoint import files
 from gleanrl.checkpoint.folder import Folder
 from gleanrl.errors import CheckpointError, IncompleteCheckpointError
 from gleanrl.system import fs
-from tests.chaos.disks import ROOT, Content, Disk, Remains
+from tests.chaos.disks import ROOT, Content, Disk, Remains, make_files_small
 from tests.chaos.drills import SHARE
 
 FOLDER = Path("/home/checkpoints")
@@ -31,12 +30,15 @@ DAMAGED, LOST = "damaged", "lost"
 
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "FILE_BYTES", 64)
+    make_files_small(monkeypatch)
 
 
 def state(number: int, tensors: int) -> dict[str, Any]:
-    """Return what is saved: each tensor gets a file of its own."""
-    return {"number": number, "tensors": [torch.arange(i, i + 8) * number for i in range(tensors)]}
+    """Return what is saved: the first tensor is always the same, and its file is linked from dump to dump."""
+    return {
+        "number": number,
+        "tensors": [torch.arange(i, i + 8) * (number if i else 1) for i in range(tensors)],
+    }
 
 
 def dumped(disk: Disk, numbers: range, tensors: int, keep: int) -> list[int]:

@@ -1,0 +1,195 @@
+"""A program that loads damaged checkpoints: `python -m tests.chaos.hostile FOLDER MUTATIONS FLIPS SEED`.
+
+It loads each one into a buffer like the one that was saved, and looks at what happens: a typed error after which the
+buffer is what it was, or a buffer that can be used. Everything that Python reports of code that is run, and of files
+that are opened, is listened to; memory is limited.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gleanrl.errors import CorruptCheckpointError, GleanError
+from tests.chaos.mutations import SIGNED, UNSIGNED, Files, flip_a_bit
+from tests.checkpoint.specimens import SPECIMENS, filled
+
+MEMORY_BYTES = 64 << 20
+LONGEST_S = 1.0
+FORBIDDEN = (
+    *("exec", "compile", "import", "pickle.find_class", "os.system", "os.exec", "os.fork", "os.posix_spawn"),
+    *(
+        "subprocess.Popen",
+        "ctypes.dlopen",
+        "ctypes.dlsym",
+        "socket.connect",
+        "marshal.loads",
+        "os.remove",
+        "os.rename",
+    ),
+)
+
+
+NAMES = tuple(name for name in SPECIMENS if name != "mapped")  # which has files of its own, and is read alike
+
+
+class Watch:
+    """What Python reports while something is loaded.
+
+    Args:
+        below: the folder in which files may be opened.
+    """
+
+    def __init__(self, below: Path) -> None:
+        # How much memory there is the library asks for itself.
+        self._allowed, self._is_on = (f"{below}/", "/proc/", "/sys/fs/cgroup/"), False
+        self.events: list[str] = []
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self._is_on:
+            return
+        if event in FORBIDDEN or (event == "open" and not str(arguments[0]).startswith(self._allowed)):
+            self.events.append(f"{event} {arguments!r:.200}")
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Listen within a ``with`` block."""
+        self.events.clear()
+        self._is_on = True
+        try:
+            yield
+        finally:
+            self._is_on = False
+
+
+class Drill:
+    """Loads checkpoints of all specimens.
+
+    Args:
+        folder: where.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._watch = Watch(folder)
+        self._targets: dict[str, Any] = {}  # what is loaded into
+        self._places: dict[str, Path] = {}
+        self._files: dict[str, Files] = {}
+        self.outcomes: Counter[str] = Counter()
+        self.longest_s = 0.0
+        folder.mkdir()
+        repr(torch.ones(2))  # imports what messages need
+        for name in NAMES:
+            made = filled(name)
+            made.dumps(folder / name)
+            (self._places[name],) = (folder / name).glob("ckpt-*")
+            self._files[name] = {p.name: p.read_bytes() for p in self._places[name].iterdir()}
+            self._targets[name] = SPECIMENS[name]()
+            self._targets[name].loads(folder / name)
+            self._use(name)
+            with self._watch.on():  # what it imports late it has imported by now
+                self._targets[name].loads(folder / name)
+        assert not self._watch.events, self._watch.events
+
+    def run(self, draw: random.Random, mutations: Any, name: str) -> str:
+        """Mutate a specimen's checkpoint, load it; return what came of it."""
+        mutation = draw.choice(mutations)
+        files = dict(self._files[name])
+        mutation(draw, files)
+        changed = [key for key in self._files[name] if files.get(key) is not self._files[name][key]]
+        for key in changed:
+            (self._places[name] / key).unlink()
+            if key in files:
+                (self._places[name] / key).write_bytes(files[key])
+        same = all(files.get(key) == data for key, data in self._files[name].items())
+        try:
+            outcome = self._loaded(name, mutation in SIGNED or same, draw.random() < 0.1)
+        finally:
+            for key in changed:
+                (self._places[name] / key).write_bytes(self._files[name][key])
+        self.outcomes[f"{mutation.__name__}: {outcome}"] += 1
+        return outcome
+
+    def _loaded(self, name: str, may_load: bool, look: bool) -> str:
+        target = self._targets[name]
+        before = digest(target) if look else 0
+        begin = time.process_time()
+        try:
+            with self._watch.on():
+                target.loads(self._folder / name)
+        except GleanError as error:
+            assert not self._watch.events, self._watch.events
+            assert not look or digest(target) == before, f"changed, though {error!r}"
+            assert may_load or isinstance(error, CorruptCheckpointError), repr(error)
+            return type(error).__name__
+        finally:
+            self.longest_s = max(self.longest_s, time.process_time() - begin)
+        assert not self._watch.events, self._watch.events
+        assert may_load, "damage wasn't found"
+        try:
+            return f"loaded, {self._use(name)}"
+        finally:
+            self._targets[name] = SPECIMENS[name]()  # a whole one again, and empty
+
+    def _use(self, name: str) -> str:
+        """Use a buffer that was loaded, to see that it's one; it may refuse, but not break."""
+        target = self._targets[name]
+        try:
+            if name == "storages":
+                target[0].get(range(len(target[0])))
+            else:
+                target.sample()
+        except GleanError as error:
+            return f"then {type(error).__name__}"
+        return "used"
+
+
+def digest(target: Any) -> int:
+    """Return a number that tells states apart."""
+    return hash(repr(as_values(target.state_dict())))
+
+
+def as_values(state: Any) -> Any:
+    if isinstance(state, torch.Tensor):
+        return str(state.dtype), tuple(state.shape), state.tolist()
+    if isinstance(state, dict):
+        return {key: as_values(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return [as_values(value) for value in state]
+    return repr(state)
+
+
+def main(folder: Path, mutations: int, flips: int, seed: int) -> dict[str, Any]:
+    """Load that many; return what came of them."""
+    drill = Drill(folder)
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY_BYTES, resource.RLIM_INFINITY))
+    wrong: list[str] = []
+    for number in range(mutations + flips):
+        draw = random.Random(f"{seed} {number}")
+        name = NAMES[number % len(NAMES)]
+        try:
+            drill.run(draw, (flip_a_bit,) if number >= mutations else SIGNED * 4 + UNSIGNED, name)
+        except Exception as error:
+            wrong.append(f"{number} {name}: {error!r:.200} at {traceback.format_tb(error.__traceback__)[-1]}")
+    return {"outcomes": dict(drill.outcomes.most_common()), "longest": drill.longest_s, "wrong": wrong[:20]}
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")  # of entries that aren't stored, say
+    torch.set_num_threads(1)
+    arguments = [int(argument) for argument in sys.argv[2:]]
+    print(json.dumps(main(Path(sys.argv[1]), *arguments)))

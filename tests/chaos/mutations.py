@@ -1,0 +1,245 @@
+"""Checkpoints that somebody damaged: by accident, or knowing well how checksums are made.
+
+A checkpoint is its files here, by name. A mutation changes some of them in place.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gleanrl.checkpoint.manifest import BLOCK_BYTES
+
+Files = dict[str, bytes]
+Mutation = Callable[[random.Random, Files], None]
+MANIFEST = "manifest.json"
+HOSTILE: tuple[Any, ...] = (
+    *(
+        None,
+        True,
+        False,
+        -1,
+        0,
+        1,
+        2,
+        7,
+        8,
+        9,
+        255,
+        2**31,
+        2**32,
+        2**40,
+        2**62,
+        2**63 - 1,
+        -(2**63),
+        2**63,
+        10**30,
+    ),
+    *(
+        0.5,
+        -0.0,
+        1e308,
+        1e-320,
+        "",
+        "x",
+        "..",
+        "../../etc/passwd",
+        "/dev/zero",
+        "/etc/passwd",
+        "a\0b",
+        "x" * 300,
+    ),
+    *(
+        "next",
+        "done",
+        "$map",
+        "cpu",
+        "cuda:99",
+        "meta",
+        "float32",
+        "object",
+        "000000.bin",
+        "os.system",
+        "nan",
+    ),
+    *(
+        [],
+        {},
+        [[]],
+        [0],
+        [2**40],
+        [2**62, 2**62],
+        [1] * 300,
+        {"a": 1},
+        {"$evil": 1},
+        {"$float": "nan"},
+        {"$map": []},
+    ),
+    *({"$map": [[[], 1]]}, {"$map": [[{"$float": "nan"}, 1], [{"$float": "nan"}, 1]]}, {"$tuple": [1, 2]}),
+    *({"$size": [2**40]}, {"$size": [-1]}, {"$dtype": "float32"}, {"$dtype": "object"}, {"$device": "meta"}),
+    *({"$device": "cuda:99"}, {"$device": "\0"}, {"$bytes": "AAAA"}, {"$bytes": "?"}, {"$float": "inf"}),
+    {"$tensor": [[0, 0, 8]], "dtype": "int64", "shape": []},
+    {"$tensor": [], "dtype": "float32", "shape": [0]},
+    {"$tensor": [], "dtype": "float32", "shape": [0, 2**62]},
+    {"$tensor": [[0, 0, 8]], "dtype": "uint8", "shape": [2**40]},
+    {"$tensordict": {}, "batch_size": [2**40], "device": None, "names": None},
+    {"$tensordict": {}, "batch_size": [], "device": "cuda:99", "names": None},
+    {"$tensordict": {}, "batch_size": [1], "device": None, "names": [[]]},
+    {"$file": [[0, 0, 64]], "name": "../x", "size": 64},
+)
+
+
+def deep(depth: int) -> Any:
+    """Return a list within a list, and so on."""
+    found: Any = 1
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+def signed(text: str) -> bytes:
+    """Return a manifest whose hash fits, whatever it says; its hash is zeros now."""
+    data = text.encode()
+    return data.replace(b"0" * 64, hashlib.sha256(data).hexdigest().encode(), 1)
+
+
+def body_of(files: Files) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(files[MANIFEST])
+    body["sha256"] = "0" * 64
+    return body
+
+
+def text_of(body: Any) -> str:
+    return json.dumps(body, separators=(",", ":"))
+
+
+def places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield every container and key in a tree of JSON."""
+    if isinstance(tree, (dict, list)):
+        for key in list(tree) if isinstance(tree, dict) else range(len(tree)):
+            yield tree, key
+            yield from places(tree[key])
+
+
+def change_the_tree(draw: random.Random, files: Files) -> None:
+    """Change the manifest by its grammar, once or a few times, and sign it."""
+    body = body_of(files)
+    for _ in range(draw.choice((1, 1, 1, 2, 4))):
+        found = [(holder, key) for holder, key in places(body) if key != "sha256"]
+        holder, key = draw.choice(found)
+        old, kind = holder[key], draw.randrange(9)
+        if kind <= 2:
+            holder[key] = copy.deepcopy(draw.choice(HOSTILE))
+        elif kind == 3:
+            del holder[key]
+        elif kind == 4:
+            other, other_key = draw.choice(found)
+            holder[key] = copy.deepcopy(other[other_key])
+        elif kind == 5 and type(old) is int:
+            holder[key] = draw.choice((old + 1, old - 1, -old, old * 2, old + 2**32, float(old), str(old)))
+        elif kind == 6 and isinstance(holder, list):
+            holder.insert(key, copy.deepcopy(old))
+        elif kind == 6 and isinstance(holder, dict):
+            holder[draw.choice(("$map", "$evil", "", "x", "next", "$tensor"))] = holder.pop(key)
+        elif kind == 7:
+            holder[key] = draw.choice(
+                ([old], {"a": old}, {"$tuple": [old]}, {"$map": [[1, old]]}, {"$tuple": old})
+            )
+        else:
+            holder[key] = deep(draw.choice((30, 70, 200)))
+    files[MANIFEST] = signed(text_of(body))
+
+
+def change_the_text(draw: random.Random, files: Files) -> None:
+    """Change the manifest's text beyond JSON's grammar, and sign it."""
+    text, kind = text_of(body_of(files)), draw.randrange(7)
+    numbers = [i for i, letter in enumerate(text) if letter.isdigit() and i > 80]
+    at = draw.choice(numbers)
+    if kind == 0:
+        text = (
+            text[:at]
+            + draw.choice(("NaN", "Infinity", "-Infinity", "1e999", "9" * 400, "0x1", "1_0"))
+            + text[at + 1 :]
+        )
+    elif kind == 1:
+        text = text[: draw.randrange(80, len(text))]
+    elif kind == 2:
+        text = text[:-1] + draw.choice((',"kind":"x"}', ',"state":null}', ',"format":1}', ',"files":[]}'))
+    elif kind == 3:
+        text = (
+            text[:-1] + ',"x":' + draw.choice("[{").replace("{", '{"a":') * draw.choice((100, 5_000, 100_000))
+        )
+    elif kind == 4:
+        begin = draw.randrange(80, len(text))
+        text = text[:begin] + chr(draw.randrange(1, 0xD800)) + text[begin + 1 :]
+    elif kind == 5:
+        begin, end = sorted(draw.randrange(80, len(text)) for _ in range(2))
+        text = text[:begin] + text[end:]
+    else:
+        begin, end = sorted(draw.randrange(80, len(text)) for _ in range(2))
+        text = text[:end] + text[begin:]
+    files[MANIFEST] = signed(text)
+
+
+def change_the_data(draw: random.Random, files: Files) -> None:
+    """Change bytes of a data file, and what the manifest says of them."""
+    body = body_of(files)
+    if not body["files"]:
+        return change_the_tree(draw, files)
+    entry = draw.choice(body["files"])
+    data = bytearray(files[entry["name"]])
+    for _ in range(draw.choice((1, 1, 4, 64))):
+        data[draw.randrange(len(data))] = draw.choice((0, 1, 127, 128, 255, draw.randrange(256)))
+    if draw.random() < 0.2:
+        data = (
+            data[: draw.randrange(len(data))] if draw.random() < 0.5 else data + bytes(draw.randrange(1, 200))
+        )
+    files[entry["name"]] = bytes(data)
+    blocks = (data[begin : begin + BLOCK_BYTES] for begin in range(0, len(data), BLOCK_BYTES))
+    entry |= {"size": len(data), "crc32": [zlib.crc32(block) for block in blocks]}
+    files[MANIFEST] = signed(text_of(body))
+
+
+def flip_a_bit(draw: random.Random, files: Files) -> None:
+    """Flip one bit of any file."""
+    name = draw.choices(list(files), [len(data) for data in files.values()])[0]
+    data = bytearray(files[name])
+    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    files[name] = bytes(data)
+
+
+def damage(draw: random.Random, files: Files) -> None:
+    """Change any file as a broken disk does."""
+    name, kind = draw.choice(list(files)), draw.randrange(6)
+    data = files[name]
+    begin, end = sorted(draw.randrange(len(data) + 1) for _ in range(2))
+    if kind == 0:
+        files[name] = data[:begin]
+    elif kind == 1:
+        files[name] = data + draw.randbytes(draw.choice((1, 64, 4096)))
+    elif kind == 2:
+        files[name] = data[:begin] + bytes(end - begin) + data[end:]
+    elif kind == 3:
+        files[name] = data[:begin] + draw.randbytes(end - begin) + data[end:]
+    elif kind == 4:
+        del files[name]
+    else:
+        other = draw.choice(list(files))
+        files[name], files[other] = files[other], data
+
+
+SIGNED: tuple[Mutation, ...] = (
+    change_the_tree,
+    change_the_tree,
+    change_the_tree,
+    change_the_text,
+    change_the_data,
+)
+"""Mutations after which a checkpoint may be one of something else."""
+UNSIGNED: tuple[Mutation, ...] = (flip_a_bit, damage)
+"""Mutations after which a checkpoint is found to be damaged, or is the same."""
