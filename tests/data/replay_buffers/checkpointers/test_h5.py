@@ -74,9 +74,6 @@ def test_damage_is_found_before_hdf5_sees_it(tmp_path: Path, place: int) -> None
     data = bytearray(path.read_bytes())
     data[place] ^= 1
     path.write_bytes(data)
-    if place == 511:  # nothing stands there
-        other.storage.checkpointer.loads(other.storage, path)
-        return
     with pytest.raises(CorruptCheckpointError, match=r"x\.h5.*hash"):
         other.storage.checkpointer.loads(other.storage, path)
     made.dumps(tmp_path / "folder")
