@@ -118,6 +118,23 @@ def test_a_batch_at_hand_is_let_in_when_the_collector_is_waited_for(how: str, wh
     assert collector.stats().delivered == len(buffer) and not collector.stats().discarded
 
 
+def test_new_weights_let_no_batch_in() -> None:
+    buffer, net = limited(SamplesPerInsert(1)), Net(0.5)
+    collector = make(CountingEnv(SHORT), net, replay_buffer=buffer)
+    collector.start()
+    until(lambda: waiting(buffer))
+    before = counts(buffer)
+    for value in (0.25, 0.75):
+        collector.update_policy_weights_(Net(value))
+        assert counts(buffer) == before and waiting(buffer) and net.value[0] == value
+    collector.stop()  # lets in what was made before
+    collector.start()
+    until(lambda: waiting(buffer))
+    collector.shutdown()
+    actions = buffer[: len(buffer)]["action"][:, 0].tolist()
+    assert set(actions[: before[0] + 6]) == {0.5} and set(actions[before[0] + 6 :]) == {0.75}
+
+
 def test_a_pause_doesnt_end_the_wait_for_what_the_collector_will_insert() -> None:
     buffer, done = limited(MinSize(1_000)), threading.Event()
     collector = started(buffer)

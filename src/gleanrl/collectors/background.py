@@ -18,14 +18,18 @@ class _Signal:
     pause = False
     thread: int | None = None
 
+    def __init__(self) -> None:
+        self.making, self.asked = threading.Lock(), threading.Lock()
+
 
 class Background:
     """Takes turns in a thread until it is stopped, a turn fails, or there is nothing left to do.
 
     The thread and the caller never use a collector at the same time: whoever wants to do anything else meanwhile does
-    it within `paused`, between two turns. A turn that somebody waits for waits for nobody: what it puts into a buffer
-    passes the buffer's rate limiter. What a turn raised is raised by the next call here, once; then it can be
-    started again. It ends with the last reference to the turn's owner, and with the program. One caller at a time.
+    it within `paused`, between two turns, or, where that is enough, within `apart`. A turn that somebody waits for
+    waits for nobody: what it puts into a buffer passes the buffer's rate limiter. What a turn raised is raised by the
+    next call here, once; then it can be started again. It ends with the last reference to the turn's owner, and with
+    the program. One caller at a time.
 
     Args:
         turn: a method, held weakly; returns whether there is another turn.
@@ -106,6 +110,26 @@ class Background:
             yield
         finally:
             self.start()
+
+    @contextmanager
+    def making(self) -> Iterator[None]:
+        """Have a batch made within a ``with`` block."""
+        if not self._inside:
+            yield
+            return
+        with self._signal.asked:
+            pass  # whoever waits for the end of a batch comes before the next one
+        with self._signal.making:
+            yield
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Have no batch made within a ``with`` block; one that was made may be handed over, or wait for that."""
+        if self._inside or not self.running:
+            yield
+            return
+        with self._signal.asked, self._signal.making:
+            yield
 
 
 def _run(method: WeakMethod[Callable[[], bool]], signal: _Signal, activity: threads.Activity) -> bool:

@@ -109,6 +109,8 @@ class Collection(Source, Stateful[CollectionState]):
         first_id: the first local id that may be used.
     """
 
+    pushes_between = True
+
     def __init__(
         self,
         env: Any,

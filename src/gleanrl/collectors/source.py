@@ -51,6 +51,8 @@ class Source(ABC):
     """Whether `push_weights`, without `worker_ids`, may be called while another thread waits for a batch."""
     goes_on = False
     """Whether the trajectories under way go on with the next batch: no reset comes before."""
+    pushes_between = False
+    """Whether it may be called while another thread hands a batch over, but has none made."""
     policy_version: int = 0
     """How often the policy that collects got other weights; whoever gives it some counts it up."""
 

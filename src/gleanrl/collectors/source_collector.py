@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from tensordict import TensorDictBase
@@ -173,7 +173,8 @@ class SourceCollector(DataCollectorBase):
         try:
             if self._before is not None:
                 self._before()
-            collected = collect()
+            with nullcontext() if self._background is None else self._background.making():
+                collected = collect()
             batch = self._finished(collected.batch, finish)
             if feed is None:
                 return self._source.deliver(collected, batch)
@@ -267,11 +268,16 @@ class SourceCollector(DataCollectorBase):
 
     def send_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
         """Do what `update_policy_weights_` does without a `weight_updater`: for use in one."""
-        if worker_ids is None and self._source.pushes_anytime:
-            self._source.push_weights(weights)
-            return
-        with self.pause():
+        with self._apart(worker_ids is None):
             self._source.push_weights(weights, worker_ids)
+
+    def _apart(self, for_all: bool) -> AbstractContextManager[None]:
+        """Return what weights may be pushed in, to `for_all` workers or some."""
+        if for_all and self._source.pushes_anytime:
+            return nullcontext()
+        if for_all and self._source.pushes_between and self._background is not None:
+            return self._background.apart()
+        return self.pause()
 
     @property
     def policy_version(self) -> int:
