@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from gleanrl.collectors.workers.words import GRANTED, SERVED
+from gleanrl.system import clock
 from tests.chaos.drills import KINDS, SLACK, patience, running, scaled, wait_for
 from tests.chaos.oracle import Record, Tally, makers
 
@@ -43,22 +45,24 @@ def test_many_workers(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_learner_that_pauses(kind, tmp_path):
     """Workers fill what they have and wait; nobody takes that for a hang, and nothing is lost."""
-    workers, steps = 4, 50
+    workers, steps, time_of_learner = 4, 50, clock.FakeClock()
     tally, record = Tally(tmp_path / "tally", workers), Record()
-    with running(kind, makers(workers, tally=tally.path), steps=steps, timeouts=patience(0.3)) as collector:
+    with (
+        clock.use(time_of_learner),
+        running(kind, makers(workers, tally=tally.path), steps=steps, timeouts=patience(0.3)) as collector,
+    ):
         for _ in range(4):
             record.add(collector.next())
-        seen = [-1]
 
         def at_rest() -> bool:
-            before, seen[0] = seen[0], tally.steps
-            time.sleep(0.2)
-            return before == tally.steps
+            words = [view.words for view in collector._crew.dispatcher.words]
+            return all(word[SERVED] == word[GRANTED] for word in words)
 
         wait_for(at_rest, "workers that wait")
-        time.sleep(1.0)
-        assert tally.steps == seen[0]
-        assert tally.steps - record.frames <= workers * steps * (BLOCKS + 1)
+        made = tally.steps
+        time_of_learner.advance(600.0)
+        assert at_rest() and tally.steps == made  # without a grant there is no step
+        assert made - record.frames <= workers * steps * (BLOCKS + 1)
         for _ in range(4 * workers):
             record.add(collector.next())
     record.check()

@@ -11,8 +11,8 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from gleanrl.collectors.weights import PolicyWeights
-from gleanrl.errors import InvalidTypeError, PolicyError, SchemaError
-from tests.collectors.helpers import NEVER, Staying, make
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, PolicyError, SchemaError
+from tests.collectors.helpers import NEVER, Net, Staying, make
 from tests.fakes_base import CountingEnv
 
 CPU = torch.device("cpu")
@@ -237,3 +237,38 @@ class TestWithoutValues:
         assert collector.state_dict()["policy_state_dict"]
         batch = collector.next()
         assert batch is not None and torch.allclose(batch["action"], lazy(batch["observation"]), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        lambda net: {"policy_weights": net},
+        lambda net: {"weights": net.state_dict()},
+        lambda net: {"policy": TensorDict.from_module(net)},
+        lambda net: {"weights_dict": {"policy": net}},
+        lambda net: {"weights": net, "model_id": "policy"},
+    ],
+)
+def test_weights_by_their_other_names(named: Any) -> None:
+    collector = make(CountingEnv(NEVER), Net(0.5))
+    collector.update_policy_weights_(**named(Net(0.25)))
+    assert collector.next()["action"].unique().tolist() == [0.25] and collector.policy_version == 1
+    collector.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"weights": Net(), "policy": Net()}, InvalidArgumentError, "given twice"),
+        ({"weights_dict": {"policy": Net()}, "weights": Net()}, InvalidArgumentError, "given twice"),
+        ({"weights_dict": {"actor": Net()}}, InvalidArgumentError, "has one policy, 'policy', got .'actor'."),
+        ({"weights": Net(), "model_id": "actor"}, InvalidArgumentError, "has one policy"),
+        ({"wieghts": Net()}, InvalidTypeError, "unexpected keyword argument 'wieghts'"),
+    ],
+)
+def test_names_that_say_nothing_or_too_much(given: Any, error: Any, message: str) -> None:
+    collector = make(CountingEnv(NEVER), Net(0.5))
+    with pytest.raises(error, match=message):
+        collector.update_policy_weights_(**given)
+    assert collector.next()["action"].unique().tolist() == [0.5] and collector.policy_version == 0
+    collector.shutdown()
