@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,10 +53,11 @@ class Holdings:
 
 def children() -> list[int]:
     """The processes this one started and didn't wait for, ended ones included."""
-    found = []
-    for task in Path("/proc/self/task").iterdir():
-        found += [int(pid) for pid in (task / "children").read_text().split()]
-    return found
+    while True:
+        # Where a thread has ended meanwhile, another one has its children now.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            lists = [(task / "children").read_text() for task in Path("/proc/self/task").iterdir()]
+            return [int(pid) for pids in lists for pid in pids.split()]
 
 
 def command(pid: int) -> str:

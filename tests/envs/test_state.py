@@ -99,8 +99,10 @@ KINDS = {
 def wrong(state: Mapping[Any, Any]) -> Iterator[tuple[str, dict[Any, Any]]]:
     """Copies of a state, each with one entry too few, too much or of another kind, at every depth.
 
-    What isn't wrong is left out: more states than members, more in the state of a part, and nothing carried.
+    What isn't wrong is left out: more states than members, more in the state of a part, and nothing carried. Of members
+    that are alike the last one's entries are, which are looked at when the others' have been.
     """
+    last = {tuple(part): key for key, part in state.items() if isinstance(part, Mapping)}
     if any("." in key for key in state):
         yield "more", {**copy.deepcopy(state), "more": 1}
     for key, value in state.items():
@@ -109,7 +111,7 @@ def wrong(state: Mapping[Any, Any]) -> Iterator[tuple[str, dict[Any, Any]]]:
         yield f"{key} is text", {**copy.deepcopy(state), key: "wrong"}
         if isinstance(value, torch.Tensor):
             yield f"{key} is larger", {**copy.deepcopy(state), key: torch.zeros(7, 7)}
-        elif isinstance(value, Mapping) and value:
+        elif isinstance(value, Mapping) and value and last[tuple(value)] == key:
             for what, part in wrong(value):
                 yield f"{key}: {what}", {**copy.deepcopy(state), key: part}
 
