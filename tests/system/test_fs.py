@@ -193,3 +193,18 @@ def test_every_act_can_be_made_to_fail_and_changes_nothing(tmp_path, name, act):
     with faults.inject({name: OSError(errno.EIO, "broken")}), pytest.raises(OSError, match="broken"):
         act(tmp_path)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"there": b"content"}
+
+
+def test_a_link_is_another_name_of_a_plain_file_of_that_size(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_bytes(b"abc")
+    assert not fs.link_file(one, two, 4) and not fs.link_file(tmp_path / "none", two, 3)
+    (tmp_path / "symbolic").symlink_to(one)
+    assert not fs.link_file(tmp_path / "symbolic", two, 3) and not fs.link_file(tmp_path, two, 0)
+    assert fs.link_file(one, two, 3)
+    one.unlink()
+    assert two.read_bytes() == b"abc" and fs.size_at(two) == 3
+    two.rename(one)
+    for wrong in (tmp_path / "symbolic", tmp_path, two):
+        with pytest.raises(OSError):
+            fs.size_at(wrong)

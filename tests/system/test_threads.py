@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from gleanrl.system.clock import Deadline
-from gleanrl.system.threads import Activity, Waiter, Workers, alone, here, stack_of
+from gleanrl.system.threads import Activity, Waiter, Workers, alone, for_each, here, stack_of
 from tests.interrupts import in_another_thread, interruptions
 
 
@@ -152,3 +152,26 @@ def test_who_is_alone():
         thread.join()
         os._exit((before, between, alone()) != (True, False, True))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_each_item_once_and_nothing_after_an_error(count):
+    done = []
+    for_each(done.append, range(100), count)
+    assert sorted(done) == list(range(100)) and not alive("gleanrl-helper")
+    for_each(done.append, [], count)
+
+    def fail(item):
+        done.append(item)
+        if item == 5:
+            raise KeyError(item)
+
+    done.clear()
+    with pytest.raises(KeyError):
+        for_each(fail, range(100_000), count)
+    assert len(done) < 100_000 and not alive("gleanrl-helper")
+
+
+def test_calls_are_made_at_once():
+    met = threading.Barrier(3)
+    for_each(lambda item: met.wait(60), range(3), 3)

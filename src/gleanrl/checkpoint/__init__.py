@@ -5,6 +5,7 @@
 - `segments`: rows of columns, cut into what is written, linked and read by itself.
 - `files`, `reading`: data files; `earlier`: which of them another checkpoint holds already.
 - `migrations`: what earlier formats become.
+- `background`: commits by a thread.
 - `folder`: the folder that a user names: commits, what is complete in it, leftovers.
 
 A folder holds a file ``LOCK`` and checkpoints ``ckpt-<number>-<id>``, each under a name never used before: data files

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,17 +59,19 @@ class Attachment:
     data: Array
 
 
-@dataclass(frozen=True)
-class Later:
+class Later(ABC):
     """A value that is made when it is written, of another one.
 
-    Attributes:
-        make: makes it.
+    Args:
         of: what it is made of.
     """
 
-    make: Callable[[Any], Any]
-    of: Any
+    def __init__(self, of: Any) -> None:
+        self.of = of
+
+    @abstractmethod
+    def make(self) -> Any:
+        """Return it."""
 
 
 def sources_in(state: Any) -> Iterator[Source]:
@@ -127,7 +130,7 @@ class Encoder:
         if isinstance(value, Attachment) and self._attach is not None:
             return {"$file": self._attach(value), "name": value.name, "size": value.data.size}
         if isinstance(value, Later):
-            return self.tree(value.make(value.of), where, depth)
+            return self.tree(value.make(), where, depth)
         if isinstance(value, Source) and self._segments is not None:
             return self._rows(value, self._segments(value))
         if isinstance(value, TensorDictBase):

@@ -1,15 +1,32 @@
-"""What a checkpoint has to be, to be a buffer's."""
+"""What a checkpoint has to be, to be a buffer's; dumps while others write and sample."""
 
 from __future__ import annotations
 
+import errno
+import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from tensordict import TensorDict
 
 from gleanrl.checkpoint.folder import Folder
-from gleanrl.data import LazyTensorStorage, ReplayBuffer
+from gleanrl.data import (
+    FlatStorageCheckpointer,
+    H5StorageCheckpointer,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    NestedStorageCheckpointer,
+    PrioritizedSampler,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    TensorStorageCheckpointer,
+)
 from gleanrl.errors import CheckpointError
+from gleanrl.system import faults
 
 
 @pytest.mark.parametrize(
@@ -19,3 +36,161 @@ def test_what_isnt_a_buffers_state_is_refused(tmp_path: Path, state: Any) -> Non
     Folder(tmp_path).commit("ReplayBuffer", state)
     with pytest.raises((CheckpointError, ValueError)):
         ReplayBuffer(storage=LazyTensorStorage(5)).loads(tmp_path)
+
+
+ROWS, WIDTH = 12_000, 50
+
+
+def numbered(start: int, count: int) -> TensorDict:
+    """Rows that say which they are, and whether they are whole."""
+    rows = torch.arange(start, start + count)
+    wide = (rows[:, None] * torch.arange(1, WIDTH + 1)).float()
+    return TensorDict({"n": rows, "x": wide, "next": {"x": wide + 1}}, [count])
+
+
+def check(found: ReplayBuffer, most: int) -> int:
+    """Raise unless the buffer holds the last rows of some number, all of them whole; return that number."""
+    held = found[:]
+    last = found.storage.rows_written
+    assert len(found) == min(last, ROWS) and last <= most
+    order = held["n"].roll(-found.storage.end if len(found) == ROWS else 0)
+    assert torch.equal(order, torch.arange(last - len(found), last))
+    wide = (held["n"][:, None] * torch.arange(1, WIDTH + 1)).float()
+    assert torch.equal(held["x"], wide) and torch.equal(held["next", "x"], wide + 1)
+    return last
+
+
+def prioritized(storage: Any = LazyTensorStorage) -> ReplayBuffer:
+    return ReplayBuffer(storage=storage(ROWS), sampler=PrioritizedSampler(ROWS, 0.7, 0.5), batch_size=32)
+
+
+FORMS = [
+    TensorStorageCheckpointer,
+    FlatStorageCheckpointer,
+    NestedStorageCheckpointer,
+    H5StorageCheckpointer,
+]
+
+
+@pytest.mark.parametrize(
+    ("form", "storage"),
+    [*((form, LazyTensorStorage) for form in FORMS), (TensorStorageCheckpointer, LazyMemmapStorage)],
+)
+def test_it_is_the_buffer_of_the_call_whatever_is_written_then(
+    tmp_path: Path, form: Any, storage: Any
+) -> None:
+    made, other = prioritized(storage), prioritized()
+    made.storage.checkpointer = form()
+    go, one = threading.Event(), threading.Lock()
+
+    def write() -> None:
+        """Write between any two acts of the dump."""
+        assert go.wait(60)
+        with one:
+            made.extend(numbered(made.storage.rows_written, 1_234))
+            made.update_priority(torch.arange(100), torch.rand(100))
+
+    for _ in range(3):
+        made.extend(numbered(made.storage.rows_written, 7_000))
+        at_call = made.storage.rows_written
+        go.clear()
+        with faults.inject({"fs.write": faults.At(write, repeat=True)}):
+            dump = made.dumps(tmp_path, wait=False)
+            expected = pickle.loads(pickle.dumps(made))
+            go.set()
+            assert dump is not None and dump.wait()
+        assert made.storage.rows_written > at_call
+        other.loads(tmp_path)
+        assert check(other, at_call) == at_call
+        assert (other.sample() == expected.sample()).all()
+
+
+def test_writers_at_full_speed_leave_no_hole(tmp_path: Path) -> None:
+    made, other, stop = prioritized(), prioritized(), threading.Event()
+    errors: list[BaseException] = []
+
+    def forever(call: Any) -> None:
+        try:
+            while not stop.is_set():
+                call()
+        except BaseException as error:
+            errors.append(error)
+
+    made.extend(numbered(0, ROWS))
+    calls = (
+        lambda: made.extend(numbered(made.storage.rows_written, 777)),
+        lambda: made.sample(),
+    )
+    threads = [threading.Thread(target=forever, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(8):
+            before = made.storage.rows_written
+            dump = made.dumps(tmp_path, wait=False)
+            after = made.storage.rows_written
+            assert dump is not None and dump.wait()
+            other.loads(tmp_path)
+            assert before <= check(other, after + 777)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not errors
+
+
+def test_the_next_dump_waits_and_tells_of_an_error(tmp_path: Path) -> None:
+    made = ReplayBuffer(storage=ListStorage(10), collate_fn=list)
+    ensemble = ReplayBufferEnsemble(prioritized(), prioritized(), batch_size=4)
+    for dumping in (made, ensemble):
+        folder = tmp_path / type(dumping).__name__
+        with faults.inject({"fs.rename": OSError(errno.ENOSPC, "full")}):
+            assert dumping.dumps(folder, wait=False) is not None
+            with pytest.raises(OSError, match="full"):
+                dumping.dumps(folder)
+        with pytest.raises(ValueError, match="keep"):
+            dumping.dumps(folder, keep=0, wait=False)
+        leave = threading.Event()
+        with faults.inject({"fs.sync": leave.wait}):
+            dump = dumping.dumps(folder, keep=2, wait=False)
+            threading.Timer(0.05, leave.set).start()
+            dumping.dumps(folder, keep=2)
+            assert dump is not None and dump.done()
+        assert len([*folder.glob("ckpt-*")]) == 2
+        dumping.loads(folder)
+
+
+def test_a_state_that_goes_to_another_process_goes_in_memory(tmp_path: Path) -> None:
+    made, other = prioritized(), prioritized()
+    made.extend(numbered(0, 500))
+    state = pickle.loads(pickle.dumps(made.checkpointed_state()))
+    other.load_checkpointed_state(state)
+    assert check(other, 500) == 500
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_so_many_checkpoints_are_kept_and_each_is_complete(tmp_path: Path, keep: int) -> None:
+    made, other = prioritized(), prioritized()
+    for number in range(1, 6):
+        made.extend(numbered(made.storage.rows_written, 4_000))
+        made.dumps(tmp_path, keep=keep)
+        assert len([*tmp_path.glob("ckpt-*")]) == min(number, keep)
+    for number in range(5, 5 - keep, -1):
+        other.loads(tmp_path)
+        assert check(other, 20_000) == 4_000 * number
+        for file in (newest := max(tmp_path.glob("ckpt-*"))).iterdir():
+            file.unlink()  # its files' other names stay
+        newest.rmdir()
+
+
+def test_only_the_stored_part_is_written(tmp_path: Path) -> None:
+    for size in (10_000, 1_000_000):
+        made = ReplayBuffer(storage=LazyTensorStorage(size), batch_size=4)
+        made.extend(numbered(0, 10_000))
+        made.dumps(tmp_path / str(size))
+    bytes_of = [
+        sum(file.stat().st_size for file in (tmp_path / str(size)).glob("ckpt-*/*.bin"))
+        for size in (10_000, 1_000_000)
+    ]
+    per_row = 8 + 8 + 8 * WIDTH
+    assert all(10_000 * per_row <= size <= 10_000 * per_row + 20_000 for size in bytes_of)

@@ -67,7 +67,7 @@ class StorageCheckpointerBase(ABC):
 
     def packed_later(self, state: Mapping[str, Any]) -> Later:
         """Return what becomes `packed` when it is written."""
-        return Later(self.packed, state)
+        return _Packed(self, state)
 
     @classmethod
     def unpacked(cls, state: Any) -> dict[str, Any]:
@@ -106,6 +106,20 @@ class StorageCheckpointerBase(ABC):
     def __repr__(self) -> str:
         """Show the class."""
         return f"{type(self).__name__}()"
+
+
+class _Packed(Later):
+    """A storage's state in a checkpointer's form; to another process it goes in memory."""
+
+    def __init__(self, checkpointer: StorageCheckpointerBase, state: Mapping[str, Any]) -> None:
+        super().__init__(state)
+        self._checkpointer = checkpointer
+
+    def make(self) -> dict[str, Any]:
+        return self._checkpointer.packed(self.of)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (self._checkpointer.packed(with_tensors(self.of)),)
 
 
 def with_tensors(state: Any) -> Any:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import weakref
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
+from gleanrl.arguments import positive
+from gleanrl.checkpoint.background import Dump
 from gleanrl.checkpoint.folder import Folder
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
 from gleanrl.errors import CorruptCheckpointError, IncompatibleCheckpointError
@@ -33,7 +36,7 @@ class Checkpointed(ABC):
             SchemaError: it doesn't fit; nothing changed.
         """
 
-    def dumps(self, path: os.PathLike[str] | str, keep: int = 1) -> None:
+    def dumps(self, path: os.PathLike[str] | str, keep: int = 1, wait: bool = True) -> Dump | None:
         """Write a checkpoint: once this returns, it is on the disk, and whole.
 
         It holds what `state_dict` holds: the stored records, all parts with their random numbers, transforms, batches
@@ -43,12 +46,25 @@ class Checkpointed(ABC):
         Args:
             path: a folder, which is made if need be; repeated dumps may go to the same one.
             keep: how many complete checkpoints it is to hold; older ones are removed once this one is complete.
+            wait: False for writing in the background: others go on writing and sampling, and the checkpoint is of the
+                moment of this call. A dump waits for the one before it, and raises its error if nobody was told.
+
+        Returns:
+            None; for ``wait=False`` the dump, to ask it whether it is done, and to wait for it.
 
         Raises:
             CheckpointError: something can't be saved, which it names; or another process writes there.
             OSError: the disk is full, or fails; nothing is left of the attempt.
         """
-        Folder(path).commit(self.kind, self.checkpointed_state(), keep)
+        positive("keep", keep)
+        last = _dumps.pop(self, None)
+        if last is not None:
+            last.settle()
+        if wait:
+            Folder(path).commit(self.kind, self.checkpointed_state(), keep)
+            return None
+        dump = _dumps[self] = Dump(Folder(path), self.kind, self.checkpointed_state(), keep)
+        return dump
 
     def loads(self, path: os.PathLike[str] | str, verify: bool = True) -> None:
         """Go on from the newest checkpoint that is whole; a warning names those that aren't.
@@ -70,6 +86,9 @@ class Checkpointed(ABC):
             self.load_checkpointed_state(state)
 
         Folder(path).load(verify, take)
+
+
+_dumps: weakref.WeakKeyDictionary[Checkpointed, Dump] = weakref.WeakKeyDictionary()
 
 
 def with_records(state: Any) -> dict[str, Any]:

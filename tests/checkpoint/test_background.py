@@ -1,0 +1,72 @@
+"""Dumps in the background: whether they are done, and who is told of their errors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from gleanrl.checkpoint.background import Dump
+from gleanrl.checkpoint.folder import Folder
+from gleanrl.errors import CheckpointError, UnsupportedError
+from gleanrl.system import faults
+
+
+def test_done_and_waited_for(tmp_path: Path) -> None:
+    leave = threading.Event()
+    with faults.inject({"fs.rename": leave.wait}):
+        dump = Dump(Folder(tmp_path), "thing", {"a": 1}, 1)
+        assert not dump.done() and not dump.wait(0.01) and "done=False" in repr(dump)
+        leave.set()
+        assert dump.wait() and dump.wait(0) and dump.done()
+    dump.settle()
+    assert Folder(tmp_path).load().state == {"a": 1}
+
+
+def test_an_error_is_told_once_unless_asked_for(tmp_path: Path) -> None:
+    for first in ("wait", "settle"):
+        dump = Dump(Folder(tmp_path), "thing", object(), 1)
+        for _ in range(2 if first == "wait" else 1):
+            with pytest.raises(CheckpointError, match="a object can't be saved"):
+                getattr(dump, first)()
+        dump.settle()
+        assert dump.done()
+
+
+def test_a_forked_child_has_no_part_in_it(tmp_path: Path) -> None:
+    leave = threading.Event()
+    with faults.inject({"fs.rename": leave.wait}):
+        dump = Dump(Folder(tmp_path), "thing", {"a": 1}, 1)
+        child = os.fork()
+        if child == 0:
+            dump.settle()
+            try:
+                dump.done()
+            except UnsupportedError:
+                os._exit(0)
+            os._exit(1)
+        leave.set()
+        assert dump.wait()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+AT_THE_END = """
+import sys, torch
+from gleanrl.data import LazyTensorStorage, ReplayBuffer
+buffer = ReplayBuffer(storage=LazyTensorStorage(100_000))
+buffer.extend(torch.zeros(100_000, 4))
+buffer.dumps(sys.argv[1], wait=False)
+"""
+
+
+def test_the_end_of_the_program_waits(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_THE_END, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    Folder(tmp_path).load()
+    assert [name[:5] for name in sorted(os.listdir(tmp_path))] == ["LOCK", "ckpt-"]
