@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -183,3 +183,49 @@ def _spec_of(value: Any) -> TensorSpec | None:
     if not chosen and dtype.is_floating_point:
         dtype = torch.get_default_dtype()
     return Unbounded(shape=array.shape, dtype=dtype)
+
+
+def ready_reader(given: Any, ignore_private: bool, sample: Callable[[], list[Mapping[str, Any]]]) -> Any:
+    """Return the reader that is meant, which knows its entries; see `GymLikeEnv.set_info_dict_reader`.
+
+    Args:
+        given: the reader; None for one that reads everything.
+        ignore_private: of the latter.
+        sample: returns infos to learn entries from.
+
+    Raises:
+        InvalidArgumentError: if it doesn't say what it reads.
+    """
+    reader = default_info_dict_reader(ignore_private=ignore_private) if given is None else given
+    if isinstance(reader, default_info_dict_reader) and reader.info_spec is None:
+        reader.learn(sample())
+    if not callable(reader) or getattr(reader, "info_spec", None) is None:
+        raise InvalidArgumentError(
+            f"info_dict_reader: expected a callable with an info_spec that says what it reads, got {reader!r}"
+        )
+    return reader
+
+
+def with_entries_of(reader: Any, spec: Composite, reserved: Collection[str]) -> Composite:
+    """Return a spec with a reader's entries beside those that are there.
+
+    Raises:
+        InvalidArgumentError: if an entry's key is taken, or begins with one of the `reserved` names.
+    """
+    spec = spec.clone()
+    taken = {as_path(key) for key in spec.keys(True, True)}
+    for path, leaf in spec_entries(reader.info_spec):
+        if path in taken or path[0] in reserved:
+            raise InvalidArgumentError(
+                f"info_dict_reader: the key {as_key(path)!r} is taken by the environment itself"
+            )
+        spec[as_key(path)] = leaf
+    return spec
+
+
+def spec_entries(spec: Any) -> Iterator[tuple[Path, TensorSpec]]:
+    """Yield the leaves of a Composite or a mapping, by path."""
+    if isinstance(spec, Composite):
+        yield from ((as_path(key), spec[key]) for key in spec.keys(True, True))
+    else:
+        yield from ((as_path(key), leaf) for key, leaf in spec.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,14 +15,19 @@ from gleanrl.arguments import positive
 from gleanrl.data.specs import Categorical, Composite, TensorSpec
 from gleanrl.envs.base import REPLACED, EnvBase
 from gleanrl.envs.libs.gym_codecs import Array, Codec, RewardCodec, as_flag, as_flags
-from gleanrl.envs.libs.gym_info import default_info_dict_reader
+from gleanrl.envs.libs.gym_info import (
+    default_info_dict_reader,
+    ready_reader,
+    spec_entries,
+    with_entries_of,
+)
 from gleanrl.envs.libs.gym_simulator import Simulator, checked_reset, checked_step
 from gleanrl.envs.libs.gym_spaces import reward_spec
 from gleanrl.envs.libs.gym_stepper import GymCodecs, GymStepper
 from gleanrl.envs.libs.gym_trees import assemble, encode, leaves, make_tree, observation_tree, tree_spec
 from gleanrl.envs.libs.gym_vector_simulator import VectorSimulator
 from gleanrl.envs.libs.gym_vector_stepper import VectorGymStepper
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpaceError, UnsupportedError
+from gleanrl.errors import InvalidTypeError, SpaceError, UnsupportedError
 from gleanrl.overrides import is_native
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.traits import EnvTraits
@@ -319,25 +324,8 @@ class GymLikeEnv(EnvBase):
         Raises:
             InvalidArgumentError: if an entry's key is taken, or the reader doesn't say what it reads.
         """
-        reader = info_dict_reader
-        if reader is None:
-            reader = default_info_dict_reader(ignore_private=ignore_private)
-        if isinstance(reader, default_info_dict_reader) and reader.info_spec is None:
-            reader.learn(self._sample_infos())
-        info_spec = getattr(reader, "info_spec", None)
-        if not callable(reader) or info_spec is None:
-            raise InvalidArgumentError(
-                f"info_dict_reader: expected a callable with an info_spec that says what it reads, got {reader!r}"
-            )
-        spec = self.observation_spec.clone()
-        taken = {as_path(key) for key in spec.keys(True, True)}
-        for path, leaf in _entries(info_spec):
-            if path in taken or path[0] in _RESERVED:
-                raise InvalidArgumentError(
-                    f"info_dict_reader: the key {as_key(path)!r} is taken by the environment itself"
-                )
-            spec[as_key(path)] = leaf
-        self.observation_spec = spec
+        reader = ready_reader(info_dict_reader, ignore_private, self._sample_infos)
+        self.observation_spec = with_entries_of(reader, self.observation_spec, _RESERVED)
         self._readers.append(reader)
         return self
 
@@ -392,7 +380,7 @@ class GymLikeEnv(EnvBase):
         }
         found: dict[Path, TensorSpec] = {}
         for spec in (self.full_observation_spec, self.full_reward_spec, self.full_action_spec):
-            found |= dict(_entries(spec))
+            found |= dict(spec_entries(spec))
         if found.keys() != expected.keys() or {as_path(key) for key in self.done_keys} != {
             (name,) for name in FLAGS
         }:
@@ -400,10 +388,3 @@ class GymLikeEnv(EnvBase):
         return all(
             (leaf.shape, leaf.dtype) == (found[p].shape, found[p].dtype) for p, leaf in expected.items()
         )
-
-
-def _entries(spec: Any) -> Iterator[tuple[Path, TensorSpec]]:
-    if isinstance(spec, Composite):
-        yield from ((as_path(key), spec[key]) for key in spec.keys(True, True))
-    else:
-        yield from ((as_path(key), leaf) for key, leaf in spec.items())
