@@ -1,4 +1,4 @@
-"""Ray against this process, both seen from the learner: a buffer in an actor, with batches asked for ahead.
+"""Ray against this process and its workers, seen from the learner: a buffer in an actor, and collectors in actors.
 
 Gauges, not cases: the two sides share the machine anyway, since the actor works while the learner does.
 """
@@ -8,14 +8,21 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from tensordict.nn import TensorDictModule
 
 from benchmarks.clock import now
 from benchmarks.harness import Gauge
-from benchmarks.workload import IMAGE_CHUNK, as_tensordict, rows
+from benchmarks.multiprocess import KINDS, Kind, cartpole_module, collector_of, gym_env
+from benchmarks.multiprocess_gauges import Large
+from benchmarks.workload import FRAMES_ENV, IMAGE_CHUNK, as_tensordict, rows
+from gleanrl import optional
+from gleanrl.collectors.budget import Budget
+from gleanrl.collectors.distributed import RayCollector
 from gleanrl.data import LazyTensorStorage, RayReplayBuffer, ReplayBuffer
 
 BATCH, PREFETCH = 256, 2
@@ -93,6 +100,84 @@ def flat_out() -> float:
         return statistics.median(found[1:])
 
 
+NODES, STEPS, TURNS = 2, 500, 10
+WEIGHTS_NODES = 8
+BOUNDS: dict[Kind, float] = {"sync": 1 / 0.7, "async": 1 / 0.8}
+
+
+def _collectors(kind: Kind, name: str) -> Iterator[Any]:
+    """Gives a collector with as many nodes, and one with workers, that make the same batches."""
+    policy = cartpole_module if name == "CartPole-v1" else lambda: None
+    frames = NODES * STEPS if kind == "sync" else STEPS
+    yield RayCollector(
+        partial(gym_env, name),
+        policy(),
+        num_collectors=NODES,
+        frames_per_batch=frames,
+        sync=kind == "sync",
+        ray_init_config=CONFIG,
+        remote_configs={"num_cpus": 0},
+    )
+    yield collector_of(kind, NODES, name, policy(), STEPS)
+
+
+def collecting(kind: Kind, name: str) -> float:
+    """Returns the time of batches of nodes over that of batches of workers, by turns."""
+    nodes, workers = _collectors(kind, name)
+    parts = TURNS * (1 if kind == "sync" else NODES)
+    found = []
+    for _ in range(ROUNDS + 1):  # the first round warms up
+        times = []
+        for collector in (nodes, workers):
+            collector.reset()  # what was collected ahead in the other one's turn
+            begin = now()
+            for _ in range(parts):
+                collector.next()
+            times.append(now() - begin)
+        found.append(times[0] / times[1])
+    nodes.shutdown()
+    workers.shutdown()
+    return statistics.median(found[1:])
+
+
+def copies() -> float:
+    """Returns the bytes that are written for a batch of images, into the object store and out of it, over its own."""
+    nodes, workers = _collectors("async", FRAMES_ENV)
+    workers.shutdown()
+    source, ray = nodes.source, optional.ray()
+    source.next(Budget(1, STEPS))
+    while not any(node.ready for node in source.fleet.now.nodes):
+        source.fleet.wait()
+    arrival = next(node.ready[0] for node in source.fleet.now.nodes if node.ready)
+    parcel = ray.get(arrival.batch)
+    batch = parcel.open()
+    found = (parcel.num_bytes + batch.bytes()) / batch.bytes()
+    nodes.shutdown()
+    return float(found)
+
+
+def puts() -> float:
+    """Returns how often ten megabytes of weights were put into the object store until eight nodes had used them."""
+    policy = TensorDictModule(Large(), ["observation"], ["action"])
+    nodes = RayCollector(
+        partial(gym_env, "CartPole-v1"),
+        policy,
+        num_collectors=WEIGHTS_NODES,
+        sync=True,
+        frames_per_batch=WEIGHTS_NODES,
+        ray_init_config=CONFIG,
+        remote_configs={"num_cpus": 0},
+        track_policy_version=True,
+    )
+    nodes.next()
+    before = nodes.source.weights.puts
+    nodes.update_policy_weights_()
+    assert nodes.next()["policy_version"].unique().tolist() == [1]
+    found = nodes.source.weights.puts - before
+    nodes.shutdown()
+    return float(found)
+
+
 GAUGES = (
     Gauge(
         "ray/sample",
@@ -114,5 +199,30 @@ GAUGES = (
         "times",
         flat_out,
         8.0,
+    ),
+    *(
+        Gauge(
+            f"ray/collect-{label}-{kind}",
+            f"batches of RayCollector with {NODES} nodes ({kind}), {label}, over those of as many workers",
+            "times",
+            partial(collecting, kind, name),
+            BOUNDS[kind],
+        )
+        for kind in KINDS
+        for label, name in (("cartpole", "CartPole-v1"), ("images", FRAMES_ENV))
+    ),
+    Gauge(
+        "ray/copies",
+        "bytes written for a batch of images, into the object store and out of it, over its own",
+        "times",
+        copies,
+        2.0,
+    ),
+    Gauge(
+        "ray/weights",
+        f"puts of a version of a million parameters until {WEIGHTS_NODES} nodes have used it",
+        "puts",
+        puts,
+        1.0,
     ),
 )

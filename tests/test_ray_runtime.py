@@ -29,7 +29,7 @@ def test_the_last_user_ends_what_was_started():
     script = """
 import sys
 
-import gleanrl.collectors, gleanrl.data, gleanrl.envs
+import gleanrl.collectors.distributed, gleanrl.data, gleanrl.envs
 from gleanrl.ray_runtime import RayRuntime
 from tests import rays
 

@@ -39,13 +39,13 @@ class Feed:
         """Whether the buffer copies what it is given, and nobody else sees that."""
         return self._whole and (isinstance(self.buffer, RayReplayBuffer) or copies_at_once(self.buffer))
 
-    def put(self, batch: TensorDictBase, arrived: Callable[[], Any]) -> None:
-        """Put a batch in and call `arrived`, which may be called twice.
+    def put(self, batch: Any, arrived: Callable[[], Any]) -> None:
+        """Put a batch in, or what the buffer's `extend` takes in place of one, and call `arrived`, maybe twice.
 
         An interrupt comes before the batch is in, or after both; that holds for buffers of ours, whose writes end
         whatever comes.
         """
-        if not batch.batch_size.numel():
+        if isinstance(batch, TensorDictBase) and not batch.batch_size.numel():
             arrived()
             return
         before = self._written()

@@ -20,7 +20,7 @@ from gleanrl.tree import Path
 class Collected:
     """A batch on its way to the user."""
 
-    batch: TensorDict  # [*batch, T]
+    batch: TensorDict  # [*batch, T]; or a reference to one, if it goes to a buffer that takes that
     after: Any
     """What its source lives by once the batch has arrived."""
     part: tuple[int, int] = (0, 1)

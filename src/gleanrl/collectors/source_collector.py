@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 from tensordict import TensorDictBase
@@ -152,7 +153,8 @@ class SourceCollector(DataCollectorBase):
         try:
             if not self._source.more(self._budget):
                 raise BudgetSpent
-            return self._hand_over(lambda: self._source.next(self._budget, self._lends), finish, self._feed)
+            collect = partial(self._source.next, self._budget, self._lends)
+            return self._hand_over(collect, finish if self._feed is None else None, self._feed)
         except BudgetSpent:
             self.shutdown()
             raise

@@ -46,3 +46,15 @@ def test_names():
     assert distributed.RPCCollector is RPCDataCollector
     with pytest.raises(UnsupportedError, match="ray start"):
         distributed.submitit_delayed_launcher(2)
+
+
+def test_shares_follow_each_other(ray_session):
+    collector = RPCDataCollector(
+        environments(1),
+        Says(),
+        frames_per_batch=20,
+        total_frames=40,
+        sync=True,
+        remote_configs={"num_cpus": 0},
+    )
+    assert [batch.shape for batch in collector] == [(20,)] * 2

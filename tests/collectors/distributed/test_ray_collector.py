@@ -6,7 +6,9 @@ import pytest
 
 from gleanrl.collectors import MultiaSyncDataCollector
 from gleanrl.collectors.distributed import RayCollector
-from gleanrl.errors import ClosedError, UnsupportedError
+from gleanrl.data import LazyTensorStorage, RayReplayBuffer
+from gleanrl.envs import Timeouts
+from gleanrl.errors import ClosedError, UnsupportedError, WorkerTimeoutError
 from tests.collectors.distributed.helpers import Says, check_rows, environments, make_cartpole, rows
 
 
@@ -36,10 +38,23 @@ def test_arguments(message, given):
         RayCollector(**{"create_env_fn": make_cartpole, "frames_per_batch": 10, "num_collectors": 2, **given})
 
 
-def test_a_node_that_raises_while_it_is_made_and_workers_in_nodes(ray_session):
+def test_a_node_that_raises_while_it_is_made(ray_session):
     with pytest.raises(ZeroDivisionError):
         RayCollector(lambda: 1 / 0, num_collectors=1, frames_per_batch=10, remote_configs={"num_cpus": 0})
     assert ray_session.is_initialized()
+
+
+def test_a_node_that_nobody_has_a_place_for(ray_session):
+    with pytest.raises(
+        WorkerTimeoutError, match=r"node 0 didn't start within 0.2 s: it asks for .*'nowhere'"
+    ):
+        RayCollector(
+            make_cartpole,
+            num_collectors=1,
+            frames_per_batch=10,
+            remote_configs={"num_cpus": 0, "resources": {"nowhere": 1}},
+            timeouts=Timeouts(start_s=0.2),
+        )
 
 
 def test_nodes_can_be_added(apart):
@@ -63,23 +78,45 @@ def test_shares_that_cannot_grow(together):
 
 
 @pytest.mark.slow
-def test_programs_end_with_their_budget(ray_session):
-    found = 0
+@pytest.mark.filterwarnings("ignore:total_frames=220 isn't a multiple")
+def test_nodes_with_workers_that_collect_ahead_meet_their_budget(ray_session):
     collector = RayCollector(
         make_cartpole,
         num_collectors=1,
         collector_class=MultiaSyncDataCollector,
         num_workers_per_collector=2,
         frames_per_batch=50,
-        total_frames=200,
+        total_frames=220,
         remote_configs={"num_cpus": 0},
         collector_kwargs={"max_frames_per_traj": 7},
-        trajs_per_batch=4,
+        timeouts=Timeouts(start_s=400.0),
     )
-    for batch in collector:
-        assert len(batch) == 4 and bool((batch["step_count"] <= 7).all())
-        found += 1
-    assert found and collector.closed and collector.state_dict()["frames"] == 200
+    batches = list(collector)
+    assert sorted(len(batch) for batch in batches) == [20, 50, 50, 50, 50]
+    names = [set(batch["collector", "traj_ids"].tolist()) for batch in batches]
+    assert all(len({name % 2 for name in own}) == 1 for own in names)
+    assert all(bool((batch["step_count"] <= 7).all()) for batch in batches)
+    assert collector.closed and collector.state_dict()["frames"] == 220
+    stats = collector.stats()
+    assert stats.delivered == 220 and stats.stepped == 220 + stats.discarded
     with pytest.raises(ClosedError):
-        collector.next()
+        collector.reset()
     assert ray_session.is_initialized()
+
+
+def test_batches_go_to_a_buffer_in_an_actor_past_the_learner(ray_session):
+    buffer = RayReplayBuffer(storage=LazyTensorStorage(1_000), batch_size=5)
+    collector = RayCollector(
+        environments(1),
+        Says(),
+        frames_per_batch=20,
+        total_frames=100,
+        replay_buffer=buffer,
+        remote_configs={"num_cpus": 0},
+        timeouts=Timeouts(start_s=400.0),
+    )
+    assert collector.next() is None and len(buffer) == 20
+    assert list(collector) == [None] * 4
+    assert collector.stats().delivered == len(buffer) == 100
+    check_rows([buffer[:]])
+    buffer.shutdown()

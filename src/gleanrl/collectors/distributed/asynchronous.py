@@ -6,6 +6,7 @@ from typing import Any
 
 from gleanrl.collectors.budget import Grant, Grants
 from gleanrl.collectors.distributed.node_source import Company, NodeSource
+from gleanrl.collectors.distributed.standing import Arrival
 from gleanrl.collectors.source import Collected
 from gleanrl.collectors.workers.standing import Taken
 from gleanrl.errors import UnsupportedError
@@ -49,21 +50,30 @@ class AsynchronousNodes(NodeSource):
         """
         self.lose("interrupted")
         begin = clock.monotonic()
+        self.refresh_weights()
         while True:
-            self.weights.refresh(self.rounds)
             self._order_all(budget)
             number = self._next_ready()
             if number is None:
                 self.fleet.wait()
                 continue
             arrival = self.fleet.now.nodes[number].ready[0]
-            parcel = self.fleet.fetched(number, arrival)
-            if parcel is not None:
+            batch = self._batch(number, arrival, lend)
+            if batch is not None:
                 break
         self._open, outcome = number, arrival.outcome
         seconds = clock.monotonic() - begin
         taken = Taken({number: arrival.batch}, outcome.frames, outcome.flagged, 0, True, seconds)
-        return Collected(parcel.view() if lend else parcel.open(), taken, outcome.part)
+        return Collected(batch, taken, outcome.part)
+
+    def _batch(self, number: int, arrival: Arrival, lend: bool) -> Any:
+        """Return a node's batch, or where it is; None if it was lost with its machine."""
+        if self._company.by_reference and not self.fleet.now.nodes[number].losses.number:
+            return arrival.batch
+        parcel = self.fleet.fetched(number, arrival)
+        if parcel is None or self._company.by_reference:
+            return parcel and arrival.batch  # of a node that was lost once: it's here
+        return parcel.view() if lend else parcel.open()
 
     def collect(self, grant: Grant) -> Collected:
         """Refuse: nodes collect ahead, within the budget."""

@@ -298,6 +298,7 @@ class Fleet:
         Nodes answer after the orders that they were given before. One that is lost meanwhile is asked again once it was
         made anew.
         """
+        self._runtime.check()
         given = dict.fromkeys(range(len(self.actors)), ()) if arguments is None else dict(arguments)
         asked: dict[int, tuple[Any, Any]] = {}
         answers: dict[int, Answer] = {}

@@ -44,6 +44,7 @@ class Company:
         interval: see `BroadcastWeights`.
         start_s: how long a node may take to start; None for ever.
         ahead: batches that a node is granted at a time.
+        by_reference: whether batches are left in the object store: they go to a buffer that takes them from there.
     """
 
     makers: Sequence[NodeMaker]
@@ -53,6 +54,7 @@ class Company:
     interval: int | None = None
     start_s: float | None = None
     ahead: int = 1
+    by_reference: bool = False
 
 
 class NodeSource(Source):
@@ -134,6 +136,11 @@ class NodeSource(Source):
     @abstractmethod
     def rounds(self) -> int:
         """Batches that every node has delivered, on average."""
+
+    def refresh_weights(self) -> None:
+        """Publish the current weights of the user's policy, if they are followed."""
+        self._runtime.check()  # Ray would start anew
+        self.weights.refresh(self.rounds)
 
     @property
     def policy_version(self) -> int:

@@ -31,6 +31,7 @@ from gleanrl.collectors.weight_updaters import WeightUpdaterBase, made_updater
 from gleanrl.collectors.workers.choices import each, following_of, timeouts_of
 from gleanrl.collectors.workers.initialising import initialised
 from gleanrl.collectors.workers.restarts import Restarts
+from gleanrl.data.replay_buffers.remote import RayReplayBuffer
 from gleanrl.devices import as_device, require_device
 from gleanrl.envs.exploration import ExplorationType
 from gleanrl.errors import UnsupportedError
@@ -46,8 +47,9 @@ class RayCollector(SourceCollector):
     nodes by cloudpickle.
 
     Each batch is written into Ray's object store once, from the memory where it was collected, and read from there
-    once. The policy's weights are put there once a version; they are compared with the last ones at every hand-over,
-    and every batch is collected with one version of them. When they are sent is as in `WorkersCollector`.
+    once; into a `RayReplayBuffer` it goes past the learner, unless somebody is to see it before. The policy's weights
+    are put there once a version; they are compared with the last ones at every hand-over, and every batch is collected
+    with one version of them. When they are sent is as in `WorkersCollector`.
 
     What an environment or the policy raises in a node is raised here. A node that is lost (its process, its machine, or
     what its own workers can't get over) is a `WorkerCrashedError`, and the collector ends; with
@@ -196,6 +198,8 @@ class RayCollector(SourceCollector):
         self._keywords = [
             {**keywords, **{name: place[number] for name, place in places.items()}} for number in range(count)
         ]
+        seen = (storing, postproc, post_collect_hook, trajs_per_batch, split_trajs or None)
+        by_reference = isinstance(replay_buffer, RayReplayBuffer) and extend_buffer and not sync
         moved = any(place is not None for place in (*places["device"], *places["policy_device"]))
         self.policy = initialised(policy, _first(environments[0]))
         self._policies = self.policy, policy_factory
@@ -210,6 +214,7 @@ class RayCollector(SourceCollector):
                 interval if interval > -1 else None,
                 patience.start_s,
                 2 * workers + 1 if issubclass(collector, MultiaSyncDataCollector) else 2,
+                by_reference and all(one is None for one in seen),
             )
             source = self._source = self._nodes = (
                 SynchronousNodes(self._runtime, company, self._joined)

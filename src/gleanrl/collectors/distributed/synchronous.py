@@ -57,7 +57,7 @@ class SynchronousNodes(NodeSource):
         """
         self.lose("interrupted")
         begin = clock.monotonic()
-        self.weights.refresh(self.rounds)
+        self.refresh_weights()
         steps = enumerate(self._arrangement.steps(grant.num_steps))
         wanted = {number: Grant(count, grant.random) for number, count in steps if count}
         shares: dict[int, Any] = {}
