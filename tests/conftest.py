@@ -30,10 +30,11 @@ def pytest_collection_finish():
 
 
 def pytest_collection_modifyitems(items):
-    """Tests on Ray run in one process of several: each that starts one of its own takes seconds."""
+    """Tests on Ray run in one process of several, and may take long: each actor imports torch."""
     for item in items:
         if "ray_session" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("ray"))
+            item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.fixture(scope="session", autouse=True)
