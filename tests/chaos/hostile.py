@@ -24,7 +24,7 @@ import torch
 
 from gleanrl.errors import CorruptCheckpointError, GleanError
 from tests.chaos.mutations import SIGNED, UNSIGNED, Files, flip_a_bit
-from tests.checkpoint.specimens import SPECIMENS, filled
+from tests.checkpoint.specimens import SPECIMENS, as_values, filled
 
 MEMORY_BYTES = 64 << 20
 LONGEST_S = 1.0
@@ -160,16 +160,6 @@ class Drill:
 def digest(target: Any) -> int:
     """Return a number that tells states apart."""
     return hash(repr(as_values(target.state_dict())))
-
-
-def as_values(state: Any) -> Any:
-    if isinstance(state, torch.Tensor):
-        return str(state.dtype), tuple(state.shape), state.tolist()
-    if isinstance(state, dict):
-        return {key: as_values(value) for key, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return [as_values(value) for value in state]
-    return repr(state)
 
 
 def main(folder: Path, mutations: int, flips: int, seed: int) -> dict[str, Any]:

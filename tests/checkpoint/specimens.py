@@ -119,3 +119,22 @@ def filled(name: str) -> Any:
             part.update_priority(torch.arange(CAPACITY), torch.arange(1.0, CAPACITY + 1))
     made.sample()
     return made
+
+
+def records_in(name: str, made: Any) -> list[Any]:
+    """Return what a specimen holds, as values that can be compared and written down."""
+    if name == "storages":
+        return [as_values(part.get(range(len(part)))) for part in (made[0], made[1])]
+    parts = (made[0], made[1]) if name == "buffers" else (made,)
+    return [[len(part), part.write_count, as_values(part[:])] for part in parts]
+
+
+def as_values(state: Any) -> Any:
+    """Return tensors, and what holds some, as lists and strings: equal ones for what is equal, bit for bit."""
+    if isinstance(state, torch.Tensor):
+        return [str(state.dtype), list(state.shape), repr(state.tolist())]
+    if isinstance(state, (dict, TensorDict)):
+        return {str(key): as_values(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return [as_values(value) for value in state]
+    return repr(state)
