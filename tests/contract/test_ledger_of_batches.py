@@ -88,14 +88,15 @@ def parallel(*args, **kwargs):
     return ParallelEnv(*args, num_processes=2, **kwargs)
 
 
-@pytest.mark.parametrize("policy", [None, "policy"])
 @pytest.mark.parametrize("during", ["step", "reset"])
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize(
     ("kind", "member"),
     [(SerialEnv, gym), (SerialEnv, base), (SerialEnv, wrapped), (parallel, gym), (parallel, base)],
 )
-def test_after_an_error(kind, member, place, during, policy):
+def test_after_an_error(kind, member, place, during):
+    policy = (place + (during == "step") + (member is base)) % 2  # each with every other choice
+
     def build(stream):
         return member(stream, 2 if during == "reset" else 5, during) if stream == place else member(stream)
 
