@@ -330,6 +330,7 @@ class TestCollector:
         collector.shutdown()
 
 
+@pytest.mark.slow
 def test_the_program_ends_while_it_collects() -> None:
     program = """
 from gleanrl.collectors import SyncDataCollector

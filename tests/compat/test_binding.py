@@ -33,6 +33,7 @@ def test_a_stand_in_can_neither_be_made_nor_derived_from(monkeypatch):
         type("Mine", (stand_in,), {})
 
 
+@pytest.mark.slow
 def test_star_imports_bring_second_names():
     script = "from gleanrl.data import *; print(CompositeSpec is Composite)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -120,6 +120,7 @@ def test_serial_environments_of_random_ones() -> None:
     assert set(report.passed) == set(RULES)
 
 
+@pytest.mark.slow
 def test_environments_in_processes() -> None:
     env = ParallelEnv(2, lambda: GymEnv("CartPole-v1", num_envs=2))
     assert set(check_env(env, num_steps=60).passed) == set(RULES)

@@ -332,6 +332,7 @@ def test_through_a_queue_goes_a_copy():
     queue.close()
 
 
+@pytest.mark.slow
 def test_a_buffer_whose_parts_wait_can_be_sent_to_a_spawned_process():
     buffer = ReplayBuffer(storage=partial(LazyTensorStorage, 5), delayed_init=True)
     process = multiprocessing.get_context("spawn").Process(target=len, args=(buffer,))

@@ -84,10 +84,12 @@ def run(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_specs_are_converted_where_the_other_library_came_first(run):
     run(CHECK.format(first="import torchrl.modules, torchrl.objectives"))
 
 
+@pytest.mark.slow
 def test_it_imports_nothing_finds_other_modules_as_before_and_converts_specs(run):
     run(
         """

@@ -241,6 +241,7 @@ print("whole")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_moving_the_memory_of_views_and_of_given_tensors_is_noticed(tmp_path):
     done = subprocess.run(
