@@ -419,13 +419,6 @@ class SourceCollector(DataCollectorBase):
         with self.pause():
             self._source.load(state_dict, strict, **kwargs)
 
-    def loading(self, state_dict: dict[str, Any]) -> Callable[[], None]:
-        """Return what goes on from a saved state, after a check; without workers it can't fail.
-
-        Nothing may be collected in between: see `pause`.
-        """
-        return self._source.loading(state_dict, True)
-
     def _show_progress(self, last: bool = False) -> None:
         if self._progress is not None:
             self._progress.update(self._source.spent, self.stats())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -208,9 +209,11 @@ class Composed(Checkpointed):
         state = self.state_dict() if own else self._draws.moment_dict()
         return {**state, "_storage": self.storage.checkpointer.packed_later(state["_storage"])}
 
-    def load_checkpointed_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `checkpointed_state` returned, with whatever checkpointer."""
-        self.load_state_dict(with_records(state))
+    def loading(self, state: dict[str, Any]) -> Callable[[], None]:
+        """Return what goes on from what `checkpointed_state` returned, with whatever checkpointer; it can't fail."""
+        if overridden(self, "load_state_dict", of=Composed):
+            return partial(self.load_state_dict, with_records(state))
+        return partial(self._draws.adopt, self._draws.parse(with_records(state)))
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle everything; the copy has a lock of its own and goes on with the same sequence of samples."""

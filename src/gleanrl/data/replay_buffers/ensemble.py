@@ -16,7 +16,7 @@ from gleanrl.data.replay_buffers.samplers.ensemble import SamplerEnsemble
 from gleanrl.data.replay_buffers.samplers.mixture import Mixture
 from gleanrl.data.replay_buffers.storages.ensemble import StorageEnsemble
 from gleanrl.data.replay_buffers.storages.indexing import is_key, members_at
-from gleanrl.data.replay_buffers.utils import load_all, states_in
+from gleanrl.data.replay_buffers.utils import loading_all, states_in
 from gleanrl.data.replay_buffers.writers.ensemble import WriterEnsemble, refuse
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, UnsupportedError
 from gleanrl.records import BufferStats
@@ -344,22 +344,27 @@ class ReplayBufferEnsemble(Checkpointed):
         Raises:
             SchemaError: a state that doesn't fit; nothing changed.
         """
-        states = states_in(state_dict, "_members", len(self._members))
-        members = [member.server.draws for member in self._members]
-        with self._gate.lock:
-            load_all(
-                [self._mixture, self._transforms, *members],
-                [state_dict.get("_mixture"), state_dict.get("_transforms", []), *states],
-            )
+        self._loading(state_dict)()
+
+    def _loading(self, state: Any) -> Callable[[], None]:
+        states = states_in(state, "_members", len(self._members))
+        parts: list[Any] = [self._mixture, self._transforms, *(m.server.draws for m in self._members)]
+        load = loading_all(parts, [state.get("_mixture"), state.get("_transforms", []), *states])
+
+        def change() -> None:
+            with self._gate.lock:
+                load()
+
+        return change
 
     def checkpointed_state(self) -> dict[str, Any]:
         """Return the state, each member's records in the form of its storage's checkpointer."""
         return self._state([member.checkpointed_state() for member in self._members])
 
-    def load_checkpointed_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `checkpointed_state` returned, with whatever checkpointers."""
+    def loading(self, state: dict[str, Any]) -> Callable[[], None]:
+        """Return what goes on from what `checkpointed_state` returned, with whatever checkpointers; it can't fail."""
         members = states_in(state, "_members", len(self._members))
-        self.load_state_dict({**state, "_members": [with_records(member) for member in members]})
+        return self._loading({**state, "_members": [with_records(member) for member in members]})
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle everything; the copy has a lock of its own."""

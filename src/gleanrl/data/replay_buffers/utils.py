@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -185,12 +186,17 @@ def states_in(state_dict: Any, name: str, count: int) -> list[Any]:
     return states
 
 
-def load_all(parts: Sequence[Stateful[Any]], states: Sequence[Any]) -> None:
-    """Give each part its state: all are parsed before any is adopted, so that a wrong one changes nothing."""
+def loading_all(parts: Sequence[Stateful[Any]], states: Sequence[Any]) -> Callable[[], None]:
+    """Return what gives each part its state; all are parsed here, so that a wrong one changes nothing."""
     values = [part.parse(state) for part, state in zip(parts, states, strict=True)]
 
     def adopt() -> None:
         for part, value in zip(parts, values, strict=True):
             part.adopt(value)
 
-    to_the_end(adopt)
+    return partial(to_the_end, adopt)
+
+
+def load_all(parts: Sequence[Stateful[Any]], states: Sequence[Any]) -> None:
+    """Give each part its state; see `loading_all`."""
+    loading_all(parts, states)()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from gleanrl.arguments import positive
@@ -28,13 +29,17 @@ class Checkpointed(ABC):
         """
 
     @abstractmethod
-    def load_checkpointed_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `checkpointed_state` returned, with whatever checkpointers.
+    def loading(self, state: dict[str, Any]) -> Callable[[], None]:
+        """Return what goes on from what `checkpointed_state` returned, with whatever checkpointers; it can't fail.
 
         Raises:
             CheckpointError: it returned nothing like it; nothing changed.
             SchemaError: it doesn't fit; nothing changed.
         """
+
+    def load_checkpointed_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `checkpointed_state` returned; see `loading`."""
+        self.loading(state)()
 
     def dumps(self, path: os.PathLike[str] | str, keep: int = 1, wait: bool = True) -> Dump | None:
         """Write a checkpoint: once this returns, it is on the disk, and whole.

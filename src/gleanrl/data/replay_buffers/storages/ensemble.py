@@ -12,7 +12,7 @@ from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBa
 from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import members_at
-from gleanrl.data.replay_buffers.utils import states_in
+from gleanrl.data.replay_buffers.utils import load_all, loading_all, states_in
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 
 
@@ -124,10 +124,10 @@ class StorageEnsemble(Checkpointed):
             ]
         }
 
-    def load_checkpointed_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `checkpointed_state` returned, with whatever checkpointers."""
+    def loading(self, state: dict[str, Any]) -> Callable[[], None]:
+        """Return what goes on from what `checkpointed_state` returned, with whatever checkpointers; it can't fail."""
         packed = states_in(state, "storages", len(self._storages))
-        self.load_state_dict({"storages": [StorageCheckpointerBase.unpacked(part) for part in packed]})
+        return loading_all(self._storages, [StorageCheckpointerBase.unpacked(part) for part in packed])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replace the content of each storage by its saved state.
@@ -135,7 +135,4 @@ class StorageEnsemble(Checkpointed):
         Raises:
             SchemaError: another number of storages, or a state that doesn't fit; nothing changed.
         """
-        states = states_in(state_dict, "storages", len(self._storages))
-        values = [storage.parse(state) for storage, state in zip(self._storages, states, strict=True)]
-        for storage, value in zip(self._storages, values, strict=True):
-            storage.adopt(value)
+        load_all(self._storages, states_in(state_dict, "storages", len(self._storages)))

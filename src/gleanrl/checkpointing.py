@@ -1,0 +1,216 @@
+"""`Checkpoint`: all that a training lives by, saved in one commit and restored in one call."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from gleanrl.arguments import positive
+from gleanrl.checkpoint.background import Dump
+from gleanrl.checkpoint.folder import Folder
+from gleanrl.collectors.source_collector import SourceCollector
+from gleanrl.collectors.weights import check_loads
+from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed
+from gleanrl.errors import CheckpointError, IncompatibleCheckpointError, InvalidTypeError, SchemaError
+from gleanrl.randomness import GENERATORS
+from gleanrl.system.interrupts import to_the_end
+
+_KIND = "Checkpoint"
+Change = Callable[[], None]
+
+
+class Checkpoint:
+    """Saves collectors, buffers, models, optimizers and whatever else in one commit, and restores all or none of it.
+
+    The random generators of torch (CUDA's included), NumPy and Python belong to it. Whatever ends the process or the
+    machine while it saves, the folder holds its earlier checkpoint, or this one, too. Nothing that is read is executed.
+
+    Args:
+        **parts: by names of your choice: collectors, buffers, everything with `state_dict` and `load_state_dict`
+            (modules, optimizers, schedulers, scalers), and dictionaries of plain values, which are filled again in
+            place. Values are numbers, text, tensors, TensorDicts and containers of them.
+
+    Raises:
+        InvalidTypeError: something else was given.
+
+    Examples:
+        >>> import tempfile, torch
+        >>> model, progress = torch.nn.Linear(2, 1), {"updates": 7}
+        >>> optimizer = torch.optim.Adam(model.parameters())
+        >>> checkpoint = Checkpoint(model=model, optimizer=optimizer, progress=progress)
+        >>> folder = tempfile.mkdtemp()
+        >>> checkpoint.save(folder)
+        >>> progress["updates"] = 0
+        >>> checkpoint.load(folder)
+        >>> progress
+        {'updates': 7}
+    """
+
+    def __init__(self, **parts: Any) -> None:
+        for name, part in parts.items():
+            methods = [getattr(type(part), method, None) for method in ("state_dict", "load_state_dict")]
+            if not isinstance(part, (dict, Checkpointed)) and not all(map(callable, methods)):
+                raise InvalidTypeError(
+                    f"{name}: expected a collector, a buffer, something with state_dict and load_state_dict, or a "
+                    f"dictionary, got {type(part).__name__}"
+                )
+        self.parts = parts
+        """What is saved, by name."""
+        self._last: Dump | None = None
+
+    def save(self, path: os.PathLike[str] | str, keep: int = 1, wait: bool = True) -> Dump | None:
+        """Write a checkpoint; once this returns, it is on the disk, and whole.
+
+        What collectors do in the background rests while the state is taken.
+
+        Args:
+            path: a folder, which is made if need be; repeated saves may go to the same one.
+            keep: how many complete checkpoints it is to hold; older ones are removed once this one is complete.
+            wait: False for writing in the background: the checkpoint is of the moment of this call. A save waits for
+                the one before it, and raises its error if nobody was told.
+
+        Returns:
+            None; for ``wait=False`` the dump, to ask it whether it is done, and to wait for it.
+
+        Raises:
+            CheckpointError: something can't be saved, which it names; or another process writes there.
+            OSError: the disk is full, or fails; nothing is left of the attempt.
+        """
+        positive("keep", keep)
+        last, self._last = self._last, None
+        if last is not None:
+            last.settle()
+        with self._at_rest():
+            state = self._state()
+            if not wait:
+                state["parts"] = {
+                    name: found if isinstance(self.parts[name], Checkpointed) else copy.deepcopy(found)
+                    for name, found in state["parts"].items()
+                }
+                self._last = Dump(Folder(path), _KIND, state, keep)
+                return self._last
+            Folder(path).commit(_KIND, state, keep)
+        return None
+
+    def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"generators": GENERATORS.state_dict()}
+        # Buffers hold their writers up until they are written: they come last.
+        names = sorted(self.parts, key=lambda name: isinstance(self.parts[name], Checkpointed))
+        state["parts"] = {name: _saved(self.parts[name]) for name in names}
+        return state
+
+    def load(self, path: os.PathLike[str] | str, verify: bool = True) -> None:
+        """Go on from the newest checkpoint that is whole; a warning names those that aren't.
+
+        The parts, new or used, are made like those that were saved, under the same names.
+
+        Args:
+            path: the folder that `save` was given.
+            verify: whether checksums are compared; sizes are always.
+
+        Raises:
+            IncompleteCheckpointError: the folder holds none.
+            CheckpointError: it is damaged; it names the file. Nothing changed.
+            SchemaError: something doesn't fit, which it names. Nothing changed.
+        """
+
+        def take(kind: str, state: Any) -> None:
+            if kind != _KIND or not isinstance(state, dict):
+                raise IncompatibleCheckpointError(f"{path}: expected a {_KIND}, it's a {kind}")
+            self._restore(state)
+
+        with self._at_rest():
+            Folder(path).load(verify, take)
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        parts = state.get("parts", {})
+        missing, unexpected = (
+            sorted(self.parts.keys() - parts.keys()),
+            sorted(parts.keys() - self.parts.keys()),
+        )
+        if missing or unexpected:
+            raise SchemaError(f"Checkpoint: it lacks {missing}, and holds {unexpected} beside")
+        generators = GENERATORS.parse(state.get("generators"))
+        checked: list[Change] = [partial(GENERATORS.adopt, generators)]
+        tried: list[str] = []  # those that can't say beforehand whether they would take their states
+        for name, part in self.parts.items():
+            with _naming(name):
+                if isinstance(part, dict):
+                    checked.append(_filling(part, parts[name]))
+                elif isinstance(part, Checkpointed):
+                    checked.append(part.loading(parts[name]))
+                elif isinstance(part, SourceCollector):
+                    checked.insert(
+                        0, part.source.loading(parts[name], strict=True)
+                    )  # workers may be lost meanwhile: it comes first
+                else:
+                    if isinstance(part, torch.nn.Module):
+                        check_loads(part, parts[name], strict=True)
+                    tried.append(name)
+        undo: list[Change] = []
+
+        def change() -> None:
+            for load in checked:
+                load()
+            undo.clear()
+
+        try:
+            for name in tried:
+                part = self.parts[name]
+                undo.append(partial(part.load_state_dict, copy.deepcopy(part.state_dict())))
+                with _naming(name):
+                    part.load_state_dict(parts[name])
+            to_the_end(change)
+        except BaseException:
+            for back in reversed(undo):
+                back()
+            raise
+
+    @contextmanager
+    def _at_rest(self) -> Iterator[None]:
+        """Let collectors that collect in the background rest within a ``with`` block."""
+        with ExitStack() as stack:
+            for part in self.parts.values():
+                if isinstance(part, SourceCollector):
+                    stack.enter_context(part.pause())
+            yield
+
+    def __repr__(self) -> str:
+        """Show what belongs to it."""
+        parts = ", ".join(f"{name}={type(part).__name__}" for name, part in self.parts.items())
+        return f"{type(self).__name__}({parts})"
+
+
+def _saved(part: Any) -> Any:
+    if isinstance(part, dict):
+        return part
+    return part.checkpointed_state() if isinstance(part, Checkpointed) else part.state_dict()
+
+
+def _filling(part: dict[Any, Any], state: Any) -> Change:
+    """Return what fills a dictionary with what another one held."""
+    if not isinstance(state, dict):
+        raise SchemaError(f"expected a dictionary, got {type(state).__name__}")
+
+    def fill() -> None:
+        part.clear()
+        part.update(copy.deepcopy(state))
+
+    return fill
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Say of which part a state doesn't fit."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as cause:
+        raise SchemaError(f"Checkpoint: {name!r}: {cause}") from cause
