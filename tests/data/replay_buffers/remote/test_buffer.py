@@ -125,6 +125,20 @@ def test_whatever_is_done_comes_out_as_here(remote, local, tmp_path):
     assert len(remote) == len(twin) == 0
 
 
+def test_checkpoints_in_the_background(remote, local, tmp_path):
+    remote.extend(rows(0, 40))
+    dump = remote.dumps(tmp_path / "a", wait=False)
+    remote.extend(rows(40, 50))
+    assert dump.wait() and dump.done() and dump.wait(1.0)
+    local.loads(tmp_path / "a")
+    assert len(local) == 40 and len(remote) == 50
+    (tmp_path / "file").touch()
+    failing = remote.dumps(tmp_path / "file" / "b", wait=False)
+    with pytest.raises(OSError):
+        failing.wait()
+    assert failing.done()
+
+
 def test_epochs(remote, local):
     for buffer in (remote, local):
         buffer.set_sampler(SamplerWithoutReplacement())

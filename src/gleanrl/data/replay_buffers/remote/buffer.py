@@ -15,15 +15,17 @@ from gleanrl.data.replay_buffers.ensemble import ReplayBufferEnsemble
 from gleanrl.data.replay_buffers.presets import TensorDictReplayBuffer
 from gleanrl.data.replay_buffers.remote.client import Client
 from gleanrl.data.replay_buffers.remote.host import Host
-from gleanrl.data.replay_buffers.remote.messages import Opened, Token
+from gleanrl.data.replay_buffers.remote.messages import Dumping, Opened, Token
 from gleanrl.data.replay_buffers.server import Served, Server
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from gleanrl.parcels import Parcel
 from gleanrl.ray_runtime import RayRuntime
 from gleanrl.seeding import fresh_seed
+from gleanrl.system import clock
 from gleanrl.tree import NestedKey
 
 _PARTS = ("sampler", "storage", "transforms", "writer")
+_SECONDS_BETWEEN_LOOKS = 0.01
 _NOT_OURS = {
     "max_concurrency": "the buffer's calls follow one another",
     "max_restarts": "an actor that is started again is an empty buffer; make a new one, and load a checkpoint",
@@ -152,9 +154,10 @@ class RayReplayBuffer:
         index: torch.Tensor = self._client.call(("extend",), data, update_priority=update_priority)
         return index
 
-    def dumps(self, path: os.PathLike[str] | str, keep: int = 1) -> None:
+    def dumps(self, path: os.PathLike[str] | str, keep: int = 1, wait: bool = True) -> RemoteDump | None:
         """Write a checkpoint, in a folder of the actor's machine; see the buffer's class."""
-        self._client.call(("dumps",), os.path.abspath(path), keep)
+        dumping = self._client.call(("dumps",), os.path.abspath(path), keep, wait)
+        return None if dumping is None else RemoteDump(self._client, dumping)
 
     def loads(self, path: os.PathLike[str] | str, verify: bool = True) -> None:
         """Go on from a checkpoint, in a folder of the actor's machine; see the buffer's class."""
@@ -263,6 +266,31 @@ class RemotePart:
     def __repr__(self) -> str:
         """Show the part."""
         return f"RemotePart({self._client.call((*self._path, '__repr__'))})"
+
+
+class RemoteDump:
+    """A checkpoint that an actor is writing while it goes on.
+
+    Args:
+        client: this process's.
+        dumping: which one.
+    """
+
+    def __init__(self, client: Client, dumping: Dumping) -> None:
+        self._client, self._dumping = client, dumping
+
+    def done(self) -> bool:
+        """Return whether it has ended, by an error or on the disk."""
+        return self._client.dump(self._dumping, wait=False)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is on the disk, for so many seconds at most; return whether it is, or raise its error."""
+        deadline = clock.Deadline(timeout)
+        while not self._client.dump(self._dumping, wait=True):
+            if deadline.passed():
+                return False
+            clock.sleep(_SECONDS_BETWEEN_LOOKS)
+        return True
 
 
 class _Server(Server):

@@ -8,7 +8,7 @@ import warnings
 from collections import deque
 from typing import Any
 
-from gleanrl.data.replay_buffers.remote.messages import Caller, Opened, Reply
+from gleanrl.data.replay_buffers.remote.messages import Caller, Dumping, Opened, Reply
 from gleanrl.data.replay_buffers.server import Served
 from gleanrl.errors import WorkerCrashedError
 from gleanrl.parcels import Arrived, Parcel
@@ -68,6 +68,11 @@ class Client:
         self._line.send()
         self.result(self.actor.set.remote(path, Parcel(value)))
 
+    def dump(self, dumping: Dumping, wait: bool) -> bool:
+        """Return whether a checkpoint in the background has ended, or is there; see `Host.dump`."""
+        found: bool = self.result(self.actor.dump.remote(dumping, wait))
+        return found
+
     def serve(self, size: int | None, keys: Any, wants_info: bool) -> Served:
         """Return a batch: the next one of those sent ahead if it's like them."""
         if self.opened.depth and keys is None and size in (None, self.opened.batch_size):
@@ -105,6 +110,8 @@ class Client:
             return ray.get(coming)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error
+        except ray.exceptions.ObjectLostError as error:
+            raise WorkerCrashedError(f"records were lost with the machine that held them: {error}") from error
         except ray.exceptions.RayActorError as error:
             raise WorkerCrashedError(
                 f"the buffer's actor is gone, and its records with it: {error}. Make a new buffer, and go on from a "

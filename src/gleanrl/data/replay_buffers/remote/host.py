@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from gleanrl.checkpoint.background import Dump
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.ensemble import ReplayBufferEnsemble
 from gleanrl.data.replay_buffers.presets import copies_at_once
-from gleanrl.data.replay_buffers.remote.messages import Caller, Opened, Reply, Token
+from gleanrl.data.replay_buffers.remote.messages import Caller, Dumping, Opened, Reply, Token
 from gleanrl.data.replay_buffers.remote.shipping import Shipping
 from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.storages.base import Storage
@@ -47,6 +48,7 @@ class Host:
         self._eras: dict[bytes, int] = {}
         self._shipping: Shipping | None = None
         self._depth = 0
+        self._dumps: list[Dump] = []
         # Views of what arrived: records are copied out of them, and nothing is written into them.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
 
@@ -137,6 +139,14 @@ class Host:
         """Set an attribute of the buffer, or of one of its parts."""
         setattr(self._at(path[:-1]), path[-1], value.open())
 
+    def dump(self, dumping: Dumping, wait: bool) -> bool:
+        """Return whether a checkpoint in the background has ended, or is there, which raises its error.
+
+        Nobody waits here: others have something to do meanwhile.
+        """
+        dump = self._dumps[dumping.number]
+        return dump.wait(0.0) if wait else dump.done()
+
     def _at(self, path: tuple[str, ...]) -> Any:
         found: Any = self._buffer
         for name in path:
@@ -146,6 +156,9 @@ class Host:
     def _sendable(self, value: Any) -> Any:
         if value is self._buffer:
             return Token.BUFFER
+        if isinstance(value, Dump):
+            self._dumps.append(value)
+            return Dumping(len(self._dumps) - 1)
         return Token.PART if isinstance(value, (Storage, Sampler, Writer)) else Parcel(value)
 
     def _reply(self, value: Any, said: Any, void: bool) -> Reply:

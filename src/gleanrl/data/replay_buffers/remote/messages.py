@@ -39,6 +39,12 @@ class Reply(NamedTuple):
     """What it warned of."""
 
 
+class Dumping(NamedTuple):
+    """Stands for a checkpoint that the actor writes in the background."""
+
+    number: int
+
+
 class Token(Enum):
     """What stands for something that stays in the actor."""
 

@@ -1,0 +1,115 @@
+"""DQN on CartPole-v1 with Ray: collectors and the replay buffer in processes of their own, here or on a cluster.
+
+    python examples/ray_dqn.py --seed 0
+    python examples/ray_dqn.py --address auto --collectors 16    # on a cluster that was started with `ray start`
+
+Collectors send their batches to the buffer's actor, past this process, which asks for samples ahead while it learns and
+sends weights. It learns until the mean return of the last 100 episodes passes 195.
+"""
+
+import argparse
+import copy
+import time
+
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss, one_hot
+
+from gleanrl.collectors.distributed import RayCollector
+from gleanrl.data import LazyTensorStorage, RayReplayBuffer
+from gleanrl.envs import GymEnv
+
+SOLVED = 195.0
+
+
+class EpsilonGreedy(nn.Module):
+    """The action of the highest value, or with probability epsilon any; (4,) float32 -> one-hot (2,) int64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_net = nn.Sequential(
+            nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)
+        )
+        self.register_buffer(
+            "epsilon", torch.ones(())
+        )  # a buffer: it reaches the collectors with the weights
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        if torch.rand(()) < self.epsilon:
+            return one_hot(torch.randint(2, ()), 2)
+        return one_hot(self.q_net(observation).argmax(-1), 2)
+
+
+def td_loss(q_net: nn.Module, target_net: nn.Module, batch, gamma: float) -> torch.Tensor:
+    """Double DQN: the online network chooses the next action, the target network values it."""
+    value = (q_net(batch["observation"]) * batch["action"]).sum(-1, keepdim=True)  # (B, 1)
+    after = batch["next"]
+    with torch.no_grad():
+        choice = q_net(after["observation"]).argmax(-1, keepdim=True)
+        bootstrap = target_net(after["observation"]).gather(-1, choice)
+        # Only a terminated episode has no future; a truncated one is bootstrapped.
+        target = after["reward"] + gamma * bootstrap * ~after["terminated"]
+    return mse_loss(value, target)
+
+
+def learn(args: argparse.Namespace) -> tuple[int, float]:
+    """Run the training loop; return frames, and the mean return of the last 100 episodes."""
+    torch.manual_seed(args.seed)
+    policy = EpsilonGreedy()
+    q_net, target_net = policy.q_net, copy.deepcopy(policy.q_net)
+    optimizer = torch.optim.Adam(q_net.parameters(), lr=5e-4, fused=True)
+    ray = {"include_dashboard": False} if args.address is None else {"address": args.address}
+    buffer = RayReplayBuffer(
+        storage=LazyTensorStorage(50_000), batch_size=128, prefetch=2, seed=args.seed, ray_init_config=ray
+    )
+    collector = RayCollector(
+        lambda: GymEnv("CartPole-v1"),
+        policy,
+        num_collectors=args.collectors,
+        frames_per_batch=50,
+        total_frames=args.total_frames,
+        replay_buffer=buffer,
+    )
+    collector.set_seed(args.seed)
+
+    updates = 0
+    for _ in collector:  # a batch went into the buffer
+        stats = collector.stats()
+        policy.epsilon.fill_(max(0.02, 1.0 - stats.stepped / 8_000))
+        if stats.delivered >= 1_000:
+            for _ in range(25):
+                loss = td_loss(q_net, target_net, buffer.sample(), gamma=0.99)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                updates += 1
+                if updates % 250 == 0:
+                    target_net.load_state_dict(q_net.state_dict())
+        collector.update_policy_weights_()
+        if stats.episodes >= 100 and stats.mean_return > SOLVED:
+            break
+    collector.shutdown()
+    buffer.shutdown()
+    return stats.stepped, stats.mean_return
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--collectors", type=int, default=2)
+    parser.add_argument("--address", help="of a cluster, or 'auto'; Ray starts on this machine if not given")
+    parser.add_argument("--total-frames", type=int, default=100_000, help="give up after so many frames")
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # the networks are small: more threads only wait for each other
+
+    begin = time.perf_counter()
+    frames, mean_return = learn(args)
+    verdict = "solved" if mean_return > SOLVED else "not solved"
+    seconds = time.perf_counter() - begin
+    print(f"{verdict}: mean return {mean_return:.1f} after {frames:,} frames, {seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
