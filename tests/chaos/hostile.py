@@ -111,9 +111,10 @@ class Drill:
         mutation(draw, files)
         changed = [key for key in self._files[name] if files.get(key) is not self._files[name][key]]
         for key in changed:
-            (self._places[name] / key).unlink()
             if key in files:
                 (self._places[name] / key).write_bytes(files[key])
+            else:
+                (self._places[name] / key).unlink()
         same = all(files.get(key) == data for key, data in self._files[name].items())
         try:
             outcome = self._loaded(name, mutation in SIGNED or same, draw.random() < 0.1)

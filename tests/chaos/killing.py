@@ -69,12 +69,21 @@ def loaded(folder: Path) -> tuple[int, ReplayBuffer]:
 
 
 def dump_for_ever(folder: Path, said: int) -> None:
-    """Extend and dump; say each number once its dump is complete."""
+    """Extend and dump, by turns in the background while going on; say each number once its dump is complete."""
     number, buffer = loaded(folder)
-    while True:
+
+    def extend() -> None:
+        nonlocal number
         buffer.extend(rows(torch.arange(number * ROWS, (number + 1) * ROWS)))
         number += 1
+
+    while True:
+        extend()
         buffer.storage.checkpointer = FORMS[number % len(FORMS)]()
+        dump = buffer.dumps(folder, wait=False)
+        extend()
+        dump.wait()
+        os.write(said, b"%d\n" % (number - 1))
         buffer.dumps(folder)
         os.write(said, b"%d\n" % number)
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from gleanrl.checkpoint.manifest import BLOCK_BYTES
@@ -118,19 +118,23 @@ def text_of(body: Any) -> str:
     return json.dumps(body, separators=(",", ":"))
 
 
-def places(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every container and key in a tree of JSON."""
-    if isinstance(tree, (dict, list)):
-        for key in list(tree) if isinstance(tree, dict) else range(len(tree)):
-            yield tree, key
-            yield from places(tree[key])
+def places(tree: Any) -> list[tuple[Any, Any]]:
+    """Return every container and key in a tree of JSON."""
+    found: list[tuple[Any, Any]] = []
+    ahead = [tree]
+    while ahead:
+        part = ahead.pop()
+        keys = list(part) if isinstance(part, dict) else range(len(part))
+        found += [(part, key) for key in keys]
+        ahead += [part[key] for key in keys if isinstance(part[key], (dict, list))]
+    return found
 
 
 def change_the_tree(draw: random.Random, files: Files) -> None:
     """Change the manifest by its grammar, once or a few times, and sign it."""
     body = body_of(files)
     for _ in range(draw.choice((1, 1, 1, 2, 4))):
-        found = [(holder, key) for holder, key in places(body) if key != "sha256"]
+        found = [place for place in places(body) if place[1] != "sha256"]
         holder, key = draw.choice(found)
         old, kind = holder[key], draw.randrange(9)
         if kind <= 2:
