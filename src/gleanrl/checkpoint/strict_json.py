@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from gleanrl.errors import CorruptCheckpointError
@@ -27,7 +28,11 @@ def decoded(data: bytes, what: str) -> dict[str, Any]:
     """
     try:
         found = json.loads(
-            data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_int
+            data.decode(),
+            object_pairs_hook=_unique,
+            parse_constant=_no_constant,
+            parse_int=_int,
+            parse_float=_float,
         )
     except (UnicodeDecodeError, ValueError, RecursionError) as cause:
         raise CorruptCheckpointError(f"{what}: it isn't what was written: {cause}") from cause
@@ -45,6 +50,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} isn't JSON")
+
+
+def _float(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text:.30} isn't finite")
+    return number
 
 
 def _int(text: str) -> int:
