@@ -6,6 +6,9 @@ import copy
 import gc
 import os
 import pickle
+import signal
+import subprocess
+import sys
 import weakref
 from typing import Any
 
@@ -229,6 +232,44 @@ def test_a_learner_may_take_its_time() -> None:
             assert frames(batches) == 48
     finally:
         del os.environ["MAX_IDLE_COUNT"]
+
+
+CTRL_C = """
+import sys
+from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector
+from gleanrl.envs import GymEnv
+
+cls = {"sync": MultiSyncDataCollector, "async": MultiaSyncDataCollector}[sys.argv[1]]
+collector = cls([lambda: GymEnv("CartPole-v1")] * 2, frames_per_batch=20)
+batches = iter(collector)
+next(batches)
+print(*collector.processes, flush=True)
+try:
+    while True:
+        next(batches)
+except KeyboardInterrupt:
+    state = collector.state_dict()
+    print(state["frames"] == collector.stats().delivered, state["frames"] % 20, flush=True)
+    raise
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sync"])
+def test_ctrl_c_is_one_traceback_and_the_state_can_be_saved(kind: str) -> None:
+    """As a terminal sends it: to all processes of the program at once."""
+    program = [sys.executable, "-c", CTRL_C, kind]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(program, start_new_session=True, **pipes) as process:
+        try:
+            assert process.stdout is not None
+            pids = list(map(int, process.stdout.readline().split()))
+            os.killpg(process.pid, signal.SIGINT)
+            out, err = process.communicate(timeout=100)
+        finally:
+            process.kill()
+    assert out == "True 0\n" and len(pids) == 2 and not any(map(running, pids))
+    assert err.count("Traceback") == 1 and err.rstrip().endswith("KeyboardInterrupt"), err
 
 
 def test_several_collectors_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 
 import pytest
@@ -149,6 +150,22 @@ def test_no_generation_draws_what_another_one_drew(doomed):
 
 
 @pytest.mark.slow
+def test_one_killed_while_it_sends_a_long_answer(doomed):
+    """What it had sent of it is dropped, and nobody else's answer with it."""
+    crew = doomed()
+    crew.post(
+        0, "echo", bytes(8 << 20)
+    )  # many times what the pipe holds: it can't be sent before somebody reads
+    assert select.select([crew.workers[0].channel.reading], [], [], 60)[0]
+    os.kill(crew.workers[0].pid, signal.SIGKILL)
+    crew.post(1, "echo", 5)
+    answers = {answer.worker: answer for answer in iter(crew.wait_any, None)}
+    assert answers[0].lost and isinstance(answers[0].error, WorkerCrashedError) and answers[0].value is None
+    assert answers[1].value == 5 and not answers[1].lost
+    crew.replace(0, Clerk)
+    assert crew.wait_any().error is None and ask(crew, "echo", 7, workers=[0, 1]) == [7, 7]
+
+
 def test_many_kills_leave_nothing(doomed):
     crew = doomed(*[Clerk] * 3)
     for number in range(60):
