@@ -22,6 +22,7 @@ def stores() -> list[tuple[int, int]]:
 
 def test_budgets_are_met_to_the_frame(apart):
     source = apart.source
+    apart.reset()  # what other tests had collected ahead
     spent, batches = source.spent, []
     budget = Budget(1, 20, spent + 100, spent + 40)  # spent is a multiple of 20
     while source.more(budget):
@@ -53,9 +54,11 @@ def test_what_an_environment_raises_is_raised_here_and_the_others_go_on(apart):
     ledger = apart.stats
     before = ledger()
     apart.policy.become(FATAL)
+    apart.update_policy_weights_()
     with pytest.raises(FakeFailure, match="broke on purpose"):
         until(lambda: apart.next() is None)
     apart.policy.become(1.0)
+    apart.update_policy_weights_()
     batches: list = []
 
     def both_are_well() -> bool:

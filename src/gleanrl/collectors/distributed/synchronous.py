@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from tensordict import TensorDictBase
 
+from gleanrl.block import Block, Schema
 from gleanrl.collectors.budget import Grant, Grants
 from gleanrl.collectors.columns import IDS, NONFINITE
 from gleanrl.collectors.distributed.node_source import Company, NodeSource
@@ -15,9 +15,10 @@ from gleanrl.collectors.workers.assembling import Arrangement, mask_last
 from gleanrl.collectors.workers.crew_source import SIBLING
 from gleanrl.collectors.workers.standing import Taken
 from gleanrl.data.boundaries import MASK
+from gleanrl.pool import BufferPool
 from gleanrl.ray_runtime import RayRuntime
 from gleanrl.system import clock
-from gleanrl.tree import as_key
+from gleanrl.tree import as_key, flatten
 
 
 class SynchronousNodes(NodeSource):
@@ -33,6 +34,7 @@ class SynchronousNodes(NodeSource):
         super().__init__(runtime, company)
         self._arrangement = Arrangement(dim, self.description.batch_size, self.num_nodes)
         self.num_envs, self.batch_size = self._arrangement.num_envs, self._arrangement.size
+        self._pool = BufferPool()
 
     def lay_out(self, num_steps: int) -> None:
         """Nothing to note: every grant says how many steps it is for."""
@@ -77,6 +79,21 @@ class SynchronousNodes(NodeSource):
             raise
         return self._collected([shares[number] for number in wanted], list(wanted), grant, begin)
 
+    def _joined(self, shares: list[TensorDictBase]) -> Any:
+        """Return the batch that shares make, in memory of its own: one copy."""
+        dim, first = self._arrangement.dim, shares[0]
+        lengths = [share.shape[-1] for share in shares]
+        num_steps = sum(lengths) if self._arrangement.in_time else lengths[0]
+        out = Block(Schema.of(first), self._arrangement.size, num_steps, pool=self._pool)
+        begin = 0
+        for number, share in enumerate(shares):
+            axis = 0 if dim == 0 else out.time_dim
+            count = share.shape[0 if dim == 0 else -1]
+            for target, leaf in zip(out.columns, flatten(share).values(), strict=True):
+                (target[number] if dim is None else target.narrow(axis, begin, count)).copy_(leaf)
+            begin += count
+        return out.batch(None, first.device)
+
     def lose(self, reason: str) -> None:
         """Discard the shares of the open batch."""
         self.fleet.discard_all(reason)
@@ -91,10 +108,7 @@ class SynchronousNodes(NodeSource):
     def _collected(
         self, shares: list[TensorDictBase], numbers: list[int], grant: Grant, begin: float
     ) -> Collected:
-        dim = self._arrangement.dim
-        parts: Any = shares
-        batch: Any = torch.stack(parts) if dim is None else torch.cat(parts, dim)
-        batch.names = [*[None] * (batch.ndim - 1), "time"]
+        batch = self._joined(shares)
         ready = {number: self.fleet.now.nodes[number].ready[0] for number in numbers}
         outcomes = [arrival.outcome for arrival in ready.values()]
         frames, flagged = sum(one.frames for one in outcomes), sum(one.flagged for one in outcomes)
