@@ -221,6 +221,8 @@ def test_parts_stay_and_are_reached(remote):
     remote.priority_key = "other"
     assert remote.priority_key == "other"
     remote.priority_key = "td_error"
+    with pytest.raises(UnsupportedError, match="no part of a Checkpoint"):
+        remote.checkpointed_state()
     with pytest.raises(InvalidArgumentError, match="of this process"):
         ReplayBufferEnsemble(remote, remote)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -162,6 +162,14 @@ class RayReplayBuffer:
     def loads(self, path: os.PathLike[str] | str, verify: bool = True) -> None:
         """Go on from a checkpoint, in a folder of the actor's machine; see the buffer's class."""
         self._client.call(("loads",), os.path.abspath(path), verify)
+
+    def checkpointed_state(self, *_: Any) -> NoReturn:
+        """Refuse: what it returns of a local buffer is tied to its storage."""
+        raise UnsupportedError(
+            f"a {type(self).__name__} is no part of a Checkpoint: save it by its own dumps(), and load it by loads()"
+        )
+
+    loading = load_checkpointed_state = checkpointed_state
 
     def __len__(self) -> int:
         """Return the number of transitions stored."""
