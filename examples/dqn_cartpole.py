@@ -1,6 +1,7 @@
 """DQN on CartPole-v1: gleanrl collects and stores, plain PyTorch learns.
 
     python examples/dqn_cartpole.py --seed 0
+    python examples/dqn_cartpole.py --resume  # kill it at any time, and run this again: it goes on where it was
 
 It first measures the collector against a loop written by hand, then learns until the mean return of the last
 100 episodes passes 195, and writes the learning curve to `out/dqn_cartpole.png`.
@@ -10,6 +11,7 @@ import argparse
 import copy
 import statistics
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import gymnasium as gym
@@ -19,9 +21,11 @@ from matplotlib.figure import Figure
 from torch import nn
 from torch.nn.functional import mse_loss, one_hot
 
+from gleanrl import Checkpoint
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from gleanrl.envs import GymEnv
+from gleanrl.errors import IncompleteCheckpointError
 
 SOLVED = 195.0
 
@@ -32,7 +36,7 @@ class EpsilonGreedy(nn.Module):
     def __init__(self, q_net: nn.Module) -> None:
         super().__init__()
         self.q_net = q_net
-        self.epsilon = 1.0
+        self.register_buffer("epsilon", torch.tensor(1.0))
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         if torch.rand(()) < self.epsilon:
@@ -76,26 +80,37 @@ def learn(args: argparse.Namespace) -> list[tuple[int, float]]:
         progress=True,
     )
     buffer = ReplayBuffer(storage=LazyTensorStorage(50_000), batch_size=128)
+    buffer.set_seed(args.seed)
 
-    curve, updates = [], 0
+    progress = {"updates": 0, "curve": []}
+    checkpoint = Checkpoint(
+        collector=collector, buffer=buffer, target_net=target_net, optimizer=optimizer, progress=progress
+    )
+    if args.resume:
+        with suppress(IncompleteCheckpointError):  # there is none yet
+            checkpoint.load(args.checkpoints)
+            print(f"goes on after {collector.stats().stepped:,} frames")
+
     for batch in collector:
         buffer.extend(batch)
         stats = collector.stats()
-        policy.epsilon = max(0.02, 1.0 - stats.stepped / args.exploration_frames)
+        policy.epsilon.fill_(max(0.02, 1.0 - stats.stepped / args.exploration_frames))
         if len(buffer) >= 1_000:
             for _ in range(args.updates_per_batch):
                 loss = td_loss(q_net, target_net, buffer.sample(), gamma=0.99)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                updates += 1
-                if updates % 250 == 0:
+                progress["updates"] += 1
+                if progress["updates"] % 250 == 0:
                     target_net.load_state_dict(q_net.state_dict())
-        curve.append((stats.stepped, stats.mean_return))
+        progress["curve"].append((stats.stepped, stats.mean_return))
+        if args.resume and stats.batches % args.save_every == 0:
+            checkpoint.save(args.checkpoints)
         if not args.no_stop and stats.episodes >= 100 and stats.mean_return > SOLVED:
             break
     collector.shutdown()
-    return curve
+    return progress["curve"]
 
 
 def hand_written_loop(policy: nn.Module, frames: int, steps: int) -> float:
@@ -133,7 +148,7 @@ def collector_speed(policy: nn.Module, frames: int, steps: int) -> float:
 
 def compare_speed(rounds: int = 5, frames: int = 2_000) -> None:
     policy = EpsilonGreedy(make_q_net())
-    policy.epsilon = 0.05
+    policy.epsilon.fill_(0.05)
     ours, theirs = [], []
     for _ in range(rounds):
         ours.append(collector_speed(policy, frames, 200))
@@ -170,6 +185,11 @@ def main() -> None:
     )
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--no-stop", action="store_true", help="go on after the task is solved")
+    parser.add_argument(
+        "--resume", action="store_true", help="save checkpoints, and go on from the last one if there is one"
+    )
+    parser.add_argument("--checkpoints", type=Path, default=Path("out/dqn_cartpole"), help="their folder")
+    parser.add_argument("--save-every", type=int, default=20, help="batches between two of them")
     parser.add_argument("--out", type=Path, default=Path("out/dqn_cartpole.png"))
     args = parser.parse_args()
     torch.set_num_threads(1)  # the networks are small: more threads only wait for each other
