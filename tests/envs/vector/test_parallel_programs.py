@@ -18,7 +18,7 @@ HEAD = """
 import os, sys, signal, threading
 import gymnasium, numpy, torch
 from gleanrl.collectors import SyncDataCollector
-from gleanrl.envs import GymEnv, GymWrapper, ParallelEnv, SerialEnv
+from gleanrl.envs import GymEnv, GymWrapper, ParallelEnv, SerialEnv, Timeouts
 """
 
 # No guard, and an environment that only the main module knows.
@@ -59,6 +59,7 @@ except MyError as error:
 """
 
 FOR_EVER = """
+env = ParallelEnv(2, lambda: GymWrapper(Mine()), timeouts=Timeouts(close_s=100.0))
 env.reset()
 print(*env.processes, flush=True)
 for batch in SyncDataCollector(env, None, frames_per_batch=200, total_frames=-1):
@@ -130,12 +131,10 @@ def test_ctrl_c_is_one_clean_end(start):
     process = start(PLAIN, FOR_EVER)
     assert process.stdout is not None and process.stdout.readline() == "started\n"
     pids = [int(pid) for pid in process.stdout.readline().split()]
-    begin = clock.monotonic()
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=30)
-    assert clock.monotonic() - begin < 5
+    _, err = process.communicate(timeout=30)  # workers that don't end by themselves would have 100 s
     assert err.count("Traceback") == 1 and err.rstrip().endswith("KeyboardInterrupt")
-    assert len(pids) == 2 and all_gone(pids, 2.0)
+    assert len(pids) == 2 and all_gone(pids, 30.0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
@@ -146,5 +145,5 @@ def test_workers_end_with_a_killed_owner(start, number):
     assert process.stdout.readline() == "stuck\n"
     process.send_signal(number)
     process.wait(10)
-    assert len(pids) == 2 and all_gone(pids, 2.0)
+    assert len(pids) == 2 and all_gone(pids, 30.0)
     assert process.communicate(timeout=10)[1] == ""  # nobody who is left complains
