@@ -80,11 +80,12 @@ STORAGES: dict[str, Callable[[], Any]] = {
 
 
 def cells() -> list[tuple[str, str, str]]:
-    """Return half of all combinations: every pair of two kinds is among them."""
+    """Return half of all combinations: every pair of two kinds is among them, but for slices of lists, which aren't."""
     numbered = product(enumerate(ENVS), enumerate(SAMPLERS), enumerate(STORAGES))
-    return [
+    half = [
         (env, sampler, storage) for (i, env), (j, sampler), (k, storage) in numbered if (i + j + k) % 2 == 0
     ]
+    return [names for names in half if not (names[1].endswith("slices") and names[2] == "list")]
 
 
 class Cell:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.chaos.drills import scaled
 
-CELLS, KILLS = 40, 200
+CELLS, KILLS = 36, 200
 
 
 def run(what: str, folder: Path, count: int) -> Any:
