@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import (
+    checkpoint,
     collection,
     envs,
     instructions,
@@ -47,6 +48,7 @@ EVERYTHING: tuple[Case | Gauge, ...] = (
     *sweep.CASES,
     *memory.GAUGES,
     *programs.GAUGES,
+    *checkpoint.GAUGES,
     *ray.GAUGES,
 )
 GROUPS = tuple(dict.fromkeys(item.name.split("/")[0] for item in EVERYTHING))

@@ -116,6 +116,9 @@ class Segmented(ABC):
 class Source(Segmented):
     """Rows to be written. Each segment is taken or skipped once, by any thread, between `begin` and `close`."""
 
+    room = 24 << 20
+    """Bytes of segments that may be copied for writers before somebody takes them; who needs more of it waits."""
+
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.identity = uuid.uuid4().hex

@@ -15,7 +15,6 @@ from tensordict import TensorDict
 
 from gleanrl.checkpoint.segments import Layout
 from gleanrl.data import LazyMemmapStorage, LazyTensorStorage, PrioritizedSampler, ReplayBuffer, TensorStorage
-from gleanrl.data.replay_buffers.storages import moments as module
 from gleanrl.data.replay_buffers.storages.moments import Moment
 from gleanrl.system import faults
 
@@ -92,12 +91,12 @@ def test_a_moment_stays_what_it_was(write: str, filled: int, storage: Any) -> No
     )
 
 
-def test_writers_wait_while_much_was_copied_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_BYTES", 10_000)
+def test_writers_wait_while_much_was_copied_for_them() -> None:
     made = buffer()
     made.extend(data(0, ROWS))
     moment = moment_of(made)
     before = made.storage.state_dict()["columns"]
+    moment.room = 10_000
     moment.begin()
     writer = threading.Thread(target=made.extend, args=(data(90_000, ROWS),))
     writer.start()
@@ -107,11 +106,11 @@ def test_writers_wait_while_much_was_copied_for_them(monkeypatch: pytest.MonkeyP
     assert int(made[0]["n"]) == 90_000
 
 
-def test_closing_lets_writers_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_BYTES", 10_000)
+def test_closing_lets_writers_go() -> None:
     made = buffer()
     made.extend(data(0, ROWS))
     moment = moment_of(made)
+    moment.room = 10_000
     moment.begin()
     writer = threading.Thread(target=made.extend, args=(data(90_000, ROWS),))
     writer.start()

@@ -11,8 +11,10 @@ from typing import Any, ClassVar
 from gleanrl.arguments import positive
 from gleanrl.checkpoint.background import Dump
 from gleanrl.checkpoint.folder import Folder
+from gleanrl.checkpoint.values import sources_in
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
 from gleanrl.errors import CorruptCheckpointError, IncompatibleCheckpointError
+from gleanrl.system.proc import available_memory
 
 
 class Checkpointed(ABC):
@@ -52,7 +54,8 @@ class Checkpointed(ABC):
             path: a folder, which is made if need be; repeated dumps may go to the same one.
             keep: how many complete checkpoints it is to hold; older ones are removed once this one is complete.
             wait: False for writing in the background: others go on writing and sampling, and the checkpoint is of the
-                moment of this call. A dump waits for the one before it, and raises its error if nobody was told.
+                moment of this call. What is overwritten before it's on the disk takes memory, a quarter of the free at
+                most. A dump waits for the one before it, and raises its error if nobody was told.
 
         Returns:
             None; for ``wait=False`` the dump, to ask it whether it is done, and to wait for it.
@@ -68,7 +71,10 @@ class Checkpointed(ABC):
         if wait:
             Folder(path).commit(self.kind, self.checkpointed_state(), keep)
             return None
-        dump = _dumps[self] = Dump(Folder(path), self.kind, self.checkpointed_state(), keep)
+        state = self.checkpointed_state()
+        for source in sources_in(state):  # memory is given, lest writers wait for the disk
+            source.room = max(source.room, (available_memory() or 0) // 4)
+        dump = _dumps[self] = Dump(Folder(path), self.kind, state, keep)
         return dump
 
     def loads(self, path: os.PathLike[str] | str, verify: bool = True) -> None:

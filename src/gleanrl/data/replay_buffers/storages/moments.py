@@ -16,10 +16,6 @@ from gleanrl.checkpoint.segments import Array, Layout, Source
 from gleanrl.data.replay_buffers.versions import Change, Version
 from gleanrl.system.forks import renew_in_child
 
-_MOST_BYTES = (
-    24 << 20
-)  # of segments that were copied for writers and nobody took yet; from there on they wait
-
 
 class Mark(NamedTuple):
     """What a storage remembers of rows that have a name in checkpoints."""
@@ -57,7 +53,6 @@ class Moment(Source):
         self._first = start // self.layout.step
         self._earlier = earlier
         self._size = self.layout.size(0) if rows else 0
-        self._most = max(_MOST_BYTES // max(self._size, 1), 1)
         self._pending = set(range(self.layout.count))
         self.after_fork(())
         renew_in_child(self)
@@ -87,7 +82,7 @@ class Moment(Source):
 
     def _save(self, number: int) -> None:
         with self._turn:
-            while self._begun and len(self._saved) >= self._most and number in self._pending:
+            while self._begun and len(self._saved) * self._size >= self.room and number in self._pending:
                 self._turn.wait()
             if number in self._pending:
                 self._saved[number] = self._copied(number)

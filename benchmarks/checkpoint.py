@@ -1,0 +1,391 @@
+"""Checkpoints: dumps and loads against one sequential NumPy file, their sizes, their memory, and who waits for them.
+
+Everything is written to the disk of the current folder. Ratios are of medians over turns that alternate.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from benchmarks.clock import now
+from benchmarks.harness import Gauge
+from benchmarks.memory import in_fresh_process, resident
+from benchmarks.workload import as_tensordict, rows
+from gleanrl.data import (
+    FlatStorageCheckpointer,
+    H5StorageCheckpointer,
+    LazyTensorStorage,
+    NestedStorageCheckpointer,
+    ReplayBuffer,
+    TensorStorageCheckpointer,
+)
+
+KINDS = {"cartpole": 1_000_000, "image": 20_000}
+FORMS = {"flat": FlatStorageCheckpointer, "nested": NestedStorageCheckpointer}
+ROUNDS, CHUNK = 5, 10_000
+PEER_H5_SAVES, PEER_H5_LOADS = 7.04, 2.65
+"""MB a second of TorchRL's H5StorageCheckpointer on such rows."""
+Call = Callable[[], object]
+
+
+def episodes(kind: str, count: int) -> TensorDict:
+    """Returns rows whose next observation is the next row's, but for the ends of episodes (about every 16 rows)."""
+    columns = rows(kind, count)
+    observation, following = columns["observation",], columns["next", "observation"]
+    ends = columns["next", "done"][:, 0]
+    following[:-1][~ends[:-1]] = observation[1:][~ends[:-1]]
+    return as_tensordict(columns)
+
+
+def filled(kind: str, count: int, capacity: int | None = None) -> ReplayBuffer:
+    """Returns a buffer of that many rows."""
+    buffer = ReplayBuffer(storage=LazyTensorStorage(capacity or count), batch_size=256)
+    chunk = CHUNK if kind == "cartpole" else 1_000
+    data = episodes(kind, chunk)
+    for _ in range(count // chunk):
+        buffer.extend(data)
+    return buffer
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """Makes a folder within `out`, which git ignores, for a while."""
+    out = Path("out")
+    out.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=out) as name:
+        yield Path(name)
+
+
+def seconds(**calls: Call) -> dict[str, float]:
+    """Returns the median time of each call, taken in turns."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(ROUNDS + 1):
+        for name in calls if turn % 2 else reversed(calls):
+            start = now()
+            calls[name]()
+            if turn:  # the first one warms up
+                taken[name].append(now() - start)
+    medians = {name: statistics.median(times) for name, times in taken.items()}
+    print("  " + ", ".join(f"{name} {1e3 * time:.1f} ms" for name, time in medians.items()), flush=True)
+    return medians
+
+
+def bytes_in(path: Path) -> int:
+    """Returns the bytes of the newest checkpoint, and of nothing else."""
+    return sum(file.stat().st_size for file in max(path.glob("ckpt-*")).iterdir())
+
+
+def sequential(buffer: ReplayBuffer, place: Path) -> tuple[Call, Call]:
+    """Returns what writes the columns of a buffer into one file and syncs it, and what reads them into fresh memory."""
+    storage = buffer.storage
+    columns = [storage.column(path).numpy() for path in storage.format.schema.paths]
+
+    def write() -> None:
+        place.unlink(missing_ok=True)
+        with place.open("wb") as file:
+            for column in columns:
+                column.tofile(file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read() -> None:
+        with place.open("rb") as file:
+            for column in columns:
+                np.fromfile(file, column.dtype, column.size)
+
+    return write, read
+
+
+@functools.cache
+def whole(kind: str) -> dict[str, float]:
+    """Returns the times of whole dumps and loads over those of the sequential file."""
+    buffer = filled(kind, KINDS[kind])
+    with folder() as place:
+        write, read = sequential(buffer, place / "one.bin")
+        buffer.dumps(place / "kept")
+        write()
+        times = seconds(file=write, dump=lambda: _dump_anew(buffer, place))
+        loads = seconds(file=read, load=lambda: _loaded(kind, place / "kept"))
+    return {"dump": times["dump"] / times["file"], "load": loads["load"] / loads["file"]}
+
+
+def _dump_anew(buffer: ReplayBuffer, place: Path) -> None:
+    buffer.dumps(place / f"new-{now()}")
+
+
+def _loaded(kind: str, place: Path) -> None:
+    ReplayBuffer(storage=LazyTensorStorage(KINDS[kind]), batch_size=256).loads(place)
+
+
+@functools.cache
+def forms(kind: str) -> dict[str, dict[str, float]]:
+    """Returns sizes, and times per byte kept, of each form over the plain one."""
+    count = KINDS[kind] if kind == "cartpole" else KINDS[kind] // 4
+    buffer, measured = filled(kind, count), {}
+    makers = {"plain": TensorStorageCheckpointer, **FORMS}
+    with folder() as place:
+        for name, form in makers.items():
+            buffer.storage.checkpointer = form()
+            buffer.dumps(place / name)
+
+        def dump(name: str) -> None:
+            buffer.storage.checkpointer = makers[name]()
+            _dump_anew(buffer, place)
+
+        dumps = seconds(**{name: functools.partial(dump, name) for name in makers})
+        loads = seconds(
+            **{
+                name: lambda name=name: ReplayBuffer(storage=LazyTensorStorage(count)).loads(place / name)
+                for name in makers
+            }
+        )
+        sizes = {name: bytes_in(place / name) for name in makers}
+        for name in FORMS:
+            size = sizes[name] / sizes["plain"]
+            measured[name] = {
+                "size": size,
+                "dump": dumps[name] / dumps["plain"] / size,
+                "load": loads[name] / loads["plain"] / size,
+            }
+    return measured
+
+
+@functools.cache
+def hdf5() -> dict[str, float]:
+    """Returns milliseconds a MB of CartPole-like rows as HDF5, and the size of compressed images over the plain."""
+    count = 200_000
+    buffer = filled("cartpole", count)
+    size = count * sum(np.prod(f.shape) * f.dtype.itemsize for f in buffer.storage.format.schema.fields) / 1e6
+    images = filled("image", 2_000)
+    with folder() as place:
+        form = H5StorageCheckpointer()
+        form.dumps(buffer.storage, place / "kept.h5")
+        other = LazyTensorStorage(count)
+        times = seconds(
+            dump=lambda: form.dumps(buffer.storage, place / "new.h5"),
+            load=lambda: form.loads(other, place / "kept.h5"),
+        )
+        images.dumps(place / "plain")
+        packed = H5StorageCheckpointer(h5_kwargs={"compression": "gzip", "compression_opts": 1})
+        packed.dumps(images.storage, place / "images.h5")
+        ratio = (place / "images.h5").stat().st_size / bytes_in(place / "plain")
+    return {"dump": 1e3 * times["dump"] / size, "load": 1e3 * times["load"] / size, "size": ratio}
+
+
+@functools.cache
+def changed() -> dict[str, float]:
+    """Changes 1% of a million rows between dumps, around the end of the ring, too; returns percents of a whole dump."""
+    count = KINDS["cartpole"]
+    buffer, one = filled("cartpole", count), episodes("cartpole", count // 100)
+    buffer.extend(one[: count // 200])  # from here on an odd place
+    with folder() as place:
+        path = place / "kept"
+        buffer.dumps(path)
+        written = []
+
+        def again() -> None:
+            buffer.dumps(path, keep=2)
+            new = max(path.glob("ckpt-*"))
+            written.append(sum(f.stat().st_size for f in new.iterdir() if f.stat().st_nlink == 1))
+
+        times: dict[str, list[float]] = {"part": [], "all": []}
+        for _ in range(2 * ROUNDS):
+            buffer.extend(one)
+            for name, call in (("part", again), ("all", lambda: _dump_anew(buffer, place))):
+                start = now()
+                call()
+                times[name].append(now() - start)
+        ratio = statistics.median(times["part"]) / statistics.median(times["all"])
+        print({name: [round(1e3 * t, 1) for t in taken] for name, taken in times.items()}, flush=True)
+        return {"bytes": 100 * max(written) / bytes_in(path), "time": 100 * ratio}
+
+
+def filled_part() -> float:
+    """Returns the bytes of 10,000 rows in a buffer of a million over those of the rows."""
+    buffer = filled("cartpole", 10_000, KINDS["cartpole"])
+    width = 8 + sum(np.prod(f.shape) * f.dtype.itemsize for f in buffer.storage.format.schema.fields)
+    with folder() as place:
+        buffer.dumps(place)
+        return float(bytes_in(place) / (10_000 * width))
+
+
+def peak(what: str) -> float:
+    """Returns by how many MB memory grows while a buffer of 0.5 GB is dumped, or loaded into a fresh one."""
+    buffer, most, done = filled("image", KINDS["image"] // 2), 0, threading.Event()
+    with folder() as place:
+        call: Call = functools.partial(buffer.dumps, place)
+        needed = 0
+        if what == "load":
+            buffer.dumps(place)
+            storage = buffer.storage
+            needed = sum(storage.column(path).nbytes for path in storage.format.schema.paths)
+            call = functools.partial(ReplayBuffer(storage=LazyTensorStorage(len(storage))).loads, place)
+        beyond = resident() + needed
+
+        def watch() -> None:
+            nonlocal most
+            while not done.wait(0.002):
+                most = max(most, resident())
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        call()
+        done.set()
+        watcher.join()
+    return max(0.0, (most - beyond) / 1e6)
+
+
+@functools.cache
+def background() -> dict[str, float]:
+    """Extends and samples a buffer of 1 GB with and without a dump; returns the pause beyond, in ms, and 1 / share."""
+    buffer, data = filled("image", KINDS["image"]), episodes("image", 50)
+
+    def run(during: Callable[[], object]) -> dict[str, Any]:
+        stop, pauses = threading.Event(), {}
+
+        def forever(name: str, call: Call) -> None:
+            taken = pauses[name] = []
+            while not stop.is_set():
+                start = now()
+                call()
+                taken.append(now() - start)
+
+        threads = [
+            threading.Thread(target=forever, args=pair)
+            for pair in (("extend", lambda: buffer.extend(data)), ("sample", lambda: buffer.sample()))
+        ]
+        start = now()
+        for thread in threads:
+            thread.start()
+        during()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        span = now() - start
+        return {name: (max(taken), len(taken) / span) for name, taken in pauses.items()}
+
+    def dump(path: Path) -> None:
+        running = buffer.dumps(path, wait=False)
+        assert running is not None
+        running.wait()
+
+    found: dict[str, list[float]] = {"pause": [], "share": []}
+    with folder() as place:
+        for turn in range(ROUNDS):
+            start = now()
+            busy = run(functools.partial(dump, place / str(turn)))
+            span = now() - start
+            idle = run(functools.partial(threading.Event().wait, span))
+            print(f"  without {idle}, with {busy}", flush=True)
+            found["pause"].append(1e3 * max(busy[name][0] - idle[name][0] for name in busy))
+            found["share"].append(max(idle[name][1] / busy[name][1] for name in busy))
+    return {name: statistics.median(series) for name, series in found.items()}
+
+
+def _pick(measure: Callable[..., Any], *path: str) -> float:
+    return float(functools.reduce(lambda found, name: found[name], path[1:], measure(path[0])))
+
+
+GAUGES = (
+    *(
+        Gauge(
+            f"checkpoint/{kind}-{what}",
+            f"{what} of {count:,} {kind} rows",
+            "of the time of one sequential file",
+            functools.partial(_pick, whole, kind, what),
+            1 / 0.8,
+        )
+        for kind, count in KINDS.items()
+        for what in ("dump", "load")
+    ),
+    *(
+        Gauge(
+            f"checkpoint/{form}-{kind}-{what}",
+            f"{form}: {what} of {kind} rows",
+            "of the plain bytes" if what == "size" else "of the plain time for each byte kept",
+            functools.partial(_pick, forms, kind, form, what),
+            0.55 if what == "size" else 2.0,
+        )
+        for form in FORMS
+        for kind in KINDS
+        for what in (("size", "dump", "load") if kind == "image" else ("dump", "load"))
+    ),
+    Gauge(
+        "checkpoint/h5-dump",
+        "HDF5: dump of CartPole-like rows, a tenth of TorchRL's time",
+        "ms/MB",
+        functools.partial(_pick, lambda name: hdf5()[name], "dump"),
+        1e2 / PEER_H5_SAVES,
+    ),
+    Gauge(
+        "checkpoint/h5-load",
+        "HDF5: load of CartPole-like rows, a tenth of TorchRL's time",
+        "ms/MB",
+        functools.partial(_pick, lambda name: hdf5()[name], "load"),
+        1e2 / PEER_H5_LOADS,
+    ),
+    Gauge(
+        "checkpoint/h5-size",
+        "HDF5 with compression: size of image rows",
+        "of the plain bytes",
+        functools.partial(_pick, lambda name: hdf5()[name], "size"),
+        0.55,
+    ),
+    Gauge("checkpoint/filled", "10,000 rows in a buffer of 1,000,000", "of their bytes", filled_part, 1.1),
+    Gauge(
+        "checkpoint/changed-bytes",
+        "1% of 1,000,000 rows changed since the last dump",
+        "% of all bytes",
+        functools.partial(_pick, lambda name: changed()[name], "bytes"),
+        5.0,
+    ),
+    Gauge(
+        "checkpoint/changed-time",
+        "1% of 1,000,000 rows changed since the last dump",
+        "% of the time of a whole dump",
+        functools.partial(_pick, lambda name: changed()[name], "time"),
+        5.0,
+    ),
+    *(
+        Gauge(
+            f"checkpoint/{what}-memory",
+            f"{what} of 0.5 GB of image rows, beyond the buffer",
+            "MB",
+            functools.partial(in_fresh_process, what, "benchmarks.checkpoint"),
+            64.0,
+        )
+        for what in ("dump", "load")
+    ),
+    Gauge(
+        "checkpoint/pause",
+        "longest pause of extend and sample during a dump of 1 GB, beyond that without one",
+        "ms",
+        functools.partial(_pick, lambda name: background()[name], "pause"),
+        10.0,
+    ),
+    Gauge(
+        "checkpoint/share",
+        "extend and sample without a dump of 1 GB, over those during one",
+        "times as many",
+        functools.partial(_pick, lambda name: background()[name], "share"),
+        1 / 0.7,
+    ),
+)
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(peak(sys.argv[1])))
