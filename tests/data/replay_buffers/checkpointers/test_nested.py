@@ -71,7 +71,13 @@ def test_flags_are_named_by_key_or_path_and_large_ones_refused(tmp_path: Path) -
 def test_damaged_packs_are_refused() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(5))
     buffer.extend(TensorDict({"a": torch.zeros(5), "next": {"a": torch.zeros(5)}}, [5]))
-    for damage in ({"offsets": torch.tensor([0, 9])}, {"offsets": None}, {"columns": [torch.zeros(2), None]}):
+    for damage in (
+        {"offsets": torch.tensor([0, 9])},
+        {"offsets": torch.tensor([0, 2**62, -(2**62) - 2**61, 2**61, 5])},
+        {"offsets": torch.tensor([0, 2**63 - 1, -(2**63) + 1, 5])},
+        {"offsets": None},
+        {"columns": [torch.zeros(2), None]},
+    ):
         packed = NestedStorageCheckpointer().packed(buffer.storage.state_dict())
         packed["packed"].update(damage)
         with pytest.raises(CorruptCheckpointError):

@@ -150,6 +150,7 @@ def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offset
         or not len(begins)
         or begins[0]
         or begins[-1] != count
+        or (begins > count).any()  # so that no difference overflows
         or (steps <= 0).any()
     ):
         raise CorruptCheckpointError("trajectories that aren't the storage's rows")
