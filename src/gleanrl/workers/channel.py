@@ -25,9 +25,6 @@ _LENGTH = struct.Struct("<Q")
 _HEAD = len(MESSAGE) + _LENGTH.size
 PIECE = (1 << 16,)
 """How many bytes are read at once, as a sequence to map over."""
-ATOMIC = select.PIPE_BUF - _HEAD
-"""Messages of up to so many bytes are in the pipe whole or not at all."""
-
 
 _UNPICKLABLE = (pickle.PickleError, TypeError, AttributeError, ValueError, RuntimeError, ImportError)
 """What pickling raises; what else is raised meanwhile, by a signal handler say, isn't about the value."""
@@ -130,6 +127,7 @@ class OwnerEnd:
         self.reading, self.writing = reading, writing
         os.set_blocking(writing, False)
         self.inbox: list[bytes] = []
+        self._outgoing: tuple[memoryview, list[int]] = (memoryview(b""), [])
 
     def pull(self) -> None:
         """Move what stands in the pipe into the inbox; the pipe is readable."""
@@ -180,7 +178,7 @@ class OwnerEnd:
         return start[:_HEAD]
 
     def send(self, data: bytes, deadline: Deadline | None = None) -> None:
-        """Send a message.
+        """Send a message. Where an interrupt leaves a part of it in the pipe, `finish` has to come next.
 
         Args:
             data: its bytes.
@@ -190,10 +188,24 @@ class OwnerEnd:
             ChannelClosed: if the worker is gone.
             ChannelFull: if the deadline passed.
         """
-        rest = memoryview(_framed(data))
-        while rest:
-            try:
-                rest = rest[os.write(self.writing, rest) :]
+        self._outgoing = memoryview(_framed(data)), []
+        self._push(deadline)
+
+    def finish(self, deadline: Deadline | None = None) -> None:
+        """Send the rest of the last message if a part of it is in the pipe, where nothing else could follow it.
+
+        Raises:
+            ChannelClosed: if the worker is gone.
+            ChannelFull: if the deadline passed.
+        """
+        if self._outgoing[1]:
+            self._push(deadline)
+
+    def _push(self, deadline: Deadline | None) -> None:
+        message, written = self._outgoing
+        while (done := sum(written)) < len(message):
+            try:  # written and counted within one call of C code
+                written.extend(map(os.write, (self.writing,), (message[done:],)))
             except BlockingIOError:
                 _wait_to_write(self.writing, deadline)
             except BrokenPipeError as cause:

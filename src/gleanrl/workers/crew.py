@@ -25,7 +25,7 @@ import torch
 
 from gleanrl.errors import ClosedError, WorkerError
 from gleanrl.system.clock import Deadline
-from gleanrl.workers.channel import ATOMIC, DONE, PIECE, ChannelClosed, ChannelFull, decode, encode
+from gleanrl.workers.channel import DONE, PIECE, ChannelClosed, ChannelFull, decode, encode
 from gleanrl.workers.ending import ask_to_end, kill
 from gleanrl.workers.handle import LOOK_MS, Plan, Stacks, Worker, require_descriptors, require_platform
 from gleanrl.workers.main import SYNC, MakeServant, Reply, Request, Setting
@@ -226,10 +226,23 @@ class Crew:
             pass  # what it said before it ended comes first: its end is seen where answers are waited for
         except ChannelFull:
             self._hung(worker, seconds)
-        except BaseException:  # part of a long message may be in the pipe: nothing can follow it
-            if len(data) > ATOMIC:
-                self._lose(worker, WorkerError(f"a long message to worker {worker.index} was interrupted"))
+        except BaseException:
+            self._finish(worker)
             raise
+
+    def _finish(self, worker: Worker) -> None:
+        """Send the rest of a message after an interrupt; a worker that doesn't take it is lost."""
+        whole = False
+        try:
+            worker.channel.finish(Deadline(_TERM_S))
+            whole = True
+        except ChannelClosed:
+            whole = True
+        except ChannelFull:
+            pass
+        finally:
+            if not whole:  # or a second interrupt came
+                self._lose(worker, WorkerError(f"a long message to worker {worker.index} was interrupted"))
 
     # -------------------------------------------------------------- waiting
     @property
