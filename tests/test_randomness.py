@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gleanrl.errors import SchemaError
-from gleanrl.randomness import GENERATORS
+from gleanrl.randomness import GENERATORS, check_position
 
 
 def draws() -> tuple[Any, ...]:
@@ -41,10 +41,29 @@ def test_a_block_leaves_no_trace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("torch", torch.zeros(3)), ("numpy", 3), ("python", (1, 2)), ("cuda", 1)]
+    ("name", "value"),
+    [
+        ("torch", torch.zeros(3)),
+        ("numpy", 3),
+        ("numpy", (torch.zeros(624, dtype=torch.int64), 10**6, 0, 0.0)),
+        ("numpy", (torch.zeros(624, dtype=torch.int64), -5, 0, 0.0)),
+        ("python", (1, 2)),
+        ("python", (torch.full((625,), -1), None)),
+        ("cuda", 1),
+    ],
 )
 def test_a_broken_state_changes_nothing(name: str, value: Any) -> None:
     state = GENERATORS.state_dict()
     with pytest.raises(SchemaError):
         GENERATORS.load_state_dict({**state, name: value})
     assert GENERATORS.state_dict()["torch"].equal(state["torch"])
+
+
+@pytest.mark.parametrize("bits", [np.random.MT19937, np.random.Philox])
+def test_positions_that_numpy_would_read_from_but_doesnt_hold(bits: Any) -> None:
+    state = bits().state
+    check_position(state)
+    for wrong in (-1, 625):
+        inside = {**state["state"], "pos": wrong} if bits is np.random.MT19937 else state["state"]
+        with pytest.raises(ValueError, match="position"):
+            check_position({**state, "state": inside, "buffer_pos": wrong})

@@ -55,10 +55,12 @@ class GlobalGenerators(Stateful[Places]):
             numpy, (numbers, waiting) = reader.get("numpy"), reader.get("python")
             if numpy is not None:
                 numpy = (numpy[0].clone(), *numpy[1:])
-                np.random.RandomState().set_state(_numpy(numpy))
+                place = np.random.RandomState()
+                place.set_state(_numpy(numpy))
+                check_position(place.get_state(legacy=False))
             python = (numbers.clone(), waiting)
             random.Random().setstate(_python(python))
-        except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as cause:
+        except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError) as cause:
             raise SchemaError(f"load_state_dict: the process's generators: {cause}") from cause
         return Places(own, cuda, numpy, python)
 
@@ -79,6 +81,15 @@ class GlobalGenerators(Stateful[Places]):
             yield
         finally:
             self.adopt(before)
+
+
+def check_position(state: Any) -> None:
+    """Raise `ValueError` for a NumPy generator's position outside of what it holds: NumPy would read there."""
+    kind = state["bit_generator"]
+    most = {_TWISTER: 624, "Philox": 4}.get(kind)
+    place = state["state"]["pos"] if kind == _TWISTER else state.get("buffer_pos", 0)
+    if most is not None and not 0 <= place <= most:
+        raise ValueError(f"position {place} of {most} in a {kind}")
 
 
 def _numpy(state: tuple[torch.Tensor, int, int, float]) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import threading
 from functools import partial
@@ -95,3 +96,13 @@ def test_hooks_are_two_methods() -> None:
 
 def test_what_is_left_out_goes_by_class() -> None:
     assert left_out(Both(), {Slotted: ("left",), Both: ("more",), int: ("real",)}) == {"left", "more"}
+
+
+@pytest.mark.parametrize("made", [np.random.Generator(np.random.MT19937(0)), np.random.RandomState(0)])
+def test_a_generators_position_lies_within_it(made: Any) -> None:
+    state = copy.deepcopy(generator_state(made))
+    kind = f"{type(made).__module__}.{type(made).__qualname__}"
+    assert generator(kind, state).random() == made.random()
+    state["state"]["pos"] = 10**6
+    with pytest.raises(ValueError, match="position 1000000 of 624"):
+        generator(kind, state)

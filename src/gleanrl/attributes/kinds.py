@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from gleanrl.errors import SchemaError, UnsupportedError
+from gleanrl.randomness import check_position
 
 _CONSTANTS = (
     *(type, types.ModuleType, types.FunctionType, functools.partial, np.ufunc),
@@ -120,10 +121,12 @@ def generator(kind: str, state: Any) -> Any:
     if kind == "numpy.random._generator.Generator":
         bits = _BITS[state["bit_generator"]]()
         bits.state = state
+        check_position(bits.state)
         return np.random.Generator(bits)
     if kind == "numpy.random.mtrand.RandomState":
         legacy = np.random.RandomState()
         legacy.set_state(state)
+        check_position(legacy.get_state(legacy=False))
         return legacy
     if kind == "random.Random":
         plain = random.Random()
