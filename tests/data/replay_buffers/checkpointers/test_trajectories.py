@@ -125,5 +125,5 @@ def test_rows_that_arent_there_are_refused_before_anything_is_made_of_their_numb
     fill(buffer, [5], 1, 0.0)
     state = buffer.storage.state_dict()
     check_rows(state)
-    with pytest.raises(CorruptCheckpointError, match="rows"):
+    with pytest.raises(CorruptCheckpointError, match="a storage"):
         check_rows({**state, **changes})

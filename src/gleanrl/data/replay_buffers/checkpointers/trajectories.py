@@ -46,8 +46,19 @@ class Streams:
 
 
 def check_rows(state: Mapping[str, Any]) -> None:
-    """Raise `CorruptCheckpointError` unless a state that was read holds as many rows as it says."""
-    count, generations = state["num_steps"] * prod(state["batch_shape"]), state["generations"]
+    """Raise `CorruptCheckpointError` unless a state that was read holds lists, and as many rows as it says.
+
+    To iterate over an array takes what its shape says, not what it holds.
+    """
+    steps, batch, generations = state["num_steps"], state["batch_shape"], state["generations"]
+    columns, paths = state["columns"], state["format"]["paths"]
+    if (
+        not all(isinstance(part, (list, tuple)) for part in (batch, columns, paths))
+        or not all(isinstance(path, (list, tuple)) for path in paths)
+        or not all(type(size) is int for size in (steps, *batch))
+    ):
+        raise CorruptCheckpointError("a storage without sizes, columns or paths")
+    count = steps * prod(batch)
     if (
         not isinstance(generations, torch.Tensor)
         or generations.dtype is not torch.int64
