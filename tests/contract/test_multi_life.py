@@ -243,8 +243,8 @@ cls = {"sync": MultiSyncDataCollector, "async": MultiaSyncDataCollector}[sys.arg
 collector = cls([lambda: GymEnv("CartPole-v1")] * 2, frames_per_batch=20)
 batches = iter(collector)
 next(batches)
-print(*collector.processes, flush=True)
 try:
+    print(*collector.processes, flush=True)
     while True:
         next(batches)
 except KeyboardInterrupt:

@@ -236,7 +236,8 @@ def test_a_collectors_state_outlives_its_environments(make):
     state = copy.deepcopy(collector.state_dict())
     assert [float(member["total"]) for member in state["env_state_dict"].values()] == [20, 20]
     other = SyncDataCollector(make(2, Counted), None, frames_per_batch=20, total_frames=60)
-    other.load_state_dict(state)
+    with pytest.warns(UserWarning, match="2 trajectories end"):
+        other.load_state_dict(state)
     assert [float(member["total"]) for member in other.state_dict()["env_state_dict"].values()] == [20, 20]
     assert len(list(other)) == 1
     assert list(make(2, oracle).state_dict()) == ["worker0", "worker1"]
