@@ -120,16 +120,17 @@ def test_counters_go_on_where_a_worker_takes_anothers_place(tmp_path: Path) -> N
 
 
 class Hanging(CountingEnv):
-    """Waits for ever in its 20th step, once."""
+    """Waits for ever in its 20th step, in one worker."""
 
     def __init__(self, token: Path) -> None:
         self.__dict__["token"] = token
         super().__init__(NEVER)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        if len(self.actions) == 20 and not self.token.exists():
-            self.token.touch()
-            threading.Event().wait()
+        if len(self.actions) == 20:
+            with suppress(FileExistsError):  # of all workers one
+                self.token.touch(exist_ok=False)
+                threading.Event().wait()
         return super()._step(tensordict)
 
 
