@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from gleanrl.errors import MissingLibraryError
@@ -13,13 +14,7 @@ def h5py() -> Any:
     Raises:
         MissingLibraryError: it isn't installed; the message names the extra.
     """
-    try:
-        import h5py
-    except ImportError as cause:
-        raise MissingLibraryError(
-            "HDF5 files need h5py, which can't be imported: pip install 'gleanrl[h5]'"
-        ) from cause
-    return h5py
+    return _imported("h5py", "h5", "HDF5 files need")
 
 
 def ray() -> Any:
@@ -28,10 +23,13 @@ def ray() -> Any:
     Raises:
         MissingLibraryError: it isn't installed; the message names the extra.
     """
+    return _imported("ray", "ray", "collectors and buffers on Ray need")
+
+
+def _imported(library: str, extra: str, who_needs: str) -> Any:
     try:
-        import ray
+        return importlib.import_module(library)
     except ImportError as cause:
         raise MissingLibraryError(
-            "collectors and buffers on Ray need ray, which can't be imported: pip install 'gleanrl[ray]'"
+            f"{who_needs} {library}, which can't be imported: pip install 'gleanrl[{extra}]'"
         ) from cause
-    return ray
