@@ -76,7 +76,7 @@ def test_what_is_known_or_found_to_be_the_same_is_linked(tmp_path: Path) -> None
     (large,) = arrays(3 * LARGE_BYTES // 2)
     source = Plain(columns(50), 20)
     first = write(tmp_path / "a", source, large)
-    assert links(tmp_path / "a") == [1] * 6 and source.taken == [0, 1, 2]
+    assert links(tmp_path / "a") == [1] * 6 and sorted(source.taken) == [0, 1, 2]
 
     changed = columns(50)
     changed[0][0] = 99  # a lie: it's said not to have changed, and is believed
