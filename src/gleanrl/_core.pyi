@@ -6,7 +6,9 @@ call that raises has changed nothing. `IndexError`: a row, column or start outsi
 bad value; `TypeError`: not an int.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from typing_extensions import Buffer
 
 class Columns:
     """k columns of `num_rows` rows, rows back to back, at addresses that the caller keeps alive.
@@ -44,6 +46,17 @@ def bump(counters: int, start: int, n: int, num_rows: int) -> None:
 
 def bump_at(counters: int, index: int, n: int, num_rows: int) -> None:
     """Add 1 to int64 counters `index[0:n]`, each in `[0, num_rows)`; a repeated number counts each time."""
+
+def crc32(pieces: Iterable[Buffer], before: int = 0) -> int:
+    """Return the CRC-32, zlib's, of the bytes of contiguous buffers, one after the other.
+
+    Args:
+        pieces: any number; the interpreter lock is released where they are long.
+        before: the checksum of what stands before them.
+
+    Raises:
+        TypeError, BufferError, ValueError: what has no buffer, or none that is contiguous.
+    """
 
 class SumTree:
     """A sum tree of `capacity` priorities in [0, 2**960], all 0 at first.

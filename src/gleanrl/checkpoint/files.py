@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from gleanrl.checkpoint.manifest import BLOCK_BYTES, DataFile, file_name
 from gleanrl.checkpoint.segments import ALIGNMENT, Array, Source
 from gleanrl.checkpoint.values import ATTACHED, LARGE_BYTES, Attachment
 from gleanrl.errors import CheckpointError
+from gleanrl.native import crc32
 from gleanrl.system import fs
 from gleanrl.system.threads import for_each
 
@@ -226,7 +226,7 @@ class Checksums:
         rest = memoryview(piece)
         while rest:
             taken = rest[: BLOCK_BYTES - self._count]
-            self._crc = zlib.crc32(taken, self._crc)
+            self._crc = crc32([taken], self._crc)
             self._count += len(taken)
             rest = rest[len(taken) :]
             if self._count == BLOCK_BYTES:
