@@ -17,9 +17,11 @@ from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import (
     LazyTensorStorage,
     PrioritizedSampler,
+    RandomSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
+    SliceSampler,
     StorageEnsemble,
     TensorDictReplayBuffer,
 )
@@ -243,6 +245,51 @@ def test_a_collector_in_the_background_rests_meanwhile(tmp_path: Path) -> None:
     collector.stop()
     checkpoint.load(tmp_path)
     assert buffer.write_count == collector.stats().delivered
+
+
+def drawn_by_a_program(saves: Any, sampler: Any, prefetch: int | None) -> list[Any]:
+    """Run a program whose parts have no seed of their own, and that saves at each of its instants, or not."""
+    torch.manual_seed(4)
+    collector = SyncDataCollector(GymEnv("CartPole-v1"), None, frames_per_batch=8)
+    collector.set_seed(4)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(50), sampler=sampler(), batch_size=4, prefetch=prefetch
+    )
+    both = ReplayBufferEnsemble(buffer, batch_size=2, sample_from_all=False)
+    found = []
+    for _ in range(2):
+        saves(collector=collector, buffer=buffer, both=both)
+        batch = collector.next()
+        assert batch is not None
+        buffer.extend(batch)
+        for source in (buffer, both, buffer):
+            saves(collector=collector, buffer=buffer, both=both)
+            found += [source.sample()["observation"], torch.rand(2)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sampler", "prefetch"),
+    [
+        (RandomSampler, None),
+        (RandomSampler, 2),
+        (SamplerWithoutReplacement, None),
+        (lambda: PrioritizedSampler(50, 0.7, 0.5), 2),
+        (lambda: SliceSampler(num_slices=2, strict_length=False), None),
+    ],
+)
+def test_a_program_that_saves_goes_on_as_one_that_does_not(
+    tmp_path: Path, sampler: Any, prefetch: int | None
+) -> None:
+    def save(**parts: Any) -> None:
+        Checkpoint(**parts).save(tmp_path / "all")
+        parts["buffer"].dumps(tmp_path / "buffer")
+        for part in parts.values():
+            part.state_dict()
+
+    expected = drawn_by_a_program(lambda **parts: None, sampler, prefetch)
+    found = drawn_by_a_program(save, sampler, prefetch)
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
 
 
 def test_the_name_is_found_when_it_is_asked_for() -> None:

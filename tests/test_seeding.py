@@ -34,6 +34,30 @@ def test_without_a_seed_the_global_generator_gives_one_at_first_use():
     assert torch.equal(torch.get_rng_state(), before), "only the first use touches the global generator"
 
 
+@pytest.mark.parametrize("save", [OwnedGenerator.snapshot, OwnedGenerator.state_dict])
+def test_a_save_is_no_use(save):
+    torch.manual_seed(1)
+    owned, before = OwnedGenerator(), torch.get_rng_state()
+    state = save(owned)
+    assert torch.equal(torch.get_rng_state(), before)
+    expected = numbers(owned)
+    other = OwnedGenerator(3)
+    torch.set_rng_state(before)
+    other.adopt(state) if save is OwnedGenerator.snapshot else other.load_state_dict(state)
+    assert numbers(other) == expected, "it takes its seed at its first use, too"
+
+
+def test_what_has_begun_has_a_place_to_come_back_to():
+    owned = OwnedGenerator()
+    owned.begin()
+    place = owned.snapshot()
+    expected = numbers(owned)
+    owned.begin()
+    assert numbers(owned) != expected
+    owned.adopt(place)
+    assert numbers(owned) == expected
+
+
 def test_fresh_seeds_come_from_the_global_generator():
     torch.manual_seed(5)
     one, two = fresh_seed(), fresh_seed()
@@ -93,6 +117,7 @@ def test_bad_seeds_are_refused(seed):
     [
         {},
         {"generator": 3},
+        {"generator": False},
         {"generator": torch.zeros(4, dtype=torch.int64)},
         {"generator": torch.ones(3, dtype=torch.int64)},
         {"generator": torch.ones(4)},

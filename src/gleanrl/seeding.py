@@ -29,8 +29,9 @@ def fresh_seed(generator: torch.Generator | None = None) -> int:
 class GeneratorState(NamedTuple):
     """A place in a random sequence."""
 
-    generator: torch.Tensor
-    """``(4,)`` int64, not all 0; of a `GivenGenerator` the state of the ``torch.Generator``, uint8."""
+    generator: torch.Tensor | None
+    """``(4,)`` int64, not all 0, or None before the first use; of a `GivenGenerator` the state of the
+    ``torch.Generator``, uint8."""
 
 
 class RandomSource(Stateful[GeneratorState]):
@@ -39,6 +40,10 @@ class RandomSource(Stateful[GeneratorState]):
     @abstractmethod
     def seed(self, seed: int) -> None:
         """Start the sequence of `seed`; `InvalidArgumentError` unless it is an integer in ``[0, 2**63)``."""
+
+    def begin(self) -> None:
+        """Take a seed now where the first draw would take one: the place in the sequence is one to come back to."""
+        return
 
     @abstractmethod
     def integers(self, high: int, count: int) -> torch.Tensor:
@@ -82,9 +87,10 @@ class OwnedGenerator(RandomSource):
     """A random generator that belongs to one part.
 
     Without a seed it takes one from torch's global generator at its first use, so that ``torch.manual_seed``
-    makes a program reproducible while later draws of the part disturb nobody. The sequence doesn't depend on
-    how many numbers a call asks for. A forked child goes on with another sequence than its parent, the same one in
-    every run of the program. Not thread-safe: its owner locks.
+    makes a program reproducible while later draws of the part disturb nobody. To save it is no use: until then its
+    state is None, and who goes on from that takes a seed at the first use, too. The sequence doesn't depend on how
+    many numbers a call asks for. A forked child goes on with another sequence than its parent, the same one in every
+    run of the program. Not thread-safe: its owner locks.
 
     Args:
         seed: a seed in ``[0, 2**63)``; None for one drawn at first use.
@@ -112,6 +118,11 @@ class OwnedGenerator(RandomSource):
         """
         self._native = Random(_checked(seed))
 
+    def begin(self) -> None:
+        """Take a seed now, if there is none: the first use."""
+        if self._native is None:
+            self._seeded()
+
     def _seeded(self) -> Random:
         """Return the generator; the first call without a seed takes one from torch's global generator."""
         seed = fresh_seed()
@@ -124,7 +135,7 @@ class OwnedGenerator(RandomSource):
         """Go on with a sequence of the child's own."""
         self._lineage = lineage
         if self._native is not None:
-            self.seed(_apart(self.snapshot().generator.numpy().tobytes(), lineage))
+            self.seed(_apart(self._words(self._native).numpy().tobytes(), lineage))
 
     def integers(self, high: int, count: int) -> torch.Tensor:
         """Return `count` independent draws from ``[0, high)``, int64 on the CPU."""
@@ -145,29 +156,38 @@ class OwnedGenerator(RandomSource):
         (self._native or self._seeded()).permutation(drawn.data_ptr(), size)
         return drawn
 
-    def snapshot(self) -> GeneratorState:
-        """Return the place in the sequence. Counts as the first use."""
+    @staticmethod
+    def _words(native: Random) -> torch.Tensor:
         words = from_numpy(empty(_WORDS, int64))
-        (self._native or self._seeded()).save(words.data_ptr())
-        return GeneratorState(words)
+        native.save(words.data_ptr())
+        return words
+
+    def snapshot(self) -> GeneratorState:
+        """Return the place in the sequence."""
+        return GeneratorState(None if self._native is None else self._words(self._native))
 
     def parse(self, state: Any) -> GeneratorState:
         """Return the place that a saved state stands for; `SchemaError` for anything else."""
         reader = StateReader(state, "a random generator")
-        words = reader.tensor("generator", torch.int64, (_WORDS,))
-        if not words.any():
+        words = reader.optional("generator", lambda name: reader.tensor(name, torch.int64, (_WORDS,)))
+        if words is not None and not words.any():
             raise reader.wrong("generator", f"{_WORDS} numbers that aren't all 0", words.tolist())
         return GeneratorState(words)
 
     def adopt(self, value: GeneratorState) -> None:
         """Go on from a place in a sequence."""
-        generator = Random(0)
-        generator.load(value.generator.data_ptr())
+        generator = None
+        if value.generator is not None:
+            generator = Random(0)
+            generator.load(value.generator.data_ptr())
         self._native = generator
 
     def __getstate__(self) -> list[int]:
-        """Pickle as the generator's state; not as a tensor, which torch would send to a process by a descriptor."""
-        words: list[int] = self.snapshot().generator.tolist()
+        """Pickle as the generator's state; not as a tensor, which torch would send to a process by a descriptor.
+
+        Counts as the first use: a copy has the same sequence.
+        """
+        words: list[int] = self._words(self._native or self._seeded()).tolist()
         return words
 
     def __setstate__(self, state: list[int]) -> None:
@@ -233,6 +253,7 @@ class GivenGenerator(RandomSource):
 
     def adopt(self, value: GeneratorState) -> None:
         """Set the user's generator to a place in its sequence."""
+        assert value.generator is not None
         self.generator.set_state(value.generator)
 
 

@@ -196,6 +196,7 @@ class Draws(Stateful[DrawsState]):
         """Draw until enough batches are on their way; of a draw that fails nothing is left."""
         sampler = self._parts.sampler
         prefetcher.forget_gone()
+        sampler.random.begin()  # places are gone back to
         while prefetcher.wants_more:
             place, drawn = sampler.place(), len(prefetcher)
             try:

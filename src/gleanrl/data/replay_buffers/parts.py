@@ -214,7 +214,7 @@ class Parts(Stateful[PartsState]):
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the owner; the copy goes on with the same sequence of samples."""
         self.sampler.follow(self.storage)
-        self.sampler.snapshot()  # a generator that was never used takes its seed now, for both
+        self.sampler.random.begin()  # a generator that was never used takes its seed now, for both
         return {**self.__dict__, "_owner": None, "writes": False}
 
     # State

@@ -24,7 +24,7 @@ from gleanrl.tree import NestedKey, Path
 class SamplerState(NamedTuple):
     """Where a sampler stands in its sequence of draws, and the priorities that it keeps."""
 
-    generator: torch.Tensor
+    generator: torch.Tensor | None
     """See `GeneratorState`."""
     ran_out: bool
     """See `Sampler.ran_out`."""

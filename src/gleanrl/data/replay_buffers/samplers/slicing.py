@@ -105,6 +105,7 @@ class Slices(Unit):
 
     def uniform(self, storage: Storage, batch_size: int, random: RandomSource) -> Draw:
         """Draw a trajectory, then its first step, each uniformly."""
+        random.begin()
         before = random.snapshot()
         try:
             return self._uniform(storage, batch_size, random)

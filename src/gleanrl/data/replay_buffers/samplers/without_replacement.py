@@ -90,6 +90,7 @@ class EpochSampler(UnitSampler):
         fewest = count if self.drop_last else 1
         items, generations, position = self._next(storage, count, length)
         if len(items) < fewest:
+            self.random.begin()
             before = self.snapshot()
             self._begin(storage, length)
             items, generations, position = self._next(storage, count, length)
