@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from enum import Enum
 from types import MappingProxyType
@@ -152,6 +153,120 @@ def test_a_state_of_something_else_changes_nothing(source: Any, target: Any) -> 
     assert vars(target) == before
 
 
+class Simulator:
+    """With attributes of its class, and methods."""
+
+    gravity = 9.8
+    viewer: Any = None
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def step(self) -> None:
+        pass
+
+
+BEFORE = {
+    **{
+        "n": 3,
+        "x": 0.5,
+        "name": "cart",
+        "state": (0.1, 0.2),
+        "frames": [np.zeros(2)],
+        "rng": random.Random(1),
+    },
+    **{"ages": {"a": 1}, "mark": {1, 2}, "inner": Thing(), "call": len, "last": None, "data": np.zeros(2)},
+    **{"tensor": torch.zeros(2), "label": np.array(["a"]), "history": deque([1.0], 3)},
+}
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        *(
+            {"n": "x"},
+            {"n": [3]},
+            {"n": {}},
+            {"x": b"x"},
+            {"x": np.array(["x"])},
+            {"name": 3},
+            {"name": ["cart"]},
+        ),
+        *({"state": "ab"}, {"state": ("a", "b")}, {"state": {}}, {"frames": np.zeros(1)}, {"frames": ["x"]}),
+        *(
+            {"rng": 3},
+            {"rng": np.random.default_rng(1)},
+            {"ages": {"a": "x"}},
+            {"ages": {1: 1}},
+            {"ages": []},
+        ),
+        *(
+            {"ages": Counter("a")},
+            {"mark": [1, 2]},
+            {"inner": None},
+            {"inner": 3},
+            {"call": None},
+            {"call": "len"},
+        ),
+        *({"data": "x"}, {"data": np.array(["x"])}, {"data": np.array([None])}, {"tensor": np.zeros(2)}),
+        *({"label": np.zeros(1)}, {"history": [1.0]}, {"step": 3}, {"step": None}, {"gravity": "x"}),
+        {"__class__": "x"},
+    ],
+    ids=repr,
+)
+def test_values_keep_their_kinds(forged: dict[str, Any]) -> None:
+    """Nothing changes where one attribute isn't of the kind of what is there; the error names it."""
+    target = Simulator(**BEFORE)
+    (name,) = forged
+    state = saved(Simulator(**BEFORE | {"name": "other"}))
+    attributes, added = state["nodes"][0]["attributes"], saved(Thing(**forged))["nodes"]
+    attributes[name] = moved(added[0]["attributes"][name], len(state["nodes"]))
+    state["nodes"] += moved(added, len(state["nodes"]))
+    with pytest.raises(SchemaError, match=f"Simulator.{name}"):
+        adopt(target, state)
+    assert vars(target) == BEFORE
+
+
+def moved(value: Any, by: int) -> Any:
+    """Return a part of a state whose references lead so many nodes further."""
+    if isinstance(value, dict):
+        return {key: v + by if key == "node" else moved(v, by) for key, v in value.items()}
+    return [moved(v, by) for v in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("name", ["inner", "call"])
+def test_objects_and_functions_do_not_go(name: str) -> None:
+    target = Simulator(**BEFORE)
+    state = saved(Simulator(**{key: value for key, value in BEFORE.items() if key != name}))
+    with pytest.raises(SchemaError, match=f"Simulator.{name}: the state has nothing"):
+        adopt(target, state)
+    assert vars(target) == BEFORE
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        *({"n": 3.5}, {"n": np.float32(1)}, {"x": torch.zeros(2)}, {"x": np.zeros(2)}, {"x": 1}, {"x": None}),
+        *({"state": np.zeros(2)}, {"state": [0.5]}, {"state": None}, {"data": (0.5, 1)}, {"frames": []}),
+        *({"last": "x"}, {"last": np.zeros(2)}, {"last": [1, "x"]}, {"rng": None}, {"ages": {"b": 2}}),
+        *({"gravity": 1}, {"viewer": "x"}, {"more": 3}, {"data": np.zeros((3, 3), bool)}),
+    ],
+    ids=repr,
+)
+def test_values_of_programs_that_went_on_are_taken(later: dict[str, Any]) -> None:
+    target, (name,) = Simulator(**BEFORE), later
+    adopt(target, saved(Simulator(**BEFORE | later)))
+    assert repr(getattr(target, name)) == repr(later[name])
+
+
+def test_functions_are_looked_at_wherever_they_stand() -> None:
+    state = saved(Thing(f=len, g=max))
+    attributes = state["nodes"][0]["attributes"]
+    attributes["g"] = attributes["f"]
+    with pytest.raises(SchemaError, match="Thing.g: the state has builtins.len"):
+        adopt(Thing(f=len, g=max), state)
+
+
 @pytest.mark.parametrize(
     "state",
     [
@@ -162,6 +277,18 @@ def test_a_state_of_something_else_changes_nothing(source: Any, target: Any) -> 
         {"nodes": [{"kind": "scalar", "data": torch.zeros(()), "text": "", "plain": False}]},
         {"nodes": [{"kind": "object", "class": "x", "attributes": {}}]},
         {"nodes": [{"kind": "exec"}]},
+        {
+            "nodes": [
+                {"kind": "object", "class": f"{__name__}.Thing", "attributes": {"n": {"node": 1}}},
+                {"kind": "scalar", "data": torch.zeros(2), "text": "", "plain": False},
+            ]
+        },
+        {
+            "nodes": [
+                {"kind": "object", "class": f"{__name__}.Thing", "attributes": {"n": {"node": 1}}},
+                {"kind": "tensor", "data": torch.zeros(2), "device": "meta"},
+            ]
+        },
     ],
 )
 def test_broken_states_are_refused(state: Any) -> None:
@@ -173,7 +300,11 @@ def test_a_hook_that_refuses_a_state_keeps_its_own() -> None:
     source, target = Thing(own=Counting()), Thing(own=Counting())
     target.own.n = 4
     state = saved(source)
-    state["nodes"][1]["state"] = "no mapping"
+    (mapping,) = [node for node in state["nodes"] if node["kind"] == "mapping"]
+    mapping["pairs"] = []
     with pytest.raises(SchemaError, match="set_state"):
+        adopt(target, state)
+    state["nodes"][1]["state"] = "no mapping"
+    with pytest.raises(SchemaError, match=r"own.get_state\(\): the state has a builtins.str"):
         adopt(target, state)
     assert target.own.n == 4

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gleanrl.attributes.fitting import MISSING, fits, fits_among, inherited, may_go
 from gleanrl.attributes.kinds import (
     MAPPINGS,
     NOTHING,
@@ -27,8 +28,6 @@ from gleanrl.attributes.kinds import (
 )
 from gleanrl.errors import GleanError, SchemaError
 from gleanrl.system.interrupts import to_the_end
-
-_MISSING = object()
 
 
 def parse(root: Any, state: Any, fixed: Fixed = NOTHING) -> Callable[[], None]:
@@ -74,13 +73,30 @@ class _Reader:
         number = child["node"]
         if type(number) is not int or not 0 <= number < len(self._nodes):
             raise SchemaError(f"load_state_dict: {where}: there's no node {number!r:.50}")
-        if number not in self._made:
-            node = self._nodes[number]
+        node = self._nodes[number]
+        if number not in self._made or node["kind"] in (
+            "constant",
+            "method",
+        ):  # these are looked at in every place
             self._made[number] = _READS[node["kind"]](self, number, node, now, where)
         return self._made[number]
 
+    def _fitting(self, child: Any, now: Any, where: str, default: Any = MISSING) -> Any:
+        """Return the value that stands for `child`, which has to fit `now`, or `default` without it."""
+        value, there = self.child(child, now, where), default if now is MISSING else now
+        if not fits(value, there):
+            raise self._wrong(where, f"a {class_name(value)}", there)
+        return value
+
+    def _item(self, child: Any, now: Any, where: str, others: Any) -> Any:
+        """Return an item of a container that holds `others`, in any order, and `now` in its place."""
+        value = self.child(child, now, where)
+        if not fits_among(value, others):
+            raise self._wrong(where, f"a {class_name(value)}", now)
+        return value
+
     def _wrong(self, where: str, expected: str, now: Any) -> SchemaError:
-        found = "nothing" if now is _MISSING else f"{now!r:.100}"
+        found = "nothing" if now is MISSING else f"{now!r:.100}"
         return SchemaError(f"load_state_dict: {where}: the state has {expected}, there is {found}")
 
     def _constant(self, number: int, node: Any, now: Any, where: str) -> Any:
@@ -94,6 +110,8 @@ class _Reader:
 
     def _scalar(self, number: int, node: Any, now: Any, where: str) -> Any:
         value = _array_of(node)[()]
+        if not isinstance(value, np.generic):
+            raise self._wrong(where, "one number", now)
         return complex(value) if node["plain"] else value
 
     def _array(self, number: int, node: Any, now: Any, where: str) -> Any:
@@ -103,14 +121,16 @@ class _Reader:
         before = list(now.flat) if isinstance(now, np.ndarray) and now.dtype == object else []
         found = self._made[number] = np.empty(len(node["items"]), object)
         for place, item in enumerate(node["items"]):
-            there = before[place] if place < len(before) else _MISSING
-            found[place] = self.child(item, there, f"{where}[{place}]")
+            there = before[place] if place < len(before) else MISSING
+            found[place] = self._item(item, there, f"{where}[{place}]", before)
         found.shape = tuple(node["shape"])
         return found
 
     def _tensor(self, number: int, node: Any, now: Any, where: str) -> Any:
         data = node["data"]
         if not isinstance(now, torch.nn.Parameter):
+            if torch.device(node["device"]).type == "meta":
+                raise self._wrong(where, "a tensor without values", now)
             return data.to(node["device"], copy=True)
         if (now.shape, now.dtype) != (data.shape, data.dtype):
             raise self._wrong(where, f"a parameter {tuple(data.shape)} {data.dtype}", now)
@@ -130,7 +150,7 @@ class _Reader:
         return now
 
     def _generator(self, number: int, node: Any, now: Any, where: str) -> Any:
-        return generator(node["class"], self.child(node["state"], _MISSING, where))
+        return generator(node["class"], self.child(node["state"], MISSING, where))
 
     def _mapping(self, number: int, node: Any, now: Any, where: str) -> Any:
         there = now if isinstance(now, Mapping) else {}
@@ -143,8 +163,8 @@ class _Reader:
         known = self._made[number] = found
         keys = list(there)
         for place, (key, value) in enumerate(node["pairs"]):
-            name = self.child(key, keys[place] if place < len(keys) else _MISSING, where)
-            known[name] = self.child(value, there.get(name, _MISSING), f"{where}[{name!r:.50}]")
+            name = self._item(key, keys[place] if place < len(keys) else MISSING, where, keys)
+            known[name] = self._fitting(value, there.get(name, MISSING), f"{where}[{name!r:.50}]")
         return (
             found
             if node["class"] in ("dict", "OrderedDict", "defaultdict")
@@ -155,8 +175,8 @@ class _Reader:
         before = list(now) if isinstance(now, (list, tuple, deque)) else []
         found = self._made[number] = []
         for place, item in enumerate(node["items"]):
-            there = before[place] if place < len(before) else _MISSING
-            found.append(self.child(item, there, f"{where}[{place}]"))
+            there = before[place] if place < len(before) else MISSING
+            found.append(self._item(item, there, f"{where}[{place}]", before))
         kind = SEQUENCES.get(node["class"])
         if kind is None:  # a tuple with names
             if not isinstance(now, tuple) or type(now).__name__ != node["class"]:
@@ -173,7 +193,8 @@ class _Reader:
 
     def _hooks(self, number: int, node: Any, now: Any, where: str) -> Any:
         self._known(node, now, where)
-        state, before = self.child(node["state"], _MISSING, where), copy.deepcopy(now.get_state())
+        before = copy.deepcopy(now.get_state())
+        state = self._fitting(node["state"], before, f"{where}.get_state()")
         try:  # it can't say beforehand what it would take
             now.set_state(copy.deepcopy(state))
         except Exception as cause:
@@ -188,9 +209,14 @@ class _Reader:
         self._made[number] = self._known(node, now, where)
         there = attributes(now)
         found = {
-            name: self.child(value, there.get(name, _MISSING), f"{where}.{name}")
+            name: self._fitting(
+                value, there.get(name, MISSING), f"{where}.{name}", inherited(type(now), name)
+            )
             for name, value in node["attributes"].items()
         }
+        for name in there.keys() - found.keys() - fixed:
+            if not may_go(there[name], type(now), name):
+                raise self._wrong(f"{where}.{name}", "nothing", there[name])
         slotted = set(slots(type(now)))
 
         def change() -> None:
@@ -205,7 +231,7 @@ class _Reader:
         return now
 
     def _known(self, node: Any, now: Any, where: str) -> Any:
-        if now is _MISSING or class_name(now) != node["class"]:
+        if now is MISSING or class_name(now) != node["class"]:
             raise self._wrong(where, f"a {node['class']}", now)
         return now
 
