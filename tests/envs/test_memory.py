@@ -179,3 +179,15 @@ def test_one_that_was_never_reset_may_take_a_seed_from_anywhere() -> None:
         remember(env)
     env.reset()
     assert remember(env)
+
+
+@pytest.mark.parametrize("asked", [(True, False), (False, True)])
+def test_what_a_wrapper_found_out_of_its_registration_is_no_state(asked: tuple[bool, bool]) -> None:
+    source, target = (gymnasium.make("CartPole-v1") for _ in asked)
+    for simulator, is_asked in zip((source, target), asked, strict=True):
+        assert not is_asked or simulator.spec
+    env, other = GymWrapper(source), GymWrapper(target)
+    env.rollout(3)
+    other.reset()
+    adopt_memory(other, remember(env))
+    assert (target.unwrapped.state == source.unwrapped.state).all()

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import gymnasium
 import numpy as np
 import torch
 from tensordict import TensorDict
@@ -36,6 +37,7 @@ from gleanrl.tree import flatten
 _FIXED: Fixed = {
     EnvBase: ("usage",),
     EnvSpecs: ("_known",),
+    gymnasium.Wrapper: ("_cached_spec",),
     Transform: ("_holder", "_parent_found", "_pairs_found", "_pairs_inv_found"),
 }
 _STEPS, _AFTER = 8, 4
