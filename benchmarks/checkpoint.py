@@ -90,9 +90,14 @@ def bytes_in(path: Path) -> int:
 
 
 def sequential(buffer: ReplayBuffer, place: Path) -> tuple[Call, Call]:
-    """Returns what writes the columns of a buffer into one file and syncs it, and what reads them into fresh memory."""
+    """Returns what writes a checkpoint's bytes into one file and syncs it, and what reads them into fresh memory.
+
+    They are the columns and the generations. They are read into one array: memory of columns that are given back one
+    by one is used again, and costs no page faults, which nobody has who keeps them.
+    """
     storage = buffer.storage
     columns = [storage.column(path).numpy() for path in storage.format.schema.paths]
+    columns.append(storage.generation(torch.arange(len(storage))).numpy())
 
     def write() -> None:
         place.unlink(missing_ok=True)
@@ -102,12 +107,7 @@ def sequential(buffer: ReplayBuffer, place: Path) -> tuple[Call, Call]:
             file.flush()
             os.fsync(file.fileno())
 
-    def read() -> None:
-        with place.open("rb") as file:
-            for column in columns:
-                np.fromfile(file, column.dtype, column.size)
-
-    return write, read
+    return write, lambda: np.fromfile(place, np.uint8)
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -203,15 +203,10 @@ class FileWriter:
 
 
 class Checksums:
-    """Checksums of blocks of bytes that go by.
+    """Checksums of blocks of bytes that go by."""
 
-    Args:
-        check: called with the number and the checksum of each block at its end.
-    """
-
-    def __init__(self, check: Callable[[int, int], None] | None = None) -> None:
+    def __init__(self) -> None:
         self._found: list[int] = []
-        self._check = check
         self._crc, self._count = 0, 0
 
     def watching(self, pieces: Iterable[Array]) -> Iterator[Array]:
@@ -233,8 +228,6 @@ class Checksums:
                 self._close_block()
 
     def _close_block(self) -> None:
-        if self._check is not None:
-            self._check(len(self._found), self._crc)
         self._found.append(self._crc)
         self._crc, self._count = 0, 0
 

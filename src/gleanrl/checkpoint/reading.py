@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from gleanrl.checkpoint.files import Checksums
 from gleanrl.checkpoint.manifest import BLOCK_BYTES, DataFile
-from gleanrl.checkpoint.segments import Array, Layout, Segmented, bytes_of
+from gleanrl.checkpoint.segments import ALIGNMENT, Array, Layout, Segmented, bytes_of
 from gleanrl.errors import CorruptCheckpointError
+from gleanrl.native import crc32
 from gleanrl.system import fs
 from gleanrl.system.threads import for_each
 
-_PIECE_BYTES = 1 << 20  # read at once: still in the cache when its checksum is made
-_THREADS = 2  # one reads while the other one counts
+_GROUP_BYTES = 1 << 20  # read at once, and a part of a block: still in the cache when its checksum is made
+_THREADS = 2
 _FEW_BYTES = 1 << 22
 
 
@@ -26,15 +27,9 @@ class _OneFile:
     """A file that is read from its beginning to its end, with pauses."""
 
     def __init__(self, folder: Path, entry: DataFile, verify: bool) -> None:
-        self.path, self.reached = folder / entry.name, 0
+        self.path, self.reached = f"{folder}/{entry.name}", 0
         self._entry, self._verify = entry, verify
-        self._checksums = Checksums(self._compare)
-
-    def _compare(self, block: int, checksum: int) -> None:
-        if checksum != self._entry.checksums[block]:
-            begin = block * BLOCK_BYTES
-            end = min(begin + BLOCK_BYTES, self._entry.size)
-            raise CorruptCheckpointError(f"{self.path}: bytes {begin} to {end} aren't what was written")
+        self._checksum = 0  # of what was read of a block
 
     @contextmanager
     def opened(self) -> Iterator[int]:
@@ -45,29 +40,48 @@ class _OneFile:
         except OSError as cause:
             raise CorruptCheckpointError(f"{self.path}: {cause}") from cause
 
-    def read(self, file: int, data: Array, offset: int) -> None:
-        """Fill memory with what stands at an offset, which isn't before what was read so far."""
-        self.skip(file, offset)
-        for begin in range(0, data.size, _PIECE_BYTES):
-            part = data[begin : begin + _PIECE_BYTES]
-            if fs.read_into(file, part, self.reached) != part.size:
-                raise CorruptCheckpointError(f"{self.path}: it became shorter")
-            if self._verify:
-                self._checksums.add(part)
-            self.reached += part.size
+    def read(self, file: int, pieces: Iterable[memoryview]) -> None:
+        """Fill memory, piece after piece, with what follows; whatever their sizes, much is read at once."""
+        group: list[memoryview] = []
+        room = _GROUP_BYTES - self.reached % _GROUP_BYTES
+        for piece in pieces:
+            rest = piece
+            while len(rest) >= room:
+                self._fill(file, [*group, rest[:room]])
+                group, rest, room = [], rest[room:], _GROUP_BYTES
+            if rest:
+                group.append(rest)
+                room -= len(rest)
+        if group:
+            self._fill(file, group)
+
+    def _fill(self, file: int, group: list[memoryview]) -> None:
+        """Read what doesn't reach into another block."""
+        size = sum(map(len, group))
+        if fs.read_pieces(file, group, self.reached) != size:
+            raise CorruptCheckpointError(f"{self.path}: it became shorter")
+        self.reached += size
+        if not self._verify:
+            return
+        self._checksum = crc32(group, self._checksum)
+        if not self.reached % BLOCK_BYTES or self.reached == self._entry.size:
+            block = (self.reached - 1) // BLOCK_BYTES
+            if self._checksum != self._entry.checksums[block]:
+                raise CorruptCheckpointError(
+                    f"{self.path}: bytes {block * BLOCK_BYTES} to {self.reached} aren't what was written"
+                )
+            self._checksum = 0
 
     def skip(self, file: int, offset: int) -> None:
         """Go on to an offset; what lies before it is only compared."""
         while self._verify and self.reached < offset:
-            gap = np.empty(min(offset - self.reached, _PIECE_BYTES), np.uint8)
-            self.read(file, gap, self.reached)
+            gap = memoryview(bytearray(min(offset - self.reached, _GROUP_BYTES)))
+            self.read(file, [gap])
         self.reached = max(self.reached, offset)
 
     def end(self, file: int) -> None:
         """Compare the rest."""
         self.skip(file, self._entry.size)
-        if self._verify:
-            self._checksums.end()
 
 
 class FileReader:
@@ -88,7 +102,7 @@ class FileReader:
         self._rows: list[Stored] = []
         self._of_rows: set[int] = set()
         for entry in files:
-            path = folder / entry.name
+            path = f"{folder}/{entry.name}"
             try:
                 size = fs.size_at(path)
             except OSError as cause:
@@ -107,16 +121,22 @@ class FileReader:
             CorruptCheckpointError: there are others, or they stand elsewhere, or were damaged.
         """
         found = self._pieces(pieces, size)
-        data, begin = np.empty(size, np.uint8), 0
-        for number, offset, count in found:
-            one = self._file(number)
+        data: Array = np.empty(size, np.uint8)
+        view = data.data
+        ends = accumulate(count for _, _, count in found)
+        parts = [view[end - count : end] for (_, _, count), end in zip(found, ends, strict=True)]
+        files = [self._file(number) for number, _, _ in found]
+
+        def read_one(number: int) -> None:
+            one, (_, offset, _) = files[number], found[number]
             if offset < one.reached:
-                raise CorruptCheckpointError(
-                    f"an array at {[number, offset, count]}, where another one stands"
-                )
+                raise CorruptCheckpointError(f"an array at {found[number]}, where another one stands")
             with one.opened() as file:
-                one.read(file, data[begin : begin + count], offset)
-            begin += count
+                one.skip(file, offset)
+                one.read(file, [parts[number]])
+
+        apart = len(set(files)) == len(files)
+        for_each(read_one, range(len(found)), _THREADS if apart and size > _FEW_BYTES else 1)
         return data
 
     def _file(self, number: int) -> _OneFile:
@@ -161,7 +181,7 @@ class FileReader:
         if not fits or any(number in self._begun or number in self._of_rows for number in numbers):
             raise CorruptCheckpointError(f"rows in files {first} to {numbers.stop}, where others stand")
         files = self._files[first : numbers.stop]
-        if any(file.size != layout.size(number) for number, file in enumerate(files)):
+        if [file.size for file in files] != layout.sizes():
             raise CorruptCheckpointError(f"rows in files {first} to {numbers.stop} that have other sizes")
         self._of_rows.update(numbers)
         stored = Stored(self._folder, files, layout, identity, self._verify)
@@ -203,21 +223,29 @@ class Stored(Segmented):
         Raises:
             CorruptCheckpointError: a file is damaged; columns hold something then.
         """
+        memory = [
+            bytes_of(column).data if column.is_cpu and column.is_contiguous() else None for column in columns
+        ]
 
         def read_one(number: int) -> None:
             start, stop = self.layout.span(number)
-            parts = [column[start:stop] for column in columns]
-            direct = all(part.is_cpu and part.is_contiguous() for part in parts)
-            taken = parts if direct else [torch.empty_like(part, device="cpu") for part in parts]
+            gaps = memoryview(bytearray(ALIGNMENT * len(columns)))  # apart: each is compared
+            pieces: list[memoryview] = []
+            taken: list[tuple[torch.Tensor, torch.Tensor]] = []
+            for column, whole, width in zip(columns, memory, self.layout.widths, strict=True):
+                if whole is None:
+                    part = torch.empty(stop - start, *column.shape[1:], dtype=column.dtype, device="cpu")
+                    taken.append((column[start:stop], part))
+                    pieces.append(bytes_of(part).data)
+                else:
+                    pieces.append(whole[start * width : stop * width])
+                pieces.append(gaps[: -len(pieces[-1]) % ALIGNMENT])
+                gaps = gaps[ALIGNMENT:]
             one = _OneFile(self._folder, self._files[number], self._verify)
             with one.opened() as file:
-                for (offset, size), part in zip(self.layout.places(number), taken, strict=True):
-                    if size:
-                        one.read(file, bytes_of(part), offset)
-                one.end(file)
-            for part, source in zip(parts, taken, strict=True):
-                if part is not source:
-                    part.copy_(source)
+                one.read(file, pieces)
+            for place, part in taken:
+                place.copy_(part)
 
         self._each(read_one)
 

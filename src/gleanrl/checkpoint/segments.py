@@ -70,6 +70,11 @@ class Layout:
         start, stop = self.span(number)
         return sum(_aligned((stop - start) * width) for width in self.widths)
 
+    def sizes(self) -> list[int]:
+        """Return the bytes of each segment."""
+        last = self.count - 1
+        return [self.size(0)] * last + [self.size(last)] if last >= 0 else []
+
     def places(self, number: int) -> Iterator[tuple[int, int]]:
         """Yield where each column stands in a segment: offset and bytes."""
         start, stop = self.span(number)

@@ -24,7 +24,8 @@ from gleanrl.system import faults
 
 # What is written at once where the system can't reserve space.
 _ZEROS_BYTES = 1 << 20
-_READ_BYTES = 1 << 26
+_READ_BYTES = 1 << 20
+_READ_PIECES = 1024  # what systems take at once; together less than the 2 GiB that they read at once
 _NO_LINKS = (
     *(errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOENT),
     *(errno.EACCES, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP),
@@ -233,7 +234,7 @@ def rename(path: Path, to: Path) -> None:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[int]:
+def reading(path: Path | str) -> Iterator[int]:
     """Open a plain file for reading within a ``with`` block; symbolic links, devices and pipes are refused.
 
     Raises:
@@ -246,7 +247,7 @@ def reading(path: Path) -> Iterator[int]:
         yield file
 
 
-def size_at(path: Path) -> int:
+def size_at(path: Path | str) -> int:
     """Return how many bytes a plain file has.
 
     Raises:
@@ -279,14 +280,45 @@ def read_into(file: int, buffer: Any, offset: int) -> int:
     Raises:
         OSError: The disk fails.
     """
-    rest, total = memoryview(buffer).cast("B"), 0
+    whole = memoryview(buffer).cast("B")
+    return read_pieces(
+        file, [whole[begin : begin + _READ_BYTES] for begin in range(0, len(whole), _READ_BYTES)], offset
+    )
+
+
+def read_pieces(file: int, pieces: list[memoryview], offset: int) -> int:
+    """Fill pieces of memory, one after the other, as `read_into` does.
+
+    Args:
+        file: The open file.
+        pieces: Bytes, at least one in each; read at once as far as the system does that.
+        offset: Where in the file the first one begins.
+
+    Raises:
+        OSError: The disk fails.
+    """
+    total, rest = 0, pieces
     while rest:
         faults.point("fs.read")
-        count = os.preadv(file, [rest[:_READ_BYTES]], offset + total)
+        asked = rest[:_READ_PIECES]
+        count = os.preadv(file, asked, offset + total)
         if not count:
             break
-        rest, total = rest[count:], total + count
+        total += count
+        if count < sum(map(len, asked)):
+            rest = _behind(asked, count) + rest[_READ_PIECES:]
+        else:
+            rest = rest[_READ_PIECES:]
     return total
+
+
+def _behind(pieces: list[memoryview], count: int) -> list[memoryview]:
+    """Return what comes after so many bytes of pieces."""
+    for number, piece in enumerate(pieces):
+        if count < len(piece):
+            return [piece[count:], *pieces[number + 1 :]]
+        count -= len(piece)
+    return []
 
 
 @contextmanager
@@ -348,7 +380,7 @@ def _write_all(file: int, content: Any) -> None:
 
 
 @contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
+def _opened(path: Path | str, flags: int) -> Iterator[int]:
     file = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:
         yield file

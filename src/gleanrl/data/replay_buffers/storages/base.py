@@ -333,16 +333,18 @@ class Storage(Direct, Stateful[StorageState]):
         if value.content is not None and self._batch_shape is None:
             self._fix_batch(torch.Size(value.batch_shape))
         rows = value.generations.shape[0]
+        after, as_saved = value.generations, self._generations is None  # nobody has drawn anything
         counters = self._counters(rows)
-        after = counters.clone()
-        after[: len(self)] += 1
-        after[:rows] = moved_past(value.generations, after[:rows])
-        as_saved = torch.equal(after[:rows], value.generations)
+        if not as_saved:
+            after = counters.clone()
+            after[: len(self)] += 1
+            after[:rows] = moved_past(value.generations, after[:rows])
+            as_saved = torch.equal(after[:rows], value.generations)
         self._preserve([(0, self.max_size)])
 
         def change() -> None:
             self._log.renew(value.version)  # before the bytes move
-            counters.copy_(after)
+            counters[: after.shape[0]] = after
             self._take_content(value.content, rows)
             self.num_steps, self._end, self._rows_written = value.num_steps, value.end, value.rows_written
             self.ordered = value.ordered

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gleanrl.block import allocate
 from gleanrl.checkpoint.reading import Stored
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.columns import device_of
@@ -147,13 +148,13 @@ class TabledStorage(Storage):
                 place = Table(table.form, table.columns.num_rows, self._allocate.another())
         if place is None:
             columns: list[Any] = [
-                torch.empty(value.rows, *field.row_shape, dtype=field.dtype, device=self.device)
+                allocate((value.rows, *field.row_shape), field.dtype, self.device)
                 for field in form.schema.fields
             ]
         else:
             own = [column[: value.rows] for column in place.all]
             columns = [own[place.form.schema.index(path)] for path in form.schema.paths]
-        generations = torch.empty(value.rows, dtype=torch.int64, device="cpu")
+        generations = allocate((value.rows,), torch.int64)
         try:
             stored.read([generations, *columns])
         except BaseException:
