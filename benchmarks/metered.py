@@ -1,19 +1,22 @@
 """Runs a program and says how long it took, and how long it was in collectors and replay buffers.
 
 `python -m benchmarks.metered WAY PROGRAM ARGUMENTS`, where WAY is "torchrl" or "takeover", in an interpreter with
-torchrl. The last line on stdout is JSON: `whole`, `data` and, within `data`, `networks`, in seconds of
-`benchmarks.clock`, imports left out. The calls that a program makes are wrapped, the same on either side; what one of
-them calls of the others isn't counted twice.
+torchrl. The last line on stdout is JSON: `whole`, `data` and, within `data`, `networks` and `environments`, in seconds
+of `benchmarks.clock`, imports left out. The calls that a program makes are wrapped, the same on either side; what one
+of them calls of the others isn't counted twice.
 
 `data` is the time in the constructor and the iteration of the collector, and in the constructor, extend, add, sample,
 priority updates and iteration of buffers: all of it, policies and environments included. What programs reach past these
 calls isn't in it (`rb[:]`, `len`, updates of weights that loss modules make).
 
-`networks` is the part of it that the policy's own modules take, which is the program's on either side: networks, on
-tensors, and the modules that work on TensorDicts (distributions, choices of values, exploration). What carries values
-between these, tensordict's TensorDictModule and sequences with their subclasses, isn't counted as the program's:
-whoever calls a policy decides how its modules are driven. Nor are environments, those that a program defines included:
-their steps are in `data` less `networks` on both sides. A count costs about a microsecond, which is in there, too.
+`networks` is the part of it that the policy's own modules take, which is the program's on either side: networks and
+distributions, on tensors, and the modules that work on TensorDicts (choices of values, exploration). What carries
+values between these, tensordict's TensorDictModule, ProbabilisticTensorDictModule and sequences with their subclasses,
+isn't counted as the program's: whoever calls a policy decides how its modules are driven.
+
+`environments` is the part that the environments' own steps and resets take: those of simulators made for gymnasium, its
+wrappers left out, and `_step` and `_reset` of environments that the program defines. A count costs about a microsecond,
+which is in `data`, too.
 """
 
 from __future__ import annotations
@@ -23,25 +26,29 @@ import importlib
 import json
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import torch
-from tensordict.nn import TensorDictModule
+from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule
+from torch.distributions import Distribution
 
 from benchmarks.clock import now
 
 BUFFERS = ("ReplayBuffer", "TensorDictReplayBuffer", "TensorDictPrioritizedReplayBuffer")
+DRIVERS = (TensorDictModule, ProbabilisticTensorDictModule)
+DRAWS = ("__init__", "sample", "rsample", "log_prob", "sample_and_log_prob", "rsample_and_log_prob")
 CALLS = ("__init__", "extend", "add", "sample", "update_priority", "update_tensordict_priority", "empty")
 
 
 class Meter:
-    """Seconds within wrapped calls, and within a policy's own modules that these call."""
+    """Seconds within wrapped calls, and within what is the program's own that these call."""
 
     def __init__(self) -> None:
-        self.seconds, self.networks = 0.0, 0.0
-        self._inside = self._in_network = False
+        self.seconds, self.own = 0.0, {"networks": 0.0, "environments": 0.0}
+        self._inside = self._in_own = False
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the call with its time counted, unless it's made by another one."""
@@ -58,21 +65,28 @@ class Meter:
 
         return metered
 
-    def network(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the call of all modules, with the time of a policy's own counted; transforms are none."""
+    def program(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a method with its time counted as the program's own; drivers and transforms are none of its."""
 
         @functools.wraps(call)
-        def metered(module: Any, *args: Any, **kwargs: Any) -> Any:
-            counted = self._inside and not self._in_network
-            if not counted or isinstance(module, TensorDictModule) or ".envs." in type(module).__module__:
-                return call(module, *args, **kwargs)
-            self._in_network, start = True, now()
+        def metered(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            counted = self._inside and not self._in_own
+            if not counted or isinstance(owner, DRIVERS) or ".envs.transforms." in type(owner).__module__:
+                return call(owner, *args, **kwargs)
+            self._in_own, start = True, now()
             try:
-                return call(module, *args, **kwargs)
+                return call(owner, *args, **kwargs)
             finally:
-                self._in_network, self.networks = False, self.networks + now() - start
+                self._in_own = False
+                self.own[part] += now() - start
 
         return metered
+
+    def methods(self, part: str, classes: Iterable[type], names: Iterable[str]) -> None:
+        """Counts what classes define under these names as the program's own."""
+        for cls in classes:
+            for name in set(names) & set(vars(cls)):
+                setattr(cls, name, self.program(part, vars(cls)[name]))
 
     def items(self, iterate: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
         """Returns what makes an iterator, with the time of its items counted."""
@@ -87,14 +101,23 @@ class Meter:
         return metered
 
 
+def derived(cls: type) -> Iterator[type]:
+    """Yields the classes that derive from another one."""
+    for below in cls.__subclasses__():
+        yield below
+        yield from derived(below)
+
+
 def main() -> None:
     """Does what the command line says."""
     way, program, *arguments = sys.argv[1:]
     if way == "takeover":
         importlib.import_module("gleanrl.takeover")
     # With this module importing them, these are gleanrl's under takeover, as they are for the program.
-    collectors, data = (importlib.import_module(f"torchrl.{name}") for name in ("collectors", "data"))
-    for name in ("envs", "modules", "objectives"):
+    collectors, data, envs = (
+        importlib.import_module(f"torchrl.{name}") for name in ("collectors", "data", "envs")
+    )
+    for name in ("modules", "objectives"):
         importlib.import_module(f"torchrl.{name}")
     meter = Meter()
     for cls in (collectors.Collector, *(getattr(data, name) for name in BUFFERS)):
@@ -103,12 +126,26 @@ def main() -> None:
                 setattr(cls, name, meter.around(vars(cls)[name]))
     for cls in (collectors.Collector, data.ReplayBuffer):
         cls.__iter__ = meter.items(cls.__iter__)
-    torch.nn.Module.__call__ = meter.network(torch.nn.Module.__call__)  # type: ignore[method-assign]
+    meter.methods("networks", [torch.nn.Module], ["__call__"])
+    meter.methods("networks", {*derived(Distribution)}, DRAWS)
+    make = collectors.Collector.__init__
+
+    def make_after_environments(*args: Any, **kwargs: Any) -> None:
+        simulators = {cls for cls in derived(gym.Env) if not issubclass(cls, gym.Wrapper)}
+        meter.methods("environments", simulators, ["step", "reset"])
+        meter.methods(
+            "environments",
+            {cls for cls in derived(envs.EnvBase) if cls.__module__ == "__main__"},
+            ["_step", "_reset"],
+        )
+        make(*args, **kwargs)
+
+    collectors.Collector.__init__ = make_after_environments
     sys.argv[:] = [program, *arguments]
     sys.path[0] = str(Path(program).parent)
     start = now()
     runpy.run_path(program, run_name="__main__")
-    print(json.dumps({"whole": now() - start, "data": meter.seconds, "networks": meter.networks}))
+    print(json.dumps({"whole": now() - start, "data": meter.seconds, **meter.own}))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ LIMIT_S = 900.0
 
 @functools.cache
 def seconds(program: str) -> dict[str, dict[str, float]]:
-    """Returns the medians of `whole`, `data` and `networks` by side; see `metered`.
+    """Returns the medians of `whole`, `data`, `networks` and `environments` by side; see `metered`.
 
     Raises:
         RuntimeError: a run failed, or there is no such interpreter.
@@ -35,7 +35,7 @@ def seconds(program: str) -> dict[str, dict[str, float]]:
         for way in WAYS if turn % 2 else reversed(WAYS):
             runs[way].append(_run(program, way))
     medians = {
-        way: {part: statistics.median(run[part] for run in these) for part in ("whole", "data", "networks")}
+        way: {part: statistics.median(run[part] for run in these) for part in these[0]}
         for way, these in runs.items()
     }
     print(f"  {program}: {medians}", flush=True)
@@ -59,9 +59,12 @@ def _run(program: str, way: str) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _share(program: str, without: str, part: str) -> float:
-    ours, theirs = (seconds(program)[way] for way in ("takeover", "torchrl"))
-    return (ours[part] - ours.get(without, 0.0)) / (theirs[part] - theirs.get(without, 0.0))
+def _share(program: str, without: tuple[str, ...], part: str) -> float:
+    ours, theirs = (
+        found[part] - sum(found[own] for own in without)
+        for found in (seconds(program)[way] for way in ("takeover", "torchrl"))
+    )
+    return ours / theirs
 
 
 GAUGES = tuple(
@@ -78,10 +81,17 @@ GAUGES = tuple(
             "layer",
             "time in collector and buffer, the policy's own modules left out",
             "data",
-            "networks",
+            ("networks",),
             1 / 8,
         ),
-        ("data", "time in collector and buffer, all of it", "data", "", 1.0),
-        ("whole", "the whole program", "whole", "", 1.0),
+        (
+            "driving",
+            "time in collector and buffer, the policy's own modules and the environments left out",
+            "data",
+            ("networks", "environments"),
+            1 / 8,
+        ),
+        ("data", "time in collector and buffer, all of it", "data", (), 1.0),
+        ("whole", "the whole program", "whole", (), 1.0),
     )
 )
