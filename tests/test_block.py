@@ -178,6 +178,11 @@ class TestBlock:
                     block.array(path).take(t, len(size)) == numpy_view(torch.ones(1).to(field.dtype))
                 ).all()
             assert (column == 1).all()
+            by_row = block.row_arrays(path)
+            assert (by_row is None) == (field.dtype is torch.bfloat16)
+            if by_row is not None:
+                by_row[1, ...] = 0
+                assert not rows[1].any() and rows[0].all()
 
     def test_columns_are_apart(self, size: tuple[int, ...]) -> None:
         block = self.make(size)

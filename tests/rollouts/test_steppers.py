@@ -342,3 +342,24 @@ class TestFaults:
             TensorDictStepper(StillDoneEnv()).schema()
         assert (caught.value.t, caught.value.during) == (0, "reset")
         assert isinstance(caught.value.cause, EnvironmentContractError)
+
+
+class Paid(CountingEnv):
+    def step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        stepped = super().step(tensordict)
+        stepped["next", "reward"].fill_(7)
+        return stepped
+
+
+class Asked(CountingEnv):
+    asked = 0
+
+    def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
+        self.asked += 1
+        return super().maybe_reset(tensordict)
+
+
+def test_methods_of_the_users_are_called() -> None:
+    assert (run(env := Paid(Script(lengths=(50,))), make_stepper(env))["next", "reward"] == 7).all()
+    run(asked := Asked(Script(lengths=(50,))), make_stepper(asked))
+    assert asked.asked > 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, TensorDictBase
 
-from gleanrl.rollouts.stepping import advance, step_mdp
+from gleanrl.rollouts.stepping import advance, following_root, paths_of, step_mdp
 from gleanrl.tree import Path, as_key, flatten
 from tests.fakes_base import TeamEnv
 
@@ -172,3 +172,23 @@ def test_advance_takes_the_keys_of_the_environment() -> None:
     )
     same(advance(data, env), expected)
     assert as_key(("agents", "reward")) not in advance(data, env).keys(True)
+
+
+@pytest.mark.parametrize("kind", ["flat", "nested", "lazy"])
+def test_the_root_that_follows_is_that_of_step_mdp(kind: str) -> None:
+    data: Any = record()
+    if kind == "flat":
+        whole = [key for key in data.keys() if isinstance(data[key], torch.Tensor)]
+        after = data["next"].exclude("agents", "deep")
+        data = data.select(*whole, "_reset", strict=False).set("next", after)
+    if kind == "lazy":
+        data = LazyStackedTensorDict.lazy_stack([record()[0], record()[1]])
+    data["_reset"] = torch.ones(2, 1)
+    expected = step_mdp(data, **KEYS)
+    excluded = paths_of(KEYS["reward_keys"]) | paths_of(KEYS["action_keys"]) | {("next",), ("_reset",)}
+    found = following_root(data.exclude("next"), data["next"], excluded)
+    assert type(found) is type(expected) and found.batch_size == expected.batch_size
+    wanted = flatten(expected)
+    assert flatten(found).keys() == wanted.keys()
+    for path, leaf in flatten(found).items():
+        assert torch.equal(leaf, wanted[path])  # type: ignore[arg-type]

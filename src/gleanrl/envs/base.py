@@ -33,7 +33,7 @@ from gleanrl.errors import (
     SchemaError,
     UnsupportedError,
 )
-from gleanrl.overrides import overridden
+from gleanrl.overrides import is_native, overridden
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import TensorDictStepper
 from gleanrl.rollouts.stepping import advance
@@ -144,7 +144,8 @@ class EnvBase(Running, GymRegistration, nn.Module, metaclass=EnvType):
         Args:
             rules: what becomes of episodes.
         """
-        return TensorDictStepper(self, rules)
+        plain = is_native(self, "step", "maybe_reset", of=EnvBase)
+        return TensorDictStepper(self, rules, self._outcome if plain else None)
 
     def to(self, *args: Any, **kwargs: Any) -> EnvBase:
         """Move specs and module state to a device, in place."""
@@ -182,8 +183,16 @@ class EnvBase(Running, GymRegistration, nn.Module, metaclass=EnvType):
             EnvironmentContractError: if the outcome breaks the environment's declaration.
             ClosedError: if the environment was closed.
         """
-        self._check_open()
         self._check_batch("step", tensordict)
+        outcome = self._outcome(tensordict)
+        before = tensordict.get("next", None)
+        if before is not None:
+            outcome = before.copy().update(outcome)
+        return tensordict.set("next", outcome)
+
+    def _outcome(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return what a step with the actions in `tensordict` leads to, complete and checked."""
+        self._check_open()
         self.usage.direct()
         try:
             outcome = self._step(tensordict)
@@ -202,10 +211,7 @@ class EnvBase(Running, GymRegistration, nn.Module, metaclass=EnvType):
             outcome = with_rows_held(outcome, tensordict, mask, self._specs)
         if self.run_type_checks:
             check_outcome(outcome, self._specs)
-        before = tensordict.get("next", None)
-        if before is not None:
-            outcome = before.copy().update(outcome)
-        return tensordict.set("next", outcome)
+        return outcome
 
     def reset(
         self, tensordict: TensorDictBase | None = None, *, set_state: bool | None = None, **kwargs: Any

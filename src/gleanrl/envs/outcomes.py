@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from gleanrl.envs.env_specs import EnvSpecs, complete_flags
 from gleanrl.envs.resets import merge_reset, reset_rows
 from gleanrl.errors import EnvironmentContractError
-from gleanrl.tree import Path, as_key, as_path
+from gleanrl.tree import Path, as_key, as_path, leaf_at
 
 
 def complete_root(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:
@@ -35,6 +35,8 @@ def complete_outcome(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:
     Raises:
         EnvironmentContractError: if a reward is missing.
     """
+    if _came_whole(batch, specs):
+        return batch
     lead = _lead(batch, specs)
     for key, spec in specs.leaves("reward").items():
         value = batch.get(key, None)
@@ -47,6 +49,22 @@ def complete_outcome(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:
         if whole is not value:
             batch.set(key, whole)
     return complete_root(batch, specs)
+
+
+def _came_whole(batch: TensorDictBase, specs: EnvSpecs) -> bool:
+    """Return whether rewards and flags came as they are declared, all of them, as they mostly do."""
+    if batch.batch_size != specs.batch_size:
+        return False
+    for role in ("reward", "done"):
+        for key, spec in specs.leaves(role).items():
+            leaf = leaf_at(batch, as_path(key))
+            if (
+                leaf is None
+                or leaf.shape != spec.shape
+                or (role == "reward" and leaf.dtype is not spec.dtype)
+            ):
+                return False
+    return True
 
 
 def with_rows_held(

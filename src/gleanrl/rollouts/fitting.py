@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.block import Block, Field, numpy_twin, numpy_view
+from gleanrl.block import Block, Field
 from gleanrl.errors import PolicyError
 from gleanrl.objects import Leaf, Objects, as_leaf
 from gleanrl.tree import Path, as_key
@@ -89,7 +89,6 @@ class RowWriter:
         self.conversions = Conversions(block)
         self._actions = actions
         batch = block.batch_size[:-1]
-        on_cpu = bool(block.columns) and block.columns[0].device.type == "cpu"
         self._targets: list[tuple[Path, torch.Size, torch.dtype, np.ndarray[Any, Any] | None, Any]] = []
         self._lists: list[tuple[Path, Any]] = []
         for path, field in fields.items():
@@ -97,9 +96,7 @@ class RowWriter:
                 self._lists.append((path, block.rows(path)))
                 continue
             shape = torch.Size((*batch, *field.shape))
-            array = None
-            if on_cpu and numpy_twin(field.dtype) is field.dtype:
-                array = numpy_view(block.column(path).movedim(block.time_dim, 0))  # (T, *batch, *leaf)
+            array = block.row_arrays(path)
             rows = block.rows(path) if array is None else ()
             self._targets.append((path, shape, field.dtype, array, rows))
 

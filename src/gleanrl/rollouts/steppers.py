@@ -8,7 +8,7 @@ bring their own stepper (`make_stepper`).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -17,11 +17,12 @@ from tensordict import TensorDictBase
 from gleanrl.block import Block, Field, Schema, new_column
 from gleanrl.errors import EnvironmentContractError
 from gleanrl.layout import Layout
-from gleanrl.objects import Leaf, Objects, as_entry
+from gleanrl.objects import Leaf, as_entry
+from gleanrl.rollouts.columns import Column
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.limits import StepLimit
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
-from gleanrl.rollouts.stepping import advance
+from gleanrl.rollouts.stepping import following_root, paths_of
 from gleanrl.rollouts.traits import Env, extra
 from gleanrl.rollouts.usage import Lease
 from gleanrl.tree import Path, as_key, as_path, flatten, is_private, iter_leaves, leaf_at, outermost, put_leaf
@@ -46,13 +47,21 @@ class TensorDictStepper(Stepper):
     Args:
         env: the environment; it is neither copied nor closed here.
         rules: see `Stepper`.
+        outcome_of: what its `step` writes under ``"next"`` of a root with actions, where that, its `maybe_reset` and
+            `step_mdp` are all that stepping it is; None for its methods.
     """
 
     through_tensordicts = True
 
-    def __init__(self, env: Env, rules: EpisodeRules = FREELY) -> None:
+    def __init__(
+        self,
+        env: Env,
+        rules: EpisodeRules = FREELY,
+        outcome_of: Callable[[TensorDictBase], TensorDictBase] | None = None,
+    ) -> None:
         super().__init__(torch.Size(env.batch_size), env.device, rules, Lease(extra(env, "usage")))
         self.env = env
+        self._outcome_of = outcome_of
         self._carry: TensorDictBase | None = None
         self._schema: Schema | None = None
         self._limit = StepLimit(self.batch_size, rules.max_steps)
@@ -171,12 +180,19 @@ class TensorDictStepper(Stepper):
         if self._carry is None:
             self.reset()
         schema = self.schema()
-        self._next = [(p[1:], p, block.rows(p), schema[p]) for p in schema.paths if p[0] == "next"]
+        columns = [(path, self._column(block, path, schema[path])) for path in schema.paths]
+        self._next = [(path[1:], path, column) for path, column in columns if path[0] == "next"]
         self._outcome = Layout(path for path, *_ in self._next)
-        self._root = [(p, block.rows(p), schema[p]) for p in schema.paths if p[0] != "next"]
-        inputs = {*(as_path(key) for key in self.env.action_keys), *self._states}
+        self._root = [(path, column) for path, column in columns if path[0] != "next"]
+        self._ends = [path for path, _ in self._root if path[-1] == "done"]
+        actions = paths_of(self.env.action_keys)
+        self._excluded = {*actions, *self._rewards, ("next",), ("_reset",)}
+        inputs = {*actions, *self._states}
         self._acted = [(p, block.rows(p)) for p in inputs if p in block.schema and p not in schema]
         self._acted += [(path, block.rows(path)) for path in primed]
+        self._direct = (
+            None if primed else self._outcome_of
+        )  # `step` knows what becomes of a "next" that is there
         self._last, self._has_lists = block.num_steps - 1, bool(schema.lists)
         assert self._carry is not None
         self._write_root(0, self._carry)
@@ -189,13 +205,17 @@ class TensorDictStepper(Stepper):
         try:
             for path, rows in self._acted:
                 put_leaf(carry, path, as_entry(rows[t].clone()))
-            stepped = self.env.step(carry)
-            outcome = stepped.get("next")
+            stepped = carry
+            if self._direct is None:
+                stepped = self.env.step(carry)
+                outcome = stepped.get("next")
+            else:
+                outcome = self._direct(carry)
             self._truncate(outcome)
             self._write_row(t, outcome)
             during = "reset"
-            root = advance(stepped, self.env)
-            if self.rules.reset_when_done:
+            root = following_root(stepped, outcome, self._excluded)
+            if self.rules.reset_when_done and (self._outcome_of is None or self._any_done(root)):
                 root = self._reset_done(root)
             self._write_root(t + 1, root)
         except Exception as cause:
@@ -207,17 +227,17 @@ class TensorDictStepper(Stepper):
     def _write_row(self, t: int, outcome: TensorDictBase) -> None:
         leaves = self._outcome.match(outcome)
         if leaves is not None:
-            for (path, _, rows, field), value in zip(self._next, leaves, strict=True):
-                self._write(path, rows[t], value, field)
+            for (_, _, column), value in zip(self._next, leaves, strict=True):
+                column.write(t, value)
             return
         found = {path: leaf for path, leaf in iter_leaves(outcome) if not is_private(path)}
-        for path, full, rows, field in self._next:
+        for path, full, column in self._next:
             value = found.pop(path, None)
             if value is None and path in self._undeclared and self._carry is not None:
                 value = self._carry.get(as_key(path))  # what only resets return is in the root that follows
             if value is None:
-                raise EnvironmentContractError(f"step returned no {as_key(full)!r}, expected {field}")
-            self._write(path, rows[t], value, field)
+                raise EnvironmentContractError(f"step returned no {as_key(full)!r}, expected {column.field}")
+            column.write(t, value)
         if found and not self._passed_on.issuperset(found):
             keys = [as_key(path) for path in found if path not in self._passed_on]
             self._passed_on.update(found)
@@ -227,26 +247,13 @@ class TensorDictStepper(Stepper):
         if t > self._last:
             return
         found = flatten(root) if self._has_lists else None
-        for path, rows, field in self._root:
-            value = leaf_at(root, path) if found is None else found.get(path)
-            self._write(path, rows[t], value, field)
+        for path, column in self._root:
+            column.write(t, leaf_at(root, path) if found is None else found.get(path))
 
-    def _write(self, path: Path, row: torch.Tensor, value: Any, field: Field) -> None:
-        if field.is_list:
-            row.copy_(_list_row(path, row, value, field))
-            return
-        accepted = self._accepted.get(path, field.dtype)
-        if not isinstance(value, torch.Tensor) or value.shape != row.shape:
-            got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-            raise EnvironmentContractError(
-                f"key {as_key(path)!r} expected shape {tuple(row.shape)} {accepted}, got {got}"
-            )
-        cast = path in self._rewards and value.dtype.is_floating_point
-        if value.dtype is not accepted and not cast:
-            raise EnvironmentContractError(
-                f"key {as_key(path)!r} expected dtype {accepted}, got {value.dtype}"
-            )
-        row.copy_(value)
+    def _column(self, block: Block, path: Path, field: Field) -> Column:
+        inner = path[1:] if path[0] == "next" else path
+        accepted = self._accepted.get(inner, field.dtype)
+        return Column(block, path, inner, field, accepted, inner in self._rewards)
 
     # --------------------------------------------------------------- episodes
     def _truncate(self, outcome: TensorDictBase) -> None:
@@ -268,33 +275,14 @@ class TensorDictStepper(Stepper):
                 self._limit.restart(ended.numpy())
         return self.env.maybe_reset(root)
 
+    def _any_done(self, root: TensorDictBase) -> bool:
+        flags = [leaf_at(root, path) for path in self._ends]
+        return any(flag is None or bool(flag.any()) for flag in flags)
+
     def _done_entries(
         self, batch: TensorDictBase, names: Iterable[str] = ("done",)
     ) -> list[tuple[Path, torch.Tensor]]:
         return [(path, leaf) for path, leaf in iter_leaves(batch) if path[-1] in names and "next" not in path]
-
-
-def _list_row(path: Path, row: Leaf, value: Any, field: Field) -> Leaf:
-    """Return what came for a row of a list, after a look at it."""
-    lists = isinstance(value, Objects)
-    if field.dtype is None:
-        if lists and value.blank is None and value.shape == row.shape:
-            return value
-        came = f"shape {tuple(value.shape)}" if lists else type(value).__name__
-        raise EnvironmentContractError(
-            f"key {as_key(path)!r} expected non-tensor data of shape {tuple(row.shape)}, got {came}"
-        )
-    if isinstance(value, torch.Tensor) and value.shape[: row.ndim] == row.shape:
-        value = Objects.rows_of(value, row.shape)
-    if not isinstance(value, Objects) or value.shape != row.shape:
-        raise EnvironmentContractError(
-            f"key {as_key(path)!r} expected tensors {field}, got {getattr(value, 'shape', type(value).__name__)}"
-        )
-    for item in value.array.flat:
-        if not field.fits(item):
-            found = Field(item.shape, item.dtype) if isinstance(item, torch.Tensor) else type(item).__name__
-            raise EnvironmentContractError(f"key {as_key(path)!r} expected tensors {field}, got {found}")
-    return value
 
 
 def _public(batch: TensorDictBase) -> list[tuple[Path, Leaf]]:

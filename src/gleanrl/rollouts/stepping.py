@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_non_tensor
 
 from gleanrl.errors import MissingKeyError
 from gleanrl.rollouts.traits import Env
@@ -55,10 +55,10 @@ def step_mdp(
     """
     excluded: set[Path] = set()
     if exclude_reward:
-        excluded |= _paths(reward_keys)
+        excluded |= paths_of(reward_keys)
     if exclude_done:
-        excluded |= _paths(done_keys)
-    actions = _paths(action_keys)
+        excluded |= paths_of(done_keys)
+    actions = paths_of(action_keys)
     if isinstance(tensordict, LazyStackedTensorDict):
         pieces = [
             _advance(piece, keep_other, excluded, actions, exclude_action)
@@ -79,7 +79,26 @@ def advance(stepped: TensorDictBase, env: Env) -> TensorDictBase:
     )
 
 
-def _paths(keys: NestedKey | Sequence[NestedKey]) -> set[Path]:
+def following_root(batch: TensorDictBase, after: TensorDictBase, excluded: set[Path]) -> TensorDictBase:
+    """Return what `step_mdp` returns, where steps are many and plain.
+
+    Args:
+        batch: the root of a step.
+        after: its outcome.
+        excluded: rewards, actions, and what else isn't part of a root.
+    """
+    if type(batch) is TensorDict and type(after) is TensorDict:
+        entries = {**level_of(batch), **level_of(after)}
+        if all(isinstance(value, torch.Tensor) for value in entries.values()):
+            for path in excluded:
+                if len(path) == 1:
+                    entries.pop(path[0], None)
+            return dict_batch(entries, after.batch_size, after.device)
+    return step_mdp(batch.copy().set("next", after), reward_keys=[*excluded], action_keys=[])
+
+
+def paths_of(keys: NestedKey | Sequence[NestedKey]) -> set[Path]:
+    """Return the paths of one key or several."""
     if isinstance(keys, (str, tuple)):
         return {as_path(keys)}
     return {as_path(key) for key in keys}
