@@ -217,29 +217,40 @@ class Stored(Segmented):
         self.layout, self.identity = layout, identity
         self._folder, self._files, self._verify = folder, files, verify
 
-    def read(self, columns: Sequence[torch.Tensor]) -> None:
+    def read(self, columns: Sequence[torch.Tensor], behind: int = 0) -> None:
         """Read the rows into the first rows of columns, ``[rows or more, *shape]`` each, on any device.
+
+        Args:
+            columns: where to.
+            behind: how many of the rows, the first ones, come behind the others.
 
         Raises:
             CorruptCheckpointError: a file is damaged; columns hold something then.
         """
+        rows = self.layout.rows
         memory = [
             bytes_of(column).data if column.is_cpu and column.is_contiguous() else None for column in columns
         ]
 
         def read_one(number: int) -> None:
-            start, stop = self.layout.span(number)
+            spans = [
+                ((start - behind) % rows, stop - start)
+                for start, stop in _cut_at(behind, *self.layout.span(number))
+            ]
             gaps = memoryview(bytearray(ALIGNMENT * len(columns)))  # apart: each is compared
             pieces: list[memoryview] = []
             taken: list[tuple[torch.Tensor, torch.Tensor]] = []
             for column, whole, width in zip(columns, memory, self.layout.widths, strict=True):
-                if whole is None:
-                    part = torch.empty(stop - start, *column.shape[1:], dtype=column.dtype, device="cpu")
-                    taken.append((column[start:stop], part))
-                    pieces.append(bytes_of(part).data)
-                else:
-                    pieces.append(whole[start * width : stop * width])
-                pieces.append(gaps[: -len(pieces[-1]) % ALIGNMENT])
+                size = 0
+                for start, count in spans:
+                    if whole is None:
+                        part = torch.empty(count, *column.shape[1:], dtype=column.dtype, device="cpu")
+                        taken.append((column[start : start + count], part))
+                        pieces.append(bytes_of(part).data)
+                    else:
+                        pieces.append(whole[start * width : (start + count) * width])
+                    size += count * width
+                pieces.append(gaps[: -size % ALIGNMENT])
                 gaps = gaps[ALIGNMENT:]
             one = _OneFile(self._folder, self._files[number], self._verify)
             with one.opened() as file:
@@ -276,3 +287,8 @@ class Stored(Segmented):
         columns = self.layout.empty()
         self.read(columns)
         return columns
+
+
+def _cut_at(row: int, start: int, stop: int) -> list[tuple[int, int]]:
+    """Return a span in one piece, or two where one ends at `row`."""
+    return [(start, row), (row, stop)] if start < row < stop else [(start, stop)]

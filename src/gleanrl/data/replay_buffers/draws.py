@@ -285,6 +285,11 @@ class Draws(Stateful[DrawsState]):
         if not ("_prefetched" in reader and reader.get("_prefetched")):
             return DrawsState(parts, (), counts)
         ahead = reader.parts("_prefetched")
+        if parts.storage.moved:
+            raise SchemaError(
+                f"load_state_dict: the state holds {len(ahead)} batches drawn ahead, and its records move, since "
+                "the ring had come around: build the storage with the same max_size"
+            )
         if self.prefetcher is None:
             raise SchemaError(
                 f"load_state_dict: the state holds {len(ahead)} batches drawn ahead; build the buffer with "

@@ -247,9 +247,10 @@ class Parts(Stateful[PartsState]):
         """Return the value of a saved state; `SchemaError` for one that isn't of such parts."""
         reader = StateReader(state, "a ReplayBuffer")
         storage = self.storage.parse(reader.get("_storage"))
+        sampler = self.sampler.parse(reader.get("_sampler"))
         return PartsState(
             storage,
-            self.sampler.parse(reader.get("_sampler")),
+            self.sampler.turned(sampler, storage.moved, storage.rows) if storage.moved else sampler,
             self.writer.parse(reader.get("_writer"), storage),
             self.transforms.parse(reader.get("_transforms"))
             if "_transforms" in reader

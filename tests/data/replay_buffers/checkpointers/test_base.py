@@ -92,17 +92,17 @@ def test_what_doesnt_fit_changes_nothing(tmp_path: Path) -> None:
     made = buffer()
     made.extend(data(0, 10))
     made.dumps(tmp_path)
-    larger = ReplayBuffer(storage=LazyTensorStorage(50), batch_size=8)
-    larger.extend(data(3, 4))
-    before = larger[:].clone()
-    with pytest.raises(SchemaError, match="max_size=40"):
-        larger.loads(tmp_path)
+    other = ReplayBuffer(storage=LazyTensorStorage(50), batch_size=8)
+    other.extend(TensorDict({"a": torch.zeros(4)}, [4]))
+    before = other[:].clone()
+    with pytest.raises(SchemaError, match="isn't this storage's"):
+        other.loads(tmp_path)
     with pytest.raises(IncompatibleCheckpointError, match="expected a storage"):
-        larger.storage.checkpointer.loads(larger.storage, tmp_path)
+        other.storage.checkpointer.loads(other.storage, tmp_path)
     Folder(tmp_path / "other").commit("something", {})
     with pytest.raises(IncompatibleCheckpointError, match="it's a something"):
-        larger.loads(tmp_path / "other")
-    assert (larger[:] == before).all()
+        other.loads(tmp_path / "other")
+    assert (other[:] == before).all()
 
 
 def test_a_storage_alone(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_every_field_of_a_state_is_checked(ndim, fresh, tmp_path):
     good = other.state_dict()
     rows = len(other)
     broken = {
-        "max_size": [11, 0, 10.0, None],
+        "max_size": [2, 0, 10.0, None],
         "ndim": [3 - ndim, 0, "1"],
         "batch_shape": [3, [1, 1, 1], ["2"], None, [-2] * (ndim - 1) or [0]],
         "num_steps": [3, 4.0, -1, 11, True],

@@ -13,7 +13,13 @@ import torch
 from gleanrl.data.replay_buffers.ownership import Part
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import slots_of_update
-from gleanrl.errors import EmptyBufferError, InvalidArgumentError, InvalidTypeError, UnsupportedError
+from gleanrl.errors import (
+    EmptyBufferError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    SchemaError,
+    UnsupportedError,
+)
 from gleanrl.overrides import overridden
 from gleanrl.records import Draw
 from gleanrl.seeding import GeneratorState, GivenGenerator, OwnedGenerator, RandomSource
@@ -306,6 +312,19 @@ class Sampler(Part, Stateful[Any]):
         reader = StateReader(state, f"a {type(self).__name__}")
         generator = self.random.parse(state).generator
         return SamplerState(generator, reader.flag("ran_out"), reader.integer("epoch"))
+
+    def turned(self, value: Any, by: int, rows: int) -> Any:
+        """Return a parsed state for a storage whose `rows` rows have all moved: from slot s to ``(s - by) % rows``.
+
+        Raises:
+            SchemaError: it may know slots, and nothing tells which.
+        """
+        if isinstance(value, SamplerState) and value.running is None and value.priorities is None:
+            return value
+        raise SchemaError(
+            f"load_state_dict: a {type(self).__name__} can't go on where records moved, since the ring had come "
+            "around: build the storage with the same max_size"
+        )
 
     def place(self) -> Any:
         """Return the place in the sequence of draws, a value that is cheap to take: `adopt` goes back to it."""

@@ -135,6 +135,14 @@ class Prioritized(UnitSampler):
         place = self.parse_place(state)
         return place._replace(priorities=self._priorities.parse(state.get("priorities")))
 
+    def turned(self, value: SamplerState, by: int, rows: int) -> SamplerState:
+        """Return the value with its priorities in their rows' new slots."""
+        found = value.priorities
+        if found.raw.shape[0] == rows:
+            found = found._replace(raw=found.raw.roll(-by), mark=found.mark.roll(-by), version=None)
+        rest: SamplerState = super().turned(value._replace(priorities=None), by, rows)
+        return rest._replace(priorities=found)
+
     def place(self) -> SamplerState:
         """Return the place in the sequence, without the priorities: those stay when a draw is taken back."""
         place: SamplerState = super().snapshot()

@@ -177,6 +177,10 @@ class StalenessAwareSampler(Sampler):
             raise reader.wrong("running", "the consumer_version, an integer")
         return self.parse_place(state)._replace(running=consumer)
 
+    def turned(self, value: SamplerState, by: int, rows: int) -> SamplerState:
+        """Return the value: no slot is in it."""
+        return value
+
     def parse_place(self, state: Any) -> SamplerState:
         """Return the place that a saved one stands for."""
         place: SamplerState = super().parse(state)

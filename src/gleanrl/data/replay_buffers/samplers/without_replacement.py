@@ -215,6 +215,13 @@ class EpochSampler(UnitSampler):
             raise reader.wrong("generations", "those of the units that such a sampler draws")
         return value._replace(running=Epoch(None, rows, size, position, items, generations))
 
+    def turned(self, value: SamplerState, by: int, rows: int) -> SamplerState:
+        """Return the value with its epoch's units in their new slots."""
+        epoch = value.running
+        items = torch.arange(epoch.size, device="cpu") if epoch.items is None else epoch.items
+        rest: SamplerState = super().turned(value._replace(running=None), by, rows)
+        return rest._replace(running=epoch._replace(rows=rows, items=(items - by) % rows))
+
     def adopt(self, value: SamplerState) -> None:
         """Go on from a place or a state; a loaded epoch is one of the storage of the next draw."""
         super().adopt(value)

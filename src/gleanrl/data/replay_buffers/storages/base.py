@@ -296,12 +296,13 @@ class Storage(Direct, Stateful[StorageState]):
         return {**value.plain(), **self._plain_content(value.content)}
 
     def parse(self, state: Any) -> StorageState:
-        """Return the value of a foreign state of the same capacity and schema; nothing changes.
+        """Return the value of a foreign state of the same schema; nothing changes.
 
-        Memory that `adopt` will need is taken here; the records aren't copied yet.
+        One of a storage of another size fits if its records do (see `StorageState.fitted`). Memory that `adopt` will
+        need is taken here; the records aren't copied yet.
 
         Raises:
-            SchemaError: another capacity, number of dimensions or schema, or a broken state.
+            SchemaError: too many records, another number of dimensions or schema, or a broken state.
             CapacityError: a storage without schema found too little memory or disk.
         """
         return self._parsed(with_tensors(state))
@@ -309,10 +310,11 @@ class Storage(Direct, Stateful[StorageState]):
     def _parsed(self, state: Any) -> StorageState:
         """Return the value of a state whose columns are tensors."""
         reader = StateReader(state, f"a {type(self).__name__}")
-        value = StorageState.read(reader).counted(reader)
-        self._check_size(value)
+        saved = StorageState.read(reader).counted(reader)
+        value = self._fitted(saved)
         try:
-            return replace(value, content=self._parse_content(reader, value))
+            content = self._parse_content(reader, saved)
+            return replace(value, content=self._turned(content, value.moved) if value.moved else content)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as cause:
             if isinstance(cause, GleanError):
                 raise
@@ -320,13 +322,20 @@ class Storage(Direct, Stateful[StorageState]):
                 f"load_state_dict: expected what state_dict() of a {type(self).__name__} returned"
             ) from cause
 
-    def _check_size(self, value: StorageState) -> None:
-        """Raise `SchemaError` if a state is of a storage of another size."""
-        if (value.max_size, value.ndim) != (self._requested, self.ndim):
+    def _fitted(self, saved: StorageState) -> StorageState:
+        """Return a foreign state for this storage's size; `SchemaError` if it doesn't fit."""
+        if saved.ndim != self.ndim:
             raise SchemaError(
-                f"load_state_dict: the state has max_size={value.max_size}, ndim={value.ndim}; this storage has "
-                f"{self._requested}, {self.ndim}: build it with the same ones"
+                f"load_state_dict: the state has ndim={saved.ndim}, this storage {self.ndim}: build it with the same"
             )
+        return saved.fitted(self._requested)
+
+    def _turned(self, content: Any, rows: int) -> Any:
+        """Return parsed content of which the first `rows` rows come last; `SchemaError` where that can't be."""
+        raise SchemaError(
+            f"load_state_dict: a {type(self).__name__} of another max_size can't put the records of a ring that came "
+            "around in their order: build it with the same one"
+        )
 
     def adopt(self, value: StorageState) -> None:
         """Hold what a snapshot holds. Generations never go back: earlier draws are recognised."""

@@ -208,6 +208,11 @@ class FamiliarStorage(View, Storage):
     def _parse_content(self, reader: StateReader, state: StorageState) -> Any:
         if "load_state_dict" not in self.own:
             return super()._parse_content(reader, state)
+        if state.fitted(self._requested).moved is not None:
+            raise SchemaError(
+                f"load_state_dict: the state has max_size={state.max_size}; this {type(self.part).__name__} has "
+                f"{self._requested}: build it with the same"
+            )
         return copy.deepcopy(reader.get("content"))
 
     def _take_content(self, content: Any, rows: int) -> None:

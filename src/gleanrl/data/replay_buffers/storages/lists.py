@@ -144,6 +144,9 @@ class ListStorage(Storage):
             raise reader.wrong("items", f"a list of {state.rows} objects")
         return copy.deepcopy(items)
 
+    def _turned(self, content: list[Any], rows: int) -> list[Any]:
+        return content[rows:] + content[:rows]
+
     def _take_content(self, content: list[Any], rows: int) -> None:
         self._items = list(content)
 

@@ -33,6 +33,14 @@ class Rows:
     identity: str | None = None
     """Their name, if they are those of a checkpoint (see `Segmented`)."""
 
+    def turned(self, rows: int) -> Rows:
+        """Return copies of the records, of which the first `rows` come last."""
+        columns: list[Leaf] = []
+        for column in self.columns:
+            order = torch.arange(column.shape[0], device="cpu").roll(-rows)
+            columns.append(column.take(order) if isinstance(column, Objects) else column.roll(-rows, 0))
+        return replace(self, columns=columns, identity=None)
+
     def into(self, table: Table) -> Rows:
         """Return the rows in the order of a table's columns, to be copied there."""
         index = self.form.schema.index
@@ -78,8 +86,6 @@ def read_rows(reader: StateReader, state: StorageState, known: RecordFormat | No
     if "columns" not in reader and not state.rows:
         return None
     columns = reader.get("columns")
-    if isinstance(columns, Rows):
-        return columns
     form = format_from_state(reader.get("format"), known)
     if not isinstance(columns, (list, tuple)) or len(columns) != len(form.schema):
         raise reader.wrong("columns", f"a list of {len(form.schema)} tensors")

@@ -12,6 +12,7 @@ import torch
 
 from gleanrl.data.replay_buffers.storages.slots import Slots
 from gleanrl.data.replay_buffers.versions import Version, version_from, version_state
+from gleanrl.errors import SchemaError
 from gleanrl.state import StateReader
 
 _ROUNDS = 4
@@ -36,6 +37,9 @@ class StorageState:
     """Of the stored rows, ``(rows,)`` int64, 1 or more."""
     content: Any
     """The records, in the storage's own form; None where there are none and no schema."""
+    moved: int | None = None
+    """Of a state that was saved by a storage of another size: by how many rows all moved, around the ring, towards the
+    first one; None for a state of this very size."""
 
     @property
     def capacity_steps(self) -> int:
@@ -49,7 +53,7 @@ class StorageState:
 
     def plain(self) -> dict[str, Any]:
         """Return everything but the content as plain values; the generations aren't copied."""
-        fields = {name: value for name, value in vars(self).items() if name != "content"}
+        fields = {name: value for name, value in vars(self).items() if name not in ("content", "moved")}
         return {**fields, "batch_shape": list(self.batch_shape), "version": version_state(self.version)}
 
     @classmethod
@@ -86,11 +90,41 @@ class StorageState:
             raise reader.wrong("rows_written", f"at least the {read.rows} stored")
         return read
 
+    def fitted(self, max_size: int) -> StorageState:
+        """Return this state for a storage of that size, as if these steps, the oldest first, were all it ever got.
+
+        Rows stay where they are unless the ring had come around; records in no order of time always do.
+
+        Raises:
+            SchemaError: more is stored than fits.
+        """
+        fitted = replace(self, max_size=max_size)
+        capacity, before = fitted.capacity_steps, self.capacity_steps
+        if capacity == before:
+            return fitted
+        per_step = prod(self.batch_shape)
+        if self.num_steps > capacity:
+            raise SchemaError(
+                f"load_state_dict: the state has {self.rows} records, of a storage with max_size={self.max_size}; this "
+                f"one has room for {capacity * per_step}: give it a max_size of {self.rows} or more"
+            )
+        steps = self.end if self.ordered and self.num_steps == before else 0
+        return replace(
+            fitted,
+            end=self.num_steps % capacity,
+            moved=steps * per_step,
+            version=None if steps else self.version,
+            generations=self.generations.roll(-steps * per_step, 0),
+        )
+
     def counted(self, reader: StateReader) -> StorageState:
         """Return this state with the generations that a foreign one says."""
-        generations = reader.tensor("generations", torch.int64, (self.rows,))
-        if generations.cpu().numpy().min(initial=1) < 1:  # an eighth of the time of torch's comparison
-            raise reader.wrong("generations", "1 or more for every stored row")
+        return self.with_generations(reader.tensor("generations", torch.int64, (self.rows,)), reader)
+
+    def with_generations(self, generations: torch.Tensor, reader: StateReader) -> StorageState:
+        """Return this state with these generations, ``(rows,)`` int64 on the CPU, which aren't copied."""
+        if generations.numpy().min(initial=1) < 1:  # an eighth of the time of torch's comparison
+            raise reader.wrong("generations", "1 or more for every stored row", generations)
         return replace(self, generations=generations)
 
 

@@ -130,13 +130,12 @@ class TabledStorage(Storage):
         stored = state.get("columns") if isinstance(state, Mapping) else None
         if not isinstance(stored, Stored) or not self._alone:
             return super().parse(state)
-        generations, rows = self._read(stored, StateReader(state, f"a {type(self).__name__}"))
-        return self._parsed({**state, "generations": generations, "columns": rows})
+        return self._read(stored, StateReader(state, f"a {type(self).__name__}"))
 
-    def _read(self, stored: Stored, reader: StateReader) -> tuple[torch.Tensor, Rows]:
-        """Return the generations and records that stand in files, in memory that is nobody's yet."""
-        value, table = StorageState.read(reader), self._table
-        self._check_size(value)
+    def _read(self, stored: Stored, reader: StateReader) -> StorageState:
+        """Return the value of a state whose records stand in files, in memory that is nobody's yet."""
+        saved, table = StorageState.read(reader), self._table
+        value = self._fitted(saved)
         form = stored_rows(reader, value, None if table is None else table.form)
         place: Table | None = None
         if table is None:
@@ -156,16 +155,21 @@ class TabledStorage(Storage):
             columns = [own[place.form.schema.index(path)] for path in form.schema.paths]
         generations = allocate((value.rows,), torch.int64)
         try:
-            stored.read([generations, *columns])
+            stored.read([generations, *columns], value.moved or 0)
         except BaseException:
             if place is not None:
                 place.discard()
             raise
-        if place is None:
-            return generations, replace(Rows(form, columns), identity=stored.identity).into(
-                self._initialized()
-            )
-        return generations, Rows(place.form, own, place, True, stored.identity)
+        identity = None if value.moved else stored.identity
+        rows = (
+            replace(Rows(form, columns), identity=identity).into(self._initialized())
+            if place is None
+            else Rows(place.form, own, place, True, identity)
+        )
+        return replace(value.with_generations(generations, reader), content=rows)
+
+    def _turned(self, content: Rows, rows: int) -> Rows:
+        return content.turned(rows)
 
     def _check_form(self, form: RecordFormat, state: StorageState) -> None:
         """Raise `SchemaError` if records of that format can't be loaded."""
@@ -190,8 +194,8 @@ class TabledStorage(Storage):
 
     def _parse_content(self, reader: StateReader, state: StorageState) -> Rows | None:
         rows = read_rows(reader, state, None if self._table is None else self._table.form)
-        if rows is None or rows.table is not None:
-            return rows
+        if rows is None:
+            return None
         table = self._table
         if table is None:
             self._settle(device_of(rows.columns))

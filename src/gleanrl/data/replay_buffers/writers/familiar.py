@@ -10,6 +10,7 @@ from gleanrl.data.replay_buffers.storages.direct import Prepared
 from gleanrl.data.replay_buffers.storages.formats import swap_batch_dims
 from gleanrl.data.replay_buffers.storages.snapshots import StorageState
 from gleanrl.data.replay_buffers.writers.base import Writer
+from gleanrl.errors import SchemaError
 from gleanrl.records import Placement, Selection
 
 _METHODS = dict.fromkeys(("add", "extend", "register_storage", "_empty", "state_dict", "load_state_dict"))
@@ -87,6 +88,11 @@ class FamiliarWriter(View, Writer):
 
     def parse(self, state: Any, stored: Storage | StorageState | None = None) -> Any:
         """Return the value of a saved state."""
+        if "load_state_dict" in self.own and isinstance(stored, StorageState) and stored.moved is not None:
+            raise SchemaError(
+                f"load_state_dict: a {type(self.part).__name__} may know the max_size of the saved storage: build this "
+                "one with the same"
+            )
         return self.parsed(state) if "load_state_dict" in self.own else super().parse(state, stored)
 
     def adopt(self, value: Any) -> None:

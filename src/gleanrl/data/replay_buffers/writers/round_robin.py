@@ -62,6 +62,9 @@ class RoundRobinWriter(Writer):
         stored = self.storage if stored is None else stored
         capacity, num_steps = stored.capacity_steps, stored.num_steps
         reader = StateReader(state, f"a {type(self).__name__}")
+        if isinstance(stored, StorageState) and stored.moved is not None:  # of another ring
+            reader.integer("cursor")
+            return Cursor(stored.end)
         cursor = reader.integer("cursor", 0, capacity - 1)
         if num_steps < capacity and cursor != num_steps:
             raise reader.wrong(
