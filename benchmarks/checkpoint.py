@@ -196,19 +196,16 @@ def changed() -> dict[str, float]:
         path = place / "kept"
         buffer.dumps(path)
         written = []
-
-        def again() -> None:
-            buffer.dumps(path, keep=2)
-            new = max(path.glob("ckpt-*"))
-            written.append(sum(f.stat().st_size for f in new.iterdir() if f.stat().st_nlink == 1))
-
-        times: dict[str, list[float]] = {"part": [], "all": []}
+        times: dict[str, list[float]] = {}
         for _ in range(2 * ROUNDS):
             buffer.extend(one)
-            for name, call in (("part", again), ("all", lambda: _dump_anew(buffer, place))):
+            calls = {"part": lambda: buffer.dumps(path, keep=2), "all": lambda: _dump_anew(buffer, place)}
+            for name, call in calls.items():
                 start = now()
                 call()
-                times[name].append(now() - start)
+                times.setdefault(name, []).append(now() - start)
+            new = max(path.glob("ckpt-*"))
+            written.append(sum(f.stat().st_size for f in new.iterdir() if f.stat().st_nlink == 1))
         ratio = statistics.median(times["part"]) / statistics.median(times["all"])
         print({name: [round(1e3 * t, 1) for t in taken] for name, taken in times.items()}, flush=True)
         return {"bytes": 100 * max(written) / bytes_in(path), "time": 100 * ratio}

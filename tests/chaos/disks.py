@@ -20,6 +20,7 @@ import pytest
 
 from gleanrl.checkpoint import earlier, files
 from gleanrl.system import fs
+from gleanrl.system.threads import for_each
 
 Tree = dict[str, int]  # of a directory: numbers of what is in it, by name
 Content = Tree | bytearray | bytes
@@ -170,6 +171,9 @@ class Disk:
     def write(self, file: int, data: Any) -> int:
         return self._put(file, bytes(data), None, self._act("write"))
 
+    def writev(self, file: int, pieces: Any) -> int:
+        return self._put(file, b"".join(map(bytes, pieces)), None, self._act("write"))
+
     def pwrite(self, file: int, data: Any, offset: int) -> int:
         return self._put(file, bytes(data), offset, self._act("write"))
 
@@ -233,7 +237,7 @@ def make_files_small(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "LARGE_BYTES", 64)
     patch.setattr(files, "FILE_BYTES", 32)
     patch.setattr(files, "BLOCK_BYTES", 64)
-    patch.setattr(files, "_THREADS", 1)
+    patch.setattr(files, "for_each", lambda call, items, count: for_each(call, items, 1))
 
 
 class Remains:

@@ -7,11 +7,21 @@ from typing import Any
 import numpy as np
 import torch
 
+from gleanrl.checkpoint.files import FileWriter
+from gleanrl.checkpoint.manifest import DataFile
 from gleanrl.checkpoint.segments import Array, Layout, Source
 
 
 def arrays(*sizes: int) -> list[Any]:
     return [np.random.default_rng(size).integers(0, 256, size, np.uint8) for size in sizes]
+
+
+def on_disk(writer: FileWriter) -> tuple[DataFile, ...]:
+    """Write and sync what a writer has; return the files."""
+    with writer:
+        files = writer.write()
+        writer.sync()
+    return files
 
 
 class Plain(Source):
@@ -26,6 +36,8 @@ class Plain(Source):
         self.taken: list[int] = []
         self.skipped: list[int] = []
         self.is_open = False
+        self.written_on: set[int] = set()
+        """Segments that are written on while somebody looks at them."""
 
     def unchanged(self, earlier: str) -> list[bool] | None:
         return self.earlier.get(earlier)
@@ -36,11 +48,18 @@ class Plain(Source):
     def begin(self) -> None:
         self.is_open = True
 
+    def look(self, number: int) -> list[Array] | None:
+        pieces = self.layout.pieces(number, self.columns)
+        return pieces if number not in self.written_on else [np.full_like(piece, 9) for piece in pieces]
+
+    def settled(self, number: int) -> bool:
+        if number not in self.written_on:
+            self.taken.append(number)
+        return number not in self.written_on
+
     def take(self, number: int) -> Array:
-        data = np.full(self.layout.size(number), 7, np.uint8)
-        self.layout.fill(number, self.columns, data)
         self.taken.append(number)
-        return data
+        return np.concatenate(self.layout.pieces(number, self.columns))
 
     def give(self, data: Array) -> None:
         pass

@@ -6,14 +6,17 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from gleanrl.checkpoint.background import Dump
 from gleanrl.checkpoint.folder import Folder
 from gleanrl.errors import CheckpointError, UnsupportedError
-from gleanrl.system import faults
+from gleanrl.system import clock, faults
+from gleanrl.system.clock import FakeClock
 
 
 def test_done_and_waited_for(tmp_path: Path) -> None:
@@ -25,6 +28,16 @@ def test_done_and_waited_for(tmp_path: Path) -> None:
         assert dump.wait() and dump.wait(0) and dump.done()
     dump.settle()
     assert Folder(tmp_path).load().state == {"a": 1}
+
+
+def test_it_rests_most_of_the_time(tmp_path: Path) -> None:
+    state, fake = {"a": torch.ones(10 << 20)}, FakeClock()
+    with clock.use(fake):
+        begin = time.process_time()
+        Folder(tmp_path / "a").commit("thing", state)
+        assert fake.slept == []
+        Dump(Folder(tmp_path / "b"), "thing", state, 1).wait()
+        assert 0.01 < sum(fake.slept) < 10 * (time.process_time() - begin)
 
 
 def test_an_error_is_told_once_unless_asked_for(tmp_path: Path) -> None:

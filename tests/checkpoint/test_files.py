@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from gleanrl.checkpoint import files as module
 from gleanrl.checkpoint.earlier import Earlier
-from gleanrl.checkpoint.files import Checksums, FileWriter
+from gleanrl.checkpoint.files import FileWriter, checksums
 from gleanrl.checkpoint.manifest import BLOCK_BYTES, Manifest
 from gleanrl.checkpoint.reading import FileReader
 from gleanrl.checkpoint.values import LARGE_BYTES, Attachment, Encoder
@@ -26,9 +28,11 @@ from tests.checkpoint.helpers import Plain, arrays, columns
 @pytest.mark.parametrize("most", [64, 1_000, 1 << 26])
 def test_arrays_come_back_from_files_of_a_bounded_size(tmp_path: Path, monkeypatch: Any, most: int) -> None:
     monkeypatch.setattr(module, "FILE_BYTES", most)
-    given, writer = arrays(0, 1, 63, 64, 5_000, 7, 2 * LARGE_BYTES + 5), FileWriter(tmp_path)
-    places = [writer.store(data) for data in given]
-    files = writer.write()
+    given = arrays(0, 1, 63, 64, 5_000, 7, 2 * LARGE_BYTES + 5)
+    with FileWriter(tmp_path) as writer:
+        places = [writer.store(data) for data in given]
+        files = writer.write()
+        writer.sync()
     assert sorted(path.name for path in tmp_path.iterdir()) == [entry.name for entry in files]
     assert all(entry.size <= max(most, 5_000, BLOCK_BYTES) + 64 for entry in files)
     reader = FileReader(tmp_path, files, verify=True)
@@ -39,14 +43,16 @@ def test_arrays_come_back_from_files_of_a_bounded_size(tmp_path: Path, monkeypat
 
 def test_attachments_have_files_of_their_own(tmp_path: Path) -> None:
     first, second, third, fourth = arrays(5, 9, 11, 3)
-    given, writer = [first, second, third, fourth], FileWriter(tmp_path)
-    places = [
-        writer.store(first),
-        writer.attach(Attachment("x.h5", second)),
-        writer.attach(Attachment("x.h5", third)),
-        writer.store(fourth),
-    ]
-    files = writer.write()
+    given = [first, second, third, fourth]
+    with FileWriter(tmp_path) as writer:
+        places = [
+            writer.store(first),
+            writer.attach(Attachment("x.h5", second)),
+            writer.attach(Attachment("x.h5", third)),
+            writer.store(fourth),
+        ]
+        files = writer.write()
+        writer.sync()
     assert [entry.name for entry in files] == ["000000.bin", "x.h5", "000002-x.h5"]
     assert (tmp_path / "x.h5").read_bytes() == second.tobytes()
     reader = FileReader(tmp_path, files, verify=True)
@@ -59,12 +65,13 @@ def test_attachments_have_files_of_their_own(tmp_path: Path) -> None:
 
 def write(folder: Path, source: Plain, array: Any, earlier: Earlier | None = None) -> Earlier:
     folder.mkdir()
-    writer = FileWriter(folder, earlier)
-    tree = Encoder(writer.store, None, writer.segments).tree([source])
-    tree.append({"$tensor": writer.store(array)})
-    assert not source.is_open
-    manifest = Manifest("thing", tree, writer.write(), {})
-    assert not source.is_open
+    with FileWriter(folder, earlier) as writer:
+        tree = Encoder(writer.store, None, writer.segments).tree([source])
+        tree.append({"$tensor": writer.store(array)})
+        assert not source.is_open
+        manifest = Manifest("thing", tree, writer.write(), {})
+        assert not source.is_open
+        writer.sync()
     return Earlier(folder, manifest)
 
 
@@ -121,17 +128,44 @@ def test_without_links_everything_is_written(tmp_path: Path) -> None:
 
 def test_an_error_ends_all_threads_and_lets_nobody_wait(tmp_path: Path) -> None:
     source = Plain([column.repeat(1000, *[1] * (column.ndim - 1)) for column in columns(1_000)], 1_000)
+    before = set(os.listdir("/proc/self/fd"))
     with faults.inject({"fs.sync": At(OSError(errno.ENOSPC, "full"), 5)}) as visits:
         with pytest.raises(OSError, match="full"):
             write(tmp_path / "a", source, np.zeros(1, np.uint8))
-        assert visits.counts["fs.sync"] < 12 and not source.is_open
+        assert visits.counts["fs.sync"] < 200 and visits.counts["fs.create"] < 200 and not source.is_open
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_files_are_synced_many_at_a_time_and_never_many_open(tmp_path: Path) -> None:
+    source = Plain([column.repeat(300, *[1] * (column.ndim - 1)) for column in columns(1_000)], 1_000)
+    open_files: list[int] = []
+    look = At(lambda: open_files.append(len(os.listdir("/proc/self/fd"))), repeat=True)
+    before = len(os.listdir("/proc/self/fd"))
+    with faults.inject({"fs.sync": look}) as visits:
+        earlier = write(tmp_path / "a", source, np.zeros(1, np.uint8))
+    assert visits.counts["fs.sync"] == visits.counts["fs.create"] == len(earlier.manifest.files) == 301
+    assert 64 <= max(open_files) - before < 2 * 64 + 20  # a batch is synced while another one is written
+
+
+def test_a_segment_that_is_written_on_is_taken(tmp_path: Path) -> None:
+    (large,) = arrays(LARGE_BYTES)
+    plain, source = Plain(columns(50), 20), Plain(columns(50), 20)
+    source.written_on = {0, 2}
+    first = write(tmp_path / "a", plain, large)
+    second = write(tmp_path / "b", source, large)
+    assert sorted(source.taken) == [0, 1, 2] and first.manifest.files == second.manifest.files
+    # One that is linked because it looked the same.
+    source = Plain(columns(50), 20)
+    source.look = lambda number: source.layout.pieces(number, source.columns)  # type: ignore[method-assign]
+    source.written_on = {1}
+    third = write(tmp_path / "c", source, large, second)
+    assert third.manifest.files == first.manifest.files and links(tmp_path / "c") == [2] * 5
 
 
 @given(st.lists(st.integers(0, 3 * BLOCK_BYTES // 2), max_size=5))
 def test_checksums_dont_depend_on_the_pieces(sizes: list[int]) -> None:
-    whole = np.zeros(sum(sizes), np.uint8)
-    one, many = Checksums(), Checksums()
-    one.add(whole)
-    for size in sizes:
-        many.add(whole[:size])
-    assert one.end() == many.end()
+    whole = np.arange(sum(sizes), dtype=np.uint8)
+    begins = np.cumsum([0, *sizes])
+    pieces = [whole[begin : begin + size] for begin, size in zip(begins, sizes, strict=False)]
+    blocks = range(0, whole.size, BLOCK_BYTES)
+    assert checksums(pieces) == tuple(zlib.crc32(whole[begin : begin + BLOCK_BYTES]) for begin in blocks)

@@ -16,13 +16,13 @@ from gleanrl.checkpoint.segments import Layout
 from gleanrl.checkpoint.values import LARGE_BYTES
 from gleanrl.errors import CorruptCheckpointError
 from gleanrl.system import faults
-from tests.checkpoint.helpers import Plain, arrays, columns
+from tests.checkpoint.helpers import Plain, arrays, columns, on_disk
 
 
 def written(folder: Path) -> tuple[Any, Any, Any]:
     writer = FileWriter(folder)
     (data,) = arrays(LARGE_BYTES - 28)
-    return writer.store(data), writer.write(), data
+    return writer.store(data), on_disk(writer), data
 
 
 def read(folder: Path, place: Any, files: Any, data: Any, verify: bool = True) -> None:
@@ -54,7 +54,7 @@ def test_a_block_is_named(tmp_path: Path) -> None:
     writer = FileWriter(tmp_path)
     (data,) = arrays(20 * BLOCK_BYTES)
     place = writer.store(data)
-    files = writer.write()
+    files = on_disk(writer)
     flip(tmp_path / files[3].name, 5)
     with pytest.raises(CorruptCheckpointError, match=f"{files[3].name}: bytes 0 to"):
         FileReader(tmp_path, files, True).fetch(place, data.size)
@@ -123,7 +123,7 @@ def rows_in(folder: Path) -> tuple[FileWriter, Layout, list[Any], str, Any]:
     writer.store(np.ones(5, np.uint8))
     source = Plain(columns(50), 20)
     assert writer.segments(source) == 1
-    return writer, source.layout, source.columns, source.identity, writer.write()
+    return writer, source.layout, source.columns, source.identity, on_disk(writer)
 
 
 @pytest.mark.parametrize("room", [50, 64])

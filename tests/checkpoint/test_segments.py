@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gleanrl.checkpoint.segments import Layout
+from gleanrl.checkpoint.segments import Layout, bytes_of
 from tests.checkpoint.helpers import Plain, columns
 
 
@@ -27,8 +27,8 @@ def test_columns_lie_one_after_the_other() -> None:
     given, layout = columns(50), Plain(columns(50), 20).layout
     assert list(layout.places(2)) == [(0, 80), (128, 60), (192, 0), (192, 10)]
     assert [layout.size(number) for number in range(3)] == [64 * 3 + 64 * 2 + 64, 384, 256]
-    data = np.full(layout.size(2), 9, np.uint8)
-    layout.fill(2, given, data)
+    data = np.concatenate(layout.pieces(2, given))
+    assert np.array_equal(data, np.concatenate(layout.pieces(2, [bytes_of(column) for column in given])))
     for part, column in zip(layout.columns(2, data), given, strict=True):
         assert torch.equal(part, column[40:])
     assert not data[80:128].any() and not data[202:].any()

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import pytest
 
 from gleanrl.system import clock
-from gleanrl.system.clock import Deadline, FakeClock
+from gleanrl.system.clock import Deadline, FakeClock, Pace
 
 
 def test_the_real_clock_is_monotonic_time():
@@ -88,3 +88,16 @@ def test_who_waits_for_an_item_gets_it_or_time_passes():
             queue.put(1)
             clock.await_item(queue, seconds)
         assert fake.slept == [5.0] and queue.empty()
+
+
+def test_a_pace_rests_as_long_as_its_share_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.0, 0.0005, 0.002, 7.0, 7.0, 7.001, 9.0])
+    monkeypatch.setattr(time, "thread_time", lambda: next(seconds))
+    fake = FakeClock()
+    with clock.use(fake):
+        pace = Pace(0.25)
+        pace.keep()  # there was too little to do
+        assert fake.slept == []
+        for _ in range(3):
+            pace.keep()
+    assert fake.slept == pytest.approx([3 * 0.002, 3 * 0.001])

@@ -14,6 +14,8 @@ from gleanrl.system.threads import Job
 class Dump:
     """A checkpoint that is being written by a thread; the interpreter's end waits for it.
 
+    The thread takes a seventh of a processor at most, so that others go on: a GB takes some five seconds.
+
     Any thread may ask. A forked process has no such thread: the dump stays its parent's.
 
     Args:
@@ -26,7 +28,7 @@ class Dump:
     def __init__(self, folder: Folder, kind: str, state: Any, keep: int) -> None:
         left = [state]  # the thread lets go of it once it's written
         self._folder, self._process, self._told = folder, os.getpid(), False
-        self._job = Job(lambda: folder.commit(kind, left.pop(), keep))
+        self._job = Job(lambda: folder.commit(kind, left.pop(), keep, aside=True))
         try:
             threading.Thread(target=self._job.run, name="gleanrl-dump").start()
         except RuntimeError:  # the interpreter is about to end, and starts no threads

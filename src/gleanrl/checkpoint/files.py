@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from typing_extensions import Self
 
 from gleanrl.checkpoint.earlier import Earlier
 from gleanrl.checkpoint.manifest import BLOCK_BYTES, DataFile, file_name
@@ -16,13 +19,17 @@ from gleanrl.checkpoint.values import ATTACHED, LARGE_BYTES, Attachment
 from gleanrl.errors import CheckpointError
 from gleanrl.native import crc32
 from gleanrl.system import fs
+from gleanrl.system.clock import Pace
 from gleanrl.system.threads import for_each
 
 FILE_BYTES = 1 << 26
 """About how large a file of small arrays gets."""
-_PIECE_BYTES = 1 << 20  # written at once: still in the cache from when its checksum was made
+_PIECE_BYTES = 1 << 20  # compared at once
 _LOOK_BYTES = 1 << 16  # compared first: what differs mostly differs there
-_THREADS = 4  # files are synced one by one, and one waits while others are copied
+_THREADS = 2  # that write: as many as keep a disk busy
+_SHARE_ASIDE = 0.15  # of a processor
+_SYNCS = 16  # files that are synced at the same time: the disk empties its cache once for those that wait
+_UNSYNCED = 64  # files in a batch; while one is synced, another one is written
 
 
 @dataclass
@@ -43,7 +50,7 @@ class _Job:
 
 
 class FileWriter:
-    """Collects what is to be written, and writes it into data files of a folder.
+    """Collects what is to be written, and writes it into data files of a folder; used in a ``with`` block.
 
     What an earlier checkpoint has in a file of its own, be it known or found by comparing bytes, gets a link to that
     file. Large files are written by several threads.
@@ -51,14 +58,25 @@ class FileWriter:
     Args:
         folder: where; nothing else is in it.
         earlier: another checkpoint on the same file system; None for no links.
+        aside: whether others are to be held up as little as can be: one thread writes, and rests most of the time.
     """
 
-    def __init__(self, folder: Path, earlier: Earlier | None = None) -> None:
-        self._folder, self._earlier = folder, earlier
+    def __init__(self, folder: Path, earlier: Earlier | None = None, aside: bool = False) -> None:
+        self._folder, self._earlier, self._aside = folder, earlier, aside
         self._jobs: list[_Job] = []
         self._shared: _Job | None = None  # the file that takes small arrays
         self._sources: list[Source] = []
         self._large = 0
+        self._unsynced: deque[fs.NewFile] = deque()
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Let go of files that weren't synced because of an error."""
+        while self._unsynced:
+            self._unsynced.pop().close()
 
     def store(self, data: Array) -> list[list[int]]:
         """Take the bytes of an array, which aren't changed until `write`; return where they will stand.
@@ -129,7 +147,7 @@ class FileWriter:
         return job
 
     def write(self) -> tuple[DataFile, ...]:
-        """Write everything; return the files, all of which are on the disk."""
+        """Write everything; return the files, which aren't surely on the disk before `sync`."""
         written: dict[str, DataFile] = {}
         position = {
             (id(source), number): place
@@ -141,45 +159,85 @@ class FileWriter:
             self._jobs, key=lambda job: (not job.same, position.get((id(job.source), job.segment), -1))
         )
 
+        pace = Pace(_SHARE_ASIDE if self._aside else 1)
+
         def put(job: _Job) -> None:
             written[job.name] = self._put(job)
+            if len(self._unsynced) >= _UNSYNCED:
+                self.sync()
+            if self._aside:
+                pace.keep()
 
         try:
             for source in self._sources:
                 source.begin()
             fresh = sum(job.size for job in jobs if not job.same)
-            for_each(put, jobs, _THREADS if fresh > LARGE_BYTES else 1)
+            for_each(put, jobs, 1 if self._aside or fresh <= LARGE_BYTES else _THREADS)
         finally:
             for source in self._sources:
                 source.close()
         return tuple(written[job.name] for job in self._jobs)
 
-    def _put(self, job: _Job) -> DataFile:
-        if job.same and (found := self._linked(job)):
-            if job.source is not None:
-                job.source.skip(job.segment)
-            return found
-        if job.source is None:
-            return self._written(job, job.pieces)
-        data = job.source.take(job.segment)
-        try:
-            return self._written(job, [data])
-        finally:
-            job.source.give(data)
+    def add(self, name: str, data: bytes) -> None:
+        """Write one more file of that name."""
+        self._unsynced.append(fs.NewFile(f"{self._folder}/{name}", [data]))
 
-    def _written(self, job: _Job, pieces: list[Array]) -> DataFile:
-        if not job.same and self._holds(job, pieces) and (found := self._linked(job)):
+    def sync(self) -> None:
+        """Return once what was written until now is on the disk."""
+        files: list[fs.NewFile] = []
+        with suppress(IndexError):  # another thread took it
+            while self._unsynced:
+                files.append(self._unsynced.popleft())
+        try:
+            for_each(fs.NewFile.sync, files, _SYNCS)
+        finally:
+            for file in files:
+                file.close()
+
+    def _put(self, job: _Job) -> DataFile:
+        source, number = job.source, job.segment
+        if job.same and (found := self._linked(job)):
+            if source is not None:
+                source.skip(number)
             return found
-        checksums = Checksums()
-        fs.write_file(self._folder / job.name, checksums.watching(pieces))
-        return DataFile(job.name, job.size, checksums.end())
+        if source is None:
+            return self._kept(*self._written(job, job.pieces))
+        live = source.look(number)
+        if live is not None:
+            written = self._written(job, live)
+            if source.settled(number):
+                return self._kept(*written)
+            self._drop(job, written[1])  # some of it is from before a write, and some from after it
+        data = source.take(number)
+        try:
+            return self._kept(*self._written(job, [data]))
+        finally:
+            source.give(data)
+
+    def _written(self, job: _Job, pieces: list[Array]) -> tuple[DataFile, fs.NewFile | None]:
+        """Write a file, or link it where that does; return it, and what has to be synced of it."""
+        if not job.same and self._holds(job, pieces) and (found := self._linked(job)):
+            return found, None
+        data = DataFile(job.name, job.size, checksums(pieces))
+        return data, fs.NewFile(f"{self._folder}/{job.name}", pieces)
+
+    def _kept(self, found: DataFile, file: fs.NewFile | None) -> DataFile:
+        if file is not None:
+            self._unsynced.append(file)
+        return found
+
+    def _drop(self, job: _Job, file: fs.NewFile | None) -> None:
+        if file is None:
+            fs.remove_file(self._folder / job.name)
+        else:
+            file.drop()
 
     def _linked(self, job: _Job) -> DataFile | None:
         """Link the earlier file; None where there can't be links, or it isn't there as it was."""
         before = job.earlier
         if before is None or self._earlier is None:
             return None
-        if not fs.link_file(self._earlier.path / before.name, self._folder / job.name, job.size):
+        if not fs.link_file(f"{self._earlier.path}/{before.name}", f"{self._folder}/{job.name}", job.size):
             return None
         return DataFile(job.name, job.size, before.checksums)
 
@@ -202,40 +260,20 @@ class FileWriter:
             return False
 
 
-class Checksums:
-    """Checksums of blocks of bytes that go by."""
-
-    def __init__(self) -> None:
-        self._found: list[int] = []
-        self._crc, self._count = 0, 0
-
-    def watching(self, pieces: Iterable[Array]) -> Iterator[Array]:
-        """Yield the pieces, cut where they are large, and counted in."""
-        for piece in pieces:
-            for part in _cut(piece, _PIECE_BYTES):
-                self.add(part)
-                yield part
-
-    def add(self, piece: Any) -> None:
-        """Count bytes in."""
+def checksums(pieces: Iterable[Any]) -> tuple[int, ...]:
+    """Return the checksums of all blocks of bytes that lie one piece after the other; the last one may be short."""
+    found: list[int] = []
+    block: list[memoryview] = []
+    room = BLOCK_BYTES
+    for piece in pieces:
         rest = memoryview(piece)
-        while rest:
-            taken = rest[: BLOCK_BYTES - self._count]
-            self._crc = crc32([taken], self._crc)
-            self._count += len(taken)
-            rest = rest[len(taken) :]
-            if self._count == BLOCK_BYTES:
-                self._close_block()
-
-    def _close_block(self) -> None:
-        self._found.append(self._crc)
-        self._crc, self._count = 0, 0
-
-    def end(self) -> tuple[int, ...]:
-        """Return the checksums of all blocks, the last of which may be short."""
-        if self._count:
-            self._close_block()
-        return tuple(self._found)
+        while len(rest) >= room:
+            found.append(crc32([*block, rest[:room]]))
+            block, rest, room = [], rest[room:], BLOCK_BYTES
+        if rest:
+            block.append(rest)
+            room -= len(rest)
+    return (*found, crc32(block)) if block else tuple(found)
 
 
 def _cut(data: Array, size: int) -> Iterator[Array]:

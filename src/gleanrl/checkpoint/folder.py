@@ -60,7 +60,7 @@ class Folder:
         self.path = Path(os.fspath(path))
 
     # ---------------------------------------------------------------- writing
-    def commit(self, kind: str, state: Any, keep: int = 1) -> Path:
+    def commit(self, kind: str, state: Any, keep: int = 1, aside: bool = False) -> Path:
         """Write a checkpoint; once this returns, it is on the disk.
 
         Whatever ends the process or the machine meanwhile: the folder holds the checkpoints that it held, or this one,
@@ -72,25 +72,26 @@ class Folder:
             kind: what it is a state of.
             state: a value of the kinds that `values` names.
             keep: how many checkpoints there are to be, 1 or more.
+            aside: whether it's done beside something more urgent: see `FileWriter`.
 
         Raises:
             CheckpointError: the state can't be saved; or another process is writing, which it names.
             OSError: the disk is full, or fails; nothing is left of the attempt.
         """
         try:
-            return self._commit(kind, state, positive("keep", keep))
+            return self._commit(kind, state, positive("keep", keep), aside)
         finally:
             for source in sources_in(state):
                 source.close()
 
-    def _commit(self, kind: str, state: Any, keep: int) -> Path:
+    def _commit(self, kind: str, state: Any, keep: int, aside: bool) -> Path:
         with self._locked():
             self._collect()
             draft = self.path / f"tmp-{uuid.uuid4().hex}"
             place = self.path / f"ckpt-{self._next_number():08d}-{uuid.uuid4().hex}"
             try:
                 fs.make_dir(draft, exist_ok=False)
-                self._write(draft, kind, state)
+                self._write(draft, kind, state, aside)
                 fs.rename(draft, place)
                 fs.sync_dir(self.path)
             except BaseException:
@@ -102,15 +103,16 @@ class Folder:
             self._retire(keep)
         return place
 
-    def _write(self, draft: Path, kind: str, state: Any) -> None:
-        writer = FileWriter(draft, self._earlier())
-        tree = Encoder(writer.store, writer.attach, writer.segments).tree(state)
-        manifest = Manifest(kind, tree, writer.write(), _libraries()).encoded()
-        if len(manifest) > MOST_BYTES:
-            raise CheckpointError(
-                f"the state has {len(manifest)} bytes beside its tensors; {MOST_BYTES} can be read"
-            )
-        fs.write_file(draft / _MANIFEST, [manifest])
+    def _write(self, draft: Path, kind: str, state: Any, aside: bool) -> None:
+        with FileWriter(draft, self._earlier(), aside) as writer:
+            tree = Encoder(writer.store, writer.attach, writer.segments).tree(state)
+            manifest = Manifest(kind, tree, writer.write(), _libraries()).encoded()
+            if len(manifest) > MOST_BYTES:
+                raise CheckpointError(
+                    f"the state has {len(manifest)} bytes beside its tensors; {MOST_BYTES} can be read"
+                )
+            writer.add(_MANIFEST, manifest)
+            writer.sync()
         fs.sync_dir(draft)
 
     def _earlier(self) -> Earlier | None:

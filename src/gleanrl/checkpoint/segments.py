@@ -17,6 +17,7 @@ Array = np.ndarray[Any, Any]
 
 ALIGNMENT = 64
 _PARTS, _LEAST_BYTES, _MOST_BYTES = 128, 1 << 18, 1 << 22
+_ZEROS: Array = np.zeros(ALIGNMENT, np.uint8)
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,14 @@ class Layout:
     def size(self, number: int) -> int:
         """Return the bytes of a segment."""
         start, stop = self.span(number)
-        return sum(_aligned((stop - start) * width) for width in self.widths)
+        return self._whole if stop - start == self.step else self._size(stop - start)
+
+    @cached_property
+    def _whole(self) -> int:
+        return self._size(self.step)
+
+    def _size(self, rows: int) -> int:
+        return sum(_aligned(rows * width) for width in self.widths)
 
     def sizes(self) -> list[int]:
         """Return the bytes of each segment."""
@@ -94,12 +102,24 @@ class Layout:
             for (offset, size), (dtype, shape) in zip(self.places(number), self.fields, strict=True)
         ]
 
-    def fill(self, number: int, columns: Sequence[torch.Tensor], data: Array) -> None:
-        """Copy a segment of columns, ``[rows, *shape]`` each, into its bytes, padding included."""
+    def pieces(self, number: int, columns: Sequence[torch.Tensor | Array]) -> list[Array]:
+        """Return a segment's bytes, one piece after the other: views of columns, and padding.
+
+        Args:
+            number: of the segment.
+            columns: ``[rows or more, *shape]`` each, or all bytes of one (see `bytes_of`).
+        """
         start, stop = self.span(number)
-        for (offset, size), column in zip(self.places(number), columns, strict=True):
-            np.copyto(data[offset : offset + size], bytes_of(column[start:stop]))
-            data[offset + size : offset + _aligned(size)] = 0
+        found = []
+        for column, width in zip(columns, self.widths, strict=True):
+            size = (stop - start) * width
+            if isinstance(column, torch.Tensor):
+                found.append(bytes_of(column[start:stop]))
+            else:
+                found.append(column[start * width : stop * width])
+            if padding := -size % ALIGNMENT:
+                found.append(_ZEROS[:padding])
+        return found
 
     def empty(self) -> list[torch.Tensor]:
         """Return memory for the columns on the CPU, ``[rows, *shape]`` each."""
@@ -119,7 +139,7 @@ class Segmented(ABC):
 
 
 class Source(Segmented):
-    """Rows to be written. Each segment is taken or skipped once, by any thread, between `begin` and `close`."""
+    """Rows to be written. Each segment is settled, taken or skipped by any thread between `begin` and `close`."""
 
     room = 24 << 20
     """Bytes of segments that may be copied for writers before somebody takes them; who needs more of it waits."""
@@ -141,8 +161,19 @@ class Source(Segmented):
         """Say that every segment will be taken or skipped soon: who is held up by that may wait for it."""
 
     @abstractmethod
+    def look(self, number: int) -> list[Array] | None:
+        """Return a segment's bytes, piece after piece, where they live; None if they were written on already.
+
+        They may be written on while somebody reads them: `settled` tells.
+        """
+
+    @abstractmethod
+    def settled(self, number: int) -> bool:
+        """Return whether a segment wasn't written on since `look`, and say that it isn't needed then."""
+
+    @abstractmethod
     def take(self, number: int) -> Array:
-        """Return a segment's bytes, ``(n,)`` uint8."""
+        """Return a segment's bytes, ``(n,)`` uint8, in memory of their own."""
 
     @abstractmethod
     def give(self, data: Array) -> None:

@@ -109,6 +109,30 @@ def use(clock: Clock) -> Iterator[None]:
         _clock = before
 
 
+_LEAST_SECONDS = 1e-3  # of work, before it's worth a rest
+
+
+class Pace:
+    """The pace of a thread that leaves most of a processor to others: what it takes is followed by a rest.
+
+    A low priority would do the same, but whoever waits for a lock of such a thread waits until nobody else runs.
+
+    Args:
+        share: of a processor, in (0, 1]; for the thread that makes this.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._rest = 1 / share - 1
+        self._since = time.thread_time()
+
+    def keep(self) -> None:
+        """Rest, if there was something to do since the last time."""
+        used = time.thread_time() - self._since
+        if used >= _LEAST_SECONDS:
+            sleep(used * self._rest)
+            self._since = time.thread_time()
+
+
 class Deadline:
     """A moment by which something must have happened.
 

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 
 from gleanrl.checkpoint.segments import Layout
 from gleanrl.data import LazyMemmapStorage, LazyTensorStorage, PrioritizedSampler, ReplayBuffer, TensorStorage
+from gleanrl.data.replay_buffers.storages import moments
 from gleanrl.data.replay_buffers.storages.moments import Moment
 from gleanrl.system import faults
 
@@ -91,6 +92,34 @@ def test_a_moment_stays_what_it_was(write: str, filled: int, storage: Any) -> No
     )
 
 
+@pytest.mark.parametrize("rows", [1, 7, 64, 200])
+def test_a_writer_copies_what_it_changes_and_little_more(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    monkeypatch.setattr(moments, "_PIECE_BYTES", rows * 24)
+    made = buffer()
+    made.extend(data(0, ROWS))
+    before = [column.clone() for column in moment_of(made).tensors()]
+    moment = moment_of(made)
+    made.extend(data(90_000, 130))
+    made.storage.set([1_234, 2_999], data(80_000, 2))
+    assert moment._held <= 24 * (130 + 2 + 5 * rows)
+    for number in (0, 6, 14):
+        assert moment.look(number) is None and not moment.settled(number)
+    assert moment.look(3) is not None
+    made.storage.set([700], data(80_000, 1))  # while somebody looks
+    assert not moment.settled(3)
+    assert all(torch.equal(column, saved) for column, saved in zip(moment.tensors(), before, strict=True))
+    assert moment._held == 0
+
+
+def test_what_is_settled_is_copied_for_nobody() -> None:
+    made = buffer()
+    made.extend(data(0, ROWS))
+    moment = moment_of(made)
+    assert moment.look(0) is not None and moment.settled(0)
+    made.extend(data(90_000, 150))
+    assert moment._held == 0
+
+
 def test_writers_wait_while_much_was_copied_for_them() -> None:
     made = buffer()
     made.extend(data(0, ROWS))
@@ -159,6 +188,7 @@ SEGMENTS = ROWS // 200
 def test_only_what_changed_is_written(tmp_path: Path, storage: Any) -> None:
     made = buffer(storage=storage)
     made.extend(data(0, 2_950))
+    made.sample()  # so that the sampler has a generator
     made.dumps(tmp_path)
     for start in range(3):
         made.extend(data(start, 60))  # around the end, the first time
@@ -249,11 +279,11 @@ def test_other_buffers_in_one_folder(tmp_path: Path) -> None:
 
 
 def test_priorities_that_didnt_change_are_linked(tmp_path: Path) -> None:
-
     made = ReplayBuffer(
         storage=LazyTensorStorage(300_000), sampler=PrioritizedSampler(300_000, 0.7, 0.5), batch_size=4
     )
     made.extend(torch.arange(300_000))
+    made.sample()  # so that the sampler has a generator
     made.dumps(tmp_path)
     made.update_priority(torch.tensor([5]), torch.tensor([3.0]))
     with faults.inject({}) as visits:

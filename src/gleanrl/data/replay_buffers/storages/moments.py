@@ -1,20 +1,23 @@
 """What a storage held at one moment, while it's written on.
 
-Its rows are copied segment by segment, when they are asked for, or before a write changes them.
+Its rows are read where they live, and copied before a write changes them, no more of them than that needs.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from gleanrl.checkpoint.segments import Array, Layout, Source
+from gleanrl.checkpoint.segments import Array, Layout, Source, bytes_of
 from gleanrl.data.replay_buffers.versions import Change, Version
 from gleanrl.system.forks import renew_in_child
+
+_PIECE_BYTES = 1 << 18  # copied at once for a writer, who waits for that
 
 
 class Mark(NamedTuple):
@@ -30,8 +33,11 @@ class Moment(Source):
     """The rows of a storage at one moment.
 
     Made under the lock of the storage's buffer. From then on the storage calls `before` ahead of each write; whoever
-    saves the moment takes its segments in other threads. The lock here is held while one segment is copied, never
-    longer.
+    saves the moment takes its segments in other threads.
+
+    Nobody waits while a segment is read: what a writer is about to change is copied by the writer, and whoever read it
+    meanwhile learns that, and lays the copy over what was read. The lock here is held by a writer while it copies a
+    piece of a segment, and else for a few lines.
 
     Args:
         columns: live, ``[rows or more, *shape]`` each; the first one holds the generations.
@@ -52,7 +58,8 @@ class Moment(Source):
         self._columns = columns
         self._first = start // self.layout.step
         self._earlier = earlier
-        self._size = self.layout.size(0) if rows else 0
+        width = max(sum(self.layout.widths), 1)
+        self._rows_a_piece = min(max(_PIECE_BYTES // width, 1), self.layout.step)
         self._pending = set(range(self.layout.count))
         self.after_fork(())
         renew_in_child(self)
@@ -62,7 +69,10 @@ class Moment(Source):
         if lineage:
             self._pending = set()
         self._turn = threading.Condition(threading.Lock())
-        self._saved: dict[int, Array] = {}
+        self._saved: dict[
+            int, dict[int, list[Array]]
+        ] = {}  # bytes of each column, by segment and piece of it
+        self._held = 0  # bytes of them
         self._spare: list[Array] = []
         self._begun = False
 
@@ -78,21 +88,33 @@ class Moment(Source):
         for start, stop in spans:
             for number in self.layout.touched(start, stop):
                 if number in self._pending:
-                    self._save(number)
+                    self._save(number, start, stop)
 
-    def _save(self, number: int) -> None:
-        with self._turn:
-            while self._begun and len(self._saved) * self._size >= self.room and number in self._pending:
-                self._turn.wait()
-            if number in self._pending:
-                self._saved[number] = self._copied(number)
-                self._pending.discard(number)
+    def _save(self, number: int, start: int, stop: int) -> None:
+        """Copy the pieces of a segment that hold some of these rows."""
+        first, end = self.layout.span(number)
+        rows = self._rows_a_piece
+        for piece in range((max(start, first) - first) // rows, -(-(min(stop, end) - first) // rows)):
+            begin = first + piece * rows
+            with self._turn:
+                while self._begun and self._held >= self.room and number in self._pending:
+                    self._turn.wait()
+                if number not in self._pending:
+                    return
+                saved = self._saved.setdefault(number, {})
+                if piece not in saved:
+                    parts = (bytes_of(column[begin : min(begin + rows, end)]) for column in self._columns)
+                    saved[piece] = [part.copy() for part in parts]
+                    self._held += sum(part.size for part in saved[piece])
 
-    def _copied(self, number: int) -> Array:
-        memory = self._spare.pop() if self._spare else np.empty(self._size, np.uint8)
-        data: Array = memory[: self.layout.size(number)]
-        self.layout.fill(number, self._columns, data)
-        return data
+    def _release(self, number: int) -> dict[int, list[Array]]:
+        """Return what was copied of a segment, which isn't needed from now on; under the lock."""
+        saved = self._saved.pop(number, {})
+        self._pending.discard(number)
+        if saved:
+            self._held -= sum(part.size for parts in saved.values() for part in parts)
+            self._turn.notify_all()
+        return saved
 
     # The side of who saves it
 
@@ -116,28 +138,51 @@ class Moment(Source):
         """Have writers wait for segments to be taken when many were copied for them."""
         self._begun = True
 
+    def look(self, number: int) -> list[Array] | None:
+        """Return a segment's bytes where they live."""
+        return None if number in self._saved else self.layout.pieces(number, self._bytes)
+
+    @cached_property
+    def _bytes(self) -> list[torch.Tensor | Array]:
+        """All bytes of each column, where they can be seen, and the other columns themselves."""
+        return [
+            bytes_of(column) if column.is_cpu and column.is_contiguous() else column
+            for column in self._columns
+        ]
+
+    def settled(self, number: int) -> bool:
+        """Return whether a segment wasn't written on since `look`."""
+        with self._turn:
+            if number in self._saved:
+                return False
+            self._release(number)
+        return True
+
     def take(self, number: int) -> Array:
         """Return a segment's bytes."""
+        size = self.layout.size(number)
+        memory = self._spare.pop() if self._spare else np.empty(self.layout.size(0), np.uint8)
+        data: Array = np.concatenate(self.layout.pieces(number, self._bytes), out=memory[:size])
         with self._turn:
-            data = self._saved.pop(number, None)
-            if data is None:
-                data = self._copied(number)
-            self._pending.discard(number)
-            self._turn.notify_all()
+            saved = self._release(number)
+        rows = self._rows_a_piece
+        for piece, parts in saved.items():
+            for part, width, (offset, _) in zip(
+                parts, self.layout.widths, self.layout.places(number), strict=True
+            ):
+                begin = offset + piece * rows * width
+                data[begin : begin + part.size] = part
         return data
 
     def give(self, data: Array) -> None:
         """Give back the memory that `take` returned."""
-        memory = data.base
-        if isinstance(memory, np.ndarray) and memory.size == self._size:
-            self._spare.append(memory)
+        if isinstance(data.base, np.ndarray):
+            self._spare.append(data.base)
 
     def skip(self, number: int) -> None:
         """Say that a segment isn't needed."""
         with self._turn:
-            self._pending.discard(number)
-            if self._saved.pop(number, None) is not None:
-                self._turn.notify_all()
+            self._release(number)
 
     def close(self) -> None:
         """Copy for writers no more, and let nobody wait."""
@@ -146,4 +191,5 @@ class Moment(Source):
             self._pending = set()
             self._saved.clear()
             self._spare.clear()
+            self._held = 0
             self._turn.notify_all()
