@@ -229,11 +229,11 @@ def without(subject: Any, *path: str) -> Any:
     return state
 
 
-def of_another(**kwargs: Any) -> Any:
+def of_another(count: int = 5, **kwargs: Any) -> Any:
     """Return the state of a buffer with other parts."""
     kwargs = {"storage": storage(), **kwargs}
     other = parts.ReplayBuffer(**kwargs, batch_size=2)
-    other.extend(TAPE.rows(0, 5))
+    other.extend(TAPE.rows(0, count))
     return other.state_dict()
 
 
@@ -260,9 +260,9 @@ STATES = table(
     ),
     [
         Bad(
-            "state of another capacity",
-            lambda s: s.load_state_dict(of_another(storage=storage(11))),
-            "",
+            "state of more records than fit",
+            lambda s: s.load_state_dict(of_another(11, storage=storage(11))),
+            "load_state_dict",
             kind,
         )
         for kind in ("plain", "memmap", "once")
