@@ -13,7 +13,7 @@ from torch import nn
 
 import gleanrl
 from gleanrl import Checkpoint
-from gleanrl.collectors import SyncDataCollector
+from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector, SyncDataCollector
 from gleanrl.data import (
     LazyTensorStorage,
     PrioritizedSampler,
@@ -25,7 +25,7 @@ from gleanrl.data import (
     StorageEnsemble,
     TensorDictReplayBuffer,
 )
-from gleanrl.envs import GymEnv, SerialEnv, TransformedEnv
+from gleanrl.envs import GymEnv, ParallelEnv, SerialEnv, TransformedEnv
 from gleanrl.envs.transforms import RewardSum, StepCounter
 from gleanrl.errors import (
     CheckpointError,
@@ -247,6 +247,77 @@ def test_a_collector_in_the_background_rests_meanwhile(tmp_path: Path) -> None:
     assert buffer.write_count == collector.stats().delivered
 
 
+def cart() -> GymEnv:
+    return GymEnv("CartPole-v1")
+
+
+COLLECTORS = {
+    "workers, together": lambda: MultiSyncDataCollector([cart] * 2, frames_per_batch=30, total_frames=-1),
+    "workers, apart": lambda: MultiaSyncDataCollector([cart] * 2, frames_per_batch=30, total_frames=-1),
+    "environments": lambda: SyncDataCollector(ParallelEnv(2, cart), frames_per_batch=30, total_frames=-1),
+}
+
+
+def unfinished(buffer: ReplayBuffer) -> set[int]:
+    """Return the ids of stored trajectories whose last step ends none."""
+    rows = buffer[:]
+    last = dict(
+        zip(rows["collector", "traj_ids"].tolist(), rows["next", "done"].flatten().tolist(), strict=True)
+    )
+    return {number for number, done in last.items() if not done}
+
+
+@pytest.mark.filterwarnings("ignore:.*trajectories end where they were saved")
+@pytest.mark.parametrize("kind", COLLECTORS)
+def test_trajectories_that_cannot_go_on_are_marked_in_the_buffers(tmp_path: Path, kind: str) -> None:
+    def made() -> tuple[Any, ReplayBuffer, Checkpoint]:
+        collector: Any = COLLECTORS[kind]()
+        buffer: ReplayBuffer = TensorDictReplayBuffer(storage=LazyTensorStorage(500), batch_size=4)
+        return collector, buffer, Checkpoint(collector=collector, buffer=buffer)
+
+    collector, buffer, checkpoint = made()
+    try:
+        for _ in range(5):
+            buffer.extend(collector.next().reshape(-1))
+        checkpoint.save(tmp_path)
+        expected, rows = unfinished(buffer), buffer[:].clone()
+        assert 1 <= len(expected) <= 2
+    finally:
+        collector.shutdown()
+    collector, buffer, checkpoint = made()
+    try:
+        checkpoint.load(tmp_path)
+        assert not unfinished(buffer) and collector.stats().cut == len(expected)
+        marked = (buffer[:]["next", "truncated"] != rows["next", "truncated"]).flatten()
+        assert set(rows[marked]["collector", "traj_ids"].tolist()) == expected and marked.sum() == len(
+            expected
+        )
+        assert (buffer[:].exclude("next") == rows.exclude("next")).all() and buffer.write_count == len(rows)
+        later = collector.next()["collector", "traj_ids"]
+        assert not set(later.flatten().tolist()) & set(rows["collector", "traj_ids"].tolist())
+    finally:
+        collector.shutdown()
+
+
+def test_trajectories_that_go_on_are_not_marked(tmp_path: Path) -> None:
+    """Nor are those of a collector beside it, whose ids may be the same."""
+    for _ in range(2):
+        going, beside = SyncDataCollector(cart(), frames_per_batch=5), COLLECTORS["environments"]()
+        buffer: ReplayBuffer = TensorDictReplayBuffer(storage=LazyTensorStorage(500), batch_size=4)
+        checkpoint = Checkpoint(going=going, beside=beside, buffer=buffer)
+        try:
+            if not any(tmp_path.iterdir()):
+                buffer.extend(going.next())
+                beside.next()
+                checkpoint.save(tmp_path)
+            else:
+                with pytest.warns(UserWarning, match="other processes"):
+                    checkpoint.load(tmp_path)
+                assert unfinished(buffer) == {0} and going.next()["collector", "traj_ids"][0] == 0
+        finally:
+            beside.shutdown()
+
+
 def drawn_by_a_program(saves: Any, sampler: Any, prefetch: int | None) -> list[Any]:
     """Run a program whose parts have no seed of their own, and that saves at each of its instants, or not."""
     torch.manual_seed(4)
@@ -290,6 +361,19 @@ def test_a_program_that_saves_goes_on_as_one_that_does_not(
     expected = drawn_by_a_program(lambda **parts: None, sampler, prefetch)
     found = drawn_by_a_program(save, sampler, prefetch)
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def test_a_sampler_takes_its_seed_after_a_save_when_it_would_have_without_one(tmp_path: Path) -> None:
+    def made() -> tuple[ReplayBuffer, Checkpoint]:
+        buffer: ReplayBuffer = TensorDictReplayBuffer(storage=LazyTensorStorage(50), batch_size=4)
+        return buffer, Checkpoint(buffer=buffer)
+
+    (buffer, checkpoint), (other, again) = made(), made()
+    buffer.extend(TensorDict({"n": torch.arange(50)}, [50]))
+    checkpoint.save(tmp_path)
+    expected = torch.rand(2), buffer.sample()["n"], torch.rand(2)
+    again.load(tmp_path)
+    assert all(map(torch.equal, expected, (torch.rand(2), other.sample()["n"], torch.rand(2))))
 
 
 def test_the_name_is_found_when_it_is_asked_for() -> None:

@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
-from gleanrl.seeding import GivenGenerator, OwnedGenerator, OwnedTorchGenerator, fresh_seed
+from gleanrl.seeding import (
+    GivenGenerator,
+    OwnedGenerator,
+    OwnedTorchGenerator,
+    fresh_seed,
+    seeds_in_turn,
+    seeds_later,
+)
 
 
 def numbers(owned: OwnedGenerator) -> list[int]:
@@ -34,17 +41,33 @@ def test_without_a_seed_the_global_generator_gives_one_at_first_use():
     assert torch.equal(torch.get_rng_state(), before), "only the first use touches the global generator"
 
 
-@pytest.mark.parametrize("save", [OwnedGenerator.snapshot, OwnedGenerator.state_dict])
-def test_a_save_is_no_use(save):
+def test_a_save_is_no_use_and_holds_the_seed_of_one():
     torch.manual_seed(1)
-    owned, before = OwnedGenerator(), torch.get_rng_state()
-    state = save(owned)
+    owned, other, before = OwnedGenerator(), OwnedGenerator(3), torch.get_rng_state()
+    other.load_state_dict(owned.state_dict())
     assert torch.equal(torch.get_rng_state(), before)
-    expected = numbers(owned)
-    other = OwnedGenerator(3)
+    assert numbers(other) == numbers(owned)
+
+
+def test_seeds_come_later_where_the_process_is_saved_too():
+    torch.manual_seed(1)
+    owned, other, before = OwnedGenerator(), OwnedGenerator(3), torch.get_rng_state()
+    with seeds_later():
+        other.load_state_dict(owned.state_dict())
+    drawn, expected = torch.rand(2), numbers(owned)
     torch.set_rng_state(before)
-    other.adopt(state) if save is OwnedGenerator.snapshot else other.load_state_dict(state)
-    assert numbers(other) == expected, "it takes its seed at its first use, too"
+    assert torch.equal(torch.rand(2), drawn) and numbers(other) == expected
+
+
+def test_several_that_are_saved_have_seeds_of_their_own():
+    torch.manual_seed(1)
+    one, other, before = OwnedGenerator(), OwnedGenerator(), torch.get_rng_state()
+    with seeds_in_turn():
+        states = [one.state_dict(), other.state_dict()]
+    assert torch.equal(torch.get_rng_state(), before)
+    expected = numbers(one), numbers(other)
+    one.load_state_dict(states[0]), other.load_state_dict(states[1])
+    assert (numbers(one), numbers(other)) == expected
 
 
 def test_what_has_begun_has_a_place_to_come_back_to():

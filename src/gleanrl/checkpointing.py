@@ -19,10 +19,11 @@ from gleanrl.collectors.weights import check_loads
 from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed
 from gleanrl.errors import CheckpointError, IncompatibleCheckpointError, InvalidTypeError, SchemaError
 from gleanrl.randomness import GENERATORS
+from gleanrl.seeding import seeds_later
 from gleanrl.system.interrupts import to_the_end
 
 _KIND = "Checkpoint"
-Change = Callable[[], None]
+Change = Callable[[], Any]
 
 
 class Checkpoint:
@@ -87,7 +88,8 @@ class Checkpoint:
         if last is not None:
             last.settle()
         with self._at_rest():
-            state = self._state()
+            with seeds_later():
+                state = self._state()
             if not wait:
                 state["parts"] = {
                     name: found if isinstance(self.parts[name], Checkpointed) else copy.deepcopy(found)
@@ -108,7 +110,8 @@ class Checkpoint:
     def load(self, path: os.PathLike[str] | str, verify: bool = True) -> None:
         """Go on from the newest checkpoint that is whole; a warning names those that aren't.
 
-        The parts, new or used, are made like those that were saved, under the same names.
+        The parts, new or used, are made like those that were saved, under the same names. Of trajectories that can't go
+        on, because their environments' state isn't known, the last step in the buffers is marked as truncated.
 
         Args:
             path: the folder that `save` was given.
@@ -138,6 +141,7 @@ class Checkpoint:
             raise SchemaError(f"Checkpoint: it lacks {missing}, and holds {unexpected} beside")
         generators = GENERATORS.parse(state.get("generators"))
         checked: list[Change] = [partial(GENERATORS.adopt, generators)]
+        cut, kept = set[int](), set[int]()
         tried: list[str] = []  # those that can't say beforehand whether they would take their states
         for name, part in self.parts.items():
             with _naming(name):
@@ -146,13 +150,15 @@ class Checkpoint:
                 elif isinstance(part, Checkpointed):
                     checked.append(part.loading(parts[name]))
                 elif isinstance(part, SourceCollector):
-                    checked.insert(
-                        0, part.source.loading(parts[name], strict=True)
-                    )  # workers may be lost meanwhile: it comes first
+                    loading = part.source.loading(parts[name], strict=True)
+                    cut, kept = cut.union(loading.cut), kept.union(loading.kept)
+                    checked.insert(0, loading.change)  # workers may be lost meanwhile: it comes first
                 else:
                     if isinstance(part, torch.nn.Module):
                         check_loads(part, parts[name], strict=True)
                     tried.append(name)
+        buffers = [part for part in self.parts.values() if isinstance(part, Checkpointed)]
+        checked += [partial(part.end_trajectories, cut - kept) for part in buffers if cut - kept]
         undo: list[Change] = []
 
         def change() -> None:

@@ -103,7 +103,7 @@ class BufferStats(NamedTuple):
     capacity: int
     """Transitions that fit."""
     rows_written: int
-    """Transitions ever stored, overwritten ones included; writes by index count too."""
+    """Transitions ever stored, overwritten ones included; writes by index count too, but for those of a column."""
     batches_sampled: int
     """Batches handed out by `sample`."""
     rows_redrawn: int

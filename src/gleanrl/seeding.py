@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -26,12 +27,44 @@ def fresh_seed(generator: torch.Generator | None = None) -> int:
     return int(torch.randint(_SEED_RANGE, (), device="cpu", generator=generator))
 
 
+_seeds: ContextVar[torch.Generator | str | None] = ContextVar("seeds", default=None)
+"""Where what is saved before its first use has its seed from; None for the global generator."""
+_LATER = "later"
+
+
+@contextmanager
+def seeds_later() -> Iterator[None]:
+    """Save what was never used without a seed: the process's generators are saved, too, and give it one later."""
+    token = _seeds.set(_LATER)
+    try:
+        yield
+    finally:
+        _seeds.reset(token)
+
+
+@contextmanager
+def seeds_in_turn() -> Iterator[None]:
+    """Save several that were never used with a seed each, in the order in which they are saved."""
+    token = _seeds.set(_seeds.get() or _like_the_global())
+    try:
+        yield
+    finally:
+        _seeds.reset(token)
+
+
+def _like_the_global() -> torch.Generator:
+    """Return a copy of torch's global generator: what that would draw can be known without drawing."""
+    generator = torch.Generator("cpu")
+    generator.set_state(torch.get_rng_state())
+    return generator
+
+
 class GeneratorState(NamedTuple):
     """A place in a random sequence."""
 
     generator: torch.Tensor | None
-    """``(4,)`` int64, not all 0, or None before the first use; of a `GivenGenerator` the state of the
-    ``torch.Generator``, uint8."""
+    """``(4,)`` int64, not all 0, or None for a seed to be taken at the first use; of a `GivenGenerator` the state of
+    the ``torch.Generator``, uint8."""
 
 
 class RandomSource(Stateful[GeneratorState]):
@@ -87,9 +120,9 @@ class OwnedGenerator(RandomSource):
     """A random generator that belongs to one part.
 
     Without a seed it takes one from torch's global generator at its first use, so that ``torch.manual_seed``
-    makes a program reproducible while later draws of the part disturb nobody. To save it is no use: until then its
-    state is None, and who goes on from that takes a seed at the first use, too. The sequence doesn't depend on how
-    many numbers a call asks for. A forked child goes on with another sequence than its parent, the same one in every
+    makes a program reproducible while later draws of the part disturb nobody. To save it is no use: until then it's
+    saved with the seed that it would take now, which nobody loses by that. The sequence doesn't depend on how many
+    numbers a call asks for. A forked child goes on with another sequence than its parent, the same one in every
     run of the program. Not thread-safe: its owner locks.
 
     Args:
@@ -125,11 +158,12 @@ class OwnedGenerator(RandomSource):
 
     def _seeded(self) -> Random:
         """Return the generator; the first call without a seed takes one from torch's global generator."""
-        seed = fresh_seed()
-        # A child's global generator is like its parent's.
-        self.seed(_apart(seed.to_bytes(8, "big"), self._lineage) if self._lineage else seed)
-        assert self._native is not None
+        self._native = self._from_seed(fresh_seed())
         return self._native
+
+    def _from_seed(self, seed: int) -> Random:
+        # A child's global generator is like its parent's.
+        return Random(_apart(seed.to_bytes(8, "big"), self._lineage) if self._lineage else seed)
 
     def after_fork(self, lineage: tuple[int, ...]) -> None:
         """Go on with a sequence of the child's own."""
@@ -163,8 +197,12 @@ class OwnedGenerator(RandomSource):
         return words
 
     def snapshot(self) -> GeneratorState:
-        """Return the place in the sequence."""
-        return GeneratorState(None if self._native is None else self._words(self._native))
+        """Return the place in the sequence; see `seeds_later` for what was never used."""
+        if self._native is not None:
+            return GeneratorState(self._words(self._native))
+        source = _seeds.get() or _like_the_global()
+        seed = None if isinstance(source, str) else fresh_seed(source)
+        return GeneratorState(None if seed is None else self._words(self._from_seed(seed)))
 
     def parse(self, state: Any) -> GeneratorState:
         """Return the place that a saved state stands for; `SchemaError` for anything else."""

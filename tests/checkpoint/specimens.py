@@ -118,8 +118,6 @@ def filled(name: str) -> Any:
         if name in ("priorities", "slices by priority"):
             part.update_priority(torch.arange(CAPACITY), torch.arange(1.0, CAPACITY + 1))
     made.sample()
-    for part in (made[0], made[1]) if name == "buffers" else (made,):
-        part.sampler.random.begin()  # of members that weren't sampled: saving was their first use once
     return made
 
 

@@ -5,7 +5,7 @@ The public collectors and the workers of the multi-process ones are made of this
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from gleanrl.collectors.columns import Columns, Completed
 from gleanrl.collectors.ledger import CollectorStats, Ledger
 from gleanrl.collectors.options import CollectionOptions, warn
 from gleanrl.collectors.place import Place
-from gleanrl.collectors.source import Collected, Source
+from gleanrl.collectors.source import Collected, Loading, Source
 from gleanrl.collectors.tracking import Numbering, Trajectories
 from gleanrl.collectors.weights import PolicyWeights
 from gleanrl.errors import (
@@ -122,7 +122,7 @@ class Collection(Source, Stateful[CollectionState]):
         numbering: Numbering | None = None,
         first_id: int = 0,
     ) -> None:
-        self.env, self.plan, self.options = env, plan, options
+        self.env, self.plan, self.options, self.numbering = env, plan, options, numbering
         self.columns = Columns(env, plan, options, numbering)
         self.num_envs, self.batch_size = self.columns.num_envs, plan.batch_size
         self.done_paths = plan.done_paths
@@ -388,8 +388,8 @@ class Collection(Source, Stateful[CollectionState]):
 
     def load(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> None:
         """Go on from a saved state; `kwargs` are passed to the policy's `load_state_dict`."""
-        self.loading(state, strict, **kwargs)()
+        self.loading(state, strict, **kwargs).change()
 
-    def loading(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> Callable[[], None]:
+    def loading(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> Loading:
         """Return what goes on from a saved state; it can't fail."""
         return saving.loading(self, state, strict, kwargs)

@@ -12,7 +12,8 @@ import torch
 from gleanrl.collectors.ledger import Ledger
 from gleanrl.collectors.options import warn
 from gleanrl.collectors.place import Place
-from gleanrl.collectors.tracking import Trajectories
+from gleanrl.collectors.source import Loading
+from gleanrl.collectors.tracking import Numbering, Trajectories
 from gleanrl.collectors.weights import PolicyWeights, check_loads
 from gleanrl.envs.state import check_state
 from gleanrl.errors import InvalidTypeError, MissingKeyError, SchemaError
@@ -27,6 +28,7 @@ class Collects(Protocol):
     env: Any
     plan: RolloutPlan
     weights: PolicyWeights
+    numbering: Numbering | None
 
     @property
     def ledger(self) -> Ledger:
@@ -57,8 +59,10 @@ class Saved(NamedTuple):
     env: Any
     """The environment's state; nothing if there is none."""
     strict: bool
-    cut: int
-    """Trajectories that were under way and can't go on."""
+    cut: tuple[int, ...]
+    """Ids of the trajectories that were under way and can't go on."""
+    kept: tuple[int, ...]
+    """Ids of those that go on."""
 
 
 def saved(collection: Collects) -> dict[str, Any]:
@@ -79,7 +83,7 @@ def saved(collection: Collects) -> dict[str, Any]:
 
 def loading(
     collection: Collects, state: Mapping[str, Any], strict: bool, arguments: Mapping[str, Any]
-) -> Callable[[], None]:
+) -> Loading:
     """Return what goes on from a saved state; `arguments` are passed to the policy's `load_state_dict`."""
     policy: Any = collection.plan.policy
     has_policy = isinstance(policy, torch.nn.Module)
@@ -95,8 +99,8 @@ def loading(
 
     if found.cut:
         why = found.value.place.why or "the state doesn't say where its environments stood"
-        warn(f"load_state_dict: {found.cut} trajectories end where they were saved, others begin: {why}")
-    return partial(adopt, collection, found, load_policy)
+        warn(f"load_state_dict: {len(found.cut)} trajectories end where they were saved, others begin: {why}")
+    return Loading(partial(adopt, collection, found, load_policy), found.cut, found.kept)
 
 
 def parse(collection: Collects, state: Any, strict: bool, has_policy: bool = False) -> Saved:
@@ -113,25 +117,39 @@ def parse(collection: Collects, state: Any, strict: bool, has_policy: bool = Fal
     told = "source" in state
     value = collection.parse(state["source"]) if told else replace(collection.snapshot(), place=Place())
     go_on = value.place.carry is not None
-    cut = value.trajectories.under_way if told and not go_on else 0
+    under_way = _under_way(state["source"], value.trajectories, collection.numbering) if told else ()
+    cut, kept = ((), under_way) if go_on else (under_way, ())
     ledger = with_counts(value.ledger, state, type(collection).__name__)
     value = replace(
         value,
-        ledger=ledger.cutting(cut),
+        ledger=ledger.cutting(len(cut)),
         trajectories=value.trajectories.apart_from(collection.trajectories, go_on),
     )
     if state.get("env_state_dict"):
         check_state(collection.env, state["env_state_dict"])
-    return Saved(value, state.get("env_state_dict"), strict, cut)
+    return Saved(value, state.get("env_state_dict"), strict, cut, kept)
 
 
-def ahead(state: dict[str, Any]) -> dict[str, Any]:
+def ahead(state: dict[str, Any], handed_out: Trajectories | None = None) -> dict[str, Any]:
     """Return a state that `saved` returned without where the environments stand in their episodes, in place.
 
     For a collection whose owner saves it after frames that the owner's state lacks.
+
+    Args:
+        state: from `saved`.
+        handed_out: where the trajectories stood after the last frames that the owner's state has; None for unknown.
     """
     state["source"]["place"].update(carry=None, why="workers collect ahead of what was handed out")
+    if handed_out is not None:
+        state["source"]["under_way"] = handed_out.local_ids
     return state
+
+
+def _under_way(source: Any, trajectories: Trajectories, numbering: Numbering | None) -> tuple[int, ...]:
+    """Return the ids, as frames have them, of the trajectories that were under way in what had been handed out."""
+    reader = StateReader(source, "a collection")
+    local = reader.numbers("under_way", int) if "under_way" in reader else trajectories.local_ids
+    return tuple(local if numbering is None else [numbering(number) for number in local])
 
 
 def check_entries(state: Any, needed: Set[str], strict: bool, hint: str) -> None:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -25,6 +25,17 @@ class Collected:
     """What its source lives by once the batch has arrived."""
     part: tuple[int, int] = (0, 1)
     """Which of the trajectories under way are in the batch: worker w of W has those whose ids are w modulo W."""
+
+
+class Loading(NamedTuple):
+    """A saved state that was checked."""
+
+    change: Callable[[], None]
+    """Goes on from it."""
+    cut: tuple[int, ...] = ()
+    """Ids of the trajectories that were under way in what had been handed out, and can't go on."""
+    kept: tuple[int, ...] = ()
+    """Ids of those that go on."""
 
 
 class BudgetSpent(Exception):
@@ -125,9 +136,9 @@ class Source(ABC):
     def load(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> None:
         """Go on from a saved state; one that doesn't fit changes nothing."""
 
-    def loading(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> Callable[[], None]:
+    def loading(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> Loading:
         """Return what goes on from a saved state; it can't fail, where the source can check states beforehand."""
-        return partial(self.load, state, strict, **kwargs)
+        return Loading(partial(self.load, state, strict, **kwargs))
 
     @abstractmethod
     def close(self, close_env: bool = True) -> None:

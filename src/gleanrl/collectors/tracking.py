@@ -46,9 +46,10 @@ class Trajectories:
     recent_lengths: tuple[int, ...] = ()
 
     @property
-    def under_way(self) -> int:
-        """How many of them have frames."""
-        return int((self.steps > 0).sum())
+    def local_ids(self) -> list[int]:
+        """The local ids of those that have frames."""
+        found: list[int] = self.ids[self.steps > 0].tolist()
+        return found
 
     @staticmethod
     def begin(num_envs: int, first_id: int = 0) -> Trajectories:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from tensordict import TensorDict, TensorDictBase, is_non_tensor, is_tensor_coll
 
 from gleanrl.collectors.budget import Grant, Grants
 from gleanrl.collectors.ledger import CollectorStats
-from gleanrl.collectors.source import BudgetSpent, Collected, Source
+from gleanrl.collectors.source import BudgetSpent, Collected, Loading, Source
 from gleanrl.collectors.trajectories import split_trajectories
 from gleanrl.errors import UnsupportedError
 from gleanrl.objects import Objects, as_entry, as_leaf
@@ -216,19 +216,19 @@ class WholeTrajectories(Source):
 
     def load(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> None:
         """Go on from a saved state; trajectories whose environments can't go on are unfinished."""
-        self.loading(state, strict, **kwargs)()
+        self.loading(state, strict, **kwargs).change()
 
-    def loading(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> Callable[[], None]:
+    def loading(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> Loading:
         """Return what goes on from a saved state; it can't fail if the source's can't."""
         source = state.get("source") if isinstance(state, Mapping) else None
         held = _read(source["held"]) if isinstance(source, Mapping) and "held" in source else _Held({})
         load = self._source.loading(state, strict, **kwargs)
 
         def change() -> None:
-            load()
+            load.change()
             self._held = held if self._source.goes_on else held.without("unfinished", held.under_way)
 
-        return partial(to_the_end, change)
+        return Loading(partial(to_the_end, change), kept=load.kept)  # what was handed out had ended
 
     def close(self, close_env: bool = True) -> None:
         """Close the source; what is held back is lost."""

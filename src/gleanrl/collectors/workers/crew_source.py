@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 
 from gleanrl.collectors import saving
 from gleanrl.collectors.ledger import CollectorStats, Ledger, WorkerStats, mean_of_known
-from gleanrl.collectors.source import Collected, Source
+from gleanrl.collectors.source import Collected, Loading, Source
 from gleanrl.collectors.workers.dispatcher import UNFINISHED, Dispatcher
 from gleanrl.collectors.workers.servant import Bound, CollectorMaker
 from gleanrl.collectors.workers.standing import Taken
@@ -214,17 +214,18 @@ class CrewSource(Source):
             return self._last_state
         self.dispatcher.settle()
         ledger = self.dispatcher.now.ledger
+        taken = {worker: (count,) for worker, count in enumerate(self.dispatcher.now.taken)}
         state: dict[str, Any] = {"frames": ledger.spent, "iter": ledger.batches, "source": plain(ledger)}
-        for worker, found in enumerate(self.dispatcher.ask("save")):
+        for worker, found in enumerate(self.dispatcher.ask("save", taken)):
             weights = None if self._weights is None else self._weights.state_of(worker)
             state[f"worker{worker}"] = found if weights is None else {**found, "policy_state_dict": weights}
         return state
 
     def load(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> None:
         """Go on from a saved state of as many workers; shares under way are discarded."""
-        self.loading(state, strict, **kwargs)()
+        self.loading(state, strict, **kwargs).change()
 
-    def loading(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> Callable[[], None]:
+    def loading(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> Loading:
         """Return what goes on from a saved state of as many workers."""
         names = [f"worker{worker}" for worker in range(self.num_workers)]
         hint = f"this collector has {self.num_workers} workers"
@@ -236,7 +237,7 @@ class CrewSource(Source):
         weights = {worker: found for worker, found in policies.items() if found is not None}
         given = {worker: (part, strict) for worker, part in parts.items()}
         # Everything is checked before anything changes.
-        cut = sum(self.dispatcher.ask("parse", given))
+        cut = sum(self.dispatcher.ask("parse", given), ())
         loaded = self._weights.parse(weights, strict, kwargs) if weights and self._weights else None
 
         def change() -> None:
@@ -248,10 +249,10 @@ class CrewSource(Source):
             self.dispatcher.ask("adopt", given)
             self.dispatcher.were_reset(given)
             ledger = counts or self.dispatcher.now.ledger  # with what was discarded meanwhile
-            ledger = replace(ledger, spent=counted.spent, batches=counted.batches).cutting(cut)
+            ledger = replace(ledger, spent=counted.spent, batches=counted.batches).cutting(len(cut))
             self.dispatcher.now = self.dispatcher.now._replace(ledger=ledger)
 
-        return change
+        return Loading(change, cut)
 
     # ------------------------------------------------------------------ counts
     @property

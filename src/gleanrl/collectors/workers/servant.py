@@ -14,7 +14,7 @@ import torch
 from gleanrl.block import Block, Field, Schema
 from gleanrl.collectors import saving
 from gleanrl.collectors.assembly import Assembly, Recipe, assemble
-from gleanrl.collectors.tracking import Numbering
+from gleanrl.collectors.tracking import Numbering, Trajectories
 from gleanrl.collectors.weights import made_policy
 from gleanrl.collectors.workers.weights import PulledWeights, fields_of
 from gleanrl.collectors.workers.words import (
@@ -26,6 +26,7 @@ from gleanrl.collectors.workers.words import (
     MEAN_RETURN,
     NEXT_ID,
     PUBLISHED,
+    SERVED,
     Share,
     Words,
 )
@@ -193,6 +194,8 @@ class CollectorServant:
         self._segment, self._words, self._watch = segment, words, watch
         self._blocks: list[Block] = []
         self._ended = clock.monotonic()
+        self._before: dict[int, Trajectories] = {}
+        """Where trajectories stood before the latest shares, by their numbers' slots."""
         self._episodes_before = words.words[EPISODES]
         """Those of the workers that had this one's place."""
 
@@ -211,7 +214,8 @@ class CollectorServant:
         self._watch.number = number
         begun = clock.monotonic()
         collection, before = self._collection, self._collection.ledger
-        block = self._blocks[number % len(self._blocks)].leading(grant.num_steps)
+        slot = number % len(self._blocks)
+        block, self._before[slot] = self._blocks[slot].leading(grant.num_steps), collection.trajectories
         try:
             if reset:
                 collection.reset()
@@ -291,18 +295,26 @@ class CollectorServant:
         self._collection.reset(index, **kwargs)
         self._tell()
 
-    def save(self) -> dict[str, Any]:
+    def save(self, taken: int) -> dict[str, Any]:
         """Return the state, but for the policy's weights, if the owner has them.
 
         It's that after the shares under way, which the owner's state lacks: trajectories can't go on from there.
+
+        Args:
+            taken: shares that the owner has delivered or discarded.
         """
-        state = saving.ahead(self._collection.save())
+        handed_out = self._collection.trajectories
+        if (
+            taken < self._words.words[SERVED]
+        ):  # the owner of a lost worker may have taken more than this one made
+            handed_out = self._before.get(taken % len(self._blocks), handed_out)
+        state = saving.ahead(self._collection.save(), handed_out)
         if self._words.words[PUBLISHED]:
             state.pop("policy_state_dict", None)
         return state
 
-    def parse(self, state: Mapping[str, Any], strict: bool) -> int:
-        """Check a saved state; return how many trajectories were under way in it, which can't go on."""
+    def parse(self, state: Mapping[str, Any], strict: bool) -> tuple[int, ...]:
+        """Check a saved state; return the ids of trajectories that were under way in it, which can't go on."""
         return saving.parse(self._collection, state, strict).cut
 
     def adopt(self, state: Mapping[str, Any], strict: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ import torch
 
 from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed, with_records
 from gleanrl.data.replay_buffers.draws import Draws
+from gleanrl.data.replay_buffers.ending import end_trajectories
 from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.intake import Intake
 from gleanrl.data.replay_buffers.parts import Parts
@@ -214,6 +215,13 @@ class Composed(Checkpointed):
         if overridden(self, "load_state_dict", of=Composed):
             return partial(self.load_state_dict, with_records(state))
         return partial(self._draws.adopt, self._draws.parse(with_records(state)))
+
+    def end_trajectories(self, ids: Collection[int]) -> None:
+        """Mark the last stored step of trajectories that nobody goes on with as truncated, and done."""
+        if self.initialized:
+            with self._gate.lock:
+                end_trajectories(self._parts.storage, ids)
+                self._parts.sampler.follow(self._parts.storage)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle everything; the copy has a lock of its own and goes on with the same sequence of samples."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -20,6 +20,7 @@ from gleanrl.data.replay_buffers.utils import loading_all, states_in
 from gleanrl.data.replay_buffers.writers.ensemble import WriterEnsemble, refuse
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, UnsupportedError
 from gleanrl.records import BufferStats
+from gleanrl.seeding import seeds_in_turn
 from gleanrl.tree import NestedKey
 
 
@@ -329,6 +330,7 @@ class ReplayBufferEnsemble(Checkpointed):
         """Return the counters of each member."""
         return tuple(member.stats() for member in self._members)
 
+    @seeds_in_turn()
     def state_dict(self) -> dict[str, Any]:
         """Return the members' states, that of the choices and of the ensemble's transforms: copies."""
         return self._state([member.state_dict() for member in self._members])
@@ -357,6 +359,7 @@ class ReplayBufferEnsemble(Checkpointed):
 
         return change
 
+    @seeds_in_turn()
     def checkpointed_state(self) -> dict[str, Any]:
         """Return the state, each member's records in the form of its storage's checkpointer."""
         return self._state([member.checkpointed_state() for member in self._members])
@@ -365,6 +368,11 @@ class ReplayBufferEnsemble(Checkpointed):
         """Return what goes on from what `checkpointed_state` returned, with whatever checkpointers; it can't fail."""
         members = states_in(state, "_members", len(self._members))
         return self._loading({**state, "_members": [with_records(member) for member in members]})
+
+    def end_trajectories(self, ids: Collection[int]) -> None:
+        """Mark the last stored step of trajectories that nobody goes on with as truncated, and done."""
+        for member in self._members:
+            member.end_trajectories(ids)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle everything; the copy has a lock of its own."""

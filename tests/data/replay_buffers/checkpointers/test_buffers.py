@@ -80,7 +80,6 @@ def test_it_is_the_buffer_of_the_call_whatever_is_written_then(
     tmp_path: Path, form: Any, storage: Any
 ) -> None:
     made, other = prioritized(storage), prioritized()
-    made.sampler.set_seed(3)
     made.storage.checkpointer = form()
     go, one = threading.Event(), threading.Lock()
 

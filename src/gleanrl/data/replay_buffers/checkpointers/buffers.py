@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
 from gleanrl.arguments import positive
@@ -37,6 +37,14 @@ class Checkpointed(ABC):
         Raises:
             CheckpointError: it returned nothing like it; nothing changed.
             SchemaError: it doesn't fit; nothing changed.
+        """
+
+    @abstractmethod
+    def end_trajectories(self, ids: Collection[int]) -> None:
+        """Mark the last stored step of trajectories that nobody goes on with as truncated, and done.
+
+        Args:
+            ids: theirs, as ``("collector", "traj_ids")`` holds them; unknown ones are none.
         """
 
     def load_checkpointed_state(self, state: dict[str, Any]) -> None:

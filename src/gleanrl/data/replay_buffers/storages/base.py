@@ -155,7 +155,7 @@ class Storage(Direct, Stateful[StorageState]):
         if self._generations is None:
             self._counters()
         count = slots.shape[0]
-        rows_written = self._rows_written + count
+        rows_written = self._rows_written + (0 if amended else count)
 
         before, ranges = self.version, ranges_of(slots)
         if self._moments:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
 from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed
+from gleanrl.data.replay_buffers.ending import end_trajectories
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import members_at
 from gleanrl.data.replay_buffers.utils import load_all, loading_all, states_in
@@ -128,6 +129,11 @@ class StorageEnsemble(Checkpointed):
         """Return what goes on from what `checkpointed_state` returned, with whatever checkpointers; it can't fail."""
         packed = states_in(state, "storages", len(self._storages))
         return loading_all(self._storages, [StorageCheckpointerBase.unpacked(part) for part in packed])
+
+    def end_trajectories(self, ids: Collection[int]) -> None:
+        """Mark the last stored step of trajectories that nobody goes on with as truncated, and done."""
+        for storage in self._storages:
+            end_trajectories(storage, ids)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replace the content of each storage by its saved state.

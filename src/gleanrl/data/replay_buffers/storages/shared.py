@@ -102,7 +102,7 @@ class SharedTensorStorage(LazyTensorStorage):
     def _put(
         self, rows: Any, slots: torch.Tensor, amended: bool, num_steps: int, end: int, ordered: bool
     ) -> None:
-        written = self._rows_written + slots.shape[0]
+        written = self._rows_written + (0 if amended else slots.shape[0])
         self._changing(
             slots.unique(),
             lambda: super(SharedTensorStorage, self)._put(rows, slots, amended, num_steps, end, ordered),
