@@ -261,7 +261,7 @@ STATES = table(
     [
         Bad(
             "state of more records than fit",
-            lambda s: s.load_state_dict(of_another(11, storage=storage(11))),
+            lambda s: s.load_state_dict(of_another(13, storage=storage(13))),
             "load_state_dict",
             kind,
         )
