@@ -122,6 +122,7 @@ NB_MODULE(_core, m) {
            "Write n rows from the arrays at `src` to rows index[0:n]; of equal numbers the last one wins.");
 
   bind_draws(m);
+  bind_trajectories(m);
 
   m.def("first_nonfinite_f32", &find_nonfinite<float>, "address"_a, "n"_a,
         "Position of the first NaN or infinity among n float32 values, or -1.");

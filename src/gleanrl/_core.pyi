@@ -7,7 +7,9 @@ bad value; `TypeError`: not an int.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+from numpy import ndarray
 from typing_extensions import Buffer
 
 class Columns:
@@ -56,6 +58,37 @@ def crc32(pieces: Iterable[Buffer], before: int = 0) -> int:
 
     Raises:
         TypeError, BufferError, ValueError: what has no buffer, or none that is contiguous.
+    """
+
+def record(
+    done: ndarray[Any, Any],
+    reward: ndarray[Any, Any] | None,
+    mask: ndarray[Any, Any] | None,
+    ids: ndarray[Any, Any],
+    counts: ndarray[Any, Any] | None,
+    own_ids: ndarray[Any, Any],
+    own_steps: ndarray[Any, Any],
+    own_returns: ndarray[Any, Any],
+    next_id: int,
+    factor: int,
+    offset: int,
+) -> tuple[list[int], list[float]]:
+    """Number the frames of T steps of P environments; return lengths and returns of the trajectories that ended.
+
+    Ends are taken by time, then by environment. Arrays with contiguous rows, ValueError for others:
+
+    Args:
+        done: `(P, T)` bool, where trajectories end.
+        reward: `(P, T)` float32 or float64; None leaves the returns as they are, and returns none.
+        mask: `(P, T)` bool, False on steps that are no frames; None if all are.
+        ids: `(P, T)` int64, written: `id * factor + offset`, -1 on steps that are no frames.
+        counts: `(P, T)` int64, written: frames of the trajectory before the step; None if not wanted.
+        own_ids: `(P,)` int64, those of the trajectories under way, changed in place, as the next two.
+        own_steps: `(P,)` int64, their frames so far.
+        own_returns: `(P,)` float64, their rewards so far.
+        next_id: the first id that is free; those that begin have it and the following ones.
+        factor: see `ids`.
+        offset: see `ids`.
     """
 
 class SumTree:

@@ -15,6 +15,7 @@ try:
         first_nonfinite_f32,
         first_nonfinite_f64,
         importance_weights,
+        record,
     )
 except ImportError as cause:
     raise ImportError(
@@ -34,4 +35,5 @@ __all__ = [
     "first_nonfinite_f32",
     "first_nonfinite_f64",
     "importance_weights",
+    "record",
 ]

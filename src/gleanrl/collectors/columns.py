@@ -157,6 +157,8 @@ class Columns:
         if not self._done_paths:  # nothing ever ends
             return np.zeros((self.num_envs, count), np.bool_)
         flags = [self._flat(block, path, count).cpu().numpy() for path in self._done_paths]
+        if len(flags) == 1 and math.prod(flags[0].shape[2:]) == 1:
+            return flags[0].reshape(self.num_envs, count)
         ended: list[Any] = [np.logical_or.reduce(f, axis=tuple(range(2, f.ndim))) for f in flags]
         found: np.ndarray[Any, Any] = ended[0] if len(ended) == 1 else np.logical_or.reduce(ended)
         return found

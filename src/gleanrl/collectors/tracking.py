@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, from_numpy
 
+from gleanrl.native import record
 from gleanrl.state import StateReader
 
 Array = np.ndarray[Any, Any]
@@ -86,87 +87,31 @@ class Trajectories:
 
         Args:
             done: ``(P, T)`` bool, whether the trajectory ended with this step.
-            reward: ``(P, T)``, or None if returns aren't followed.
-            ids: ``(P, T)`` int64, written: -1 on steps that are no frames.
-            counts: ``(P, T)`` int64, written: steps of the trajectory before this one; None if not wanted.
+            reward: ``(P, T)`` float32 or float64, or None if returns aren't followed.
+            ids: ``(P, T)`` int64 with contiguous rows, written: -1 on steps that are no frames.
+            counts: likewise, written: steps of the trajectory before this one; None if not wanted.
             mask: ``(P, T)`` bool, False on steps that are no frames; None if all are.
             numbering: of the ids that are written; None for the local ones.
         """
-        if mask is None and not done.any():
-            return self._record_middle(reward, ids, counts, numbering)
-        num_envs, num_steps = done.shape
-        if mask is not None:
-            done = done & mask
-            reward = None if reward is None else np.where(mask, reward, 0)
-        # Each row's pieces of trajectories, row by row: a first one, and one after each end, which may be empty.
-        ends = np.flatnonzero(done)
-        env = ends // num_steps if num_envs > 1 else np.zeros_like(ends)
-        ended = np.arange(len(ends)) + env  # which pieces end there
-        first = np.arange(num_envs) + np.searchsorted(env, np.arange(num_envs))
-        last = np.append(first[1:], num_envs + len(ends)) - 1
-        by_time = np.argsort(ends % num_steps, kind="stable") if num_envs > 1 else np.arange(len(ends))
-        begin = np.zeros(num_envs + len(ends) + 1, np.int64)  # the last entry is where all end
-        begin[first], begin[ended + 1], begin[-1] = np.arange(num_envs) * num_steps, ends + 1, done.size
-        piece_ids, before = np.empty(len(begin) - 1, np.int64), np.zeros(len(begin) - 1, np.int64)
-        piece_ids[first], before[first] = self.ids.numpy(), self.steps.numpy()
-        piece_ids[ended[by_time] + 1] = self.next_id + np.arange(len(ends))
-        sizes = np.diff(begin)
-        flat_ids = np.repeat(piece_ids, sizes)
-        # Frames before each step, row after row.
-        frames = np.arange(done.size + 1) if mask is None else np.append(0, mask.ravel().cumsum())
-        lengths = before + np.diff(frames[begin])
-        ids[...] = (flat_ids if numbering is None else numbering(flat_ids)).reshape(ids.shape)
-        if mask is not None:
-            ids[~mask] = -1
-        if counts is not None:
-            starts = np.repeat(frames[begin[:-1]] - before, sizes)
-            counts[...] = (frames[:-1] - starts).reshape(counts.shape)
-        totals, returns = self.returns, list[float]()
-        if reward is not None and num_steps:
-            sums = self._sums(reward, begin[:-1], sizes, first)
-            totals, returns = from_numpy(sums[last]), sums[ended[by_time]].tolist()
-        return Trajectories(
-            from_numpy(piece_ids[last]),
-            from_numpy(lengths[last]),
-            totals,
-            self.next_id + len(ends),
-            self.num_ended + len(ends),
-            (*self.recent_returns, *returns)[-_RECENT:],
-            (*self.recent_lengths, *lengths[ended[by_time]].tolist())[-_RECENT:],
+        own_ids, own_steps = self.ids.numpy().copy(), self.steps.numpy().copy()
+        own_returns = self.returns.numpy().copy()
+        factor, offset = (1, 0) if numbering is None else (numbering.num_workers, numbering.worker)
+        done = np.ascontiguousarray(done)
+        reward = None if reward is None else np.ascontiguousarray(reward)
+        mask = None if mask is None else np.ascontiguousarray(mask)
+        lengths, returns = record(
+            done, reward, mask, ids, counts, own_ids, own_steps, own_returns, self.next_id, factor, offset
         )
-
-    def _record_middle(
-        self, reward: Array | None, ids: Array, counts: Array | None, numbering: Numbering | None
-    ) -> Trajectories:
-        """Record a batch in which no trajectory ends: what small batches mostly are, in a third of the time."""
-        own, num_steps = self.ids.numpy()[:, None], ids.shape[1]
-        ids[...] = own if numbering is None else numbering(own)
-        if counts is not None:
-            counts[...] = self.steps.numpy()[:, None] + np.arange(num_steps)
-        returns = self.returns
-        if reward is not None and num_steps:
-            with np.errstate(invalid="ignore", over="ignore"):
-                returns = from_numpy(returns.numpy() + reward.sum(1, dtype=np.float64))
+        count = len(lengths)
         return Trajectories(
-            self.ids,
-            from_numpy(self.steps.numpy() + num_steps),
-            returns,
-            self.next_id,
-            self.num_ended,
-            self.recent_returns,
-            self.recent_lengths,
+            from_numpy(own_ids),
+            from_numpy(own_steps),
+            from_numpy(own_returns),
+            self.next_id + count,
+            self.num_ended + count,
+            (*self.recent_returns, *returns)[-_RECENT:] if count else self.recent_returns,
+            (*self.recent_lengths, *lengths)[-_RECENT:] if count else self.recent_lengths,
         )
-
-    def _sums(self, reward: Array, begin: Array, sizes: Array, first: Array) -> Array:
-        """Return the sum of rewards in each piece, with those that came before in the rows' `first` ones.
-
-        Sums are float64; infinities of both signs give NaN, for their trajectory alone.
-        """
-        sums, some = np.zeros(len(begin)), sizes > 0
-        with np.errstate(invalid="ignore", over="ignore"):
-            sums[some] = np.add.reduceat(reward.ravel(), begin[some], dtype=np.float64)
-            sums[first] += self.returns.numpy()
-        return sums
 
     def abandon(self, mask: Array | None = None) -> Trajectories:
         """Return where they stand after a reset: environments whose trajectory has frames get new ids.
