@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gleanrl.arguments import integer, positive
 from gleanrl.collectors.options import warn
 from gleanrl.errors import InvalidArgumentError
 
 
-@dataclass(frozen=True)
-class Grant:
+class Grant(NamedTuple):
     """What a source may collect for one batch."""
 
     num_steps: int

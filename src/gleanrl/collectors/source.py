@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,8 +15,7 @@ from gleanrl.collectors.ledger import CollectorStats
 from gleanrl.tree import Path
 
 
-@dataclass(frozen=True)
-class Collected:
+class Collected(NamedTuple):
     """A batch on its way to the user."""
 
     batch: TensorDict  # [*batch, T]; or a reference to one, if it goes to a buffer that takes that

@@ -323,7 +323,8 @@ class Crew:
     def _look(self, deadline: Deadline | None) -> None:
         """Wait until something arrives, or somebody is late."""
         left = LOOK_MS if deadline is None else 1000 * (deadline.remaining() or 0.0)
-        ready = self._poller.poll(min(left, *(worker.look_ms for worker in self.workers)))
+        patience = [LOOK_MS if w.seconds is None else min(LOOK_MS, 1000 * w.seconds) for w in self.workers]
+        ready = self._poller.poll(min(left, *patience))
         self._check_open()
         described = [descriptor for descriptor, _ in ready]
         speakers = [self._readers[descriptor] for descriptor in described if descriptor in self._readers]

@@ -157,11 +157,6 @@ class Worker:
         self._mark, self._deadline = self._at(), Deadline(self.seconds)
         self._grace: Deadline | None = None
 
-    @property
-    def look_ms(self) -> float:
-        """How often to look whether it's late, in milliseconds."""
-        return LOOK_MS if self.seconds is None else min(LOOK_MS, self.seconds * 1000)
-
     def is_late(self) -> bool:
         """Return whether it has stayed at one item for too long; if it went on, it's given its time again."""
         if not self._deadline.passed():

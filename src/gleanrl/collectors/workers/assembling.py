@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 
@@ -173,19 +172,31 @@ class Shares:
         self._block, count = block, block.batch_size[0]
         self._sizes = [column.nbytes // count for column in block.columns]
         self._rows = Columns([column.data_ptr() for column in block.columns], self._sizes, count)
-        self._numbers = np.arange(count)
+        self._numbers = torch.arange(count, device="cpu")
+        self._at = [number.data_ptr() for number in self._numbers.unbind()]
 
-    def copy(self, worker: int, target: Block, place: int = 0) -> None:
-        """Copy a worker's share.
+    def copy(self, workers: Sequence[int], addresses: Sequence[int]) -> None:
+        """Copy shares to their places among those of all workers.
 
         Args:
-            worker: its number.
-            target: contiguous columns of the same schema and length.
-            place: how many shares precede it there.
+            workers: whose, in order.
+            addresses: of contiguous columns as `side_by_side` makes them.
         """
-        sizes = self._sizes
-        to = [column.data_ptr() + place * size for column, size in zip(target.columns, sizes, strict=True)]
-        self._rows.gather(self._numbers.ctypes.data + worker * self._numbers.itemsize, 1, to)
+        first, count = workers[0], len(workers)
+        if workers[-1] - first >= count:  # there are others in between
+            for worker in workers:
+                self.copy([worker], addresses)
+            return
+        to = (
+            [base + first * size for base, size in zip(addresses, self._sizes, strict=True)]
+            if first
+            else addresses
+        )
+        self._rows.gather(self._at[first], count, to)
+
+    def copy_alone(self, worker: int, target: Block) -> None:
+        """Copy one share into contiguous columns of its schema and length."""
+        self._rows.gather(self._at[worker], 1, [column.data_ptr() for column in target.columns])
 
     def side_by_side(self, pool: BufferPool) -> Block:
         """Return a fresh block that all shares have a place in, in worker order."""

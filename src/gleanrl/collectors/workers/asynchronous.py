@@ -143,7 +143,7 @@ class AsynchronousSource(CrewSource):
         if num_steps < self.dispatcher.blocks[slot].num_steps or part.schema.lists:
             return part.copied(self._pool)
         out = Block(part.schema, part.batch_size[:-1], num_steps, pool=self._pool)
-        self._shares[slot].copy(worker, out)
+        self._shares[slot].copy_alone(worker, out)
         return out
 
     @cached_property

@@ -137,6 +137,9 @@ class Dispatcher:
 
     def ready(self, worker: int) -> bool:
         """Return whether a worker's next share is there, and wanted; those that failed are discarded on the way."""
+        number = self.now.taken[worker]
+        if self.words[worker].words[SERVED] <= number and not self.now.unwanted[worker]:
+            return False
         self._sweep(worker)
         number = self.now.taken[worker]
         if self.words[worker].words[SERVED] <= number or self.now.unwanted[worker]:
@@ -154,10 +157,9 @@ class Dispatcher:
         """Discard the next shares of a worker as long as they are unwanted, or failed."""
         words = self.words[worker]
         while (number := self.now.taken[worker]) < words.words[SERVED]:
-            share = words.share(number)
-            if not (share.failed or self.now.unwanted[worker]):
+            if not (self.now.unwanted[worker] or words.has_failed(number)):
                 return
-            self.now = self.now.without(worker, share)
+            self.now = self.now.without(worker, words.share(number))
         # What an unwanted share raised arrives with its answer: it's unwanted until then.
         if self.now.unwanted[worker] and not self.under_way(worker) and not self._crew.signals_due(worker):
             self.now = self.now.with_worker(worker, unwanted="", resets=True)
@@ -212,7 +214,7 @@ class Dispatcher:
         dues = self._attend()
         if deadline is not None:
             dues.append(deadline)
-        soonest = min(dues, key=lambda due: due.remaining() or 0.0, default=None)
+        soonest = min(dues, key=lambda due: due.remaining() or 0.0) if dues else None
         answer = self._crew.wait_any(soonest)
         if answer is not None:
             self._note(answer)

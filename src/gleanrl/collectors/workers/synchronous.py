@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -23,10 +24,22 @@ from gleanrl.system import clock
 class _Begun(NamedTuple):
     """A batch whose shares are copied as they come, those that are there while others are still being made."""
 
-    side_by_side: Block
+    addresses: list[int]
+    """Of the columns."""
     block: Block
-    """The same memory as the batch has it."""
+    """The memory, as the batch has it."""
     batch: TensorDict
+
+
+class _Plan(NamedTuple):
+    """What batches of one length ask of the workers."""
+
+    grant: tuple[int, bool]
+    """Steps, and whether actions are drawn at random."""
+    wanted: dict[int, Grant]
+    """From each worker that has a share."""
+    singly: bool
+    """Whether each share has its place in the batch before the others are there."""
 
 
 class SynchronousSource(CrewSource):
@@ -43,6 +56,7 @@ class SynchronousSource(CrewSource):
         self.arrangement = Arrangement(cat, size, self.num_workers, team.enough is not None)
         self.num_envs, self.batch_size = self.arrangement.num_envs, self.arrangement.size
         self._enough, self._truncated = team.enough, team.truncated
+        self._plan: _Plan | None = None  # that of the last batch
 
     def steps(self, num_steps: int) -> list[int]:
         """Return the steps of each worker's share of a batch of so many steps.
@@ -70,28 +84,35 @@ class SynchronousSource(CrewSource):
         self.dispatcher.settle()
         self.refresh_weights()
         begin = clock.monotonic()
-        steps = dict(enumerate(self.arrangement.steps(grant.num_steps)))
-        wanted = {worker: Grant(count, grant.random) for worker, count in steps.items() if count}
-        singly = self.arrangement.has_places(self.dispatcher.blocks[0], steps)
+        if self._plan is None or self._plan.grant != (grant.num_steps, grant.random):
+            self._plan = self._planned(grant)
+        wanted = self._plan.wanted
+        singly = self._plan.singly and not (lend and self.arrangement.dim is None)
         begun: _Begun | None = None
-        there: set[int] = set()
+        missing = list(wanted)
         try:
             while True:
-                for worker in wanted.keys() - there:
-                    if self.dispatcher.ready(worker):
-                        there.add(worker)
-                        if singly and not (lend and self.arrangement.dim is None):
-                            begun = begun or self._begun()
-                            self._shares.copy(worker, begun.side_by_side, worker)
-                if len(there) == len(wanted):
-                    break
-                self._grant_missing(wanted)
-                self._end_the_others(wanted, len(there))
+                fresh = [worker for worker in missing if self.dispatcher.ready(worker)]
+                if fresh:
+                    missing = [worker for worker in missing if worker not in fresh]
+                    if singly:
+                        begun = begun or self._begun()
+                        self._shares.copy(fresh, begun.addresses)
+                    if not missing:
+                        break
+                self._grant_missing(missing)
+                self._end_the_others(wanted, len(wanted) - len(missing))
                 self.dispatcher.wait()
         except Exception:
             self.lose(SIBLING)
             raise
-        return self._collected(list(wanted), grant, lend, begun, clock.monotonic() - begin)
+        return self._collected(grant, lend, begun, clock.monotonic() - begin)
+
+    def _planned(self, grant: Grant) -> _Plan:
+        steps = dict(enumerate(self.arrangement.steps(grant.num_steps)))
+        wanted = {worker: Grant(count, grant.random) for worker, count in steps.items() if count}
+        singly = self.arrangement.has_places(self.dispatcher.blocks[0], steps)
+        return _Plan((grant.num_steps, grant.random), wanted, singly)
 
     @cached_property
     def _shares(self) -> Shares:
@@ -101,35 +122,37 @@ class SynchronousSource(CrewSource):
         """Return what shares are copied into; what a batch needs is made before the last one comes."""
         side_by_side = self._shares.side_by_side(self._pool)
         block = self.arrangement.arranged(side_by_side)
-        return _Begun(side_by_side, block, block.batch(None, self.description.device))
+        addresses = [column.data_ptr() for column in side_by_side.columns]
+        return _Begun(addresses, block, block.batch(None, self.description.device))
 
     def lose(self, reason: str) -> None:
         """Discard the shares of the open batch."""
         self.dispatcher.discard_all(reason)
 
-    def _grant_missing(self, wanted: dict[int, Grant]) -> None:
-        """Grant a share to every worker that has none."""
-        for worker, grant in wanted.items():
+    def _grant_missing(self, missing: Sequence[int]) -> None:
+        """Grant a share to those workers that have none."""
+        assert self._plan is not None
+        for worker in missing:
             if not self.dispatcher.under_way(worker) and not self.dispatcher.is_down(worker):
-                self.dispatcher.grant(worker, grant)
+                self.dispatcher.grant(worker, self._plan.wanted[worker])
 
-    def _end_the_others(self, wanted: dict[int, Grant], ready: int) -> None:
+    def _end_the_others(self, wanted: Iterable[int], ready: int) -> None:
         if self._enough is not None and ready >= self._enough:
             for worker in wanted:
                 self.dispatcher.cut(worker, self.dispatcher.now.taken[worker] + 1)
 
-    def _collected(
-        self, workers: list[int], grant: Grant, lend: bool, begun: _Begun | None, seconds: float
-    ) -> Collected:
+    def _collected(self, grant: Grant, lend: bool, begun: _Begun | None, seconds: float) -> Collected:
         now, source = self.dispatcher.now, self.dispatcher.blocks[0]
-        shares = {worker: self.dispatcher.words[worker].share(now.taken[worker]) for worker in workers}
-        counts = {worker: share.num_steps for worker, share in shares.items()}
-        if begun is not None and self.arrangement.has_places(source, counts):
+        assert self._plan is not None
+        numbers = {worker: now.taken[worker] for worker in self._plan.wanted}
+        shares = [self.dispatcher.words[worker].share(number) for worker, number in numbers.items()]
+        counts = dict(zip(numbers, [share.num_steps for share in shares], strict=True))
+        if begun is not None and all(count == source.num_steps for count in counts.values()):
             block, batch = begun.block, begun.batch
         else:
             block = self.arrangement.batch(source, counts, self._pool, lend)
             batch = block.batch(None, self.description.device)
-        frames, flagged = sum(s.frames for s in shares.values()), sum(s.flagged for s in shares.values())
+        frames, flagged = sum([s.frames for s in shares]), sum([s.flagged for s in shares])
         excess = 0 if grant.most is None or MASK not in block.schema else max(frames - grant.most, 0)
         if excess:
             flags = block.column(NONFINITE) if NONFINITE in block.schema else None
@@ -137,5 +160,4 @@ class SynchronousSource(CrewSource):
         if self._truncated:  # each share's last step, which may be in the middle of the batch
             for share in self.arrangement.shares(batch, counts):
                 mark_truncated(share, list(self.description.done_keys))
-        numbers = {worker: now.taken[worker] for worker in workers}
         return Collected(batch, Taken(numbers, frames - excess, flagged, excess, grant.counted, seconds))

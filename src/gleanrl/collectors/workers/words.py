@@ -80,6 +80,10 @@ class Words:
         words[slot + _RESET] = reset
         words[GRANTED] = number + 1
 
+    def has_failed(self, number: int) -> bool:
+        """Return whether a grant that was served brought a failure instead of a share."""
+        return self.words[self._slot(number) + _COUNT] == _FAILED
+
     def granted_steps(self, number: int) -> int:
         """Return the steps of a grant that is under way."""
         return self.words[self._slot(number) + _NUM_STEPS]
