@@ -6,11 +6,13 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch import nn
 
+from gleanrl.collectors import SyncDataCollector
 from gleanrl.envs import ParallelEnv, SerialEnv
 from gleanrl.errors import ClosedError
 from tests.envs.vector.makers import equal, oracle, streams
-from tests.interrupts import interruptions
+from tests.interrupts import interruptions, trace
 from tests.leaks import Holdings
 
 pytestmark = pytest.mark.slow  # each interrupts a call at dozens of places
@@ -38,10 +40,14 @@ def rollout(env):
 
 
 def check_goes_on(env):
-    """Every row holds its own stream and begins where the one before it ended."""
     found = rollout(env)
-    roots, nexts = found["observation"], found["next", "observation"]  # (3, 12, 3): stream, episode, step
     assert found.shape == (3, 12)
+    check_rows(found)
+
+
+def check_rows(found):
+    """Every row holds its own stream and begins where the one before it ended."""
+    roots, nexts = found["observation"], found["next", "observation"]  # (3, T, 3): stream, episode, step
     assert bool((roots[..., 0] == torch.arange(3)[:, None]).all())
     follows = (roots[:, 1:] == nexts[:, :-1]).all(-1)
     assert bool((follows | found["next", "done"][:, :-1, 0]).all())
@@ -68,6 +74,39 @@ def test_it_goes_on(name):
         with told(place):
             check_goes_on(env)
             before.check()
+    env.close()
+
+
+@pytest.mark.filterwarnings("ignore:ParallelEnv. it was stepped or reset outside")
+@pytest.mark.parametrize("policy", [None, nn.Linear(3, 2)], ids=["random", "policy"])
+def test_a_collector_goes_on_with_its_own_steppers(policy):
+    """It takes the workers and binds a block, twice: workers never step into another one than it reads."""
+    env = batch()
+    collectors = []  # the end of one would close the environment
+
+    def collector():
+        collectors.append(SyncDataCollector(env, policy, frames_per_batch=36, total_frames=-1))
+        return collectors[-1]
+
+    def collect(made):
+        made.next()
+        rollout(env)  # takes the workers
+        made.next()
+
+    made = collector()
+    places, error = trace(lambda: collect(made))
+    assert error is None
+    mine = [place for place in places if place.file.endswith("vector/parallel_stepper.py")]
+    first, last = {place.line: place for place in reversed(mine)}, {place.line: place for place in mine}
+    assert len(first) > 20
+    for place in sorted({*first.values(), *last.values()}):
+        made = collector()
+        _, error = trace(lambda made=made: collect(made), place.count)
+        assert error is not None
+        error = None  # its traceback would keep alive what the call had made
+        with told(place):
+            check_rows(made.next())
+            check_rows(made.next())
     env.close()
 
 

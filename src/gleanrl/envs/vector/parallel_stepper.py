@@ -75,9 +75,11 @@ class ParallelStepper(Stepper):
     def _claim(self) -> None:
         """Let the workers hold this stepper's steppers."""
         if not self.lease.held:
+            # Nobody holds the workers until this stepper does, whatever interrupts it.
+            self.lease.give_up()
+            self._plan = None
             self._ask_all("reset", "new_steppers", self.rules)
             self.lease.take()
-            self._plan = None
 
     def _ask_all(self, during: str, name: str, *arguments: Any) -> list[Any]:
         everybody = dict.fromkeys(range(len(self._crew.shares)), arguments)
@@ -132,9 +134,9 @@ class ParallelStepper(Stepper):
         block = self._block
         if block is None or block.schema is not schema or block.num_steps != num_steps:
             segment = self._crew.segment
+            self._block = self._plan = None  # until region and block belong together again
             self._region = segment.region("rows", Rows(schema, self.batch_size, num_steps))
             block = self._block = segment.block(self._region)
-            self._plan = None
         return block
 
     def _mirrored(self, block: Block) -> _Mirror:
@@ -155,8 +157,10 @@ class ParallelStepper(Stepper):
             self._crew.signal(BIND_CODE, "reset")
         else:
             assert self._region is not None
-            self._plan = BlockPlan(self._region, actions_ready, tuple(primed))
-            self._take_lists(-1, self._ask_all("reset", "bind", self._plan))
+            self._plan = None  # until every worker has it
+            plan = BlockPlan(self._region, actions_ready, tuple(primed))
+            self._take_lists(-1, self._ask_all("reset", "bind", plan))
+            self._plan = plan
         self._mirror = mirror
         if mirror is not None:
             mirror.fetch_root(0)
