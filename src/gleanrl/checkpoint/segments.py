@@ -16,7 +16,7 @@ import torch
 Array = np.ndarray[Any, Any]
 
 ALIGNMENT = 64
-_PARTS, _LEAST_BYTES, _MOST_BYTES = 128, 1 << 18, 1 << 22
+_PARTS, _LEAST_BYTES, _MOST_BYTES = 64, 1 << 18, 1 << 22
 _ZEROS: Array = np.zeros(ALIGNMENT, np.uint8)
 
 
@@ -40,8 +40,8 @@ class Layout:
     ) -> Layout:
         """Return a layout for a storage that has room for `capacity` rows, however many there are now.
 
-        A hundredth of the rows, wherever it lies, touches little more than a hundredth of the segments; a segment is
-        never large, because writers wait while one is copied, and never tiny, because each is a file.
+        A hundredth of the rows, one after the other, touches a twentieth of the bytes at most; a segment is never
+        large, so that a large storage does better than that, and never tiny, because each is a file.
         """
         width = sum(dtype.itemsize * math.prod(shape) for dtype, shape in fields)
         size = min(max(width * capacity // _PARTS, _LEAST_BYTES), _MOST_BYTES)
