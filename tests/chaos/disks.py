@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from gleanrl.checkpoint import earlier, files
-from gleanrl.system import fs
+from gleanrl.system import fs, new_files
 from gleanrl.system.threads import for_each
 
 Tree = dict[str, int]  # of a directory: numbers of what is in it, by name
@@ -224,10 +224,11 @@ class Disk:
         """Put this in the place of the operating system's files, within a ``with`` block."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(fs, "os", self)
+            patch.setattr(new_files, "os", self)
             patch.setattr(fs, "shutil", self)
-            patch.setattr(
-                fs, "fcntl", SimpleNamespace(flock=lambda *a: None, LOCK_EX=0, LOCK_NB=0, LOCK_UN=0)
-            )
+            locks = SimpleNamespace(flock=lambda *a: None, LOCK_EX=0, LOCK_NB=0, LOCK_UN=0)
+            patch.setattr(fs, "fcntl", locks)
+            patch.setattr(new_files, "fcntl", locks)
             yield self
 
 

@@ -19,7 +19,7 @@ import torch
 
 from gleanrl.checkpoint.folder import Folder
 from gleanrl.errors import CheckpointError, IncompleteCheckpointError
-from gleanrl.system import fs
+from gleanrl.system import fs, new_files
 from tests.chaos.disks import ROOT, Content, Disk, Remains, make_files_small
 from tests.chaos.drills import SHARE
 
@@ -213,7 +213,7 @@ def test_a_file_is_the_older_one_or_the_new_one() -> None:
     with disk.mounted():
         fs.make_lasting_dir(FOLDER)
         for number in range(1, 4):
-            fs.replace_file(path, [bytes([number]) * 64, bytes([number]) * 64])
+            new_files.replace_file(path, [bytes([number]) * 64, bytes([number]) * 64])
             lengths.append(len(disk.journal))
     for dump, content in cuts(disk, lengths, Remains()):
         found = 0

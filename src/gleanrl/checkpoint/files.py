@@ -20,6 +20,7 @@ from gleanrl.errors import CheckpointError
 from gleanrl.native import crc32
 from gleanrl.system import fs
 from gleanrl.system.clock import Pace
+from gleanrl.system.new_files import NewFile
 from gleanrl.system.threads import for_each
 
 FILE_BYTES = 1 << 26
@@ -67,7 +68,7 @@ class FileWriter:
         self._shared: _Job | None = None  # the file that takes small arrays
         self._sources: list[Source] = []
         self._large = 0
-        self._unsynced: deque[fs.NewFile] = deque()
+        self._unsynced: deque[NewFile] = deque()
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -180,16 +181,16 @@ class FileWriter:
 
     def add(self, name: str, data: bytes) -> None:
         """Write one more file of that name."""
-        self._unsynced.append(fs.NewFile(f"{self._folder}/{name}", [data]))
+        self._unsynced.append(NewFile(f"{self._folder}/{name}", [data]))
 
     def sync(self) -> None:
         """Return once what was written until now is on the disk."""
-        files: list[fs.NewFile] = []
+        files: list[NewFile] = []
         with suppress(IndexError):  # another thread took it
             while self._unsynced:
                 files.append(self._unsynced.popleft())
         try:
-            for_each(fs.NewFile.sync, files, _SYNCS)
+            for_each(NewFile.sync, files, _SYNCS)
         finally:
             for file in files:
                 file.close()
@@ -214,19 +215,19 @@ class FileWriter:
         finally:
             source.give(data)
 
-    def _written(self, job: _Job, pieces: list[Array]) -> tuple[DataFile, fs.NewFile | None]:
+    def _written(self, job: _Job, pieces: list[Array]) -> tuple[DataFile, NewFile | None]:
         """Write a file, or link it where that does; return it, and what has to be synced of it."""
         if not job.same and self._holds(job, pieces) and (found := self._linked(job)):
             return found, None
         data = DataFile(job.name, job.size, checksums(pieces))
-        return data, fs.NewFile(f"{self._folder}/{job.name}", pieces)
+        return data, NewFile(f"{self._folder}/{job.name}", pieces)
 
-    def _kept(self, found: DataFile, file: fs.NewFile | None) -> DataFile:
+    def _kept(self, found: DataFile, file: NewFile | None) -> DataFile:
         if file is not None:
             self._unsynced.append(file)
         return found
 
-    def _drop(self, job: _Job, file: fs.NewFile | None) -> None:
+    def _drop(self, job: _Job, file: NewFile | None) -> None:
         if file is None:
             fs.remove_file(self._folder / job.name)
         else:

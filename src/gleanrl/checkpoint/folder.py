@@ -24,6 +24,7 @@ from gleanrl.checkpoint.reading import FileReader
 from gleanrl.checkpoint.values import Decoder, Encoder, sources_in
 from gleanrl.errors import CheckpointError, CorruptCheckpointError, IncompleteCheckpointError
 from gleanrl.system import fs
+from gleanrl.system.new_files import remove_abandoned
 from gleanrl.system.proc import identity
 
 _CHECKPOINT = re.compile(r"ckpt-(\d{8})-([0-9a-f]{32})")
@@ -144,6 +145,7 @@ class Folder:
         for name in fs.names(self.path):
             if _LEFTOVER.fullmatch(name):
                 fs.remove_tree(self.path / name)
+        remove_abandoned(self.path, ".h5")
 
     def _retire(self, keep: int) -> None:
         """Remove older checkpoints; the newest one is complete, whether that succeeds or not."""

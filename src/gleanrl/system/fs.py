@@ -7,7 +7,6 @@ can fail any one of them. Errors are the operating system's own (`OSError`).
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import mmap
@@ -15,7 +14,6 @@ import os
 import shutil
 import stat
 import tempfile
-import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,9 +27,6 @@ from gleanrl.system import faults
 _ZEROS_BYTES = 1 << 20
 _READ_BYTES = 1 << 20
 _MOST_PIECES = 1024  # what systems read or write at once; together less than the 2 GiB that they do at once
-# Linux alone has it; elsewhere the bytes are on their way from the sync on.
-_start_writing = getattr(ctypes.CDLL(None), "sync_file_range", None)
-_START = 2  # SYNC_FILE_RANGE_WRITE
 _OWNER_BYTES = 256  # more than an owner says of itself
 _NO_LINKS = (
     *(errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOENT),
@@ -57,7 +52,7 @@ def create_file(path: Path, num_bytes: int) -> None:
     if num_bytes < 0:
         raise ValueError(f"create_file: expected num_bytes >= 0, got {num_bytes} for {path}")
     faults.point("fs.create")
-    with _opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as file:
+    with opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as file:
         try:
             faults.point("fs.allocate")
             _reserve(file, num_bytes)
@@ -74,7 +69,7 @@ def _reserve(file: int, num_bytes: int) -> None:
         return
     zeros = bytes(min(num_bytes, _ZEROS_BYTES))
     for begin in range(0, num_bytes, _ZEROS_BYTES):
-        _write_all(file, [zeros[: num_bytes - begin]])
+        write_all(file, [zeros[: num_bytes - begin]])
 
 
 def map_file(path: Path, *, writable: bool = True) -> mmap.mmap:
@@ -91,7 +86,7 @@ def map_file(path: Path, *, writable: bool = True) -> mmap.mmap:
         OSError: There is no such file, or the operating system refuses.
     """
     faults.point("fs.map")
-    with _opened(path, os.O_RDWR if writable else os.O_RDONLY) as file:
+    with opened(path, os.O_RDWR if writable else os.O_RDONLY) as file:
         return mmap.mmap(file, 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
 
 
@@ -155,65 +150,6 @@ def remove_file(path: Path, *, missing_ok: bool = False) -> None:
             raise
 
 
-class NewFile:
-    """A file that is being written; it's on the disk, and whole, once `sync` has returned.
-
-    Several of them are written one after the other, and synced at the same time: the disk has one queue to work off
-    then, and empties its cache, and closes its journal, once for many.
-
-    Args:
-        path: Where; nothing may be there yet.
-        pieces: Anything with the buffer protocol; they are written one after the other.
-
-    Raises:
-        FileExistsError: Something is at `path`.
-        OSError: The disk is full, or any other failure of the operating system; nothing is left behind.
-    """
-
-    def __init__(self, path: Path | str, pieces: Iterable[Any]) -> None:
-        self._path = path
-        faults.point("fs.create")
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        try:
-            faults.point("fs.write")
-            _write_all(self._file, pieces)
-            if _start_writing is not None:  # nobody waits for that, or has to know how it ends: `sync` does
-                _start_writing(self._file, ctypes.c_int64(0), ctypes.c_int64(0), _START)
-        except BaseException:
-            self.drop()
-            raise
-
-    def sync(self) -> None:
-        """Return once the bytes are on the disk. A sync that failed is final: it's never tried again.
-
-        Raises:
-            OSError: The disk fails; nothing is left behind.
-        """
-        try:
-            faults.point("fs.sync")
-            os.fsync(self._file)
-        except BaseException:
-            self.drop()
-            raise
-        self.close()
-
-    def close(self) -> None:
-        """Let go of the file, be it synced or not; may be done twice."""
-        file, self._file = self._file, -1
-        if file >= 0:
-            _close(file)
-
-    def drop(self) -> None:
-        """Remove the file."""
-        self.close()
-        os.unlink(self._path)
-
-
-def write_file(path: Path, pieces: Iterable[Any]) -> None:
-    """Create a file, write pieces of bytes one after the other, and return once they are on the disk: see `NewFile`."""
-    NewFile(path, pieces).sync()
-
-
 def link_file(path: Path | str, to: Path | str, num_bytes: int) -> bool:
     """Give a plain file of that size another name, which stays when the first one goes.
 
@@ -236,22 +172,6 @@ def link_file(path: Path | str, to: Path | str, num_bytes: int) -> bool:
     return True
 
 
-def replace_file(path: Path, pieces: Iterable[Any]) -> None:
-    """Put a file of these bytes where another one may be: at any moment there is the old one or the new one, whole.
-
-    Raises:
-        OSError: The disk is full, or any other failure of the operating system; the old file is still there.
-    """
-    draft = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
-    write_file(draft, pieces)
-    try:
-        rename(draft, path)
-    except BaseException:
-        os.unlink(draft)
-        raise
-    sync_dir(path.parent)
-
-
 def sync_dir(path: Path) -> None:
     """Return once the names in a directory are on the disk.
 
@@ -259,7 +179,7 @@ def sync_dir(path: Path) -> None:
         OSError: The operating system refuses.
     """
     faults.point("fs.sync_dir")
-    with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as directory:
+    with opened(path, os.O_RDONLY | os.O_DIRECTORY) as directory:
         os.fsync(directory)
 
 
@@ -281,7 +201,7 @@ def reading(path: Path | str) -> Iterator[int]:
         OSError: There is no such file, or it isn't a plain one.
     """
     faults.point("fs.open")
-    with _opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
+    with opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise OSError(errno.EINVAL, "not a plain file", str(path))
         yield file
@@ -374,7 +294,7 @@ def locked(path: Path, owner: bytes) -> Iterator[None]:
         OSError: Any other failure of the operating system.
     """
     faults.point("fs.lock")
-    with _opened(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as file:
+    with opened(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -412,7 +332,7 @@ def temporary_dir(prefix: str) -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
 
 
-def _write_all(file: int, pieces: Iterable[Any]) -> None:
+def write_all(file: int, pieces: Iterable[Any]) -> None:
     """Write pieces with as few calls as there can be: each lets go of the interpreter's lock, and waits for it."""
     left = deque(view for piece in pieces if (view := memoryview(piece).cast("B")))
     while left:
@@ -425,15 +345,17 @@ def _write_all(file: int, pieces: Iterable[Any]) -> None:
 
 
 @contextmanager
-def _opened(path: Path | str, flags: int) -> Iterator[int]:
+def opened(path: Path | str, flags: int) -> Iterator[int]:
+    """Open a file within a ``with`` block; for this package."""
     file = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:
         yield file
     finally:
-        _close(file)
+        close(file)
 
 
-def _close(file: int) -> None:
+def close(file: int) -> None:
+    """Let go of an open file; for this package."""
     with suppress(
         OSError
     ):  # what has to be on the disk was synced, and there is nothing else to be done about it

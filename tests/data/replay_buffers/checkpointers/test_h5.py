@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +152,20 @@ def test_without_h5py_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
     with pytest.raises(MissingLibraryError, match=r"gleanrl\[h5\]"):
         H5StorageCheckpointer()
+
+
+def test_what_a_killed_export_leaves_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    storage, form = filled().storage, H5StorageCheckpointer()
+    for act in (lambda: form.dumps(storage, tmp_path / "b.h5"), lambda: form.dumps(storage, tmp_path)):
+        child = os.fork()
+        if child == 0:
+            with faults.inject({"fs.rename": lambda: os._exit(7)}):
+                form.dumps(storage, tmp_path / "a.h5")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        (left,) = tmp_path.glob("a.h5.tmp-*")
+        with left.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # as if somebody was writing it
+            act()
+            assert left.exists()
+        act()
+        assert not left.exists() and not list(tmp_path.glob("*.tmp-*"))

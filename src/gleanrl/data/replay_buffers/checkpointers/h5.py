@@ -19,7 +19,7 @@ from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBa
 from gleanrl.data.replay_buffers.checkpointers.nested import NestedStorageCheckpointer
 from gleanrl.data.replay_buffers.checkpointers.trajectories import paths_of
 from gleanrl.errors import CorruptCheckpointError, IncompleteCheckpointError, InvalidArgumentError
-from gleanrl.system import fs
+from gleanrl.system import fs, new_files
 
 _OPTIONS = ("chunks", "compression", "compression_opts", "fletcher32", "shuffle")
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ -]*")
@@ -31,7 +31,8 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
     The file holds a dataset for each column, ``records/next/reward`` say, whatever the number of trajectories. Within
     a checkpoint it is one more file, and whole by itself: copied from there, it can be loaded alone.
 
-    A path that ends in ``.h5`` is such a file: `dumps` puts it there once it is whole, in place of an older one.
+    A path that ends in ``.h5`` is such a file: `dumps` puts it there once it is whole, in place of an older one. What a
+    killed process leaves beside it is removed by the next `dumps` into that folder.
 
     Args:
         checkpoint_file: its name within a checkpoint: letters, digits, ``.``, ``_`` and ``-``, and ``.h5`` at the end.
@@ -120,7 +121,8 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
         else:
             data = self._encoded(storage.state_dict())
             fs.make_lasting_dir(place.parent)
-            fs.replace_file(place, [data])
+            new_files.remove_abandoned(place.parent, ".h5")
+            new_files.replace_file(place, [data])
 
     def loads(self, storage: Any, path: os.PathLike[str] | str, verify: bool = True) -> None:
         """Load a storage alone; see `ReplayBuffer.loads`.

@@ -1,0 +1,130 @@
+"""Files that are made: written, synced, put in the place of older ones; and what is left where that was cut short.
+
+A part of the seam to the file system, see `fs`; the fault points are `fs.create`, `fs.write`, `fs.sync`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import re
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gleanrl.system import faults, fs
+
+# Linux alone has it; elsewhere the bytes are on their way from the sync on.
+_start_writing = getattr(ctypes.CDLL(None), "sync_file_range", None)
+_START = 2  # SYNC_FILE_RANGE_WRITE
+
+
+class NewFile:
+    """A file that is being written; it's on the disk, and whole, once `sync` has returned.
+
+    Several of them are written one after the other, and synced at the same time: the disk has one queue to work off
+    then, and empties its cache, and closes its journal, once for many.
+
+    Args:
+        path: Where; nothing may be there yet.
+        pieces: Anything with the buffer protocol; they are written one after the other.
+        locked: Whether it's locked while it is open, so that `remove_abandoned` spares it.
+
+    Raises:
+        FileExistsError: Something is at `path`.
+        OSError: The disk is full, or any other failure of the operating system; nothing is left behind.
+    """
+
+    def __init__(self, path: Path | str, pieces: Iterable[Any], locked: bool = False) -> None:
+        self._path = path
+        faults.point("fs.create")
+        self._file = _new(path)
+        try:
+            while locked and not _lock_named(self._file):
+                self.close()
+                self._file = _new(path)
+            faults.point("fs.write")
+            fs.write_all(self._file, pieces)
+            if _start_writing is not None:  # nobody waits for that, or has to know how it ends: `sync` does
+                _start_writing(self._file, ctypes.c_int64(0), ctypes.c_int64(0), _START)
+        except BaseException:
+            self.drop()
+            raise
+
+    def sync(self) -> None:
+        """Return once the bytes are on the disk. A sync that failed is final: it's never tried again.
+
+        Raises:
+            OSError: The disk fails; nothing is left behind.
+        """
+        try:
+            faults.point("fs.sync")
+            os.fsync(self._file)
+        except BaseException:
+            self.drop()
+            raise
+
+    def close(self) -> None:
+        """Let go of the file, be it synced or not; may be done twice."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            fs.close(file)
+
+    def drop(self) -> None:
+        """Remove the file; may be done twice."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)
+        self.close()
+
+
+def _new(path: Path | str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def _lock_named(file: int) -> bool:
+    """Lock a file; return whether it still has a name: who collects what is abandoned may have been faster."""
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return bool(os.fstat(file).st_nlink)
+
+
+def replace_file(path: Path, pieces: Iterable[Any]) -> None:
+    """Put a file of these bytes where another one may be: at any moment there is the old one or the new one, whole.
+
+    Raises:
+        OSError: The disk is full, or any other failure of the operating system; the old file is still there.
+    """
+    draft = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
+    file = NewFile(draft, pieces, locked=True)
+    try:
+        file.sync()
+        fs.rename(draft, path)
+    except BaseException:
+        file.drop()
+        raise
+    finally:
+        file.close()
+    fs.sync_dir(path.parent)
+
+
+def remove_abandoned(folder: Path, kind: str) -> None:
+    """Remove what processes that were killed in `replace_file` left in a folder; what is being written stays.
+
+    Args:
+        folder: Where.
+        kind: The suffix of the files that were to be replaced, ``".h5"`` say.
+
+    Raises:
+        OSError: The operating system refuses, other than for want of permission.
+    """
+    left = re.compile(rf".*{re.escape(kind)}\.tmp-[0-9a-f]{{32}}")
+    for name in fs.names(folder):
+        if left.fullmatch(name):
+            with (
+                suppress(BlockingIOError, FileNotFoundError, PermissionError),
+                fs.opened(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file,
+            ):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fs.remove_file(folder / name)

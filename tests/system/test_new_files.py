@@ -1,0 +1,71 @@
+"""Files that are made: whole or not at all, and what is left of them."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gleanrl.system import faults, new_files
+from gleanrl.system.new_files import NewFile, remove_abandoned, replace_file
+
+
+def write(path: Path) -> None:
+    file = NewFile(path, [b"abc", memoryview(b""), memoryview(b"defg"), np.arange(3, dtype=np.int16)])
+    try:
+        file.sync()
+    finally:
+        file.close()
+
+
+def test_pieces_are_written_one_after_the_other(tmp_path: Path) -> None:
+    write(tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == b"abcdefg" + np.arange(3, dtype=np.int16).tobytes()
+    with pytest.raises(FileExistsError):
+        write(tmp_path / "file")
+    many = [bytes([number % 251]) * (number % 3) for number in range(5_000)]
+    NewFile(tmp_path / "many", many).close()
+    assert (tmp_path / "many").read_bytes() == b"".join(many)
+
+
+@pytest.mark.parametrize(
+    ("name", "act"),
+    [
+        ("fs.create", write),
+        ("fs.write", write),
+        ("fs.sync", write),
+        ("fs.rename", lambda path: replace_file(path, [b"x"])),
+    ],
+)
+def test_every_act_can_be_made_to_fail_and_leaves_nothing(
+    tmp_path: Path, name: str, act: Callable[[Path], None]
+) -> None:
+    with faults.inject({name: OSError(errno.EIO, "broken")}), pytest.raises(OSError, match="broken"):
+        act(tmp_path / "new")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_written_is_nobody_elses_to_remove(tmp_path: Path) -> None:
+    path = tmp_path / f"a.h5.tmp-{0:032x}"
+    with faults.inject({"fs.sync": lambda: remove_abandoned(tmp_path, ".h5")}):
+        file = NewFile(path, [b"x"], locked=True)
+        file.sync()
+    assert path.exists()
+    file.close()
+    (tmp_path / f"a.h4.tmp-{0:032x}").touch()
+    remove_abandoned(tmp_path, ".h5")
+    assert [one.name for one in tmp_path.iterdir()] == [f"a.h4.tmp-{0:032x}"]
+
+
+def test_a_file_that_was_removed_before_its_lock_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, lock = tmp_path / f"a.h5.tmp-{0:032x}", new_files.fcntl.flock
+    removals = iter([path.unlink, lambda: None])
+    monkeypatch.setattr(new_files.fcntl, "flock", lambda *given: (next(removals)(), lock(*given)))
+    file = NewFile(path, [b"x"], locked=True)
+    file.close()
+    assert path.read_bytes() == b"x"
