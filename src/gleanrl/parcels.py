@@ -1,12 +1,14 @@
 """Data on its way to another process: one pickle of what isn't tensors, and beside it the tensors' own memory.
 
 Buffers beside a pickle (protocol 5) are what shared memory and object stores take as they are: nothing is copied on the
-way out, and whoever gets them looks straight at the memory in which they arrived.
+way out, and whoever gets them looks straight at the memory in which they arrived. Small tensors share one buffer: one
+for each would cost more than their bytes.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import pickle
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -20,8 +22,9 @@ from gleanrl.pool import BufferPool
 from gleanrl.tree import dict_batch, level_of
 
 _Buffer: TypeAlias = Any  # of the buffer protocol
-_IN_BAND = 512
-"""Bytes up to which memory goes into the pickle: a buffer of its own costs more than a copy."""
+_SMALL = 1 << 14
+"""Bytes up to which a tensor goes into the buffer that small ones share, and other memory into the pickle."""
+_ALIGNED = 16
 _pool = BufferPool()
 
 
@@ -40,17 +43,10 @@ class Parcel:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as what arrives."""
-        buffers: list[pickle.PickleBuffer] = []
-
-        def beside(buffer: pickle.PickleBuffer) -> bool:
-            if buffer.raw().nbytes <= _IN_BAND:
-                return True
-            buffers.append(buffer)
-            return False
-
         file = io.BytesIO()
-        _Packer(file, protocol=5, buffer_callback=beside).dump(self._data)
-        return Arrived, (file.getvalue(), buffers)
+        packer = _Packer(file)
+        packer.dump(self._data)
+        return Arrived, (file.getvalue(), packer.buffers())
 
 
 class Arrived:
@@ -78,12 +74,34 @@ class Arrived:
         return pickle.loads(self._pickled, buffers=self._buffers)
 
 
+class _SharedBuffer:
+    """Stands for the buffer of small tensors, which is complete when all else is packed."""
+
+
 class _Packer(cloudpickle.Pickler):
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5, buffer_callback=self._beside)
+        self._buffers: list[pickle.PickleBuffer] = []
+        self._shared, self._small, self._end = _SharedBuffer(), list[Any](), 0
+        self._place = pickle.PickleBuffer(b"")
+
+    def buffers(self) -> list[pickle.PickleBuffer]:
+        """Return what stands beside the pickle, once that is made."""
+        small = pickle.PickleBuffer(b"".join(self._small))
+        return [small if buffer is self._place else buffer for buffer in self._buffers]
+
+    def _beside(self, buffer: pickle.PickleBuffer) -> bool:
+        """Take a buffer; return whether it goes into the pickle instead."""
+        if buffer is not self._place and buffer.raw().nbytes <= _SMALL:
+            return True
+        self._buffers.append(buffer)
+        return False
+
     def reducer_override(self, found: Any) -> Any:
         kind = type(found)
         if kind is torch.Tensor or kind is MemoryMappedTensor:
             if found.device.type == "cpu" and found.layout is torch.strided and not found.requires_grad:
-                return _rebuilt, _taken_apart(found)
+                return self._taken_apart(found)
         elif kind is TensorDict:
             names = found.names
             named = names if any(name is not None for name in names) else None
@@ -94,24 +112,49 @@ class _Packer(cloudpickle.Pickler):
                 named,
                 found.is_locked,
             )
+        elif kind is _SharedBuffer:
+            return _memory, (self._place,)
         return super().reducer_override(found)
 
+    def _taken_apart(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+        name, shape, array = _NAMES[tensor.dtype], tuple(tensor.shape), _array(tensor)
+        if array.nbytes > _SMALL:
+            return _whole, (pickle.PickleBuffer(array), name, shape)
+        begin, padding = self._end, -array.nbytes % _ALIGNED
+        self._end += array.nbytes + padding
+        self._small += array, bytes(padding)
+        return _part, (self._shared, name, shape, begin)
 
-def _taken_apart(tensor: torch.Tensor) -> tuple[Any, ...]:
+
+def _array(tensor: torch.Tensor) -> Any:
     try:
-        array: Any = tensor.contiguous().numpy()
+        return tensor.contiguous().numpy()
     except (
         TypeError,
         RuntimeError,
     ):  # dtypes that NumPy hasn't got, and views that aren't as they are in memory
-        array = tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy()
-    return pickle.PickleBuffer(array), _NAMES[tensor.dtype], tuple(tensor.shape)
+        return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy()
 
 
-def _rebuilt(buffer: _Buffer, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    if not memoryview(buffer).nbytes:  # which torch refuses
-        return torch.empty(shape, dtype=_DTYPES[dtype], device="cpu")
-    return torch.from_numpy(np.asarray(_Memory(buffer))).view(_DTYPES[dtype]).view(shape)
+def _memory(buffer: _Buffer) -> np.ndarray[Any, Any]:
+    """Return a buffer's bytes."""
+    if not memoryview(buffer).nbytes:  # one at no address
+        return np.empty(0, np.uint8)
+    return np.asarray(_Memory(buffer))
+
+
+def _part(memory: np.ndarray[Any, Any], name: str, shape: tuple[int, ...], begin: int) -> torch.Tensor:
+    """Return the tensor that begins at a byte: over the memory, and yet with a storage of its own."""
+    dtype = _DTYPES[name]
+    known = _KNOWN.get(name)
+    if known is not None:
+        return torch.from_numpy(np.ndarray(shape, known, memory, begin))
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(memory[begin : begin + num_bytes]).view(dtype).view(shape)
+
+
+def _whole(buffer: _Buffer, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    return _part(_memory(buffer), name, shape, 0)
 
 
 class _Memory:
@@ -129,6 +172,16 @@ _DTYPES = {
     if isinstance(found, torch.dtype)
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+_KNOWN = {
+    name: np.dtype(name)
+    for name in (
+        *("bool", "uint8", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+}
+"""Dtypes that NumPy has, too."""
 
 
 def _level(

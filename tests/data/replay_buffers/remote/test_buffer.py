@@ -39,7 +39,7 @@ def parts() -> dict[str, Any]:
         "storage": LazyTensorStorage(64),
         "sampler": PrioritizedSampler(64, 0.7, 0.5),
         "batch_size": 8,
-        "prefetch": 2,
+        "prefetch": 4,
         "seed": 5,
     }
 
@@ -87,11 +87,13 @@ def same(first: Any, second: Any) -> None:
 
 def test_whatever_is_done_comes_out_as_here(remote, local, tmp_path):
     def learn(buffer: Any, start: int) -> Any:
+        batches = []
         for _ in range(start, start + 3):
             batch = buffer.sample()
             batch["td_error"] = batch["x"].float() + 1
             buffer.update_tensordict_priority(batch)
-        return batch
+            batches.append(batch)
+        return tuple(batches)
 
     steps = [
         lambda buffer: buffer.extend(rows(0, 40)),
@@ -166,6 +168,16 @@ def test_a_sample_is_the_callers_own(remote):
     view = remote[2:4]  # a copy, unlike here
     view["x"].zero_()
     assert (remote["x"] == torch.arange(8)).all()
+
+
+def test_large_batches_come_one_by_one(remote, local):
+    for buffer in (remote, local):
+        x = torch.arange(12)
+        buffer.extend(TensorDict({"x": x, "image": x[:, None].expand(-1, 100_000).to(torch.uint8)}, [12]))
+    for _ in range(8):
+        found = remote.sample()
+        same(found, local.sample())
+        found["image"].zero_()
 
 
 def test_what_is_overtaken_here_is_not_served(remote):

@@ -46,11 +46,16 @@ class Client:
         return Caller(self.name, self.era, self.taken)
 
     def ahead(self) -> tuple[int, list[int]] | None:
-        parcel = self.host.ahead(self.caller)
-        if parcel is None:
-            return None
-        number, served = pickle.loads(pickle.dumps(parcel, 5)).open()
-        return number, served.batch["x"].tolist()
+        (found,) = self.message(self.taken)
+        return found
+
+    def message(self, *due: int) -> list[tuple[int, list[int]] | None]:
+        """What one message brings, of requests that were due when the client had taken so much."""
+        parcel = self.host.ahead(self.name, self.era, due)
+        return [
+            found and (found[0], found[1].batch["x"].tolist())
+            for found in pickle.loads(pickle.dumps(parcel, 5)).open()
+        ]
 
     def call(self, *path: str, args: tuple[Any, ...] = ()) -> Reply:
         return self.host.call(self.caller, path, sent((args, {})))
@@ -94,6 +99,14 @@ def test_batches_come_as_from_a_local_buffer_and_one_thrown_away_comes_again():
     assert client.ahead()[1] == expected[4]
 
 
+def test_one_message_brings_what_several_would():
+    client, local = made(prefetch=3, sampler=SamplerWithoutReplacement())
+    (first, *others), last = client.message(0, 0, 0), client.message(0, 1)
+    assert [number for number, _ in (first, *others)] == [1, 2, 3] and last == [None, None]  # an epoch's end
+    found = [first, *others, *client.message(3, 3)]
+    assert [batch for _, batch in found] == [local.sample()["x"].tolist() for _ in range(5)]
+
+
 def test_an_epoch_ends_before_the_next_one_begins():
     client, local = made(prefetch=3, sampler=SamplerWithoutReplacement())
     epoch = [client.ahead() for _ in range(5)]
@@ -121,8 +134,8 @@ def test_a_write_voids_what_it_overtakes_and_nothing_else():
 def test_what_changes_the_draws_takes_back_what_is_under_way():
     client, local = made(prefetch=2)
     client.ahead(), client.ahead()
-    assert client.call("set_seed", args=(7,)).void
     client.era += 1
+    assert not client.call("set_seed", args=(7,)).void
     local.set_seed(7)
     assert [client.ahead()[1] for _ in range(2)] == [local.sample()["x"].tolist() for _ in range(2)]
 
@@ -155,8 +168,9 @@ def test_samplers_that_do_not_draw_ahead_send_nothing():
     client, _ = made(prefetch=2)
     assert client.call("set_sampler", args=(SamplerWithoutReplacement(),)).depth == 2
     assert client.ahead() is not None
+    client.era += 1
     reply = client.call("set_sampler", args=(ConsumingSampler(),))
-    assert reply.depth == 0 and reply.void and reply.value is Token.PART
+    assert reply.depth == 0 and not reply.void and reply.value is Token.PART
     assert client.ahead() is None
 
 
@@ -164,7 +178,7 @@ def test_samplers_that_do_not_draw_ahead_send_nothing():
 def test_warnings_are_passed_on():
     client, _ = made(prefetch=2)
     reply = client.host.serve(client.caller, 3, None, False)
-    assert "batch_size=3 differs" in str(reply.warnings[0]) and reply.void
+    assert "batch_size=3 differs" in str(reply.warnings[0])
 
 
 def test_attributes():

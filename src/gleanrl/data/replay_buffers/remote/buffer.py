@@ -46,10 +46,11 @@ class RayReplayBuffer:
     (``buffer.sampler.beta = 0.7``), and ``set_storage`` and the like return None. Paths are those of the actor's
     machine.
 
-    With `prefetch` so many requests for batches are on their way while the caller is busy. Batches come in the order,
-    and of the random sequence, of a local buffer. What a process does to the buffer shows in its next sample, as with a
-    local one; what others write shows behind what is on its way: such a batch is whole, and its generations tell which
-    records it is of. Each process fetches ahead for itself.
+    With `prefetch` so many batches are asked for while the caller is busy; of small ones half share a message, so that
+    a larger number makes them cheaper. Batches come in the order, and of the random sequence, of a local buffer. What a
+    process does to the buffer shows in its next sample, as with a local one; what others write shows behind what is on
+    its way: such a batch is whole, and its generations tell which records it is of. Each process fetches ahead for
+    itself.
 
     The actor lives until `shutdown`, or as long as there is any way to it. If it dies its records are gone, and every
     call raises `WorkerCrashedError`: go on from a checkpoint (`dumps`, `loads`).

@@ -6,9 +6,10 @@ import os
 import threading
 import warnings
 from collections import deque
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-from gleanrl.data.replay_buffers.remote.messages import Caller, Dumping, Opened, Reply
+from gleanrl.data.replay_buffers.remote.messages import Caller, Dumping, Opened, Reply, leaves_draws
 from gleanrl.data.replay_buffers.server import Served
 from gleanrl.errors import WorkerCrashedError
 from gleanrl.parcels import Arrived, Parcel
@@ -16,7 +17,9 @@ from gleanrl.ray_runtime import RayRuntime
 from gleanrl.system.threads import Job, Workers
 
 _END_S = 10.0
-"""How long the end waits for batches that are on their way, at most."""
+"""How long the end waits for a batch that is being unpacked, at most."""
+_MESSAGE_BYTES = 1 << 20
+"""What batches that are sent together may come to: of large ones each is sent for itself."""
 
 
 class Client:
@@ -39,7 +42,7 @@ class Client:
         self._taken = 0
         self._lock = threading.RLock()
         self._workers = Workers(1, "gleanrl-ray")
-        self._line = _Line(self, 0)
+        self._line = _Line(0)
 
     # Calls
 
@@ -54,18 +57,20 @@ class Client:
 
         A first argument that is a reference goes from Ray's object store to the actor.
         """
+        if not leaves_draws(path):
+            self.throw_away()
         if args and isinstance(args[0], self.runtime.ray.ObjectRef):
             return self._asked("call", path, Parcel((args[1:], options)), args[0])
         return self._asked("call", path, Parcel((args, options)))
 
     def get(self, path: tuple[str, ...]) -> Any:
         """Return an attribute of the buffer, or of one of its parts."""
-        self._line.send()
+        self._send()
         return _value(self.result(self.actor.get.remote(path)))
 
     def set(self, path: tuple[str, ...], value: Any) -> None:
         """Set an attribute of the buffer, or of one of its parts."""
-        self._line.send()
+        self._send()
         self.result(self.actor.set.remote(path, Parcel(value)))
 
     def dump(self, dumping: Dumping, wait: bool) -> bool:
@@ -77,11 +82,13 @@ class Client:
         """Return a batch: the next one of those sent ahead if it's like them."""
         if self.opened.depth and keys is None and size in (None, self.opened.batch_size):
             return self._next()
+        self.throw_away()
         served: Served = self._asked("serve", size, keys, wants_info)
         return served
 
     def new_epoch(self) -> None:
         """Begin a new epoch with the next batch."""
+        self.throw_away()
         self._asked("new_epoch")
 
     def end(self, kill: bool) -> None:
@@ -119,7 +126,7 @@ class Client:
             ) from error
 
     def _asked(self, method: str, *args: Any) -> Any:
-        self._line.send()
+        self._send()
         reply: Reply = self.result(getattr(self.actor, method).remote(self.caller(), *args))
         if reply.void:
             self.throw_away()
@@ -133,15 +140,21 @@ class Client:
     def throw_away(self) -> None:
         """Have nothing on its way any more; the actor takes it back with the next call."""
         with self._lock:
-            self._line = _Line(self, self._line.era + 1)
+            self._line = _Line(self._line.era + 1)
 
     def _next(self) -> Served:
         with self._lock:
             while True:
-                line = self._line
+                line, depth = self._line, self.opened.depth
                 try:
-                    line.fill(self.opened.depth, self._workers)
+                    line.fill(depth, self._taken)
+                    if line.wants_to_send(depth):
+                        self._send()
+                    if not line.here:
+                        self._receive(line)
                     found = line.take()
+                    if line.sends_large:
+                        self._unpack_ahead(line)
                     if found is not None:
                         self._taken, served = found
                         return served
@@ -149,42 +162,104 @@ class Client:
                     self.throw_away()  # those behind it failed alike, and may not any more
                     raise
 
+    def _receive(self, line: _Line) -> None:
+        """Wait for the next message."""
+        ahead = line.unpacking
+        line.arrived(ahead.popleft().result() if ahead else self._unpacked(line.coming.popleft()))
+
+    def _unpack_ahead(self, line: _Line) -> None:
+        """Have the next message unpacked while the caller is busy, if it's there."""
+        if line.here or line.unpacking or not line.coming:
+            return
+        ready, _ = self.runtime.ray.wait([line.coming[0].ref], timeout=0)
+        if ready:
+            coming = line.coming.popleft()
+            line.unpacking.append(self._workers.start(partial(self._unpacked, coming)))
+
+    def _unpacked(self, coming: _Coming) -> _Message:
+        message: Arrived = self.result(coming.ref)
+        return _Message(coming.num_batches, message.num_bytes, message.open())
+
+    def _send(self) -> None:
+        """Send the requests that are due: whatever is asked for next comes behind them."""
+        line = self._line
+        with line.sending:
+            if line.to_send:
+                due = tuple(line.to_send)
+                ref = self.actor.ahead.remote(self._name, line.era, due)
+                line.coming.append(_Coming(ref, len(due)))
+                line.to_send.clear()
+
+
+class _Coming(NamedTuple):
+    """A message on its way: so many batches."""
+
+    ref: Any
+    num_batches: int
+
+
+class _Message(NamedTuple):
+    """One that has arrived."""
+
+    num_batches: int
+    num_bytes: int
+    batches: list[tuple[int, Served] | None]
+
 
 class _Line:
-    """Requests for batches, the oldest first: a thread sends them, and unpacks what comes.
+    """Batches that were asked for ahead, the oldest first: here, on their way, or still to be asked for.
+
+    One message brings several small ones. Requests wait for each other until half of those ahead are due; they are
+    sent before whatever else the client asks for, so that batches are those that would be drawn one by one. A large one
+    is copied out of the object store by a thread; small ones aren't unpacked by one: it would wait for the
+    interpreter's lock, which a busy caller gives away every five milliseconds only.
 
     What belongs to a line that was given up is of no interest: the actor doesn't draw for it any more.
+
+    Attributes:
+        era: see `Caller`.
+        here: batches with their numbers; None for one that there was none of to send.
+        unpacking: the next message, if it's large and here.
+        coming: messages on their way.
+        to_send: requests; what the client had taken when each one was due.
+        sending: held by whoever sends them.
     """
 
-    def __init__(self, client: Client, era: int) -> None:
+    def __init__(self, era: int) -> None:
         self.era = era
-        self._client = client
-        self._jobs: deque[Job[tuple[int, Served] | None]] = deque()
-        self._sending = threading.Lock()
-        self._to_send: deque[Caller] = deque()
-        self._coming: deque[Any] = deque()
+        self.here: deque[tuple[int, Served] | None] = deque()
+        self.unpacking: deque[Job[_Message]] = deque()
+        self.coming: deque[_Coming] = deque()
+        self.to_send: list[int] = []
+        self.sending = threading.Lock()
+        self._ahead = 0
+        self._together = 1
 
-    def fill(self, depth: int, workers: Workers) -> None:
+    def fill(self, depth: int, taken: int) -> None:
         """Ask for so many batches beside the next one."""
-        while len(self._jobs) <= depth:
-            self._to_send.append(self._client.caller())
-            self._jobs.append(workers.start(self._receive))
+        while self._ahead <= depth:
+            self.to_send.append(taken)
+            self._ahead += 1
+
+    def wants_to_send(self, depth: int) -> bool:
+        """Return whether enough requests are due, or nothing else is left."""
+        due = len(self.to_send)
+        return due >= min((depth + 1) // 2, self._together) or due == self._ahead
+
+    @property
+    def sends_large(self) -> bool:
+        """Whether batches are so large that each is sent for itself."""
+        return self._together == 1
+
+    def arrived(self, message: _Message) -> None:
+        """Take in what a message brought."""
+        self._together = max(1, _MESSAGE_BYTES * message.num_batches // max(message.num_bytes, 1))
+        self.here.extend(message.batches)
 
     def take(self) -> tuple[int, Served] | None:
-        """Wait for the oldest one, its number and itself; None if there was none to send at that moment."""
-        return self._jobs.popleft().result()
-
-    def send(self) -> None:
-        """Send what hasn't been sent yet: whatever is asked for next comes behind it."""
-        with self._sending:
-            while self._to_send:
-                self._coming.append(self._client.actor.ahead.remote(self._to_send[0]))
-                self._to_send.popleft()
-
-    def _receive(self) -> tuple[int, Served] | None:
-        self.send()
-        found: tuple[int, Served] | None = _value(self._client.result(self._coming.popleft()))
-        return found
+        """Return the oldest batch and its number; None if there was none to send at that moment."""
+        self._ahead -= 1
+        return self.here.popleft()
 
 
 def _nothing() -> None:

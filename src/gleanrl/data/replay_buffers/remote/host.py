@@ -11,30 +11,16 @@ from gleanrl.checkpoint.background import Dump
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.ensemble import ReplayBufferEnsemble
 from gleanrl.data.replay_buffers.presets import copies_at_once
-from gleanrl.data.replay_buffers.remote.messages import Caller, Dumping, Opened, Reply, Token
+from gleanrl.data.replay_buffers.remote.messages import SAVES, Caller, Dumping, Opened, Reply, Token
 from gleanrl.data.replay_buffers.remote.shipping import Shipping
 from gleanrl.data.replay_buffers.samplers.base import Sampler
+from gleanrl.data.replay_buffers.server import Served
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.errors import UnsupportedError
 from gleanrl.parcels import Arrived, Parcel
 
 _WRITES = frozenset(("add", "extend"))
-_LEAVES = _WRITES | {
-    "__getitem__",
-    "__len__",
-    "__repr__",
-    "__setitem__",
-    "generation",
-    "mark_update",
-    "stats",
-    "update_priority",
-    "update_tensordict_priority",
-    "verify",
-}
-"""Methods that leave alone what was drawn ahead, as those of a local buffer do."""
-_SAVES = frozenset(("checkpointed_state", "dumps", "state_dict"))
-"""Methods that save what was drawn ahead, and wasn't handed out."""
 
 
 class Host:
@@ -72,11 +58,15 @@ class Host:
 
     # What clients ask for
 
-    def ahead(self, caller: Caller) -> Parcel | None:
-        """Return the number of the next batch for a client and the batch, `Served`.
+    def ahead(self, client: bytes, era: int, due: tuple[int, ...]) -> Parcel:
+        """Return the next batches for a client, each with its number, as many as are `due`.
 
-        None if there is none now: the client threw away what it had asked for, or an epoch has come to its end.
+        None in place of one that there isn't now: the client threw away what it had asked for, or an epoch has come to
+        its end. For each one `due` says what the client had taken when it was.
         """
+        return Parcel([self._next(Caller(client, era, taken)) for taken in due])
+
+    def _next(self, caller: Caller) -> tuple[int, Served] | None:
         shipping = self._shipping
         assert shipping is not None
         self._listen(caller)
@@ -88,33 +78,30 @@ class Host:
         shipping.client = caller.client
         server = self._buffer.server
         served = server.as_user(server.size_of(None), None, True)
-        return Parcel((shipping.number, served))
+        return shipping.number, served
 
     def serve(self, caller: Caller, size: int | None, keys: Any, wants_info: bool) -> Reply:
         """Return a batch that is drawn now, `Served`."""
-        self._take_back(caller)
+        self._listen(caller)
         with warnings.catch_warnings(record=True) as said:
             server = self._buffer.server
             served = server.as_user(server.size_of(size), keys, wants_info)
-        return self._reply(Parcel(served), said, True)
+        return self._reply(caller, Parcel(served), said)
 
     def new_epoch(self, caller: Caller) -> Reply:
         """Begin a new epoch with the next batch."""
-        self._take_back(caller)
+        self._listen(caller)
         self._buffer.server.new_epoch()
-        return self._reply(None, (), True)
+        return self._reply(caller, None, ())
 
     def call(
         self, caller: Caller, path: tuple[str, ...], arguments: Arrived, data: Arrived | None = None
     ) -> Reply:
         """Call a method of the buffer, or of one of its parts; `data` is its first argument if it's given."""
         name = path[-1] if len(path) == 1 else ""
-        leaves = len(path) > 1 or name in _LEAVES or name in _SAVES
         self._listen(caller)
-        if not leaves:
-            self._take_back(caller)
-        elif self._shipping is not None:
-            settle = self._shipping.keep_only if name in _SAVES else self._shipping.handed_out
+        if self._shipping is not None:
+            settle = self._shipping.keep_only if name in SAVES else self._shipping.handed_out
             settle(caller.client, caller.taken)
         buffer = self._buffer
         lends = name in _WRITES and isinstance(buffer, ReplayBuffer) and copies_at_once(buffer)
@@ -127,8 +114,7 @@ class Host:
             args, options = opened[0]
             args = (*opened[1:], *args)
             value = self._sendable(self._at(path)(*args, **options))
-        void = not leaves or (self._shipping is not None and self._shipping.overtaken(caller.client))
-        return self._reply(value, said, void)
+        return self._reply(caller, value, said)
 
     def get(self, path: tuple[str, ...]) -> Any:
         """Return an attribute of the buffer, or of one of its parts."""
@@ -161,7 +147,8 @@ class Host:
             return Dumping(len(self._dumps) - 1)
         return Token.PART if isinstance(value, (Storage, Sampler, Writer)) else Parcel(value)
 
-    def _reply(self, value: Any, said: Any, void: bool) -> Reply:
+    def _reply(self, caller: Caller, value: Any, said: Any) -> Reply:
+        void = self._shipping is not None and self._shipping.overtaken(caller.client)
         return Reply(value, self._ahead(), void, tuple(warning.message for warning in said))
 
     # What is under way
@@ -172,13 +159,9 @@ class Host:
         return self._depth if isinstance(buffer, ReplayBuffer) and buffer.server.draws_ahead else 0
 
     def _listen(self, caller: Caller) -> None:
-        """Learn whether a client has thrown away what was under way to it."""
-        if caller.era > self._eras.setdefault(caller.client, caller.era):
+        """Take back what was under way to a client that threw it away; what is under way to others reaches them."""
+        if caller.era > self._eras.setdefault(caller.client, 0):
             self._eras[caller.client] = caller.era
-            self._take_back(caller)
-
-    def _take_back(self, caller: Caller) -> None:
-        """Take back what wasn't handed out; what is under way to others reaches them."""
-        if self._shipping is not None and isinstance(self._buffer, ReplayBuffer):
-            self._shipping.keep_only(caller.client, caller.taken)
-            self._buffer.server.draws.take_back()
+            if self._shipping is not None and isinstance(self._buffer, ReplayBuffer):
+                self._shipping.keep_only(caller.client, caller.taken)
+                self._buffer.server.draws.take_back()

@@ -5,6 +5,28 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, NamedTuple
 
+SAVES = frozenset(("checkpointed_state", "dumps", "state_dict"))
+"""Methods that save what was drawn ahead, and wasn't handed out."""
+_LEAVES = SAVES | {
+    "__getitem__",
+    "__len__",
+    "__repr__",
+    "__setitem__",
+    "add",
+    "extend",
+    "generation",
+    "mark_update",
+    "stats",
+    "update_priority",
+    "update_tensordict_priority",
+    "verify",
+}
+
+
+def leaves_draws(path: tuple[str, ...]) -> bool:
+    """Return whether a call leaves alone what was drawn ahead, as that of a local buffer does; those of parts do."""
+    return len(path) > 1 or path[0] in _LEAVES
+
 
 class Caller(NamedTuple):
     """Who calls, and what became of the batches that were sent to it ahead."""
