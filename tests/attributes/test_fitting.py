@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl.attributes.fitting import MISSING, fits, fits_among, inherited, is_data, may_go
+from gleanrl.attributes.fitting import MISSING, fits, fits_among, inherited, is_data, may_go, of_each_kind
 
 
 class Slotted:
@@ -37,6 +37,7 @@ def test_rows_of_rows_are_numbers() -> None:
 
 def test_items_fit_any_of_the_others() -> None:
     assert fits_among(3, []) and fits_among("x", [1, "y"]) and not fits_among([1], [1, "y"])
+    assert len(of_each_kind([*range(1000), "x", *np.zeros((2, 3)), np.zeros(2, int)])) == 4
 
 
 def test_classes_have_defaults() -> None:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import types
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,10 +43,14 @@ def fits(value: Any, now: Any) -> bool:
     return _is_numeric(value) and _is_row(now)
 
 
-def fits_among(value: Any, others: Iterable[Any]) -> bool:
+def of_each_kind(items: Iterable[Any]) -> list[Any]:
+    """Return one item of each kind: what fits it fits the others. O(items), so once for a container."""
+    return list({(type(item), getattr(item, "dtype", None)): item for item in items}.values())
+
+
+def fits_among(value: Any, others: Collection[Any]) -> bool:
     """Return whether a value may be an item beside `others`: it fits one of them, or there are none."""
-    kinds = {(type(item), getattr(item, "dtype", None)): item for item in others}
-    return not kinds or any(fits(value, item) for item in kinds.values())
+    return not others or any(fits(value, item) for item in others)
 
 
 def is_data(value: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.attributes.fitting import MISSING, fits, fits_among, inherited, may_go
+from gleanrl.attributes.fitting import MISSING, fits, fits_among, inherited, may_go, of_each_kind
 from gleanrl.attributes.kinds import (
     MAPPINGS,
     NOTHING,
@@ -89,7 +89,7 @@ class _Reader:
         return value
 
     def _item(self, child: Any, now: Any, where: str, others: Any) -> Any:
-        """Return an item of a container that holds `others`, in any order, and `now` in its place."""
+        """Return an item of a container that holds such `others`, in any order, and `now` in its place."""
         value = self.child(child, now, where)
         if not fits_among(value, others):
             raise self._wrong(where, f"a {class_name(value)}", now)
@@ -119,10 +119,11 @@ class _Reader:
 
     def _objects(self, number: int, node: Any, now: Any, where: str) -> Any:
         before = list(now.flat) if isinstance(now, np.ndarray) and now.dtype == object else []
+        others = of_each_kind(before)
         found = self._made[number] = np.empty(len(node["items"]), object)
         for place, item in enumerate(node["items"]):
             there = before[place] if place < len(before) else MISSING
-            found[place] = self._item(item, there, f"{where}[{place}]", before)
+            found[place] = self._item(item, there, f"{where}[{place}]", others)
         found.shape = tuple(node["shape"])
         return found
 
@@ -162,8 +163,9 @@ class _Reader:
             found = OrderedDict() if node["class"] == "OrderedDict" else {}
         known = self._made[number] = found
         keys = list(there)
+        others = of_each_kind(keys)
         for place, (key, value) in enumerate(node["pairs"]):
-            name = self._item(key, keys[place] if place < len(keys) else MISSING, where, keys)
+            name = self._item(key, keys[place] if place < len(keys) else MISSING, where, others)
             known[name] = self._fitting(value, there.get(name, MISSING), f"{where}[{name!r:.50}]")
         return (
             found
@@ -173,10 +175,11 @@ class _Reader:
 
     def _sequence(self, number: int, node: Any, now: Any, where: str) -> Any:
         before = list(now) if isinstance(now, (list, tuple, deque)) else []
+        others = of_each_kind(before)
         found = self._made[number] = []
         for place, item in enumerate(node["items"]):
             there = before[place] if place < len(before) else MISSING
-            found.append(self._item(item, there, f"{where}[{place}]", before))
+            found.append(self._item(item, there, f"{where}[{place}]", others))
         kind = SEQUENCES.get(node["class"])
         if kind is None:  # a tuple with names
             if not isinstance(now, tuple) or type(now).__name__ != node["class"]:
