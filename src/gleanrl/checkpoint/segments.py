@@ -126,6 +126,10 @@ class Layout:
         return [torch.empty(self.rows, *shape, dtype=dtype, device="cpu") for dtype, shape in self.fields]
 
 
+class Fresh(list[Any]):
+    """Columns in memory that nobody else has: whoever is given them may keep it."""
+
+
 class Segmented(ABC):
     """Rows of columns that are moved segment by segment, and never all at once unless somebody asks for that."""
 

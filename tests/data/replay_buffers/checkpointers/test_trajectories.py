@@ -19,7 +19,14 @@ from gleanrl.data import (
     ReplayBuffer,
     StorageCheckpointerBase,
 )
-from gleanrl.data.replay_buffers.checkpointers.trajectories import DONE, Streams, check_rows, join, split
+from gleanrl.data.replay_buffers.checkpointers.trajectories import (
+    DONE,
+    Streams,
+    check_rows,
+    following,
+    join,
+    split,
+)
 from gleanrl.errors import CorruptCheckpointError
 
 FORMS = [FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer]
@@ -127,3 +134,11 @@ def test_rows_that_arent_there_are_refused_before_anything_is_made_of_their_numb
     check_rows(state)
     with pytest.raises(CorruptCheckpointError, match="a storage"):
         check_rows({**state, **changes})
+
+
+@pytest.mark.parametrize("count, by", [(1, 1), (7, 1), (7, 3), (7, 7), (1200, 5)])
+@pytest.mark.parametrize("shape", [(), (3,), (5000,)])
+def test_following_rows_are_those_behind(count: int, by: int, shape: tuple[int, ...]) -> None:
+    column = torch.arange(count * max(1, *shape, 1)).reshape(count, *shape).clone()
+    moved = following(column, by)
+    assert torch.equal(moved, column.roll(-by, 0)) and moved.data_ptr() != column.data_ptr()

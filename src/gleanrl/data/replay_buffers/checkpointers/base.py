@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from gleanrl.checkpoint.folder import Folder
-from gleanrl.checkpoint.segments import Segmented
+from gleanrl.checkpoint.segments import Fresh, Segmented
 from gleanrl.checkpoint.values import Later
 from gleanrl.errors import CheckpointError, CorruptCheckpointError, IncompatibleCheckpointError
 
@@ -30,13 +30,16 @@ class StorageCheckpointerBase(ABC):
     """What the form is called in checkpoints."""
     takes_segments: ClassVar[bool] = False
     """Whether `pack` and `unpack` bear rows in segments, generations first, in the place of ``"columns"``."""
+    makes_columns: ClassVar[bool] = False
+    """Whether nobody else has the memory of the columns that `unpack` returns: it needn't be copied."""
     _forms: ClassVar[dict[str, type[StorageCheckpointerBase]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Note the form, to find it when a checkpoint is loaded."""
         super().__init_subclass__(**kwargs)
-        if {"pack", "unpack"} & cls.__dict__.keys() and "takes_segments" not in cls.__dict__:
-            cls.takes_segments = False
+        if {"pack", "unpack"} & cls.__dict__.keys():
+            cls.takes_segments = cls.__dict__.get("takes_segments", False)
+            cls.makes_columns = cls.__dict__.get("makes_columns", False)
         if "form" in cls.__dict__:
             StorageCheckpointerBase._forms[cls.form] = cls
 
@@ -83,7 +86,12 @@ class StorageCheckpointerBase(ABC):
         if kind is None:
             raise IncompatibleCheckpointError(f"the storage's form, {form!r:.100}, isn't known here")
         try:
-            return kind.unpack(state[_PACKED] if kind.takes_segments else with_tensors(state[_PACKED]))
+            found = kind.unpack(state[_PACKED] if kind.takes_segments else with_tensors(state[_PACKED]))
+            return (
+                {**found, "columns": Fresh(found["columns"])}
+                if kind.makes_columns and "columns" in found
+                else found
+            )
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as cause:
             if isinstance(cause, CheckpointError):
                 raise

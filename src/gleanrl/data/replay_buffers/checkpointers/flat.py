@@ -14,6 +14,7 @@ from gleanrl.data.replay_buffers.checkpointers.trajectories import (
     DONE,
     check_flags,
     check_rows,
+    following,
     paths_of,
     twins,
     unlike,
@@ -37,6 +38,7 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
     """
 
     form = "flat"
+    makes_columns = True
 
     def __init__(self, done_keys: Any = None, reward_keys: Any = None) -> None:
         self.done_keys, self.reward_keys = done_keys, reward_keys
@@ -68,13 +70,15 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
             return state
         check_rows(state)
         apart = state.pop("apart")
-        paths, columns, after = paths_of(state), list(state["columns"]), _following(state)
+        paths, columns, width = paths_of(state), list(state["columns"]), prod(state["batch_shape"])
         for position, kept in apart.items():
             path = paths[position]
             source = columns[paths.index(path[1:])]
             if path[:1] != ("next",) or columns[position] is not None:
                 raise CorruptCheckpointError(f"a column at {path} that stands elsewhere")
-            column, rows, values = source[after], kept["rows"], kept["values"]
+            if len(source) != state["num_steps"] * width or not source.numel():
+                raise CorruptCheckpointError(f"a column at {path[1:]} of other rows")
+            column, rows, values = following(source, width), kept["rows"], kept["values"]
             if rows.dtype is not torch.int64 or values.shape != (*rows.shape, *column.shape[1:]):
                 raise CorruptCheckpointError(f"rows of {path} that aren't those of a column")
             column[rows] = values

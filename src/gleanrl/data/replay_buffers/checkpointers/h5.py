@@ -49,6 +49,7 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
     """
 
     form = "h5"
+    makes_columns = True
 
     def __init__(
         self,

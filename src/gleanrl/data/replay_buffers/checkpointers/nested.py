@@ -38,6 +38,7 @@ class NestedStorageCheckpointer(StorageCheckpointerBase):
     """
 
     form = "nested"
+    makes_columns = True
 
     def __init__(self, done_keys: Any = None, reward_keys: Any = None) -> None:
         self.done_keys, self.reward_keys = done_keys, reward_keys

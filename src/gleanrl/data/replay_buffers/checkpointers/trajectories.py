@@ -7,7 +7,7 @@ with a twin gets a row for each step and one for each trajectory, and any data c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -16,6 +16,8 @@ import numpy as np
 import torch
 
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
+from gleanrl.native import Columns
+from gleanrl.system.threads import for_each
 
 Path = tuple[Any, ...]
 Array = np.ndarray[Any, Any]
@@ -39,10 +41,8 @@ class Streams:
     def of(cls, state: Mapping[str, Any]) -> Streams:
         """Return those of a storage's state: each place of the batch is one."""
         steps, width = state["num_steps"], prod(state["batch_shape"])
-        times = (np.arange(steps) + state["end"]) % max(
-            steps, 1
-        )  # a ring that isn't full ends where it began
-        return cls((times[:, None] * width + np.arange(width)).T.reshape(-1), steps)
+        times = np.roll(np.arange(steps), -state["end"])  # a ring that isn't full ends where it began
+        return cls(np.add.outer(np.arange(width), times * width).reshape(-1), steps)
 
 
 def check_rows(state: Mapping[str, Any]) -> None:
@@ -148,7 +148,7 @@ def split(
 
 
 def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offsets: torch.Tensor) -> list[Any]:
-    """Return the columns that `split` was given.
+    """Return the columns that `split` was given; those that were whole, and in order, may be the very ones.
 
     Raises:
         CorruptCheckpointError: it returned no such columns.
@@ -165,9 +165,11 @@ def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offset
         or (steps <= 0).any()
     ):
         raise CorruptCheckpointError("trajectories that aren't the storage's rows")
-    inverse = np.empty(count, np.int64)
-    inverse[order] = np.arange(count)
-    place_of = inverse + np.repeat(np.arange(len(steps)), steps)[inverse]
+    place_of, inverse = np.arange(count) + np.repeat(np.arange(len(steps)), steps), None
+    if not np.array_equal(order, np.arange(count)):
+        inverse = np.empty(count, np.int64)
+        inverse[order] = np.arange(count)
+        place_of = place_of[inverse]
     shared = {
         paths.index(path[1:]): place
         for place, path in enumerate(paths)
@@ -176,17 +178,54 @@ def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offset
     rows: list[Any] = list(columns)
     for place, column in enumerate(columns):
         if place in shared:
-            rows[place], rows[shared[place]] = _take(column, place_of), _take(column, place_of + 1)
-        elif isinstance(column, torch.Tensor):
+            rows[place], rows[shared[place]] = _take(column, place_of), _take(column[1:], place_of)
+        elif isinstance(column, torch.Tensor) and inverse is not None:
             rows[place] = _take(column, inverse)
+        elif isinstance(column, torch.Tensor) and len(column) != count:
+            raise CorruptCheckpointError(f"a column at {paths[place]} of other rows")
     return rows
 
 
 def _take(column: torch.Tensor, index: Array) -> torch.Tensor:
-    """Return rows of a column, on the CPU: the very bytes, of any dtype."""
+    """Return rows of a column, on the CPU: the very bytes, of any dtype.
+
+    Raises:
+        IndexError: there is no such row.
+    """
     if not len(index) or not prod(column.shape[1:]):
         return torch.empty(len(index), *column.shape[1:], dtype=column.dtype, device="cpu")
-    return _typed(np.take(_bytes_of_rows(column), index, 0), column)
+    rows = _bytes_of_rows(column)
+    taken: Array = np.empty((len(index), rows.shape[1]), np.uint8)
+    numbers = np.ascontiguousarray(index, np.int64)
+    native = Columns([rows.ctypes.data], [rows.shape[1]], len(rows))
+
+    def take(begin: int, end: int) -> None:
+        native.gather(numbers[begin:end].ctypes.data, end - begin, [taken[begin:end].ctypes.data])
+
+    _in_parts(taken, take)
+    return _typed(taken, column)
+
+
+def following(column: torch.Tensor, by: int) -> torch.Tensor:
+    """Return a column that isn't empty with each row in the place of the one `by` before it, around the end; a copy."""
+    rows = _bytes_of_rows(column)
+    moved: Array = np.empty_like(rows)
+    cut = len(rows) - by
+
+    def copy(begin: int, end: int) -> None:
+        middle = min(max(begin, cut), end)
+        moved[begin:middle] = rows[begin + by : middle + by]
+        moved[middle:end] = rows[middle - cut : end - cut]
+
+    _in_parts(moved, copy)
+    return _typed(moved, column)
+
+
+def _in_parts(rows: Array, fill: Callable[[int, int], None]) -> None:
+    """Have ``[begin, end)`` of rows filled, part after part, by two threads where there is much."""
+    step = max(1, _BLOCK_BYTES // rows.shape[1])
+    parts = range(0, len(rows), step)
+    for_each(lambda begin: fill(begin, min(begin + step, len(rows))), parts, 2 if len(parts) > 2 else 1)
 
 
 def _typed(rows: Array, like: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from gleanrl.block import numpy_dtype, numpy_view
+from gleanrl.checkpoint.segments import Fresh
 from gleanrl.data.replay_buffers.storages.formats import check_all_storable, format_from_state
 from gleanrl.data.replay_buffers.storages.moments import Moment
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
@@ -30,6 +31,8 @@ class Rows:
     """Where they are to be copied; None if that isn't known yet."""
     there: bool = False
     """Whether they stand there already: the columns are views of the table's, in its order."""
+    fresh: bool = False
+    """Whether nobody else has the columns' memory."""
     identity: str | None = None
     """Their name, if they are those of a checkpoint (see `Segmented`)."""
 
@@ -39,7 +42,7 @@ class Rows:
         for column in self.columns:
             order = torch.arange(column.shape[0], device="cpu").roll(-rows)
             columns.append(column.take(order) if isinstance(column, Objects) else column.roll(-rows, 0))
-        return replace(self, columns=columns, identity=None)
+        return replace(self, columns=columns, there=False, identity=None)
 
     def into(self, table: Table) -> Rows:
         """Return the rows in the order of a table's columns, to be copied there."""
@@ -105,7 +108,7 @@ def read_rows(reader: StateReader, state: StorageState, known: RecordFormat | No
     lead = torch.Size([state.rows])
     form.schema.check(form.schema.as_lists(leaves, lead, "load_state_dict"), lead, "load_state_dict")
     check_all_storable([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], "load_state_dict")
-    return Rows(form, leaves)
+    return Rows(form, leaves, fresh=isinstance(columns, Fresh))
 
 
 class RowsCopy(ContentCopy):

@@ -164,7 +164,7 @@ class TabledStorage(Storage):
         rows = (
             replace(Rows(form, columns), identity=identity).into(self._initialized())
             if place is None
-            else Rows(place.form, own, place, True, identity)
+            else Rows(place.form, own, place, True, identity=identity)
         )
         return replace(value.with_generations(generations, reader), content=rows)
 
@@ -199,7 +199,17 @@ class TabledStorage(Storage):
         table = self._table
         if table is None:
             self._settle(device_of(rows.columns))
-            table = self._make_table(rows.form, torch.Size(state.batch_shape))
+            batch = torch.Size(state.batch_shape)
+            full = state.rows == -(-self._requested // batch.numel()) * batch.numel()
+            if (
+                rows.fresh
+                and full
+                and isinstance(self._allocate, HeapAllocator)
+                and self.device.type == "cpu"
+            ):
+                given = Table(rows.form, state.rows, GivenColumns(rows.columns, exclusive=True))
+                return replace(rows.into(given), there=True)
+            table = self._make_table(rows.form, batch)
         else:
             self._check_form(rows.form, state)
         return rows.into(table)
