@@ -165,3 +165,19 @@ print(len(buffer))
 def test_the_workers_of_our_own_collectors(tmp_path):
     (tmp_path / "members.py").write_text(MEMBERS)
     assert output(tmp_path, COLLECTORS) == "8\n8\n8\n8\n40\n"
+
+
+def test_a_program_saves_where_nothing_of_ours_was_installed(tmp_path):
+    """Here the sources are on the path, and there is no metadata of a package."""
+    program = """
+import sys
+import torch
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+
+saved, found = (ReplayBuffer(storage=LazyTensorStorage(5)) for _ in range(2))
+saved.extend(torch.arange(3))
+saved.dumps(sys.argv[1])
+found.loads(sys.argv[1])
+print(found[:].tolist())
+"""
+    assert output(tmp_path, program, str(tmp_path / "saved")) == "[0, 1, 2]\n"

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from gleanrl import __version__
 from gleanrl.arguments import positive
 from gleanrl.checkpoint.earlier import Earlier
 from gleanrl.checkpoint.files import FileWriter
@@ -30,7 +31,7 @@ from gleanrl.system.proc import identity
 _CHECKPOINT = re.compile(r"ckpt-(\d{8})-([0-9a-f]{32})")
 _LEFTOVER = re.compile(r"(tmp|trash)-[0-9a-f]{32}")
 _LOCK, _MANIFEST = "LOCK", "manifest.json"
-_LIBRARIES = ("gleanrl", "torch", "tensordict", "numpy")
+_LIBRARIES = ("torch", "tensordict", "numpy")
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,8 @@ def read(path: Path, verify: bool = True, take: Callable[[str, Any], Any] | None
 
 @cache
 def _libraries() -> dict[str, str]:
-    return {name: version(name) for name in _LIBRARIES}
+    # What was never installed, a source tree on the path, has no metadata.
+    return {"gleanrl": __version__, **{name: version(name) for name in _LIBRARIES}}
 
 
 def _manifest_bytes(path: Path) -> bytes:
