@@ -38,6 +38,16 @@ def test_what_isnt_a_buffers_state_is_refused(tmp_path: Path, state: Any) -> Non
         ReplayBuffer(storage=LazyTensorStorage(5)).loads(tmp_path)
 
 
+def test_by_its_other_names(tmp_path: Path) -> None:
+    saved, found = (ReplayBuffer(storage=LazyTensorStorage(5)) for _ in range(2))
+    saved.extend(torch.arange(3))
+    for write in (saved.dump, saved.save):
+        write(tmp_path)
+        found.empty()
+        found.load(tmp_path)
+        assert found[:].tolist() == [0, 1, 2]
+
+
 ROWS, WIDTH = 12_000, 50
 
 

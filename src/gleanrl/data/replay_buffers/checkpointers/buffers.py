@@ -106,6 +106,18 @@ class Checkpointed(ABC):
 
         Folder(path).load(verify, take)
 
+    def dump(self, *args: Any, **kwargs: Any) -> Dump | None:
+        """Do what `dumps` does."""
+        return self.dumps(*args, **kwargs)
+
+    def save(self, *args: Any, **kwargs: Any) -> Dump | None:
+        """Do what `dumps` does."""
+        return self.dumps(*args, **kwargs)
+
+    def load(self, *args: Any, **kwargs: Any) -> None:
+        """Do what `loads` does."""
+        self.loads(*args, **kwargs)
+
 
 _dumps: weakref.WeakKeyDictionary[Checkpointed, Dump] = weakref.WeakKeyDictionary()
 
