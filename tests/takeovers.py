@@ -11,12 +11,29 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 
 
 def run(
-    *command: str | Path, folder: Path | None = None, timeout: float = 110, **environ: str
+    *command: str | Path,
+    folder: Path | None = None,
+    timeout: float = 110,
+    cpu_s: int | None = None,
+    **environ: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the interpreter with arguments, in `folder`, which is on its path together with our sources."""
+    """Run the interpreter with arguments, in `folder`, which is on its path together with our sources.
+
+    Each of its processes may work for so many seconds of processor time, `cpu_s`, however busy the machine is.
+    """
+    limit = "unlimited" if cpu_s is None else cpu_s
     path = os.pathsep.join([str(SOURCE), *map(str, filter(None, [folder]))])
     return subprocess.run(
-        [sys.executable, "-W", "ignore", *map(str, command)],
+        [
+            "sh",
+            "-c",
+            f'ulimit -t {limit}; exec "$@"',
+            "sh",
+            sys.executable,
+            "-W",
+            "ignore",
+            *map(str, command),
+        ],
         capture_output=True,
         text=True,
         cwd=folder,
