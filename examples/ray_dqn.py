@@ -4,7 +4,8 @@
     python examples/ray_dqn.py --address auto --collectors 16    # on a cluster that was started with `ray start`
 
 Collectors send their batches to the buffer's actor, past this process, which asks for samples ahead while it learns and
-sends weights. It learns until the mean return of the last 100 episodes passes 195.
+sends weights. It learns until 20 episodes without exploration, tried every thousand frames, return more than 195 on
+average: after about 5,000 frames, in less than a minute on two cores.
 """
 
 import argparse
@@ -20,6 +21,9 @@ from gleanrl.data import LazyTensorStorage, RayReplayBuffer
 from gleanrl.envs import GymEnv
 
 SOLVED = 195.0
+EPISODES = 20
+TRIED_EVERY = 1_000
+"""Frames between two trials."""
 
 
 class EpsilonGreedy(nn.Module):
@@ -52,15 +56,27 @@ def td_loss(q_net: nn.Module, target_net: nn.Module, batch, gamma: float) -> tor
     return mse_loss(value, target)
 
 
+def greedy_return(policy: EpsilonGreedy) -> float:
+    """Return the mean return of episodes without exploration, in this process."""
+    greedy = copy.deepcopy(policy)
+    greedy.epsilon.zero_()
+    env = GymEnv("CartPole-v1")
+    env.set_seed(1)
+    with torch.no_grad():
+        return (
+            sum(env.rollout(500, greedy)["next", "reward"].sum().item() for _ in range(EPISODES)) / EPISODES
+        )
+
+
 def learn(args: argparse.Namespace) -> tuple[int, float]:
-    """Run the training loop; return frames, and the mean return of the last 100 episodes."""
+    """Run the training loop; return frames, and the mean return of the last trial."""
     torch.manual_seed(args.seed)
     policy = EpsilonGreedy()
     q_net, target_net = policy.q_net, copy.deepcopy(policy.q_net)
     optimizer = torch.optim.Adam(q_net.parameters(), lr=5e-4, fused=True)
     ray = {"include_dashboard": False} if args.address is None else {"address": args.address}
     buffer = RayReplayBuffer(
-        storage=LazyTensorStorage(50_000), batch_size=128, prefetch=2, seed=args.seed, ray_init_config=ray
+        storage=LazyTensorStorage(50_000), batch_size=128, prefetch=16, seed=args.seed, ray_init_config=ray
     )
     collector = RayCollector(
         lambda: GymEnv("CartPole-v1"),
@@ -72,10 +88,10 @@ def learn(args: argparse.Namespace) -> tuple[int, float]:
     )
     collector.set_seed(args.seed)
 
-    updates = 0
+    updates, trials, found = 0, 0, 0.0
     for _ in collector:  # a batch went into the buffer
         stats = collector.stats()
-        policy.epsilon.fill_(max(0.02, 1.0 - stats.stepped / 8_000))
+        policy.epsilon.fill_(max(0.02, 1.0 - stats.delivered / 8_000))
         if stats.delivered >= 1_000:
             for _ in range(25):
                 loss = td_loss(q_net, target_net, buffer.sample(), gamma=0.99)
@@ -86,11 +102,13 @@ def learn(args: argparse.Namespace) -> tuple[int, float]:
                 if updates % 250 == 0:
                     target_net.load_state_dict(q_net.state_dict())
         collector.update_policy_weights_()
-        if stats.episodes >= 100 and stats.mean_return > SOLVED:
-            break
+        if stats.delivered // TRIED_EVERY > trials:
+            trials, found = stats.delivered // TRIED_EVERY, greedy_return(policy)
+            if found > SOLVED:
+                break
     collector.shutdown()
     buffer.shutdown()
-    return stats.stepped, stats.mean_return
+    return stats.delivered, found
 
 
 def main() -> None:
