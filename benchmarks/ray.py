@@ -35,7 +35,12 @@ COPIES = 8
 WORK_S, SHORT_WORK_S, IMAGE_WORK_S = 5e-3, 1e-3, 20e-3
 """How long a learner works between two samples."""
 ROUNDS, SAMPLES = 5, 100
-CONFIG = {"include_dashboard": False, "log_to_driver": False, "object_store_memory": 1_000_000_000}
+CONFIG = {
+    "address": "local",
+    "include_dashboard": False,
+    "log_to_driver": False,
+    "object_store_memory": 1_000_000_000,
+}
 
 
 @contextmanager
