@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from gleanrl.collectors import SyncDataCollector
+from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector, SyncDataCollector
 from gleanrl.data import (
     LazyTensorStorage,
     PrioritizedSampler,
@@ -254,6 +255,25 @@ def test_a_collector_feeds_it(remote):
             assert remote.sample().batch_size == (8,)
     collector.shutdown()
     assert (remote["observation"] == torch.cat(seen)["observation"]).all() and len(remote) == 60
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [(MultiSyncDataCollector, {"cat_results": 0}), (MultiaSyncDataCollector, {})]
+)
+def test_collectors_with_workers_feed_it(remote, kind, options):
+    making = [partial(GymEnv, "CartPole-v1")] * 2
+    collector = kind(making, frames_per_batch=20, total_frames=60, replay_buffer=remote, **options)
+    try:
+        assert list(collector) == [None] * 3
+        stats = collector.stats()
+    finally:
+        collector.shutdown()
+    found = remote[:]
+    assert stats.delivered == len(remote) == 60
+    # Within a trajectory each observation is the one that the last step led to.
+    for name in found["collector", "traj_ids"].unique():
+        own = found[found["collector", "traj_ids"] == name]
+        assert (own["observation"][1:] == own["next", "observation"][:-1]).all()
 
 
 def test_processes_elsewhere_write_and_read(remote, ray_session):
