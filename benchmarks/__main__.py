@@ -48,6 +48,7 @@ EVERYTHING: tuple[Case | Gauge, ...] = (
     *sweep.CASES,
     *memory.GAUGES,
     *programs.GAUGES,
+    *checkpoint.CASES,
     *checkpoint.GAUGES,
     *ray.GAUGES,
 )

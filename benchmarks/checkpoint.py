@@ -19,12 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 
 from benchmarks.clock import now
-from benchmarks.harness import Gauge
+from benchmarks.harness import Case, Gauge, Target
 from benchmarks.memory import in_fresh_process, resident
-from benchmarks.workload import as_tensordict, rows
+from benchmarks.workload import following_rows, loading
 from gleanrl.data import (
     FlatStorageCheckpointer,
     H5StorageCheckpointer,
@@ -35,6 +34,7 @@ from gleanrl.data import (
 )
 
 KINDS = {"cartpole": 1_000_000, "image": 20_000}
+BESIDE = {"cartpole": 1_000_000, "image": 4_000}
 FORMS = {"flat": FlatStorageCheckpointer, "nested": NestedStorageCheckpointer}
 ROUNDS, CHUNK = 5, 10_000
 PEER_H5_SAVES, PEER_H5_LOADS = 7.04, 2.65
@@ -42,20 +42,11 @@ PEER_H5_SAVES, PEER_H5_LOADS = 7.04, 2.65
 Call = Callable[[], object]
 
 
-def episodes(kind: str, count: int) -> TensorDict:
-    """Returns rows whose next observation is the next row's, but for the ends of episodes (about every 16 rows)."""
-    columns = rows(kind, count)
-    observation, following = columns["observation",], columns["next", "observation"]
-    ends = columns["next", "done"][:, 0]
-    following[:-1][~ends[:-1]] = observation[1:][~ends[:-1]]
-    return as_tensordict(columns)
-
-
 def filled(kind: str, count: int, capacity: int | None = None) -> ReplayBuffer:
     """Returns a buffer of that many rows."""
     buffer = ReplayBuffer(storage=LazyTensorStorage(capacity or count), batch_size=256)
     chunk = CHUNK if kind == "cartpole" else 1_000
-    data = episodes(kind, chunk)
+    data = following_rows(kind, chunk)
     for _ in range(count // chunk):
         buffer.extend(data)
     return buffer
@@ -190,7 +181,7 @@ def hdf5() -> dict[str, float]:
 def changed() -> dict[str, float]:
     """Changes 1% of a million rows between dumps, around the end of the ring, too; returns percents of a whole dump."""
     count = KINDS["cartpole"]
-    buffer, one = filled("cartpole", count), episodes("cartpole", count // 100)
+    buffer, one = filled("cartpole", count), following_rows("cartpole", count // 100)
     buffer.extend(one[: count // 200])  # from here on an odd place
     with folder() as place:
         path = place / "kept"
@@ -249,7 +240,7 @@ def peak(what: str) -> float:
 @functools.cache
 def background() -> dict[str, float]:
     """Extends and samples a buffer of 1 GB with and without a dump; returns the pause beyond, in ms, and 1 / share."""
-    buffer, data = filled("image", KINDS["image"]), episodes("image", 50)
+    buffer, data = filled("image", KINDS["image"]), following_rows("image", 50)
 
     def run(during: Callable[[], object]) -> dict[str, Any]:
         stop, pauses = threading.Event(), {}
@@ -297,6 +288,19 @@ def _pick(measure: Callable[..., Any], *path: str) -> float:
     return float(functools.reduce(lambda found, name: found[name], path[1:], measure(path[0])))
 
 
+CASES = tuple(
+    Case(
+        f"checkpoint/{form}-{kind}-load-beside",
+        f"{form}: load of {count:,} {kind} rows into a new buffer",
+        "call",
+        {"gleanrl": loading(ReplayBuffer, LazyTensorStorage, FORMS[form], kind, count)},
+        "gleanrl",
+        targets=(Target(3.0, against="torchrl"),),
+        peers=("torchrl",),
+    )
+    for form in FORMS
+    for kind, count in BESIDE.items()
+)
 GAUGES = (
     *(
         Gauge(

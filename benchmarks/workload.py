@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -207,6 +210,50 @@ def episode_rows(n: int) -> Columns:
     before[ends[ends < n - 1] + 1] = 1
     columns["collector", "traj_ids"] = np.cumsum(before)
     return columns
+
+
+def following_rows(kind: str, n: int) -> TensorDict:
+    """Returns rows whose next observation is the next row's, but for the ends of episodes (about every 16 rows)."""
+    columns = rows(kind, n)
+    observation, following = columns["observation",], columns["next", "observation"]
+    ends = columns["next", "done"][:, 0]
+    following[:-1][~ends[:-1]] = observation[1:][~ends[:-1]]
+    return as_tensordict(columns)
+
+
+def loading(
+    buffer: Any, storage: Any, checkpointer: Any, kind: str, n: int
+) -> Callable[[], Callable[[], int]]:
+    """Loads a checkpoint of `n` rows into new buffers, by the classes of some library, a load a turn.
+
+    Args:
+        buffer: `ReplayBuffer`.
+        storage: `LazyTensorStorage`.
+        checkpointer: in which form.
+        kind: see `rows`.
+        n: number of rows.
+    """
+
+    def setup() -> Callable[[], int]:
+        Path("out").mkdir(exist_ok=True)
+        folder = tempfile.TemporaryDirectory(prefix="checkpoints-", dir="out")
+
+        def made() -> Any:
+            return buffer(storage=storage(n), checkpointer=checkpointer(), batch_size=256)
+
+        saved = made()
+        saved.extend(following_rows(kind, n))
+        saved.dumps(folder.name)
+        del saved
+
+        def work() -> int:
+            made().loads(folder.name)
+            return 1
+
+        weakref.finalize(work, folder.cleanup)
+        return work
+
+    return setup
 
 
 def chunks_of_episodes(steps: int, chunks: int = 50) -> list[Columns]:

@@ -16,7 +16,9 @@ import torch
 import torchrl.collectors
 from tensordict.nn import TensorDictModule
 from torchrl.data import (
+    FlatStorageCheckpointer,
     LazyTensorStorage,
+    NestedStorageCheckpointer,
     ReplayBuffer,
     SliceSampler,
     TensorDictPrioritizedReplayBuffer,
@@ -32,6 +34,7 @@ from benchmarks.workload import (
     chunks_of_episodes,
     episode_rows,
     first_priorities,
+    loading,
     make_policy,
     rows,
     stored,
@@ -224,6 +227,11 @@ def slicing(calls: int, extend: bool = False, **keys: Any) -> Callable[[], Work]
 BY_END: dict[str, Any] = {"end_key": ("next", "done")}
 BY_ID: dict[str, Any] = {"traj_key": ("collector", "traj_ids")}
 SETUPS = {
+    **{
+        f"checkpoint/{name}-{kind}-load-beside": loading(ReplayBuffer, LazyTensorStorage, form, kind, count)
+        for name, form in (("flat", FlatStorageCheckpointer), ("nested", NestedStorageCheckpointer))
+        for kind, count in (("cartpole", 1_000_000), ("image", 4_000))
+    },
     "collection/cartpole-random": collecting("CartPole-v1", False, 400),
     "collection/cartpole-mlp": collecting("CartPole-v1", True, 400),
     "collection/pendulum-random": collecting("Pendulum-v1", False, 400),
