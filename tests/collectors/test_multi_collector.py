@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+
 import pytest
 
 from gleanrl.collectors import (
@@ -10,7 +14,8 @@ from gleanrl.collectors import (
     MultiSyncDataCollector,
     aSyncDataCollector,
 )
-from gleanrl.errors import MissingArgumentError
+from gleanrl.data import LazyTensorStorage, ReplayBuffer
+from gleanrl.errors import MissingArgumentError, WorkerCrashedError
 from tests.collectors.workers.crews import Stream
 
 
@@ -25,3 +30,17 @@ def test_it_has_to_be_told_which() -> None:
     with pytest.raises(MissingArgumentError, match="sync: expected True .* or False"):
         MultiCollector([Stream(0)], frames_per_batch=8)
     assert issubclass(aSyncDataCollector, MultiCollector) and not issubclass(Stream, MultiCollector)
+
+
+def test_a_shutdown_after_a_loss_that_was_told_raises_nothing() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(1_000), batch_size=4)
+    collector = aSyncDataCollector(Stream(0), None, frames_per_batch=5, total_frames=-1, replay_buffer=buffer)
+    collector.start()
+    with pytest.raises(WorkerCrashedError, match="SIGKILL"), collector.pause():
+        os.kill(collector.processes[0], signal.SIGKILL)
+        collector.reset()
+    while not collector._background._job.ended:  # it has gone on, and found no worker
+        time.sleep(0.001)
+    for _ in range(2):
+        collector.shutdown()
+    assert not collector.is_running()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -374,7 +374,8 @@ class SourceCollector(DataCollectorBase):
         """
         self.closed = True
         try:
-            self.stop(timeout)
+            with suppress(ClosedError):  # its workers have ended, and whoever lost them was told
+                self.stop(timeout)
         except WorkerTimeoutError:
             raise
         except BaseException:
