@@ -13,6 +13,7 @@ from torch import nn
 
 import gleanrl
 from gleanrl import Checkpoint
+from gleanrl.checkpoint.folder import Folder
 from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector, SyncDataCollector
 from gleanrl.data import (
     LazyTensorStorage,
@@ -173,6 +174,13 @@ def test_checkpoints_of_other_kinds_are_refused(tmp_path: Path) -> None:
     buffer.dumps(tmp_path)
     with pytest.raises(IncompatibleCheckpointError, match="it's a ReplayBuffer"):
         Checkpoint(buffer=buffer).load(tmp_path)
+
+
+@pytest.mark.parametrize("parts", [None, [], "x", 3])
+def test_one_without_parts_is_refused(tmp_path: Path, parts: Any) -> None:
+    Folder(tmp_path).commit("Checkpoint", {"generators": GENERATORS.state_dict(), "parts": parts})
+    with pytest.raises(SchemaError, match="holds no parts"):
+        Checkpoint(a={}).load(tmp_path)
 
 
 def test_a_damaged_one_changes_nothing(tmp_path: Path) -> None:

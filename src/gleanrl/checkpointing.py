@@ -132,7 +132,9 @@ class Checkpoint:
             Folder(path).load(verify, take)
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        parts = state.get("parts", {})
+        parts = state.get("parts")
+        if not isinstance(parts, Mapping):
+            raise SchemaError("Checkpoint: it holds no parts")
         missing, unexpected = (
             sorted(self.parts.keys() - parts.keys()),
             sorted(parts.keys() - self.parts.keys()),

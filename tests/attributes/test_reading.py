@@ -259,6 +259,33 @@ def test_values_of_programs_that_went_on_are_taken(later: dict[str, Any]) -> Non
     assert repr(getattr(target, name)) == repr(later[name])
 
 
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"shape": (4,)},
+        {"n": 4},
+        {"n": None},
+        {"low": np.zeros(4)},
+        {"low": np.zeros(3, int)},
+        {"name": "x"},
+        {},
+    ],
+    ids=repr,
+)
+def test_settled_objects_keep_their_shapes_and_numbers(forged: dict[str, Any]) -> None:
+    """What their arrays hold changes; they lose nothing, but for what they find out at first use."""
+    there = {"shape": (3,), "n": 3, "low": np.zeros(3), "name": "box", "last": None}
+    source = Simulator(space=Thing(**there | {"low": np.ones(3), "last": 5}))
+    target = Simulator(space=Thing(**there))
+    adopt(target, saved(source), settled=(Thing,))
+    assert target.space.low.all() and target.space.last == 5
+    vars(source.space).update(forged) if forged else source.space.__dict__.pop("low")
+    before = dict(vars(target.space))
+    with pytest.raises(SchemaError, match=f"Simulator.space.{next(iter(forged), 'low')}"):
+        adopt(target, saved(source), settled=(Thing,))
+    assert vars(target.space) == before
+
+
 def test_functions_are_looked_at_wherever_they_stand() -> None:
     state = saved(Thing(f=len, g=max))
     attributes = state["nodes"][0]["attributes"]

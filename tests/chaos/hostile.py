@@ -16,13 +16,18 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import torch
 
+from gleanrl import Checkpoint
+from gleanrl.collectors import SyncDataCollector
+from gleanrl.envs import GymWrapper
 from gleanrl.errors import CorruptCheckpointError, GleanError
 from tests.chaos.mutations import SIGNED, UNSIGNED, Files, flip_a_bit
 from tests.checkpoint.specimens import SPECIMENS, as_values, filled
@@ -43,7 +48,64 @@ FORBIDDEN = (
 )
 
 
-NAMES = tuple(name for name in SPECIMENS if name != "mapped")  # which has files of its own, and is read alike
+class Training:
+    """A collector that is saved in the midst of an episode; its environment's attributes are its state.
+
+    They keep their kinds: numbers, arrays and rows of numbers stand for each other, None for data.
+    """
+
+    def __init__(self) -> None:
+        self._simulator = gymnasium.make("CartPole-v1")
+        self._collector = SyncDataCollector(GymWrapper(self._simulator), frames_per_batch=4, total_frames=-1)
+        self._collector.next()
+        self._checkpoint = Checkpoint(collector=self._collector)
+        self.dumps = self._checkpoint.save
+
+    def loads(self, path: Path) -> None:
+        before = self._attributes()
+        self._checkpoint.load(path)
+        after = self._attributes()
+        for place, now in after.items():
+            was = before.get(place)
+            known = now is None or was is None or type(now) is type(was)
+            assert known or (isinstance(now, NUMBERS) and isinstance(was, NUMBERS)), (
+                f"{place}: {was!r} is {now!r}"
+            )
+        gone = [was for place, was in before.items() if after.get(place) is None and was is not None]
+        assert all(isinstance(was, (*NUMBERS, str, dict, np.random.Generator)) for was in gone), gone
+        assert not any(callable(getattr(type(env), name, None)) for env, name in self._named()), (
+            "a method is hidden"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._collector.state_dict()
+
+    def sample(self) -> None:
+        self._collector.next()
+
+    def _named(self) -> list[tuple[Any, str]]:
+        found, env = [], self._simulator
+        while True:
+            found += [(env, name) for name in vars(env)]
+            if env is self._simulator.unwrapped:
+                return found
+            env = env.env
+
+    def _attributes(self) -> dict[tuple[str, str], Any]:
+        return {(type(env).__name__, name): getattr(env, name) for env, name in self._named()}
+
+
+NUMBERS = (bool, int, float, complex, np.generic, np.ndarray, tuple, list, torch.Tensor)
+MADE: dict[str, Callable[[], Any]] = {
+    **{name: make for name, make in SPECIMENS.items() if name != "mapped"},  # which has files of its own
+    "training": Training,
+}
+NAMES = tuple(MADE)
+
+
+def made_and_used(name: str) -> Any:
+    """Return one to be saved."""
+    return Training() if name == "training" else filled(name)
 
 
 class Watch:
@@ -94,11 +156,11 @@ class Drill:
         folder.mkdir()
         repr(torch.ones(2))  # imports what messages need
         for name in NAMES:
-            made = filled(name)
+            made = made_and_used(name)
             made.dumps(folder / name)
             (self._places[name],) = (folder / name).glob("ckpt-*")
             self._files[name] = {p.name: p.read_bytes() for p in self._places[name].iterdir()}
-            self._targets[name] = SPECIMENS[name]()
+            self._targets[name] = MADE[name]()
             self._targets[name].loads(folder / name)
             self._use(name)
             with self._watch.on():  # what it imports late it has imported by now
@@ -144,7 +206,7 @@ class Drill:
         try:
             return f"loaded, {self._use(name)}"
         finally:
-            self._targets[name] = SPECIMENS[name]()  # a whole one again, and empty
+            self._targets[name] = MADE[name]()  # a whole one again, and empty
 
     def _use(self, name: str) -> str:
         """Use a buffer that was loaded: its records may not suit what it does with them, but the process lives."""

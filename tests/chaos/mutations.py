@@ -237,7 +237,28 @@ def damage(draw: random.Random, files: Files) -> None:
         files[name], files[other] = files[other], data
 
 
+def change_an_attribute(draw: random.Random, files: Files) -> None:
+    """Give an attribute of an environment another value, of any kind, or take it away, or add one, and sign it."""
+    body = body_of(files)
+    held = [holder["attributes"] for holder, key in places(body) if key == "attributes"]
+    if not held:
+        return change_the_tree(draw, files)
+    attributes = draw.choice([each for each in held if each])
+    name, others = draw.choice(list(attributes)), [value for each in held for value in each.values()]
+    kind = draw.randrange(6)
+    if kind == 0:
+        del attributes[name]
+    elif kind == 1:
+        attributes[draw.choice(("step", "reset", "close", "__class__", "x", "env"))] = attributes[name]
+    elif kind <= 3:
+        attributes[name] = copy.deepcopy(draw.choice(others))
+    else:
+        attributes[name] = copy.deepcopy(draw.choice(HOSTILE))
+    files[MANIFEST] = signed(text_of(body))
+
+
 SIGNED: tuple[Mutation, ...] = (
+    change_an_attribute,
     change_the_tree,
     change_the_tree,
     change_the_tree,

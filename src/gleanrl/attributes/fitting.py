@@ -72,9 +72,27 @@ def inherited(cls: type, name: str) -> Any:
     return MISSING if isinstance(found, unset) else found
 
 
-def may_go(now: Any, cls: type, name: str) -> bool:
-    """Return whether an attribute `now` of an object may be gone after a load: data, or what its class has, too."""
-    return is_data(now) or inspect.getattr_static(cls, name, MISSING) is not MISSING
+def is_like(value: Any, now: Any) -> bool:
+    """Return whether a value is the same as `now`, but for what arrays hold, and what changes within containers."""
+    if now is None:
+        return True
+    if isinstance(now, (np.ndarray, torch.Tensor)):
+        return type(value) is type(now) and (value.shape, value.dtype) == (now.shape, now.dtype)
+    if isinstance(now, (*_NUMBERS, str, bytes, tuple)):
+        return type(value) is type(now) and bool(repr(value) == repr(now))
+    return value is not None
+
+
+def may_go(now: Any, cls: type, name: str, settled: bool = False) -> bool:
+    """Return whether an attribute `now` of an object may be gone after a load: data, or what its class has, too.
+
+    Of `settled` objects data stay.
+    """
+    return (
+        inspect.getattr_static(cls, name, MISSING) is not MISSING
+        or now is None
+        or (not settled and is_data(now))
+    )
 
 
 def _is_numeric(value: Any) -> bool:

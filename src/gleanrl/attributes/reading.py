@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.attributes.fitting import MISSING, fits, fits_among, inherited, may_go, of_each_kind
+from gleanrl.attributes.fitting import MISSING, fits, fits_among, inherited, is_like, may_go, of_each_kind
 from gleanrl.attributes.kinds import (
     MAPPINGS,
     NOTHING,
@@ -30,14 +30,23 @@ from gleanrl.errors import GleanError, SchemaError
 from gleanrl.system.interrupts import to_the_end
 
 
-def parse(root: Any, state: Any, fixed: Fixed = NOTHING) -> Callable[[], None]:
+def parse(
+    root: Any, state: Any, fixed: Fixed = NOTHING, settled: tuple[type, ...] = ()
+) -> Callable[[], None]:
     """Return what lets an object go on from a state of `saved`; it can't fail, and twice has the result of once.
+
+    Args:
+        root: the object.
+        state: of one like it.
+        fixed: attributes that are left out.
+        settled: classes of objects whose attributes are there from the beginning, in their shapes and with their
+            numbers and names; only what arrays hold, and generators, change.
 
     Raises:
         SchemaError: the state isn't that of such an object; it says where. Nothing changed.
     """
     try:
-        reader = _Reader(state["nodes"], fixed)
+        reader = _Reader(state["nodes"], fixed, settled)
         found = reader.child({"node": 0}, root, type(root).__name__)
     except GleanError:
         raise
@@ -53,16 +62,16 @@ def parse(root: Any, state: Any, fixed: Fixed = NOTHING) -> Callable[[], None]:
     return adopt
 
 
-def adopt(root: Any, state: Any, fixed: Fixed = NOTHING) -> None:
+def adopt(root: Any, state: Any, fixed: Fixed = NOTHING, settled: tuple[type, ...] = ()) -> None:
     """Let an object go on from a state of `saved`; see `parse`."""
-    to_the_end(parse(root, state, fixed))
+    to_the_end(parse(root, state, fixed, settled))
 
 
 class _Reader:
     """One walk along the nodes and, beside it, along the objects that are to get the values."""
 
-    def __init__(self, nodes: list[dict[str, Any]], fixed: Fixed) -> None:
-        self._nodes, self._fixed = nodes, fixed
+    def __init__(self, nodes: list[dict[str, Any]], fixed: Fixed, settled: tuple[type, ...]) -> None:
+        self._nodes, self._fixed, self._settled = nodes, fixed, settled
         self._made: dict[int, Any] = {}
         self.changes: list[Callable[[], None]] = []
 
@@ -217,9 +226,13 @@ class _Reader:
             )
             for name, value in node["attributes"].items()
         }
+        is_settled = isinstance(now, self._settled)
         for name in there.keys() - found.keys() - fixed:
-            if not may_go(there[name], type(now), name):
+            if not may_go(there[name], type(now), name, is_settled):
                 raise self._wrong(f"{where}.{name}", "nothing", there[name])
+        for name in there.keys() & found.keys() if is_settled else ():
+            if not is_like(found[name], there[name]):
+                raise self._wrong(f"{where}.{name}", repr(found[name])[:100], there[name])
         slotted = set(slots(type(now)))
 
         def change() -> None:

@@ -23,8 +23,10 @@ from tensordict import TensorDict
 from gleanrl.attributes.kinds import Fixed, has_hooks
 from gleanrl.attributes.reading import adopt, parse
 from gleanrl.attributes.writing import saved
+from gleanrl.data.specs.base import TensorSpec
 from gleanrl.envs.base import EnvBase
 from gleanrl.envs.env_specs import EnvSpecs
+from gleanrl.envs.libs.gym_codecs import ArrayCodec, Codec
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.compose import flattened
 from gleanrl.envs.transforms.env import TransformedEnv
@@ -35,11 +37,13 @@ from gleanrl.randomness import GENERATORS
 from gleanrl.tree import flatten
 
 _FIXED: Fixed = {
+    ArrayCodec: ("accepted",),
     EnvBase: ("usage",),
     EnvSpecs: ("_known",),
     gymnasium.Wrapper: ("_cached_spec",),
     Transform: ("_holder", "_parent_found", "_pairs_found", "_pairs_inv_found"),
 }
+_SETTLED = (gymnasium.spaces.Space, TensorSpec, Codec)
 _STEPS, _AFTER = 8, 4
 _checked: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """What was found out of environments: nothing, or why they can't be taken up in mid-episode."""
@@ -92,7 +96,7 @@ def adopt_memory(env: Any, state: Any) -> None:
 def _changes(env: Any, state: Any) -> list[Callable[[], None]]:
     kind = state["kind"]
     if kind == "env":
-        return [parse(env, state["attributes"], _FIXED)]
+        return [parse(env, state["attributes"], _FIXED, _SETTLED)]
     if kind == "members" and isinstance(env, SerialEnv):
         env.start()
         parts = list(zip(env.members, state["members"], strict=False))
@@ -101,7 +105,7 @@ def _changes(env: Any, state: Any) -> list[Callable[[], None]]:
     if kind == "transformed" and isinstance(env, TransformedEnv):
         pairs = list(zip(_foreign(env), state["transforms"], strict=False))
         if len(pairs) == len(state["transforms"]):
-            found = [parse(transform, its, _FIXED) for transform, its in pairs]
+            found = [parse(transform, its, _FIXED, _SETTLED) for transform, its in pairs]
             return [*_changes(env.base_env, state["base"]), *found]
     raise SchemaError(f"load_state_dict: the environments were others than {env!r:.200}")
 
@@ -118,7 +122,7 @@ def _difference(env: Any, state: dict[str, Any]) -> str:
         try:
             one, other = copy.deepcopy(env), copy.deepcopy(env)
             _behaviour(other, 1)
-            adopt(other, state, _FIXED)
+            adopt(other, state, _FIXED, _SETTLED)
             if _behaviour(one, 0) == _behaviour(other, 0):
                 return ""
         except Exception as cause:
