@@ -9,7 +9,7 @@ import torch
 
 from gleanrl.checkpoint.files import FileWriter
 from gleanrl.checkpoint.manifest import DataFile
-from gleanrl.checkpoint.segments import Array, Layout, Source
+from gleanrl.checkpoint.segments import Array, Layout, Source, bytes_of
 
 
 def arrays(*sizes: int) -> list[Any]:
@@ -63,6 +63,9 @@ class Plain(Source):
 
     def give(self, data: Array) -> None:
         pass
+
+    def pick(self, column: int, rows: Array | slice) -> Array:
+        return bytes_of(self.columns[column]).reshape(len(self.columns[column]), -1)[rows]
 
     def skip(self, number: int) -> None:
         self.skipped.append(number)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from typing_extensions import Self
 from gleanrl.checkpoint.earlier import Earlier
 from gleanrl.checkpoint.manifest import BLOCK_BYTES, DataFile, file_name
 from gleanrl.checkpoint.segments import ALIGNMENT, Array, Source
-from gleanrl.checkpoint.values import ATTACHED, LARGE_BYTES, Attachment
+from gleanrl.checkpoint.values import ATTACHED, LARGE_BYTES, Attachment, Pieces
 from gleanrl.errors import CheckpointError
 from gleanrl.native import crc32
 from gleanrl.system import fs
@@ -41,7 +42,9 @@ class _Job:
     name: str
     size: int
     pieces: list[Array]
-    """Its bytes; empty where they are a segment's."""
+    """Its bytes; empty where they are a segment's, or made."""
+    make: Callable[[], Array] | None = None
+    """Returns its bytes."""
     source: Source | None = None
     segment: int = 0
     earlier: DataFile | None = None
@@ -100,17 +103,25 @@ class FileWriter:
 
     def _store_large(self, data: Array) -> list[list[int]]:
         """Cut an array into files, each of which may be as it was."""
+        step = _step(data.size)
+        pieces = [data[begin : begin + step] for begin in range(0, data.size, step)]
+        return self._places([self._add(piece.size, [piece]) for piece in pieces])
+
+    def pieces(self, value: Pieces) -> list[list[int]]:
+        """Take a tensor of `LARGE_BYTES` or more that `write` makes; return where it will stand, as `store` does."""
+        jobs = []
+        for start, stop in value.cut(_step(value.width * value.shape[0])):
+            jobs.append(self._add((stop - start) * value.width, []))
+            jobs[-1].make = partial(value.make, start, stop)
+        return self._places(jobs)
+
+    def _places(self, jobs: list[_Job]) -> list[list[int]]:
+        """Return where the pieces of one more large array will stand, each of which may be as it was."""
         before = [] if self._earlier is None else self._earlier.arrays[self._large : self._large + 1]
-        candidates = dict(enumerate(before[0])) if before else {}
         self._large += 1
-        step = LARGE_BYTES // 2 if data.size <= FILE_BYTES else BLOCK_BYTES
-        places = []
-        for number, begin in enumerate(range(0, data.size, step)):
-            piece = data[begin : begin + step]
-            job = self._add(piece.size, [piece])
-            job.earlier = candidates.get(number)
-            places.append([job.number, 0, piece.size])
-        return places
+        for job, earlier in zip(jobs, before[0] if before else (), strict=False):
+            job.earlier = earlier
+        return [[job.number, 0, job.size] for job in jobs]
 
     def attach(self, attachment: Attachment) -> list[list[int]]:
         """Take bytes that get a file of their own; return where they stand, as `store` does.
@@ -202,7 +213,8 @@ class FileWriter:
                 source.skip(number)
             return found
         if source is None:
-            return self._kept(*self._written(job, job.pieces))
+            pieces = job.pieces if job.make is None else [job.make().reshape(-1)]
+            return self._kept(*self._written(job, pieces))
         live = source.look(number)
         if live is not None:
             written = self._written(job, live)
@@ -275,6 +287,11 @@ def checksums(pieces: Iterable[Any]) -> tuple[int, ...]:
             block.append(rest)
             room -= len(rest)
     return (*found, crc32(block)) if block else tuple(found)
+
+
+def _step(size: int) -> int:
+    """Return about how many bytes each piece of a large array has."""
+    return LARGE_BYTES // 2 if size <= FILE_BYTES else BLOCK_BYTES
 
 
 def _cut(data: Array, size: int) -> Iterator[Array]:

@@ -107,7 +107,7 @@ class Folder:
 
     def _write(self, draft: Path, kind: str, state: Any, aside: bool) -> None:
         with FileWriter(draft, self._earlier(), aside) as writer:
-            tree = Encoder(writer.store, writer.attach, writer.segments).tree(state)
+            tree = Encoder(writer.store, writer.attach, writer.segments, writer.pieces).tree(state)
             manifest = Manifest(kind, tree, writer.write(), _libraries()).encoded()
             if len(manifest) > MOST_BYTES:
                 raise CheckpointError(

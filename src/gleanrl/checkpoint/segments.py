@@ -184,6 +184,15 @@ class Source(Segmented):
         """Give back the memory that `take` returned."""
 
     @abstractmethod
+    def pick(self, column: int, rows: Array | slice) -> Array:
+        """Return any rows of a column, ``(k, bytes of a row)`` uint8, as often as anybody asks.
+
+        Args:
+            column: its number.
+            rows: theirs, ``(k,)`` int64, or a slice; of segments that weren't settled, taken or skipped.
+        """
+
+    @abstractmethod
     def skip(self, number: int) -> None:
         """Say that a segment isn't needed."""
 
@@ -212,6 +221,11 @@ def bytes_of(tensor: torch.Tensor) -> Array:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     found: Array = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
     return found
+
+
+def rows_at(data: Array, rows: Array | slice) -> Array:
+    """Return rows of ``(n, bytes of a row)``, copied; quickly where they follow each other."""
+    return data[rows].copy() if isinstance(rows, slice) else data.take(rows, 0)
 
 
 def _aligned(size: int) -> int:

@@ -59,6 +59,43 @@ class Attachment:
     data: Array
 
 
+class Pieces:
+    """A tensor that is made piece by piece when it's written, by several threads.
+
+    Args:
+        dtype: of the tensor.
+        shape: with its rows first.
+        make: returns the bytes of rows ``[start, stop)``, ``(rows, bytes of a row)`` uint8.
+    """
+
+    def __init__(self, dtype: torch.dtype, shape: Sequence[int], make: Callable[[int, int], Array]) -> None:
+        self.dtype, self.shape, self.make = dtype, tuple(shape), make
+
+    @property
+    def width(self) -> int:
+        """Bytes of a row."""
+        return self.dtype.itemsize * math.prod(self.shape[1:])
+
+    def cut(self, size: int) -> Iterator[tuple[int, int]]:
+        """Yield rows ``[start, stop)``, of about so many bytes, that are all of them."""
+        rows = max(size // max(self.width, 1), 1)
+        for start in range(0, self.shape[0], rows):
+            yield start, min(start + rows, self.shape[0])
+
+    def tensor(self) -> torch.Tensor:
+        """Return it in memory."""
+        made = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        if made.numel():
+            data = bytes_of(made).reshape(self.shape[0], -1)
+            for start, stop in self.cut(LARGE_BYTES):
+                data[start:stop] = self.make(start, stop)
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the tensor."""
+        return torch.Tensor.detach, (self.tensor(),)
+
+
 class Later(ABC):
     """A value that is made when it is written, of another one.
 
@@ -92,6 +129,7 @@ class Encoder:
         store: takes the bytes of a tensor; returns what is noted of where they stand.
         attach: likewise for attachments; None where there can't be any.
         segments: likewise for rows, see `FileWriter.segments`.
+        pieces: likewise for tensors that are made when they are written; None for making them at once.
     """
 
     def __init__(
@@ -99,8 +137,9 @@ class Encoder:
         store: Callable[[Array], Any],
         attach: Callable[[Attachment], Any] | None = None,
         segments: Callable[[Source], int] | None = None,
+        pieces: Callable[[Pieces], Any] | None = None,
     ) -> None:
-        self._store, self._attach, self._segments = store, attach, segments
+        self._store, self._attach, self._segments, self._pieces = store, attach, segments, pieces
 
     def tree(self, value: Any, where: str = "state", depth: int = 0) -> Any:
         """Return the tree of a value.
@@ -127,6 +166,8 @@ class Encoder:
             return {"$bytes": base64.b64encode(value).decode()}
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
+        if isinstance(value, Pieces):
+            return self._made(value)
         if isinstance(value, Attachment) and self._attach is not None:
             return {"$file": self._attach(value), "name": value.name, "size": value.data.size}
         if isinstance(value, Later):
@@ -166,6 +207,12 @@ class Encoder:
             raise CheckpointError(f"a tensor on {tensor.device} of layout {tensor.layout} can't be saved")
         dtype = dtype_name(tensor.dtype)
         return {"$tensor": self._store(bytes_of(tensor)), "dtype": dtype, "shape": list(tensor.shape)}
+
+    def _made(self, value: Pieces) -> Any:
+        if self._pieces is None or value.width * value.shape[0] < LARGE_BYTES:
+            return self._tensor(value.tensor())
+        dtype = dtype_name(value.dtype)
+        return {"$tensor": self._pieces(value), "dtype": dtype, "shape": list(value.shape)}
 
     @staticmethod
     def _rows(source: Source, first: int) -> Any:

@@ -19,6 +19,7 @@ from gleanrl.data import (
     ReplayBuffer,
     StorageCheckpointerBase,
 )
+from gleanrl.data.replay_buffers.checkpointers.rows import InMemory
 from gleanrl.data.replay_buffers.checkpointers.trajectories import (
     DONE,
     Streams,
@@ -32,6 +33,11 @@ from gleanrl.errors import CorruptCheckpointError
 FORMS = [FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer]
 NEXT = [("next", key) for key in ("observation", "reward", "done")]
 KEYS = ["observation", "done", *NEXT, ("next", "next", "observation")]
+
+
+def divided(paths: Any, columns: Any, streams: Streams, done: Any) -> tuple[list[Any], torch.Tensor]:
+    values, offsets = split(paths, InMemory(columns), streams, done)
+    return [value and value.tensor() for value in values], offsets
 
 
 def ring(capacity: int, width: int) -> ReplayBuffer:
@@ -92,7 +98,7 @@ def test_any_dtype_and_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> None
     column = torch.randint(0, 2, (5, *shape)).to(dtype)
     paths, streams = [("a",), ("next", "a")], Streams(np.array([2, 3, 4, 0, 1]), 5)
     columns = [column, column.roll(-1, 0)]
-    packed, offsets = split(paths, columns, streams, DONE)
+    packed, offsets = divided(paths, columns, streams, DONE)
     again = join(paths, packed, streams, offsets)
     assert all(same_bits(a, b) for a, b in zip(columns, again, strict=True))
     if shape != (0,):
@@ -103,7 +109,7 @@ def test_a_column_that_repeats_nothing_stays_whole_and_the_others_are_shared() -
     frames, noise = torch.arange(11), torch.rand(22)
     paths = [("frame",), ("noise",), ("next", "frame"), ("next", "noise")]
     columns = [frames[:-1], noise[:10], frames[1:], noise[10:20]]
-    packed, offsets = split(paths, columns, Streams(np.arange(10), 10), DONE)
+    packed, offsets = divided(paths, columns, Streams(np.arange(10), 10), DONE)
     assert offsets.tolist() == [0, 10] and torch.equal(packed[0], frames) and packed[2] is None
     assert torch.equal(packed[1], noise[:10]) and torch.equal(packed[3], noise[10:20])
 
@@ -112,8 +118,8 @@ def test_flags_end_trajectories() -> None:
     paths = [("a",), ("next", "a"), ("next", "done"), ("next", "over")]
     columns = [torch.zeros(4), torch.zeros(4), torch.tensor([0, 1, 0, 0]), torch.tensor([1, 0, 0, 0])]
     streams = Streams(np.arange(4), 4)
-    assert split(paths, columns, streams, DONE)[1].tolist() == [0, 2, 4]
-    assert split(paths, columns, streams, ("over",))[1].tolist() == [0, 1, 4]
+    assert divided(paths, columns, streams, DONE)[1].tolist() == [0, 2, 4]
+    assert divided(paths, columns, streams, ("over",))[1].tolist() == [0, 1, 4]
 
 
 @pytest.mark.parametrize("offsets", [[], [1, 4], [0, 3], [0, 2, 2, 4], [0, 3, 2, 4]])

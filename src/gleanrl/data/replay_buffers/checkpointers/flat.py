@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from gleanrl.checkpoint.segments import Array
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
+from gleanrl.data.replay_buffers.checkpointers.rows import Rows, laid_out
 from gleanrl.data.replay_buffers.checkpointers.trajectories import (
     DONE,
     check_flags,
@@ -17,7 +19,6 @@ from gleanrl.data.replay_buffers.checkpointers.trajectories import (
     following,
     paths_of,
     twins,
-    unlike,
 )
 from gleanrl.errors import CorruptCheckpointError
 
@@ -39,28 +40,29 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
 
     form = "flat"
     makes_columns = True
+    takes_segments = True
 
     def __init__(self, done_keys: Any = None, reward_keys: Any = None) -> None:
         self.done_keys, self.reward_keys = done_keys, reward_keys
 
     def pack(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state with the rows of ``"next"`` that the following step doesn't repeat."""
-        packed = dict(state)
         if "columns" not in state:
-            return packed
+            return dict(state)
         paths = paths_of(state)
         check_flags(paths, state["format"]["shapes"], DONE)
         after = _following(state)
-        rows = np.arange(len(after))
-        columns = list(state["columns"])
-        packed["apart"] = {}
-        for position, beside in twins(paths, state["columns"]):
-            mine = columns[position]
-            kept = torch.from_numpy(np.flatnonzero(unlike(mine, columns[beside], rows, after.numpy())))
-            packed["apart"][position] = {"rows": kept, "values": mine[kept].clone()}
-            columns[position] = None
-        packed["columns"] = columns
-        return packed
+
+        def lay(rows: Rows) -> dict[str, Any]:
+            index, apart = np.arange(len(after)), {}
+            columns = [rows.whole(place) for place in range(len(paths))]
+            for place, beside in twins(paths, rows) if len(after) else ():
+                kept = np.flatnonzero(rows.unlike(place, beside, index, after))
+                apart[place] = {"rows": torch.from_numpy(kept), "values": rows.taken(place, kept)}
+                columns[place] = None
+            return {"apart": apart, "columns": columns}
+
+        return laid_out(state, lay)
 
     @classmethod
     def unpack(cls, packed: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,8 +89,10 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
         return state
 
 
-def _following(state: Mapping[str, Any]) -> torch.Tensor:
+def _following(state: Mapping[str, Any]) -> Array:
     """Return the row that was written after each row, in the same column of the batch; the newest has the oldest."""
-    steps, width = state["num_steps"], prod(state["batch_shape"])
-    rows = torch.arange(steps * width, device="cpu").reshape(steps, width)
-    return rows.roll(-1, 0).reshape(-1)
+    width = prod(state["batch_shape"])
+    count = state["num_steps"] * width
+    after = np.arange(width, count + width)
+    after[count - width :] -= count
+    return after

@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.data.replay_buffers.checkpointers.nested import flags_of
+from gleanrl.data.replay_buffers.checkpointers.rows import InMemory
 from gleanrl.data.replay_buffers.checkpointers.trajectories import DONE, Path, Streams, join, split
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
 from gleanrl.tree import NestedKey, as_key, as_path, flatten
@@ -47,11 +48,11 @@ class _Hook:
         rows, paths = data.batch_size.numel(), list(leaves)
         columns = [leaf.reshape(rows, *leaf.shape[data.ndim :]) for leaf in leaves.values()]
         streams = _streams(data.batch_size, self.shift)
-        values, offsets = split(paths, columns, streams, flags_of(self.done_keys))
+        values, offsets = split(paths, InMemory(columns), streams, flags_of(self.done_keys))
         flat = TensorDict({}, [])
         for path, value in zip(paths, values, strict=True):
             if value is not None:
-                flat.set(path, value)
+                flat.set(path, value.tensor())
         own = (offsets, torch.tensor(data.batch_size), torch.tensor(self.shift), torch.tensor(self.is_full))
         for key, part in zip((_OFFSETS, *self._own()[2:]), own, strict=True):
             flat.set(key, part)

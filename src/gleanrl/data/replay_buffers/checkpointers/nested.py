@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
+from gleanrl.data.replay_buffers.checkpointers.rows import Rows, laid_out
 from gleanrl.data.replay_buffers.checkpointers.trajectories import (
     DONE,
     Streams,
@@ -39,20 +40,24 @@ class NestedStorageCheckpointer(StorageCheckpointerBase):
 
     form = "nested"
     makes_columns = True
+    takes_segments = True
 
     def __init__(self, done_keys: Any = None, reward_keys: Any = None) -> None:
         self.done_keys, self.reward_keys = done_keys, reward_keys
 
     def pack(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state with its columns as trajectories, and ``offsets``."""
-        packed = dict(state)
         if "columns" not in state:
-            return packed
+            return dict(state)
         paths = paths_of(state)
         done = flags_of(self.done_keys)
         check_flags(paths, state["format"]["shapes"], done)
-        packed["columns"], packed["offsets"] = split(paths, state["columns"], Streams.of(state), done)
-        return packed
+
+        def lay(rows: Rows) -> dict[str, Any]:
+            columns, offsets = split(paths, rows, Streams.of(state), done)
+            return {"columns": columns, "offsets": offsets}
+
+        return laid_out(state, lay)
 
     @classmethod
     def unpack(cls, packed: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from gleanrl.checkpoint.values import Pieces
+from gleanrl.data.replay_buffers.checkpointers.rows import Rows, bytes_of_rows, typed
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
 from gleanrl.native import Columns
 from gleanrl.system.threads import for_each
@@ -72,16 +74,13 @@ def paths_of(state: Mapping[str, Any]) -> list[Path]:
     return [tuple(path) for path in state["format"]["paths"]]
 
 
-def twins(paths: Sequence[Path], columns: Sequence[Any]) -> Iterable[tuple[int, int]]:
+def twins(paths: Sequence[Path], rows: Rows) -> Iterable[tuple[int, int]]:
     """Yield the places of a column under ``"next"``, and of the same key beside it, where both are alike."""
     for place, path in enumerate(paths):
-        if path[:1] != ("next",) or path[1:2] == ("next",) or path[1:] not in paths:
+        if path[:1] != ("next",) or path[1:2] == ("next",) or path[1:] not in paths or not rows.width(place):
             continue
         beside = paths.index(path[1:])
-        mine, theirs = columns[place], columns[beside]
-        if not isinstance(mine, torch.Tensor) or not isinstance(theirs, torch.Tensor) or not mine.numel():
-            continue
-        if mine.shape == theirs.shape and mine.dtype is theirs.dtype:
+        if rows.fields[place] == rows.fields[beside]:
             yield place, beside
 
 
@@ -102,29 +101,32 @@ def is_flag(path: Path, done: Collection[Any]) -> bool:
 
 
 def split(
-    paths: Sequence[Path], columns: Sequence[Any], streams: Streams, done: Collection[Any]
+    paths: Sequence[Path], rows: Rows, streams: Streams, done: Collection[Any]
 ) -> tuple[list[Any], torch.Tensor]:
     """Return columns as trajectories, one after the other.
 
     Args:
         paths: of the columns.
-        columns: ``(n, *field)`` each; what isn't a tensor stays as it is.
+        rows: ``n`` of them; what isn't a tensor stays as it is.
         streams: their order.
         done: flags that end trajectories.
 
     Returns:
-        The columns, ``(n, *field)``, or ``(n + trajectories, *field)`` and None for two that are twins; and where the
+        The columns, `Pieces` of ``n`` rows, or of ``n + trajectories`` and None for two that are twins; and where the
         trajectories begin, and the last one ends: ``(trajectories + 1,)`` int64.
     """
     order, count = streams.order, len(streams.order)
     ends = np.zeros(count, bool)
     ends[streams.length - 1 :: max(streams.length, 1)] = True
-    for path, column in zip(paths, columns, strict=True):
-        if is_flag(path, done) and isinstance(column, torch.Tensor) and column.numel():
-            ends |= column.reshape(count, -1).bool().any(1).cpu().numpy()[order]
+    for place, path in enumerate(paths):
+        field = rows.fields[place]
+        if field is not None and is_flag(path, done) and rows.width(place) and count:
+            flags = typed(rows.pick(place, order), *field)
+            single = flags.reshape(count, -1).bool().numpy()
+            ends |= single[:, 0] if single.shape[1] == 1 else single.any(1)
     found = [
-        (place, beside, np.append(unlike(columns[place], columns[beside], order[:-1], order[1:]), False))
-        for place, beside in twins(paths, columns)
+        (place, beside, np.append(rows.unlike(place, beside, order[:-1], order[1:]), False))
+        for place, beside in (twins(paths, rows) if count else ())
     ]
     # One whose rows mostly differ would end trajectories everywhere, and make the others large: it stays whole.
     shared = [twin for twin in found if 2 * np.count_nonzero(twin[2] & ~ends) <= count]
@@ -132,19 +134,29 @@ def split(
         ends |= differs
     offsets = np.concatenate(([0], np.flatnonzero(ends) + 1))
     values: list[Any] = [
-        _take(column, order) if isinstance(column, torch.Tensor) else column for column in columns
+        rows.whole(place) if field is None else rows.taken(place, order)
+        for place, field in enumerate(rows.fields)
     ]
     last = offsets[1:] - 1
-    number = np.cumsum(ends) - ends
-    source = np.empty(count + len(last), np.int64)
-    source[np.arange(count) + number] = order
-    final = last + 1 + np.arange(len(last))
-    source[final] = 0
+    final = np.zeros(count + len(last), bool)
+    final[last + 1 + np.arange(len(last))] = True
+    source = np.empty(len(final), np.int64)
+    source[~final], source[final] = order, order[last]
     for place, beside, _ in shared:
-        whole = np.take(_bytes_of_rows(columns[beside]), source, 0)
-        whole[final] = _bytes_of_rows(columns[place])[order[last]]
-        values[beside], values[place] = _typed(whole, columns[beside]), None
+        values[beside], values[place] = _shared(rows, place, beside, source, final), None
     return values, torch.from_numpy(offsets)
+
+
+def _shared(rows: Rows, place: int, beside: int, source: Array, final: Array) -> Pieces:
+    """Return a column and the last rows of its twin: those at `source`, of the twin where `final` says so."""
+
+    def make(start: int, stop: int) -> Array:
+        data = rows.pick(beside, source[start:stop])
+        last = np.flatnonzero(final[start:stop])
+        data[last] = rows.pick(place, source[start + last])
+        return data
+
+    return rows.made(beside, len(source), make)
 
 
 def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offsets: torch.Tensor) -> list[Any]:
@@ -194,7 +206,7 @@ def _take(column: torch.Tensor, index: Array) -> torch.Tensor:
     """
     if not len(index) or not prod(column.shape[1:]):
         return torch.empty(len(index), *column.shape[1:], dtype=column.dtype, device="cpu")
-    rows = _bytes_of_rows(column)
+    rows = bytes_of_rows(column)
     taken: Array = np.empty((len(index), rows.shape[1]), np.uint8)
     numbers = np.ascontiguousarray(index, np.int64)
     native = Columns([rows.ctypes.data], [rows.shape[1]], len(rows))
@@ -203,12 +215,12 @@ def _take(column: torch.Tensor, index: Array) -> torch.Tensor:
         native.gather(numbers[begin:end].ctypes.data, end - begin, [taken[begin:end].ctypes.data])
 
     _in_parts(taken, take)
-    return _typed(taken, column)
+    return typed(taken, column.dtype, column.shape[1:])
 
 
 def following(column: torch.Tensor, by: int) -> torch.Tensor:
     """Return a column that isn't empty with each row in the place of the one `by` before it, around the end; a copy."""
-    rows = _bytes_of_rows(column)
+    rows = bytes_of_rows(column)
     moved: Array = np.empty_like(rows)
     cut = len(rows) - by
 
@@ -218,7 +230,7 @@ def following(column: torch.Tensor, by: int) -> torch.Tensor:
         moved[middle:end] = rows[middle - cut : end - cut]
 
     _in_parts(moved, copy)
-    return _typed(moved, column)
+    return typed(moved, column.dtype, column.shape[1:])
 
 
 def _in_parts(rows: Array, fill: Callable[[int, int], None]) -> None:
@@ -226,32 +238,3 @@ def _in_parts(rows: Array, fill: Callable[[int, int], None]) -> None:
     step = max(1, _BLOCK_BYTES // rows.shape[1])
     parts = range(0, len(rows), step)
     for_each(lambda begin: fill(begin, min(begin + step, len(rows))), parts, 2 if len(parts) > 2 else 1)
-
-
-def _typed(rows: Array, like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(rows).view(like.dtype).reshape(len(rows), *like.shape[1:])
-
-
-def unlike(mine: torch.Tensor, theirs: torch.Tensor, rows: Array, following: Array) -> Array:
-    """Return where rows of one column aren't the rows of another one that follow, ``(k,)`` bool, byte for byte.
-
-    Args:
-        mine: ``(n, *field)``.
-        theirs: likewise, with as many bytes in a row.
-        rows: of `mine`, ``(k,)`` int64.
-        following: of `theirs`, one for each.
-    """
-    here, there = _bytes_of_rows(mine), _bytes_of_rows(theirs)
-    found = np.zeros(len(rows), bool)
-    size = max(1, _BLOCK_BYTES // here.shape[1])
-    for begin in range(0, len(rows), size):
-        part = slice(begin, begin + size)
-        found[part] = (here[rows[part]] != there[following[part]]).any(1)
-    return found
-
-
-def _bytes_of_rows(column: torch.Tensor) -> Array:
-    """Return the bytes of a column that isn't empty, ``(n, bytes of a row)`` uint8."""
-    flat = column.cpu().contiguous().reshape(len(column), -1)
-    found: Array = flat.view(torch.uint8).numpy()
-    return found

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from gleanrl.checkpoint.segments import Array, Layout, Source, bytes_of
+from gleanrl.checkpoint.segments import Array, Layout, Source, bytes_of, rows_at
 from gleanrl.data.replay_buffers.versions import Change, Version
 from gleanrl.system.forks import renew_in_child
 
@@ -179,6 +179,29 @@ class Moment(Source):
         if isinstance(data.base, np.ndarray):
             self._spare.append(data.base)
 
+    def pick(self, column: int, rows: Array | slice) -> Array:
+        """Return any rows of a column."""
+        width, live = self.layout.widths[column], self._bytes[column]
+        if isinstance(live, torch.Tensor):
+            index = rows if isinstance(rows, slice) else torch.from_numpy(rows).to(live.device)
+            found = live[index].clone()
+            data = bytes_of(found).reshape(len(found), width)
+        else:
+            data = rows_at(live.reshape(self._columns[column].shape[0], width), rows)
+        if self._saved and data.size:  # what was written on until now; the rest was read before it may be
+            with self._turn:
+                saved = [(number, dict(pieces)) for number, pieces in self._saved.items()]
+            rows = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+            first, last = rows.min(), rows.max()
+            for number, pieces in saved:
+                start, stop = self.layout.span(number)
+                if start <= last and first < stop:
+                    for piece, parts in pieces.items():
+                        _overlay(
+                            data, rows, start + piece * self._rows_a_piece, parts[column].reshape(-1, width)
+                        )
+        return data
+
     def skip(self, number: int) -> None:
         """Say that a segment isn't needed."""
         with self._turn:
@@ -193,3 +216,9 @@ class Moment(Source):
             self._spare.clear()
             self._held = 0
             self._turn.notify_all()
+
+
+def _overlay(data: Array, rows: Array, begin: int, saved: Array) -> None:
+    """Put rows from `begin` on, which were copied, where they belong among those that were read."""
+    found = np.flatnonzero((rows >= begin) & (rows < begin + len(saved)))
+    data[found] = saved[rows[found] - begin]
