@@ -90,8 +90,9 @@ def test_the_tests_that_the_pitfalls_name_exist():
     assert [row for row in rows(text.partition("## Not yet")[0]) if not TEST.search(row)] == []
 
 
-def test_what_other_releases_call_has_its_tests():
-    text = (DOCS / "other-releases.md").read_text()
+@pytest.mark.parametrize("page", ["other-releases.md", "reliability.md"])
+def test_every_row_has_its_tests(page):
+    text = (DOCS / page).read_text()
     assert missing_tests(text) == []
     for row in rows(text):
         files = re.findall(r"tests/[\w/]+\.py", row)
