@@ -411,7 +411,8 @@ class Block:
 
     def fill(self, path: Path, values: torch.Tensor) -> None:
         """Write the whole column at `path`; `values` have time first, ``(T, *batch, *leaf)``."""
-        self.column(path).movedim(self.time_dim, 0).copy_(values)
+        column = self.column(path)
+        (column.movedim(self.time_dim, 0) if self.time_dim else column).copy_(values)
 
     def record(self, t: int, device: torch.device | None = None) -> Any:
         """Return the TensorDict of step `t` over the rows' memory; `device` as in `batch`."""

@@ -137,9 +137,6 @@ class Dispatcher:
 
     def ready(self, worker: int) -> bool:
         """Return whether a worker's next share is there, and wanted; those that failed are discarded on the way."""
-        number = self.now.taken[worker]
-        if self.words[worker].words[SERVED] <= number and not self.now.unwanted[worker]:
-            return False
         self._sweep(worker)
         number = self.now.taken[worker]
         if self.words[worker].words[SERVED] <= number or self.now.unwanted[worker]:
