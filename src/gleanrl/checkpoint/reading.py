@@ -31,6 +31,11 @@ class _OneFile:
         self._entry, self._verify = entry, verify
         self._checksum = 0  # of what was read of a block
 
+    @property
+    def left(self) -> int:
+        """Bytes that weren't read yet."""
+        return self._entry.size - self.reached
+
     @contextmanager
     def opened(self) -> Iterator[int]:
         """Open it; the operating system's errors are damage."""
@@ -202,8 +207,9 @@ class FileReader:
         for number in range(len(self._files)):
             if number not in self._of_rows:
                 one = self._file(number)
-                with one.opened() as file:
-                    one.end(file)
+                if one.left:
+                    with one.opened() as file:
+                        one.end(file)
         for stored in self._rows if rows else ():
             stored.check()
 
