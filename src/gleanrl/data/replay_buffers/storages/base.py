@@ -343,7 +343,8 @@ class Storage(Direct, Stateful[StorageState]):
             self._fix_batch(torch.Size(value.batch_shape))
         rows = value.generations.shape[0]
         after, as_saved = value.generations, self._generations is None  # nobody has drawn anything
-        counters = self._counters(rows)
+        whole = as_saved and rows == self.max_size  # the value's own copy serves: it is adopted here alone
+        counters = after if whole else self._counters(rows)
         if not as_saved:
             after = counters.clone()
             after[: len(self)] += 1
@@ -353,7 +354,10 @@ class Storage(Direct, Stateful[StorageState]):
 
         def change() -> None:
             self._log.renew(value.version)  # before the bytes move
-            counters[: after.shape[0]] = after
+            if whole:
+                self._count_in(counters)
+            else:
+                counters[: after.shape[0]] = after
             self._take_content(value.content, rows)
             self.num_steps, self._end, self._rows_written = value.num_steps, value.end, value.rows_written
             self.ordered = value.ordered

@@ -171,12 +171,12 @@ class Slots(Access, Versioned):
             if counters is not None:
                 grown[: counters.shape[0]] = counters
             counters = grown
-
-            def take() -> None:
-                self._generations, self._generations_at = grown, grown.data_ptr()
-
-            to_the_end(take)
+            to_the_end(lambda: self._count_in(grown))
         return counters
+
+    def _count_in(self, counters: torch.Tensor) -> None:
+        """Count in this memory from now on."""
+        self._generations, self._generations_at = counters, counters.data_ptr()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle or a deep copy: another content, whose counters have another address."""
