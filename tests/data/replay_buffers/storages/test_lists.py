@@ -141,7 +141,7 @@ def test_state_is_deep():
     other.get(1).zero_()
     assert state["items"][1].tolist() == [1, 1]
     other.check_valid()
-    for bad in ({**state, "num_steps": 3}, {**state, "max_size": 6}, {}):
+    for bad in ({**state, "num_steps": 3}, {**state, "max_size": 1}, {}):
         with pytest.raises(SchemaError, match="load_state_dict"):
             other.load_state_dict(bad)
     assert len(other) == 2

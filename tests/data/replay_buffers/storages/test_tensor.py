@@ -245,7 +245,7 @@ def test_a_state_of_another_storage_is_refused_whole():
     good = storage.state_dict()
     bad = [
         other.state_dict(),
-        {**good, "max_size": 11},
+        {**good, "max_size": 2},
         {**good, "ndim": 2},
         {**good, "num_steps": 5},
         {**good, "columns": good["columns"][:-1]},
