@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import weakref
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,18 @@ def test_a_tensordict_arrives_as_it_was():
         assert list(found.keys(True)) == list(td.keys(True))
         assert found["x"].untyped_storage().nbytes() == 8000  # what is saved of it
         found["x"].zero_()  # the next one is a copy of its own
+
+
+def test_nothing_is_kept_of_what_was_packed():
+    tensor = torch.rand(100_000)
+    kept = weakref.ref(tensor)
+    gc.disable()
+    try:
+        sent([tensor])
+        del tensor
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_a_view_looks_at_the_memory_in_which_it_arrived():

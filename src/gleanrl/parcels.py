@@ -80,22 +80,24 @@ class _SharedBuffer:
 
 class _Packer(cloudpickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=5, buffer_callback=self._beside)
-        self._buffers: list[pickle.PickleBuffer] = []
+        buffers, place = list[pickle.PickleBuffer](), pickle.PickleBuffer(b"")
+
+        def beside(buffer: pickle.PickleBuffer) -> bool:
+            """Take a buffer; return whether it goes into the pickle instead."""
+            if buffer is not place and buffer.raw().nbytes <= _SMALL:
+                return True
+            buffers.append(buffer)
+            return False
+
+        # No method of this object: in a cycle the data would live until the garbage collector comes.
+        super().__init__(file, protocol=5, buffer_callback=beside)
+        self._buffers, self._place = buffers, place
         self._shared, self._small, self._end = _SharedBuffer(), list[Any](), 0
-        self._place = pickle.PickleBuffer(b"")
 
     def buffers(self) -> list[pickle.PickleBuffer]:
         """Return what stands beside the pickle, once that is made."""
         small = pickle.PickleBuffer(b"".join(self._small))
         return [small if buffer is self._place else buffer for buffer in self._buffers]
-
-    def _beside(self, buffer: pickle.PickleBuffer) -> bool:
-        """Take a buffer; return whether it goes into the pickle instead."""
-        if buffer is not self._place and buffer.raw().nbytes <= _SMALL:
-            return True
-        self._buffers.append(buffer)
-        return False
 
     def reducer_override(self, found: Any) -> Any:
         kind = type(found)
