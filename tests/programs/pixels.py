@@ -67,24 +67,25 @@ def main():
     env = make_env()
     env.set_seed(0)
     assert env.observation_spec["pixels"].shape == (2, SIDE, SIDE)
+    # Without strides: where the dot is, to the pixel, is what matters.
     cnn = ConvNet(
-        in_features=2, num_cells=[8, 8], kernel_sizes=[3, 3], strides=[1, 2], activation_class=nn.ReLU
+        in_features=2, num_cells=[16, 16], kernel_sizes=[3, 3], strides=[1, 1], activation_class=nn.ReLU
     )
     with torch.no_grad():
         flat = cnn(torch.zeros(1, 2, SIDE, SIDE)).shape[-1]
     net = nn.Sequential(cnn, nn.Linear(flat, 64), nn.ReLU(), nn.Linear(64, 3))
     actor = QValueActor(net, in_keys=["pixels"], spec=env.action_spec)
-    explore = EGreedyModule(env.action_spec, annealing_num_steps=4_000, eps_init=1.0, eps_end=0.1)
+    explore = EGreedyModule(env.action_spec, annealing_num_steps=4_000, eps_init=1.0, eps_end=0.2)
     policy = TensorDictSequential(actor, explore)
 
     buffer = TensorDictReplayBuffer(
-        storage=LazyMemmapStorage(8_000), batch_size=64, pin_memory=False, prefetch=2
+        storage=LazyMemmapStorage(12_000), batch_size=64, pin_memory=False, prefetch=2
     )
-    collector = Collector(env, policy, frames_per_batch=70, total_frames=7_000, init_random_frames=700)
+    collector = Collector(env, policy, frames_per_batch=70, total_frames=10_500, init_random_frames=700)
     loss_fn = DQNLoss(actor, delay_value=True, loss_function="smooth_l1")
     loss_fn.make_value_estimator(gamma=0.95)
-    target = SoftUpdate(loss_fn, eps=0.97)
-    optimizer = torch.optim.Adam(loss_fn.parameters(), 2e-3)
+    target = SoftUpdate(loss_fn, eps=0.98)
+    optimizer = torch.optim.Adam(loss_fn.parameters(), 1e-3)
     seen = 0
     for data in collector:
         seen += data.numel()

@@ -56,7 +56,7 @@ PROGRAMS = {
         Program("offline", -5),
         Program("offline", -7, ("--algorithm", "cql")),
         Program("agents", -1),
-        Program("pixels", 0),
+        Program("pixels", 0.5),
         Program("vecnorm", 60),
         Program("ppo_multi", 200),
         Program("dqn_multi", 80),
