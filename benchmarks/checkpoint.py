@@ -215,6 +215,7 @@ def peak(what: str) -> float:
     """Returns by how many MB memory grows while a buffer of 0.5 GB is dumped, or loaded into a fresh one."""
     buffer, most, done = filled("image", KINDS["image"] // 2), 0, threading.Event()
     with folder() as place:
+        buffer.storage.checkpointer = FORMS.get(what, TensorStorageCheckpointer)()
         call: Call = functools.partial(buffer.dumps, place)
         needed = 0
         if what == "load":
@@ -364,12 +365,12 @@ GAUGES = (
     *(
         Gauge(
             f"checkpoint/{what}-memory",
-            f"{what} of 0.5 GB of image rows, beyond the buffer",
+            f"{what if what in ('dump', 'load') else f'{what} dump'} of 0.5 GB of image rows, beyond the buffer",
             "MB",
             functools.partial(in_fresh_process, what, "benchmarks.checkpoint"),
             64.0,
         )
-        for what in ("dump", "load")
+        for what in ("dump", "load", *FORMS)
     ),
     Gauge(
         "checkpoint/pause",

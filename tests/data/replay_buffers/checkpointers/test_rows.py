@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from gleanrl.data import (
     LazyTensorStorage,
     NestedStorageCheckpointer,
     ReplayBuffer,
+    TensorStorageCheckpointer,
 )
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
 from gleanrl.data.replay_buffers.checkpointers.rows import AtMoment, InMemory
@@ -105,6 +108,24 @@ def test_rows_of_both_kinds_are_the_same(dtype: torch.dtype, shape: tuple[int, .
             assert np.array_equal(differs, (column[:-1] != column[1:]).reshape(299, -1).any(1).numpy())
     assert same_bits(live.taken(0, index).tensor(), column[index])
     assert same_bits(live.whole(1).tensor(), plain.whole(1))
+
+
+@pytest.mark.parametrize("form", [TensorStorageCheckpointer, *FORMS])
+def test_a_dump_takes_some_pieces_of_memory(
+    tmp_path: Path, form: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # segments as they are
+    frames = torch.arange(1_201 * 10_000, dtype=torch.int32).view(1_201, 10_000)
+    data = TensorDict({"frame": frames[:-1], "next": {"frame": frames[1:]}}, [1_200])
+    made = ReplayBuffer(storage=LazyTensorStorage(1_200), batch_size=4, checkpointer=form())
+    made.extend(data)
+    tracemalloc.start()
+    try:
+        made.dumps(tmp_path)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 40 << 20  # of 92 MiB
 
 
 def test_a_tensor_is_cut_into_pieces_of_whole_rows() -> None:
