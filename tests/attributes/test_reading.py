@@ -212,7 +212,7 @@ BEFORE = {
         *({"label": np.zeros(1)}, {"history": [1.0]}, {"step": 3}, {"step": None}, {"gravity": "x"}),
         {"__class__": "x"},
     ],
-    ids=repr,
+    ids=lambda forged: f"{[*forged][0]}-{type([*forged.values()][0]).__name__}",
 )
 def test_values_keep_their_kinds(forged: dict[str, Any]) -> None:
     """Nothing changes where one attribute isn't of the kind of what is there; the error names it."""
