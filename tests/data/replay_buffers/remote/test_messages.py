@@ -11,7 +11,10 @@ from gleanrl.data.replay_buffers.remote.messages import SAVES, leaves_draws
 @pytest.mark.parametrize(
     ("name", "leaves"),
     [
-        *[(name, True) for name in ("extend", "add", "update_tensordict_priority", "__len__", *sorted(SAVES))],
+        *[
+            (name, True)
+            for name in ("extend", "add", "update_tensordict_priority", "__len__", *sorted(SAVES))
+        ],
         *[(name, False) for name in ("set_seed", "set_sampler", "set_storage", "empty", "loads")],
     ],
 )
