@@ -111,7 +111,9 @@ class Checkpoint:
         """Go on from the newest checkpoint that is whole; a warning names those that aren't.
 
         The parts, new or used, are made like those that were saved, under the same names. Of trajectories that can't go
-        on, because their environments' state isn't known, the last step in the buffers is marked as truncated.
+        on, because their environments' state isn't known, the last step in the buffers is marked as truncated: all
+        buffers here are taken to hold what the collectors here have collected. What has ids from elsewhere,
+        demonstrations say, is better saved by itself.
 
         Args:
             path: the folder that `save` was given.

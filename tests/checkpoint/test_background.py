@@ -36,8 +36,23 @@ def test_it_rests_most_of_the_time(tmp_path: Path) -> None:
         begin = time.process_time()
         Folder(tmp_path / "a").commit("thing", state)
         assert fake.slept == []
-        Dump(Folder(tmp_path / "b"), "thing", state, 1).wait()
+        dump = Dump(Folder(tmp_path / "b"), "thing", state, 1)
+        while not dump.done():
+            os.sched_yield()
         assert 0.01 < sum(fake.slept) < 10 * (time.process_time() - begin)
+
+
+def test_who_waits_for_it_lets_it_hurry(tmp_path: Path) -> None:
+    state, fake, leave = {"a": torch.ones(10 << 20)}, FakeClock(), threading.Event()
+    with clock.use(fake), faults.inject({"fs.lock": leave.wait}):
+        dump = Dump(Folder(tmp_path), "thing", state, 1)
+        waiting = threading.Thread(target=dump.wait)
+        waiting.start()
+        while not dump.is_awaited:
+            os.sched_yield()
+        leave.set()
+        waiting.join()
+        assert fake.slept == []
 
 
 def test_an_error_is_told_once_unless_asked_for(tmp_path: Path) -> None:

@@ -7,14 +7,17 @@ import threading
 from typing import Any
 
 from gleanrl.checkpoint.folder import Folder
+from gleanrl.checkpoint.values import sources_in
 from gleanrl.errors import UnsupportedError
+from gleanrl.system.proc import available_memory
 from gleanrl.system.threads import Job
 
 
 class Dump:
     """A checkpoint that is being written by a thread; the interpreter's end waits for it.
 
-    The thread takes a seventh of a processor at most, so that others go on: a GB takes some five seconds.
+    The thread takes a seventh of a processor for the records, so that others go on: a GB takes some five seconds. Once
+    somebody waits for as long as it takes, it no longer rests.
 
     Any thread may ask. A forked process has no such thread: the dump stays its parent's.
 
@@ -26,9 +29,12 @@ class Dump:
     """
 
     def __init__(self, folder: Folder, kind: str, state: Any, keep: int) -> None:
+        for source in sources_in(state):  # memory is given, lest writers wait for the disk
+            source.room = max(source.room, (available_memory() or 0) // 4)
         left = [state]  # the thread lets go of it once it's written
         self._folder, self._process, self._told = folder, os.getpid(), False
-        self._job = Job(lambda: folder.commit(kind, left.pop(), keep, aside=True))
+        self._hurry = threading.Event()
+        self._job = Job(lambda: folder.commit(kind, left.pop(), keep, self._hurry))
         try:
             threading.Thread(target=self._job.run, name="gleanrl-dump").start()
         except RuntimeError:  # the interpreter is about to end, and starts no threads
@@ -38,6 +44,11 @@ class Dump:
         """Return whether it has ended, by an error or on the disk."""
         self._check_process()
         return self._job.ended
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits, or has waited, for as long as it takes."""
+        return self._hurry.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it has ended.
@@ -53,7 +64,9 @@ class Dump:
             OSError: the disk is full, or fails.
         """
         self._check_process()
-        if timeout is not None and not self._job.wait(timeout):
+        if timeout is None:
+            self._hurry.set()
+        elif not self._job.wait(timeout):
             return False
         self._told = True
         self._job.result()

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -62,10 +63,11 @@ class FileWriter:
     Args:
         folder: where; nothing else is in it.
         earlier: another checkpoint on the same file system; None for no links.
-        aside: whether others are to be held up as little as can be: one thread writes, and rests most of the time.
+        aside: so that others are held up as little as can be: one thread writes, and rests most of the time until this
+            is set; None for all haste from the beginning.
     """
 
-    def __init__(self, folder: Path, earlier: Earlier | None = None, aside: bool = False) -> None:
+    def __init__(self, folder: Path, earlier: Earlier | None = None, aside: Event | None = None) -> None:
         self._folder, self._earlier, self._aside = folder, earlier, aside
         self._jobs: list[_Job] = []
         self._shared: _Job | None = None  # the file that takes small arrays
@@ -171,20 +173,20 @@ class FileWriter:
             self._jobs, key=lambda job: (not job.same, position.get((id(job.source), job.segment), -1))
         )
 
-        pace = Pace(_SHARE_ASIDE if self._aside else 1)
+        pace, aside = Pace(_SHARE_ASIDE), self._aside
 
         def put(job: _Job) -> None:
             written[job.name] = self._put(job)
             if len(self._unsynced) >= _UNSYNCED:
                 self.sync()
-            if self._aside:
+            if aside is not None and not aside.is_set():
                 pace.keep()
 
         try:
             for source in self._sources:
                 source.begin()
             fresh = sum(job.size for job in jobs if not job.same)
-            for_each(put, jobs, 1 if self._aside or fresh <= LARGE_BYTES else _THREADS)
+            for_each(put, jobs, 1 if aside is not None or fresh <= LARGE_BYTES else _THREADS)
         finally:
             for source in self._sources:
                 source.close()

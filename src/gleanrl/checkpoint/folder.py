@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ class Folder:
         self.path = Path(os.fspath(path))
 
     # ---------------------------------------------------------------- writing
-    def commit(self, kind: str, state: Any, keep: int = 1, aside: bool = False) -> Path:
+    def commit(self, kind: str, state: Any, keep: int = 1, aside: Event | None = None) -> Path:
         """Write a checkpoint; once this returns, it is on the disk.
 
         Whatever ends the process or the machine meanwhile: the folder holds the checkpoints that it held, or this one,
@@ -74,7 +75,7 @@ class Folder:
             kind: what it is a state of.
             state: a value of the kinds that `values` names.
             keep: how many checkpoints there are to be, 1 or more.
-            aside: whether it's done beside something more urgent: see `FileWriter`.
+            aside: given if it's done beside something more urgent: see `FileWriter`.
 
         Raises:
             CheckpointError: the state can't be saved; or another process is writing, which it names.
@@ -86,7 +87,7 @@ class Folder:
             for source in sources_in(state):
                 source.close()
 
-    def _commit(self, kind: str, state: Any, keep: int, aside: bool) -> Path:
+    def _commit(self, kind: str, state: Any, keep: int, aside: Event | None) -> Path:
         with self._locked():
             self._collect()
             draft = self.path / f"tmp-{uuid.uuid4().hex}"
@@ -105,7 +106,7 @@ class Folder:
             self._retire(keep)
         return place
 
-    def _write(self, draft: Path, kind: str, state: Any, aside: bool) -> None:
+    def _write(self, draft: Path, kind: str, state: Any, aside: Event | None) -> None:
         with FileWriter(draft, self._earlier(), aside) as writer:
             tree = Encoder(writer.store, writer.attach, writer.segments, writer.pieces).tree(state)
             manifest = Manifest(kind, tree, writer.write(), _libraries()).encoded()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import pickle
 import threading
 from pathlib import Path
@@ -46,6 +47,60 @@ def test_by_its_other_names(tmp_path: Path) -> None:
         found.empty()
         found.load(tmp_path)
         assert found[:].tolist() == [0, 1, 2]
+
+
+FORMS = [TensorStorageCheckpointer, FlatStorageCheckpointer, NestedStorageCheckpointer, H5StorageCheckpointer]
+
+
+def full(form: Any, **options: Any) -> ReplayBuffer:
+    """A buffer of ten rows, to be filled to the brim: what is loaded may stay where it was read."""
+    storage = LazyTensorStorage(10, **({"ndim": options.pop("ndim")} if "ndim" in options else {}))
+    storage.checkpointer = form()
+    return ReplayBuffer(storage=storage, **options)
+
+
+def steps(count: int, value: int, batch: tuple[int, ...] = ()) -> TensorDict:
+    shape = (*batch, count)
+    real = torch.full(shape, value < 90)
+    leaves = {"a": torch.full(shape, value), "collector": {"mask": real}}
+    done = torch.zeros(*shape, 1, dtype=torch.bool)
+    return TensorDict({**leaves, "next": {"a": torch.full(shape, value), "done": done}}, shape)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_shared_buffer_that_is_loaded_full_stays_shared(tmp_path: Path, form: Any) -> None:
+    saved, found = full(form), full(form, shared=True)
+    saved.extend(steps(10, 1))
+    saved.dumps(tmp_path)
+    found.loads(tmp_path)
+    assert found[:]["a"].tolist() == [1] * 10
+    child = os.fork()
+    if child == 0:
+        found.extend(steps(3, 7))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert found[:]["a"].tolist() == [7] * 3 + [1] * 7
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_that_are_no_steps_are_not_drawn_after_a_full_load(tmp_path: Path, form: Any) -> None:
+    saved, found = full(form, ndim=2), full(form, ndim=2)
+    saved.extend(steps(5, 1, (2,)))
+    saved.dumps(tmp_path)
+    found.loads(tmp_path)
+    found.extend(steps(2, 99, (2,)))
+    assert bool(found.sample(256)["collector", "mask"].all())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_buffers_loaded_from_one_state_share_nothing(form: Any) -> None:
+    saved, one, other = full(form), full(form), full(form)
+    saved.extend(steps(10, 1))
+    state = pickle.loads(pickle.dumps(saved.checkpointed_state()))
+    for found in (one, other):
+        found.load_checkpointed_state(state)
+    one.extend(steps(5, 7))
+    assert other[:]["a"].tolist() == [1] * 10
 
 
 ROWS, WIDTH = 12_000, 50

@@ -11,6 +11,7 @@ from tensordict import NonTensorData, TensorDict
 
 from gleanrl.data.replay_buffers import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer
 from gleanrl.data.replay_buffers.storages.shared import SharedTensorStorage, share
+from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.errors import SchemaError, UnsupportedError
 from tests.data.replay_buffers.sharing import check, in_child, killed_at, made, rows
 
@@ -173,3 +174,25 @@ def test_what_cannot_be_shared():
         buffer.extend(TensorDict({"x": torch.zeros(2), "name": NonTensorData("a", [2])}, [2]))
     buffer.extend(rows(0, 0, 3))
     assert len(buffer) == 3
+
+
+@pytest.mark.parametrize("amended", [False, True])
+def test_a_change_that_fails_midway_is_undone(monkeypatch: pytest.MonkeyPatch, amended: bool) -> None:
+    """Memory may fail while rows are copied: nobody sees the half that was."""
+    buffer = made(SIZE, 13)
+    before, storage = buffer[:].clone(), buffer.storage
+
+    def copy_some(self: TensorStorage, given: list[torch.Tensor], slots: torch.Tensor) -> None:
+        copied(self, [row[:2] for row in given], slots[:2])
+        raise MemoryError
+
+    copied = TensorStorage._copy_slots
+    monkeypatch.setattr(TensorStorage, "_copy_slots", copy_some)
+    slots = torch.arange(5)
+    with pytest.raises(MemoryError), storage.guard():
+        storage.write_slots(
+            storage.prepare_selection(rows(1, 0, 5), slots.shape, "test"), slots, amended=amended
+        )
+    monkeypatch.undo()
+    with storage.guard():
+        assert (buffer[:] == before).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import weakref
 from abc import ABC, abstractmethod
@@ -11,10 +12,8 @@ from typing import Any, ClassVar
 from gleanrl.arguments import positive
 from gleanrl.checkpoint.background import Dump
 from gleanrl.checkpoint.folder import Folder
-from gleanrl.checkpoint.values import sources_in
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
 from gleanrl.errors import CorruptCheckpointError, IncompatibleCheckpointError
-from gleanrl.system.proc import available_memory
 
 
 class Checkpointed(ABC):
@@ -49,7 +48,7 @@ class Checkpointed(ABC):
 
     def load_checkpointed_state(self, state: dict[str, Any]) -> None:
         """Go on from what `checkpointed_state` returned; see `loading`."""
-        self.loading(state)()
+        self.loading(copy.deepcopy(state))()  # what is loaded keeps the memory that it is given
 
     def dumps(self, path: os.PathLike[str] | str, keep: int = 1, wait: bool = True) -> Dump | None:
         """Write a checkpoint: once this returns, it is on the disk, and whole.
@@ -80,8 +79,6 @@ class Checkpointed(ABC):
             Folder(path).commit(self.kind, self.checkpointed_state(), keep)
             return None
         state = self.checkpointed_state()
-        for source in sources_in(state):  # memory is given, lest writers wait for the disk
-            source.room = max(source.room, (available_memory() or 0) // 4)
         dump = _dumps[self] = Dump(Folder(path), self.kind, state, keep)
         return dump
 
@@ -102,7 +99,7 @@ class Checkpointed(ABC):
         def take(kind: str, state: Any) -> None:
             if kind != self.kind or not isinstance(state, dict):
                 raise IncompatibleCheckpointError(f"{path}: expected a {self.kind}, it's a {kind}")
-            self.load_checkpointed_state(state)
+            self.loading(state)()
 
         Folder(path).load(verify, take)
 

@@ -100,6 +100,7 @@ class InMemory(Rows):
 
     def __init__(self, columns: Sequence[Any]) -> None:
         self._columns = columns
+        self._bytes: dict[int, Array] = {}
         self.fields = [
             (column.dtype, tuple(column.shape[1:])) if isinstance(column, torch.Tensor) else None
             for column in columns
@@ -107,8 +108,10 @@ class InMemory(Rows):
 
     def pick(self, place: int, rows: Array | slice) -> Array:
         """Return rows of a column."""
-        column, width = self._columns[place], self.width(place)
-        return rows_at(bytes_of(column).reshape(len(column), width), rows)
+        if place not in self._bytes:  # a copy, unless they follow each other on the CPU
+            column, width = self._columns[place], self.width(place)
+            self._bytes[place] = bytes_of(column).reshape(len(column), width)
+        return rows_at(self._bytes[place], rows)
 
     def whole(self, place: int) -> Any:
         """Return a column as it is."""

@@ -102,12 +102,18 @@ class SharedTensorStorage(LazyTensorStorage):
     def _put(
         self, rows: Any, slots: torch.Tensor, amended: bool, num_steps: int, end: int, ordered: bool
     ) -> None:
-        written = self._rows_written + (0 if amended else slots.shape[0])
+        copied, some = self._copied, len(slots) > 0
         self._changing(
             slots.unique(),
             lambda: super(SharedTensorStorage, self)._put(rows, slots, amended, num_steps, end, ordered),
-            lambda: self._rows_written == written,
+            lambda: not some or self._copied is not copied,
         )
+
+    _copied: object = None
+
+    def _copy_slots(self, rows: list[torch.Tensor], slots: torch.Tensor) -> None:
+        super()._copy_slots(rows, slots)
+        self._copied = object()  # `_put` has only its counts to publish from here on
 
     @property
     def end(self) -> int:

@@ -202,12 +202,15 @@ class TabledStorage(Storage):
             batch = torch.Size(state.batch_shape)
             full = state.rows == -(-self._requested // batch.numel()) * batch.numel()
             if (
-                rows.fresh
+                self._alone
+                and rows.fresh
                 and full
                 and isinstance(self._allocate, HeapAllocator)
                 and self.device.type == "cpu"
             ):
                 given = Table(rows.form, state.rows, GivenColumns(rows.columns, exclusive=True))
+                if self.ndim > 1:
+                    given.watch_mask()
                 return replace(rows.into(given), there=True)
             table = self._make_table(rows.form, batch)
         else:
