@@ -180,32 +180,19 @@ def puts() -> float:
     return float(found)
 
 
+_SMALL, _IMAGES = "CartPole-like rows in an actor", "84x84x4 uint8 pairs in an actor"
+_AHEAD, _IN_TURN = "fetched ahead of a learner that works", "one after the other (two cores)"
+_LOCAL, _COPY = "that of a buffer here", "a copy of the bytes in memory"
+
 GAUGES = (
     *(
-        Gauge(
-            f"ray/sample{label}",
-            f"sample({BATCH}) of CartPole-like rows in an actor, {while_}, over that of a buffer here",
-            "times",
-            partial(small_rows, seconds),
-            bound,
-        )
-        for label, while_, seconds, bound in (
-            ("", "fetched ahead of a learner that works 5 ms", WORK_S, 2.0),
-            ("-short-work", "fetched ahead of a learner that works 1 ms", SHORT_WORK_S, 2.0),
-            ("-flat-out", "one after the other", 0.0, 10.0),
-        )
-    ),
-    *(
-        Gauge(
-            f"ray/sample-image{label}",
-            f"sample({BATCH}) of 84x84x4 uint8 pairs in an actor, {while_}, over a copy of the bytes in memory",
-            "times",
-            partial(image_rows, seconds),
-            bound,
-        )
-        for label, while_, seconds, bound in (
-            ("", "fetched ahead of a learner that works 20 ms", IMAGE_WORK_S, 2.5),
-            ("-flat-out", "one after the other: gather, object store and copy (two cores)", 0.0, 8.0),
+        Gauge(f"ray/{name}", f"sample({BATCH}) of {what}", "times", partial(measure, seconds), bound)
+        for measure, seconds, bound, name, what in (
+            (small_rows, WORK_S, 2.0, "sample", f"{_SMALL}, {_AHEAD} 5 ms, over {_LOCAL}"),
+            (small_rows, SHORT_WORK_S, 2.0, "sample-short-work", f"{_SMALL}, {_AHEAD} 1 ms, over {_LOCAL}"),
+            (small_rows, 0.0, 10.0, "sample-flat-out", f"{_SMALL}, {_IN_TURN}, over {_LOCAL}"),
+            (image_rows, IMAGE_WORK_S, 2.5, "sample-image", f"{_IMAGES}, {_AHEAD} 20 ms, over {_COPY}"),
+            (image_rows, 0.0, 8.0, "sample-image-flat-out", f"{_IMAGES}, {_IN_TURN}, over {_COPY}"),
         )
     ),
     *(

@@ -223,6 +223,12 @@ def bytes_of(tensor: torch.Tensor) -> Array:
     return found
 
 
+def rows_of(column: torch.Tensor) -> Array:
+    """Return the bytes of a column, ``(n, bytes of a row)`` uint8; a view where `bytes_of` returns one."""
+    width = column.element_size() * math.prod(column.shape[1:])
+    return bytes_of(column).reshape(len(column), width)
+
+
 def rows_at(data: Array, rows: Array | slice) -> Array:
     """Return rows of ``(n, bytes of a row)``, copied; quickly where they follow each other."""
     return data[rows].copy() if isinstance(rows, slice) else data.take(rows, 0)

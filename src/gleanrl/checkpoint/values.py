@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from gleanrl.checkpoint.segments import Array, Layout, Segmented, Source, bytes_of
+from gleanrl.checkpoint.segments import Array, Layout, Segmented, Source, bytes_of, rows_of
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
 
 _DTYPES = {
@@ -86,7 +86,7 @@ class Pieces:
         """Return it in memory."""
         made = torch.empty(self.shape, dtype=self.dtype, device="cpu")
         if made.numel():
-            data = bytes_of(made).reshape(self.shape[0], -1)
+            data = rows_of(made)
             for start, stop in self.cut(LARGE_BYTES):
                 data[start:stop] = self.make(start, stop)
         return made

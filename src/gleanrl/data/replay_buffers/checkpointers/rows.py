@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.checkpoint.segments import Array, Source, bytes_of, rows_at
+from gleanrl.checkpoint.segments import Array, Source, rows_at, rows_of
 from gleanrl.checkpoint.values import Pieces
 
 Field = tuple[torch.dtype, tuple[int, ...]]
@@ -109,8 +109,7 @@ class InMemory(Rows):
     def pick(self, place: int, rows: Array | slice) -> Array:
         """Return rows of a column."""
         if place not in self._bytes:  # a copy, unless they follow each other on the CPU
-            column, width = self._columns[place], self.width(place)
-            self._bytes[place] = bytes_of(column).reshape(len(column), width)
+            self._bytes[place] = rows_of(self._columns[place])
         return rows_at(self._bytes[place], rows)
 
     def whole(self, place: int) -> Any:
@@ -164,13 +163,6 @@ def _with_tensors(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _with_tensors(part) for key, part in value.items()}
     return [_with_tensors(part) for part in value] if isinstance(value, list) else value
-
-
-def bytes_of_rows(column: torch.Tensor) -> Array:
-    """Return the bytes of a column that isn't empty, ``(n, bytes of a row)`` uint8."""
-    flat = column.cpu().contiguous().reshape(len(column), -1)
-    found: Array = flat.view(torch.uint8).numpy()
-    return found
 
 
 def typed(rows: Array, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:

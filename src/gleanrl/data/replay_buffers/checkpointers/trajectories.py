@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from gleanrl.checkpoint.segments import rows_of
 from gleanrl.checkpoint.values import Pieces
-from gleanrl.data.replay_buffers.checkpointers.rows import Rows, bytes_of_rows, typed
+from gleanrl.data.replay_buffers.checkpointers.rows import Rows, typed
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
 from gleanrl.native import Columns
 from gleanrl.system.threads import for_each
@@ -206,7 +207,7 @@ def _take(column: torch.Tensor, index: Array) -> torch.Tensor:
     """
     if not len(index) or not prod(column.shape[1:]):
         return torch.empty(len(index), *column.shape[1:], dtype=column.dtype, device="cpu")
-    rows = bytes_of_rows(column)
+    rows = rows_of(column)
     taken: Array = np.empty((len(index), rows.shape[1]), np.uint8)
     numbers = np.ascontiguousarray(index, np.int64)
     native = Columns([rows.ctypes.data], [rows.shape[1]], len(rows))
@@ -220,7 +221,7 @@ def _take(column: torch.Tensor, index: Array) -> torch.Tensor:
 
 def following(column: torch.Tensor, by: int) -> torch.Tensor:
     """Return a column that isn't empty with each row in the place of the one `by` before it, around the end; a copy."""
-    rows = bytes_of_rows(column)
+    rows = rows_of(column)
     moved: Array = np.empty_like(rows)
     cut = len(rows) - by
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from gleanrl.checkpoint.segments import Array, Layout, Source, bytes_of, rows_at
+from gleanrl.checkpoint.segments import Array, Layout, Source, bytes_of, rows_at, rows_of
 from gleanrl.data.replay_buffers.versions import Change, Version
 from gleanrl.system.forks import renew_in_child
 
@@ -184,8 +184,7 @@ class Moment(Source):
         width, live = self.layout.widths[column], self._bytes[column]
         if isinstance(live, torch.Tensor):
             index = rows if isinstance(rows, slice) else torch.from_numpy(rows).to(live.device)
-            found = live[index].clone()
-            data = bytes_of(found).reshape(len(found), width)
+            data = rows_of(live[index].clone())
         else:
             data = rows_at(live.reshape(self._columns[column].shape[0], width), rows)
         if self._saved and data.size:  # what was written on until now; the rest was read before it may be
