@@ -178,7 +178,7 @@ class FileWriter:
         def put(job: _Job) -> None:
             written[job.name] = self._put(job)
             if len(self._unsynced) >= _UNSYNCED:
-                self.sync()
+                self._sync_batch()
             if aside is not None and not aside.is_set():
                 pace.keep()
 
@@ -198,9 +198,13 @@ class FileWriter:
 
     def sync(self) -> None:
         """Return once what was written until now is on the disk."""
+        while self._unsynced:
+            self._sync_batch()
+
+    def _sync_batch(self) -> None:
         files: list[NewFile] = []
         with suppress(IndexError):  # another thread took it
-            while self._unsynced:
+            while len(files) < _UNSYNCED:
                 files.append(self._unsynced.popleft())
         try:
             for_each(NewFile.sync, files, _SYNCS)
