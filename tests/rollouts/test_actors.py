@@ -10,11 +10,12 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
-from gleanrl.block import Block, Field, Schema
+from gleanrl.block import Block
 from gleanrl.data import Bounded, Categorical, Composite
 from gleanrl.errors import PolicyError
 from gleanrl.rollouts.actors import PolicyActor, RandomActor, RowLayout
 from gleanrl.rollouts.policies import RandomPolicy
+from gleanrl.schema import Field, Schema
 from gleanrl.tree import Path, as_key
 
 T = 5

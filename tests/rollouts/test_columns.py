@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from gleanrl.block import Block, Field, Schema
+from gleanrl.block import Block
 from gleanrl.errors import EnvironmentContractError
 from gleanrl.rollouts.columns import Column
 from gleanrl.rollouts.graph import GraphBlock
+from gleanrl.schema import Field, Schema
 
 PATH = ("next", "value")
 T = 3

@@ -10,12 +10,13 @@ import pytest
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.block import Block, Field, Schema
+from gleanrl.block import Block
 from gleanrl.collectors import RandomPolicy, SyncDataCollector
 from gleanrl.data import OneHot
 from gleanrl.envs import GymEnv, ParallelEnv, SerialEnv
 from gleanrl.errors import EnvironmentFailure, PolicyError
 from gleanrl.rollouts.fitting import Conversions, first_change, with_shape
+from gleanrl.schema import Field, Schema
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gleanrl.block import Field, Schema
 from gleanrl.rollouts.graph import GraphBlock
+from gleanrl.schema import Field, Schema
 
 
 def test_a_block_that_keeps_its_graph():

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from gleanrl.block import Block, Field, Schema
+from gleanrl.block import Block
 from gleanrl.errors import PolicyError
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.loop import collect
 from gleanrl.rollouts.protocol import Stepper
+from gleanrl.schema import Field, Schema
 
 T = 4
 

@@ -10,12 +10,12 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
-from gleanrl.block import Field
 from gleanrl.errors import EnvironmentContractError, EnvironmentFailure, PolicyError
 from gleanrl.rollouts.actors import PolicyActor, RandomActor
 from gleanrl.rollouts.loop import collect
 from gleanrl.rollouts.plan import action_fields, plan_rollout
 from gleanrl.rollouts.policies import RandomPolicy
+from gleanrl.schema import Field
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv, StillDoneEnv, TeamEnv, TwoActionEnv
 

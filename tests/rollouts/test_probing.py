@@ -10,10 +10,10 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import nn
 
-from gleanrl.block import Field
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.errors import PolicyError
 from gleanrl.rollouts.probing import probe, spare
+from gleanrl.schema import Field
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from gleanrl.block import Block, Schema
+from gleanrl.block import Block
 from gleanrl.envs import GymWrapper, ParallelEnv, SerialEnv
 from gleanrl.envs.libs.gym_stepper import GymStepper
 from gleanrl.envs.libs.gym_vector_stepper import VectorGymStepper
@@ -24,6 +24,7 @@ from gleanrl.rollouts.faults import BATCH, StepFault
 from gleanrl.rollouts.plan import action_fields
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import TensorDictStepper
+from gleanrl.schema import Schema
 from tests.fakes import FakeFailure, OracleEnv, RaisingEnv, Script
 
 SCRIPT = Script(lengths=(3, 1, 4, 2))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from gleanrl.block import Block, Schema
+from gleanrl.block import Block
 from gleanrl.data import Composite, Unbounded
 from gleanrl.errors import EnvironmentContractError
 from gleanrl.rollouts.faults import BATCH, StepFault
@@ -17,6 +17,7 @@ from gleanrl.rollouts.plan import action_fields
 from gleanrl.rollouts.protocol import EpisodeRules
 from gleanrl.rollouts.steppers import TensorDictStepper, UndeclaredKeyWarning, make_stepper
 from gleanrl.rollouts.stepping import step_mdp
+from gleanrl.schema import Schema
 from gleanrl.tree import as_key, as_path, flatten
 from tests.fakes import Script
 from tests.fakes_base import (

@@ -10,11 +10,11 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase
 
-from gleanrl.block import Field
 from gleanrl.data import Composite, NonTensor, Unbounded
 from gleanrl.errors import EnvironmentContractError
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.steppers import TensorDictStepper, UndeclaredKeyWarning
+from gleanrl.schema import Field
 from tests.fakes import Script
 from tests.fakes_base import (
     CountingEnv,

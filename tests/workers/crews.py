@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from gleanrl.block import Field, Schema
+from gleanrl.schema import Field, Schema
 from gleanrl.workers.crew import Crew
 from gleanrl.workers.handle import Plan, Timeouts
 from gleanrl.workers.segment import Rows

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gleanrl.block import Field, Schema
 from gleanrl.errors import CapacityError
+from gleanrl.schema import Field, Schema
 from gleanrl.workers import segment as module
 from gleanrl.workers.segment import PLACE, WORK, Rows, Segment
 

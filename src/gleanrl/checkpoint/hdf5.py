@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from gleanrl import optional
-from gleanrl.block import numpy_dtype, numpy_view
 from gleanrl.checkpoint import strict_json
 from gleanrl.checkpoint.migrations import HDF5, migrated
 from gleanrl.checkpoint.segments import Array
 from gleanrl.checkpoint.values import Decoder, Encoder
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
+from gleanrl.schema import numpy_dtype, numpy_view
 
 FORMAT = 1
 """The version of the layout that this library writes; it reads this one, and earlier ones as `migrations` says."""

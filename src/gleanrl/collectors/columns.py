@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.block import Block, Field, Schema, numpy_view
+from gleanrl.block import Block
 from gleanrl.collectors.checks import check_actions, check_finite, nonfinite_rows
 from gleanrl.collectors.options import CollectionOptions
 from gleanrl.collectors.tracking import Numbering, Trajectories
@@ -18,6 +18,7 @@ from gleanrl.data.boundaries import MASK
 from gleanrl.errors import InvalidArgumentError
 from gleanrl.rollouts.plan import RolloutPlan
 from gleanrl.rollouts.traits import Env, EnvTraits
+from gleanrl.schema import Field, Schema, numpy_view
 from gleanrl.tree import Path, as_path
 
 IDS: Path = ("collector", "traj_ids")

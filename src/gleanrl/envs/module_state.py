@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gleanrl.block import Field
 from gleanrl.errors import MissingKeyError, SchemaError
 from gleanrl.overrides import overridden
+from gleanrl.schema import Field
 from gleanrl.state import Stateful
 from gleanrl.tree import NestedKey
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.block import Block, Field, new_column
+from gleanrl.block import Block
 from gleanrl.errors import PolicyError
 from gleanrl.layout import Layout
 from gleanrl.objects import Leaf
@@ -23,6 +23,7 @@ from gleanrl.rollouts.fitting import RowWriter, misfit
 from gleanrl.rollouts.members import InTurn, Member, members_of
 from gleanrl.rollouts.modules import Values, inputs_of
 from gleanrl.rollouts.policies import RandomPolicy
+from gleanrl.schema import Field, new_column
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import Path, as_key, flatten, is_private, leaf_at, put_leaf
 

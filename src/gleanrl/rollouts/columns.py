@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from gleanrl.block import Block, Field
+from gleanrl.block import Block
 from gleanrl.errors import EnvironmentContractError
 from gleanrl.objects import Leaf, Objects
+from gleanrl.schema import Field
 from gleanrl.tree import Path, as_key
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.block import Block, Field
+from gleanrl.block import Block
 from gleanrl.errors import PolicyError
 from gleanrl.objects import Leaf, Objects, as_leaf
+from gleanrl.schema import Field
 from gleanrl.tree import Path, as_key
 
 

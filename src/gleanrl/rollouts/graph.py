@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from gleanrl.block import Block, Schema, new_column
+from gleanrl.block import Block
 from gleanrl.objects import Leaf, stack_leaves
+from gleanrl.schema import Schema, new_column
 from gleanrl.tree import Path
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.block import Block, Field, Schema
+from gleanrl.block import Block
 from gleanrl.data.boundaries import MASK
 from gleanrl.devices import columns_device
 from gleanrl.errors import PolicyError
@@ -25,6 +25,7 @@ from gleanrl.rollouts.probing import Trial, outputs_of, sizes_of_groups
 from gleanrl.rollouts.protocol import FREELY, Actor, EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import TensorDictStepper, make_stepper
 from gleanrl.rollouts.traits import Env, EnvTraits
+from gleanrl.schema import Field, Schema
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import FLAGS, Path, as_key, as_path, flatten, outermost
 

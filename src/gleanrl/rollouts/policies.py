@@ -12,12 +12,12 @@ import torch
 from tensordict import TensorDictBase, is_tensorclass
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 
-from gleanrl.block import Field
 from gleanrl.data.specs import Composite
 from gleanrl.data.specs.leaf import LeafSpec
 from gleanrl.errors import InvalidTypeError, PolicyError
 from gleanrl.overrides import is_native
 from gleanrl.rollouts.traits import Env, EnvTraits
+from gleanrl.schema import Field
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import NestedKey, Path, as_key, as_path, flatten
 

@@ -12,7 +12,6 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch.nn.parameter import is_lazy
 
-from gleanrl.block import Field
 from gleanrl.errors import PolicyError
 from gleanrl.layout import Layout
 from gleanrl.objects import Leaf, Objects
@@ -22,6 +21,7 @@ from gleanrl.rollouts.modules import Values
 from gleanrl.rollouts.policies import OwnActions, only_draws
 from gleanrl.rollouts.protocol import Stepper
 from gleanrl.rollouts.traits import Env
+from gleanrl.schema import Field
 from gleanrl.tree import Path, as_key, as_path, flatten, group_sizes, is_private
 
 

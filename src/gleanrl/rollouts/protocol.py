@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.block import Block, Schema
+from gleanrl.block import Block
 from gleanrl.data.boundaries import MASK
 from gleanrl.layout import record_of
 from gleanrl.objects import Leaf
@@ -18,6 +18,7 @@ from gleanrl.pool import BufferPool
 from gleanrl.rollouts.carry import PolicyCarry
 from gleanrl.rollouts.faults import BATCH
 from gleanrl.rollouts.usage import Lease
+from gleanrl.schema import Schema
 from gleanrl.state import Stateful, StateReader
 from gleanrl.tree import Path
 

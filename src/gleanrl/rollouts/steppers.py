@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.block import Block, Field, Schema, new_column
+from gleanrl.block import Block
 from gleanrl.errors import EnvironmentContractError
 from gleanrl.layout import Layout
 from gleanrl.objects import Leaf, as_entry
@@ -25,6 +25,7 @@ from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.stepping import following_root, paths_of
 from gleanrl.rollouts.traits import Env, extra
 from gleanrl.rollouts.usage import Lease
+from gleanrl.schema import Field, Schema, new_column
 from gleanrl.tree import Path, as_key, as_path, flatten, is_private, iter_leaves, leaf_at, outermost, put_leaf
 
 

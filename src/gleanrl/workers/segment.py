@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.block import Block, Schema, numpy_dtype
+from gleanrl.block import Block
 from gleanrl.errors import CapacityError
 from gleanrl.objects import Objects
+from gleanrl.schema import Schema, numpy_dtype
 from gleanrl.system.descriptors import Descriptors, memory
 from gleanrl.system.proc import available_memory
 

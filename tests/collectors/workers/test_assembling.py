@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from gleanrl.block import Block, Field, Schema
+from gleanrl.block import Block
 from gleanrl.collectors.columns import IDS
 from gleanrl.collectors.workers.assembling import Arrangement, arrangement_dim
 from gleanrl.data.boundaries import MASK
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 from gleanrl.pool import BufferPool
+from gleanrl.schema import Field, Schema
 
 SCHEMA = Schema(
     {("observation",): Field(torch.Size((2,)), torch.float32), IDS: Field(torch.Size(), torch.int64)}

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from gleanrl.block import Block, Field, Schema
+from gleanrl.block import Block
 from gleanrl.envs.libs.gym import GymWrapper
 from gleanrl.envs.libs.gym_stepper import GymStepper
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
+from gleanrl.schema import Field, Schema
 from gleanrl.tree import as_path, flatten
 
 

@@ -12,11 +12,12 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 
-from gleanrl.block import Block, Field, Schema
+from gleanrl.block import Block
 from gleanrl.envs.libs.gym import GymEnv, GymWrapper
 from gleanrl.errors import PolicyError, SchemaError
 from gleanrl.rollouts.protocol import EpisodeRules
 from gleanrl.rollouts.steppers import TensorDictStepper
+from gleanrl.schema import Field, Schema
 from tests.envs.libs.stepping import full_schema, run, same, stepper_of
 from tests.fakes import (
     DictEnv,

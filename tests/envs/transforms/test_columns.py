@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gleanrl.block import Block, Field, Schema
+from gleanrl.block import Block
 from gleanrl.envs.transforms.columns import DoneFlags, LateOutput, OneRow, OpenedColumns, Output, SpareRow
 from gleanrl.errors import EnvironmentContractError
+from gleanrl.schema import Field, Schema
 
 SIZE = torch.Size((2,))
 

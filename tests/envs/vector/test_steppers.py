@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gleanrl.block import Block, Field, Schema
+from gleanrl.block import Block
 from gleanrl.envs import GymWrapper
 from gleanrl.envs.vector.steppers import MemberSteppers
 from gleanrl.errors import UnsupportedError
@@ -13,6 +13,7 @@ from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules
 from gleanrl.rollouts.steppers import make_stepper
 from gleanrl.rollouts.usage import Lease
+from gleanrl.schema import Field, Schema
 from tests.envs.vector.makers import SCRIPT, oracle, with_goal
 from tests.fakes import FakeFailure, RaisingEnv
 from tests.fakes_base import CountingEnv

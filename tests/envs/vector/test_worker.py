@@ -7,7 +7,6 @@ import pickle
 import pytest
 import torch
 
-from gleanrl.block import Field, Schema
 from gleanrl.envs import GymWrapper
 from gleanrl.envs.vector.factories import factories
 from gleanrl.envs.vector.packing import pack, unpack
@@ -15,6 +14,7 @@ from gleanrl.envs.vector.worker import BIND_CODE, RUN_CODE, STEP_CODE, BlockPlan
 from gleanrl.errors import WorkerError
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import EpisodeRules
+from gleanrl.schema import Field, Schema
 from gleanrl.workers.main import Station
 from gleanrl.workers.reports import RemoteTraceback
 from gleanrl.workers.segment import HALT, PLACE, STEP, Rows, Segment

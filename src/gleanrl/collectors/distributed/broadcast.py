@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from gleanrl.block import Field
 from gleanrl.collectors.distributed.node import Published
 from gleanrl.collectors.weights import check_loads, matched_weights, weights_of
 from gleanrl.collectors.workers.weights import Following
 from gleanrl.errors import PolicyError
 from gleanrl.parcels import Parcel
+from gleanrl.schema import Field
 from gleanrl.tree import Path, as_key, flatten
 
 

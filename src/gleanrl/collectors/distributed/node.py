@@ -11,7 +11,6 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl import optional
-from gleanrl.block import Field
 from gleanrl.collectors import saving
 from gleanrl.collectors.budget import Grant
 from gleanrl.collectors.collection import Collection
@@ -25,6 +24,7 @@ from gleanrl.collectors.workers.servant import Given
 from gleanrl.collectors.workers.weights import fields_of
 from gleanrl.errors import ClosedError, WorkerError
 from gleanrl.parcels import Parcel
+from gleanrl.schema import Field
 from gleanrl.system import clock
 from gleanrl.tree import Path, as_key, iter_leaves
 from gleanrl.workers.main import seed_globals

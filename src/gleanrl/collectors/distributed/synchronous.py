@@ -6,7 +6,7 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from gleanrl.block import Block, Schema
+from gleanrl.block import Block
 from gleanrl.collectors.budget import Grant, Grants
 from gleanrl.collectors.columns import IDS, NONFINITE
 from gleanrl.collectors.distributed.node_source import Company, NodeSource
@@ -17,6 +17,7 @@ from gleanrl.collectors.workers.standing import Taken
 from gleanrl.data.boundaries import MASK
 from gleanrl.pool import BufferPool
 from gleanrl.ray_runtime import RayRuntime
+from gleanrl.schema import Schema
 from gleanrl.system import clock
 from gleanrl.tree import as_key, flatten
 

@@ -10,13 +10,14 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.arguments import integer
-from gleanrl.block import Block, Field, Schema
+from gleanrl.block import Block
 from gleanrl.collectors.columns import IDS
 from gleanrl.data.boundaries import MASK
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 from gleanrl.native import Columns
 from gleanrl.objects import Objects
 from gleanrl.pool import BufferPool
+from gleanrl.schema import Field, Schema
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import torch
 
-from gleanrl.block import Block, Field, Schema
+from gleanrl.block import Block
 from gleanrl.collectors import saving
 from gleanrl.collectors.assembly import Assembly, Recipe, assemble
 from gleanrl.collectors.tracking import Numbering, Trajectories
@@ -33,6 +33,7 @@ from gleanrl.collectors.workers.words import (
 from gleanrl.envs.vector.factories import Factory
 from gleanrl.errors import WorkerError
 from gleanrl.objects import Objects
+from gleanrl.schema import Field, Schema
 from gleanrl.system import clock
 from gleanrl.tree import NestedKey, Path
 from gleanrl.workers.main import Station, seed_globals

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from gleanrl.block import Field, Schema
 from gleanrl.collectors.linked import LinkedWeights
 from gleanrl.collectors.weights import (
     PolicyWeights,
@@ -30,6 +29,7 @@ from gleanrl.collectors.weights import (
 )
 from gleanrl.collectors.workers.words import MARKED, PUBLISHED, PULLED, WRITING, WRITING_OWN
 from gleanrl.errors import PolicyError
+from gleanrl.schema import Field, Schema
 from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import Path, flatten
 from gleanrl.workers.segment import Region, Rows, Segment

@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from gleanrl.block import numpy_dtype
 from gleanrl.data.specs import TensorSpec
 from gleanrl.errors import EnvironmentContractError, PolicyError
+from gleanrl.schema import numpy_dtype
 from gleanrl.tree import Path, as_key
 
 Array: TypeAlias = np.ndarray[Any, Any]

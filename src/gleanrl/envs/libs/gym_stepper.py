@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.block import Block, Field, Schema, numpy_view
+from gleanrl.block import Block
 from gleanrl.envs.libs.gym_codecs import Array, ArrayCodec, Codec, RewardCodec, as_flag
 from gleanrl.envs.libs.gym_info import default_info_dict_reader
 from gleanrl.envs.libs.gym_simulator import Simulator, checked_step
@@ -26,6 +26,7 @@ from gleanrl.objects import Leaf, Objects, as_leaf
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.usage import Lease
+from gleanrl.schema import Field, Schema, numpy_view
 from gleanrl.tree import FLAGS, Path, as_key
 
 _NUMBERS = frozenset({float, int, bool, np.float64, np.float32, np.float16, np.int64, np.int32, np.bool_})

@@ -13,7 +13,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDictBase
 
-from gleanrl.block import Block, Field, Schema
+from gleanrl.block import Block
 from gleanrl.data.boundaries import MASK
 from gleanrl.envs.libs.gym_codecs import Array
 from gleanrl.envs.libs.gym_stepper import GymCodecs, GymRows, loaded
@@ -23,6 +23,7 @@ from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.limits import StepLimit
 from gleanrl.rollouts.protocol import EpisodeRules
 from gleanrl.rollouts.usage import Lease
+from gleanrl.schema import Field, Schema
 from gleanrl.tree import FLAGS, Path
 
 _Array = np.ndarray

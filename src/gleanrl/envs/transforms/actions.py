@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gleanrl.block import Field
 from gleanrl.data.specs import (
     Bounded,
     Categorical,
@@ -22,6 +21,7 @@ from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.following import Following
 from gleanrl.envs.transforms.rows import Record, trailing
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError
+from gleanrl.schema import Field
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import NestedKey, as_key, as_path
 

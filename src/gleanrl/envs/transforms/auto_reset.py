@@ -12,13 +12,13 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from gleanrl.block import Field
 from gleanrl.envs.construction import RESETTING_ITSELF
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.env import TransformedEnv
 from gleanrl.envs.transforms.rows import Record, reset_rows, trailing
 from gleanrl.envs.transforms.spec_tools import keys_of
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.schema import Field
 from gleanrl.tree import NestedKey, as_key, as_path
 
 _WAITING = "_waiting"

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.block import Block, Field, Schema, allocate, numpy_dtype, numpy_twin, numpy_view
+from gleanrl.block import Block
 from gleanrl.envs.transforms.compose import flattened
 from gleanrl.errors import EnvironmentContractError, PolicyError
 from gleanrl.rollouts.steppers import declared
+from gleanrl.schema import Field, Schema, allocate, numpy_dtype, numpy_twin, numpy_view
 from gleanrl.tree import NestedKey, Path, as_key, as_path
 
 

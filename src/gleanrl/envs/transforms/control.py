@@ -10,7 +10,6 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from gleanrl.arguments import non_negative, positive
-from gleanrl.block import Field
 from gleanrl.data.specs import Categorical, Composite, Unbounded
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.following import Following
@@ -18,6 +17,7 @@ from gleanrl.envs.transforms.keys import Keys
 from gleanrl.envs.transforms.rows import Record, trailing
 from gleanrl.errors import EnvironmentContractError, UnsupportedError
 from gleanrl.rollouts.stepping import advance
+from gleanrl.schema import Field
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import NestedKey, as_path
 

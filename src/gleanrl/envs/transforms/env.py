@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from gleanrl.block import Field
 from gleanrl.data.specs import TensorSpec, contains_lazy_spec, from_torchrl
 from gleanrl.envs.base import BEHIND_TRANSFORM, REPLACED, EnvBase
 from gleanrl.envs.env_specs import EnvSpecs
@@ -30,6 +29,7 @@ from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import TensorDictStepper, declared
 from gleanrl.rollouts.traits import EnvTraits, extra, seed_env
 from gleanrl.rollouts.usage import Usage
+from gleanrl.schema import Field
 from gleanrl.seeding import fresh_seed
 from gleanrl.tree import NestedKey, as_key, flatten
 

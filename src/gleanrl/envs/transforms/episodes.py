@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from gleanrl.block import Field
 from gleanrl.data.specs import Bounded, Categorical, Composite, Unbounded
 from gleanrl.envs.transforms.compose import flattened
 from gleanrl.envs.transforms.following import Following
 from gleanrl.envs.transforms.rows import Record, sibling
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
+from gleanrl.schema import Field
 from gleanrl.tree import NestedKey
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gleanrl.block import Field
 from gleanrl.data.specs import Composite, Unbounded
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.compose import flattened
 from gleanrl.envs.transforms.rows import Record, reset_rows
 from gleanrl.errors import InvalidArgumentError, MissingKeyError, UnsupportedError
+from gleanrl.schema import Field
 from gleanrl.tree import NestedKey, as_key, as_path
 
 

@@ -9,7 +9,6 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from gleanrl.arguments import positive
-from gleanrl.block import Field
 from gleanrl.data.boundaries import trajectory_ends
 from gleanrl.data.replay_buffers import SliceSampler
 from gleanrl.data.specs import Bounded, TensorSpec, Unbounded
@@ -19,6 +18,7 @@ from gleanrl.envs.transforms.mapping import EntryTransform
 from gleanrl.envs.transforms.rows import Record, trailing
 from gleanrl.envs.transforms.shapes import PIXELS
 from gleanrl.errors import InvalidArgumentError, MissingArgumentError, SchemaError, UnsupportedError
+from gleanrl.schema import Field
 from gleanrl.tree import NestedKey, as_path
 
 

@@ -8,12 +8,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from gleanrl.block import Field
 from gleanrl.data.specs import Composite, Unbounded
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.following import Following
 from gleanrl.envs.transforms.keys import Keys
 from gleanrl.envs.transforms.rows import Record, trailing
+from gleanrl.schema import Field
 from gleanrl.system import clock
 from gleanrl.tree import NestedKey
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from gleanrl.block import Field
 from gleanrl.data.specs import Composite
 from gleanrl.envs.transforms.following import Following
 from gleanrl.envs.transforms.keys import Keys, as_keys
 from gleanrl.envs.transforms.rows import Record, sibling, trailing
 from gleanrl.envs.transforms.spec_tools import keys_of
 from gleanrl.errors import InvalidArgumentError, MissingKeyError
+from gleanrl.schema import Field
 from gleanrl.tree import NestedKey, as_key, as_path
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.block import Block, Field, Schema
+from gleanrl.block import Block
 from gleanrl.data.boundaries import MASK
 from gleanrl.envs.resets import chosen, due_resets
 from gleanrl.envs.transforms.columns import (
@@ -45,6 +45,7 @@ from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.plan import action_fields
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import declared, make_stepper
+from gleanrl.schema import Field, Schema
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, flatten, is_private, outermost
 
 Values = dict[NestedKey, torch.Tensor]

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gleanrl.block import Field
 from gleanrl.envs.transforms.following import Following
 from gleanrl.envs.transforms.keys import Keys
 from gleanrl.envs.transforms.rows import Record, trailing
 from gleanrl.envs.transforms.statistics import RunningSums
 from gleanrl.envs.transforms.vec_norm import VecNorm
 from gleanrl.errors import UnsupportedError
+from gleanrl.schema import Field
 from gleanrl.tree import NestedKey, as_path
 
 _STATISTICS = ("_vecnorm_loc", "_vecnorm_var", "_vecnorm_count")

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from gleanrl.block import numpy_twin, numpy_view
 from gleanrl.layout import Layout
+from gleanrl.schema import numpy_twin, numpy_view
 from gleanrl.tree import Path, flatten
 
 

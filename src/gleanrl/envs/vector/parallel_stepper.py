@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.block import Block, Schema
+from gleanrl.block import Block
 from gleanrl.envs.vector.packing import pack
 from gleanrl.envs.vector.steppers import require_one_schema
 from gleanrl.envs.vector.worker import BIND_CODE, RUN_CODE, STEP_CODE, BlockPlan
@@ -23,6 +23,7 @@ from gleanrl.pool import BufferPool
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.usage import Lease
+from gleanrl.schema import Schema
 from gleanrl.tree import Path
 from gleanrl.workers.segment import Region, Rows, Segment
 

@@ -11,13 +11,14 @@ from collections.abc import Collection, Sequence
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.block import Block, Schema
+from gleanrl.block import Block
 from gleanrl.envs.vector.place import Place
 from gleanrl.errors import UnsupportedError
 from gleanrl.objects import Leaf, stack_leaves
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import Stepper
 from gleanrl.rollouts.usage import Lease
+from gleanrl.schema import Schema
 from gleanrl.tree import Path
 
 

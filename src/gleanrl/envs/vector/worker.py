@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.block import Block, Field
+from gleanrl.block import Block
 from gleanrl.envs.vector.factories import Factory, with_own_copies
 from gleanrl.envs.vector.members import MemberGroup, ResetRequest, close_all
 from gleanrl.envs.vector.packing import pack, unpack
@@ -18,6 +18,7 @@ from gleanrl.errors import WorkerError
 from gleanrl.objects import Objects
 from gleanrl.rollouts.protocol import EpisodeRules
 from gleanrl.rollouts.usage import Lease
+from gleanrl.schema import Field
 from gleanrl.tree import Path
 from gleanrl.workers.main import Station
 from gleanrl.workers.segment import HALT, PLACE, STEP, Region

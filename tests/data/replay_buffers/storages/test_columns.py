@@ -8,7 +8,6 @@ import sys
 import pytest
 import torch
 
-from gleanrl.block import Field
 from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer, TensorStorage
 from gleanrl.data.replay_buffers.storages.columns import (
     BorrowedColumns,
@@ -18,6 +17,7 @@ from gleanrl.data.replay_buffers.storages.columns import (
     column_store,
 )
 from gleanrl.errors import SchemaError
+from gleanrl.schema import Field
 from tests.data.replay_buffers.oracle import fill
 
 ROWS = 10

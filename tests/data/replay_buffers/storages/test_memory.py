@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gleanrl.block import Field
 from gleanrl.data.replay_buffers.storages import memory
 from gleanrl.data.replay_buffers.storages.memory import FileAllocator, HeapAllocator, file_of
 from gleanrl.errors import CapacityError, UnsupportedError
+from gleanrl.schema import Field
 from gleanrl.system import faults
 from gleanrl.system.faults import At
 

@@ -8,10 +8,10 @@ import random
 import pytest
 import torch
 
-from gleanrl.block import Field
 from gleanrl.data.replay_buffers.storages.segment import Books, Segment
 from gleanrl.data.replay_buffers.versions import ChangeLog, touched
 from gleanrl.errors import CapacityError, SchemaError
+from gleanrl.schema import Field
 
 FIELDS = [
     Field(torch.Size([3]), torch.float32),

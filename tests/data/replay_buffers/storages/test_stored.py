@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gleanrl.block import Field, Schema
 from gleanrl.data.replay_buffers.storages.columns import BorrowedColumns, DeviceColumns, OwnColumns
 from gleanrl.data.replay_buffers.storages.stored import Source, StoredSchema
 from gleanrl.errors import SchemaError
+from gleanrl.schema import Field, Schema
 
 OBS, REWARD = Field(torch.Size([3]), torch.float32), Field(torch.Size([1]), torch.bfloat16)
 SCHEMA = Schema({("obs",): OBS, ("next", "reward"): REWARD, ("next", "obs"): OBS})

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from gleanrl.block import Schema, numpy_view
 from gleanrl.data.boundaries import TRAJ_IDS
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
@@ -24,6 +23,7 @@ from gleanrl.errors import (
     UnsupportedError,
 )
 from gleanrl.native import Episodes
+from gleanrl.schema import Schema, numpy_view
 from gleanrl.tree import FLAGS, Path, as_key
 
 _DEFAULT_ID: Path = ("episode",)

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gleanrl.block import Field, numpy_dtype, numpy_twin, numpy_view
 from gleanrl.data.replay_buffers.storages.stored import Sources
 from gleanrl.errors import SchemaError, UnsupportedError
 from gleanrl.native import Columns as NativeColumns
 from gleanrl.objects import Leaf, Objects
 from gleanrl.pool import BufferPool
+from gleanrl.schema import Field, numpy_dtype, numpy_twin, numpy_view
 
 _CPU = torch.device("cpu")
 _PLANS = 64  # batch sizes whose allocations are remembered

@@ -14,7 +14,6 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
 from torch.utils import _pytree
 
-from gleanrl.block import Field, Schema
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat, check_storable, leading
 from gleanrl.data.replay_buffers.storages.tensorclasses import from_names
 from gleanrl.data.replay_buffers.storages.tensordict_format import TensorDictFormat, find_tensordict_format
@@ -25,6 +24,7 @@ from gleanrl.data.replay_buffers.storages.tree_format import (
     tree_path,
 )
 from gleanrl.errors import SchemaError
+from gleanrl.schema import Field, Schema
 from gleanrl.tree import check_uniform, iter_leaves
 
 

@@ -14,9 +14,9 @@ from urllib.parse import quote
 import numpy as np
 import torch
 
-from gleanrl.block import Field
 from gleanrl.errors import CapacityError, UnsupportedError
 from gleanrl.objects import Leaf, Objects
+from gleanrl.schema import Field
 from gleanrl.system import fs, proc
 from gleanrl.tree import Path as KeyPath
 

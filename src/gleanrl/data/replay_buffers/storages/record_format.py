@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from gleanrl.block import Schema
 from gleanrl.data.boundaries import MASK
 from gleanrl.errors import SchemaError, UnsupportedError
 from gleanrl.objects import Leaf, Objects
+from gleanrl.schema import Schema
 from gleanrl.tree import NestedKey, Path, as_key
 
 

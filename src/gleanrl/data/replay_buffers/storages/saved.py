@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.block import numpy_dtype, numpy_view
 from gleanrl.checkpoint.segments import Fresh
 from gleanrl.data.replay_buffers.storages.formats import check_all_storable, format_from_state
 from gleanrl.data.replay_buffers.storages.moments import Moment
@@ -17,6 +16,7 @@ from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.snapshots import ContentCopy, StorageState
 from gleanrl.data.replay_buffers.storages.table import Table
 from gleanrl.objects import Leaf, Objects
+from gleanrl.schema import numpy_dtype, numpy_view
 from gleanrl.state import StateReader
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from gleanrl.block import Schema
 from gleanrl.errors import SchemaError
 from gleanrl.objects import Leaf
+from gleanrl.schema import Schema
 from gleanrl.tree import Path
 
 

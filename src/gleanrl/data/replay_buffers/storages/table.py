@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from gleanrl.block import new_column
 from gleanrl.data.replay_buffers.storages.columns import ParentsColumns, column_store
 from gleanrl.data.replay_buffers.storages.memory import Allocator, GivenColumns
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
@@ -16,6 +15,7 @@ from gleanrl.data.replay_buffers.storages.stored import Source, StoredSchema
 from gleanrl.data.rows import take_rows
 from gleanrl.errors import UnsupportedError
 from gleanrl.objects import Leaf, Objects
+from gleanrl.schema import new_column
 from gleanrl.system.forks import renew_in_child
 from gleanrl.tree import Path, as_key
 

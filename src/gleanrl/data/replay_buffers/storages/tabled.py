@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from gleanrl.block import allocate
 from gleanrl.checkpoint.reading import Stored
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.columns import device_of
@@ -26,6 +25,7 @@ from gleanrl.data.replay_buffers.storages.snapshots import Ahead, ContentCopy, S
 from gleanrl.data.replay_buffers.storages.table import Table
 from gleanrl.errors import EmptyBufferError, SchemaError
 from gleanrl.objects import Objects
+from gleanrl.schema import allocate
 from gleanrl.state import StateReader
 from gleanrl.system.interrupts import to_the_end
 

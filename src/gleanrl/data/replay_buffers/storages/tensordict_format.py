@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
-from gleanrl.block import Field, Schema
 from gleanrl.data.replay_buffers.storages.record_format import (
     RecordFormat,
     check_storable,
@@ -23,6 +22,7 @@ from gleanrl.data.replay_buffers.storages.tensorclasses import (
 )
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, SchemaError
 from gleanrl.objects import Leaf
+from gleanrl.schema import Field, Schema
 from gleanrl.tree import NestedKey, Path, as_key, check_uniform, iter_leaves, key_argument
 
 # What samples carry beside the records. A sample that is written again must not store it as data.

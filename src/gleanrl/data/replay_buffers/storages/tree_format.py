@@ -10,7 +10,6 @@ import torch
 from tensordict import is_tensor_collection
 from torch.utils import _pytree
 
-from gleanrl.block import Field, Schema
 from gleanrl.data.replay_buffers.storages.record_format import (
     RecordFormat,
     check_storable,
@@ -18,6 +17,7 @@ from gleanrl.data.replay_buffers.storages.record_format import (
     plain_format,
 )
 from gleanrl.errors import InvalidTypeError, SchemaError
+from gleanrl.schema import Field, Schema
 from gleanrl.tree import Path, as_key
 
 
