@@ -154,6 +154,28 @@ def test_nothing_but_rows_that_are_no_steps(shape: tuple[int, ...]) -> None:
             buffer.sample()
 
 
+@pytest.mark.parametrize("kind", ["slices", "slices_once", "prioritized_slices"])
+def test_rows_that_are_no_steps_may_have_the_id_of_those_beside_them(kind: str) -> None:
+    mask = torch.arange(20).view(2, 10) % 10 != 4
+    rows = TensorDict(
+        {
+            "t": torch.arange(10).expand(2, 10),
+            "collector": {"traj_ids": torch.zeros(2, 10).long(), "mask": mask},
+        },
+        [2, 10],
+    )
+    buffer = parts.TensorDictReplayBuffer(
+        storage=parts.LazyTensorStorage(CAPACITY * 2, ndim=2),
+        sampler=make_sampler(kind, CAPACITY * 2, slice_len=L, num_slices=None),
+        batch_size=4 * L,
+    )
+    buffer.extend(rows)
+    for _ in range(10):
+        steps = buffer.sample()["t"].view(-1, L)
+        assert not (steps == 4).any()
+        assert (steps.diff(dim=1) == 1).all()
+
+
 def test_the_audit_finds_nothing_in_them() -> None:
     for shape in ((), (3,)):
         assert make("random", shape, CAPACITY + 17)[0].verify().ok

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from gleanrl.data.boundaries import TRAJ_IDS
+from gleanrl.data.boundaries import MASK, TRAJ_IDS
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.data.replay_buffers.versions import Change, Follower
@@ -47,7 +47,8 @@ class EpisodeTable(Follower[Storage]):
 
     A trajectory is a maximal run of adjacent time steps of one stream (batch entry) with one id and no end
     inside; the write cursor ends it too. ``("collector", "traj_ids")`` and ``("next", "done")`` always bound
-    where they are stored. In n-step data (``"steps_to_next_obs"``) flags count only in rows where that is 1.
+    where they are stored. In n-step data (``"steps_to_next_obs"``) flags count only in rows where that is 1. Rows that
+    are no steps (``("collector", "mask")``) are apart from those that are.
 
     Ring writes cost what they wrote. The table looks at the whole storage when it meets one that is in use, and
     after records were replaced by index.
@@ -206,7 +207,7 @@ class _Reader:
     Args:
         storage: where they stand.
         flags: bool columns.
-        ids: columns of whole numbers, one to a row.
+        ids: columns of whole numbers, one to a row; the mask among them, which is bool.
         steps: the column of `steps_to_next_obs`, if it is stored.
         groups: those of `flags` that may have several values to a row, one for each agent: any of them counts.
     """
@@ -220,7 +221,7 @@ class _Reader:
         groups: Container[Path],
     ) -> None:
         self._flags = [_flat(storage, path, "bool", wide=path in groups) for path in flags]
-        self._ids = [(path, _flat(storage, path, "whole number")) for path in ids]
+        self._ids = [(path, _flat(storage, path, "bool" if path == MASK else "whole number")) for path in ids]
         self._steps = None if steps is None else _flat(storage, steps, "integer")
 
     def read(self, rows: slice) -> tuple[_Array | None, list[_Array]]:
@@ -264,6 +265,8 @@ def _reader(storage: Storage, keys: BoundaryKeys, given: bool) -> _Reader:
             f"nothing stored tells where trajectories end: neither {as_key(wanted)!r}, {TRAJ_IDS!r} nor a flag "
             f"below 'next'; there are {[as_key(path) for path in schema.paths]}"
         )
+    if storage.format.mask is not None:
+        ids.append(MASK)  # rows that are no steps may have the id of those beside them
     groups = () if keys.ends else flags
     return _Reader(storage, flags, ids, _STEPS if _STEPS in schema else None, groups)
 
