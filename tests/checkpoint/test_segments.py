@@ -34,6 +34,12 @@ def test_columns_lie_one_after_the_other() -> None:
     assert not data[80:128].any() and not data[202:].any()
 
 
+def test_a_single_number_of_any_stride() -> None:
+    for stride in (0, 7):
+        one = torch.tensor([1.5, 2.5]).as_strided((1,), (stride,), 1)
+        assert bytes_of(one).tobytes() == np.float32(2.5).tobytes()
+
+
 @pytest.mark.parametrize(
     ("width", "capacity"), [(60, 1_000_000), (56_000, 20_000), (8, 100), (1 << 24, 50), (4, 10**9)]
 )

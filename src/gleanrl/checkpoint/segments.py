@@ -219,6 +219,7 @@ class Source(Segmented):
 def bytes_of(tensor: torch.Tensor) -> Array:
     """Return the bytes of a tensor, in its order, ``(n,)`` uint8; a view where it's contiguous and on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = flat.as_strided(flat.shape, (1,))  # a single number is contiguous with any stride
     found: Array = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
     return found
 
