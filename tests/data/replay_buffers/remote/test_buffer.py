@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from functools import partial
 from typing import Any
@@ -299,13 +300,21 @@ def test_what_is_in_the_object_store_needs_not_come_here(remote, ray_session):
     assert remote["x"].tolist() == list(range(20))
 
 
-def test_threads_share_it(remote):
+@pytest.fixture
+def threads_take_turns_often():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_threads_share_it(remote, threads_take_turns_often):
     remote.extend(rows(0, 64))
     failed: list[BaseException] = []
 
     def sample() -> None:
         try:
-            for _ in range(10):
+            for _ in range(50):
                 batch = remote.sample()
                 assert (batch["x"] == batch["index"]).all()
                 remote.update_priority(batch["index"], 1.0, batch["_generation"])

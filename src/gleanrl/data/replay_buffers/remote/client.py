@@ -188,7 +188,7 @@ class Client:
                 due = tuple(line.to_send)
                 ref = self.actor.ahead.remote(self._name, line.era, due)
                 line.coming.append(_Coming(ref, len(due)))
-                line.to_send.clear()
+                del line.to_send[: len(due)]  # others may be due by now
 
 
 class _Coming(NamedTuple):
