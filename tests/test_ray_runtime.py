@@ -27,7 +27,10 @@ def test_a_ray_that_runs_is_used_and_left(ray_session):
 def test_the_last_user_ends_what_was_started():
     # A process of its own: this one's Ray lives as long as the session.
     script = """
+import os
 import sys
+
+import numpy as np
 
 import gleanrl.collectors.distributed, gleanrl.data, gleanrl.envs
 from gleanrl.ray_runtime import RayRuntime
@@ -40,6 +43,16 @@ second = RayRuntime(rays.CONFIG)
 first.release()
 first.release()
 assert ray.is_initialized() and first.ended and not second.ended
+
+# Freed memory of the object store is used again at once, instead of after a hundred objects.
+assert "RAY_free_objects_batch_size" not in os.environ
+places = []
+while len(places) < 90 and len(places) == len(set(places)):
+    ref = ray.put(np.ones(1 << 20, np.uint8))
+    places.append(ray.get(ref).ctypes.data)
+    del ref
+assert len(set(places)) < len(places)
+
 second.release()
 assert not ray.is_initialized() and second.ended
 """
