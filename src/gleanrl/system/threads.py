@@ -41,12 +41,13 @@ class Job(Generic[Result]):
         self._pending.acquire()
 
     def run(self) -> None:
-        """Make the call; once."""
+        """Make the call; once, after which it is forgotten, with whatever it holds."""
         try:
             self._result = self._call()
         except BaseException as error:
             self._error = error
         finally:
+            del self._call
             self.ended = True
             self._pending.release()
 

@@ -6,6 +6,8 @@ import os
 import threading
 import warnings
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -41,8 +43,9 @@ class Client:
         self._name = os.urandom(12)
         self._taken = 0
         self._lock = threading.RLock()
-        self._workers = Workers(1, "gleanrl-ray")
+        self._thread = Workers(1, "gleanrl-ray")
         self._line = _Line(0)
+        self._last: Job[_Message] | None = None
 
     # Calls
 
@@ -65,12 +68,12 @@ class Client:
 
     def get(self, path: tuple[str, ...]) -> Any:
         """Return an attribute of the buffer, or of one of its parts."""
-        self._send()
+        self._send_all()
         return _value(self.result(self.actor.get.remote(path)))
 
     def set(self, path: tuple[str, ...], value: Any) -> None:
         """Set an attribute of the buffer, or of one of its parts."""
-        self._send()
+        self._send_all()
         self.result(self.actor.set.remote(path, Parcel(value)))
 
     def dump(self, dumping: Dumping, wait: bool) -> bool:
@@ -97,7 +100,8 @@ class Client:
             self.throw_away()
             if kill:
                 self.runtime.ray.kill(self._actor)
-            self._workers.start(_nothing).wait(_END_S)  # behind what the thread is doing: it needs Ray
+            if self._last is not None:
+                self._last.wait(_END_S)  # it is unpacked out of Ray's memory
         self.runtime.release()
 
     def caller(self) -> Caller:
@@ -111,22 +115,26 @@ class Client:
             WorkerCrashedError: the actor is gone.
             ClosedError: Ray is, or this part in it.
         """
-        ray = self.runtime.ray
         self.runtime.check()
+        return self._of(partial(self.runtime.ray.get, coming))
+
+    def _of(self, value: Callable[[], Any]) -> Any:
+        """Return what a call returned, or raise what it raised."""
+        exceptions = self.runtime.ray.exceptions
         try:
-            return ray.get(coming)
-        except ray.exceptions.RayTaskError as error:
+            return value()
+        except exceptions.RayTaskError as error:
             raise error.cause from error
-        except ray.exceptions.ObjectLostError as error:
+        except exceptions.ObjectLostError as error:
             raise WorkerCrashedError(f"records were lost with the machine that held them: {error}") from error
-        except ray.exceptions.RayActorError as error:
+        except exceptions.RayActorError as error:
             raise WorkerCrashedError(
                 f"the buffer's actor is gone, and its records with it: {error}. Make a new buffer, and go on from a "
                 "checkpoint of this one: new.loads(folder)"
             ) from error
 
     def _asked(self, method: str, *args: Any) -> Any:
-        self._send()
+        self._send_all()
         reply: Reply = self.result(getattr(self.actor, method).remote(self.caller(), *args))
         if reply.void:
             self.throw_away()
@@ -148,13 +156,15 @@ class Client:
                 line, depth = self._line, self.opened.depth
                 try:
                     line.fill(depth, self._taken)
-                    if line.wants_to_send(depth):
-                        self._send()
-                    if not line.here:
-                        self._receive(line)
+                    count = line.together(depth)
+                    if line.here:
+                        if len(line.to_send) >= count:
+                            self._thread.start(partial(self._send, line, count))
+                    else:
+                        self._send(line, count if line.coming else 1)
+                        self.runtime.check()  # nothing would come any more
+                        line.arrived(line.coming.popleft().result())
                     found = line.take()
-                    if line.sends_large:
-                        self._unpack_ahead(line)
                     if found is not None:
                         self._taken, served = found
                         return served
@@ -162,40 +172,29 @@ class Client:
                     self.throw_away()  # those behind it failed alike, and may not any more
                     raise
 
-    def _receive(self, line: _Line) -> None:
-        """Wait for the next message."""
-        ahead = line.unpacking
-        line.arrived(ahead.popleft().result() if ahead else self._unpacked(line.coming.popleft()))
-
-    def _unpack_ahead(self, line: _Line) -> None:
-        """Have the next message unpacked while the caller is busy, if it's there."""
-        if line.here or line.unpacking or not line.coming:
-            return
-        ready, _ = self.runtime.ray.wait([line.coming[0].ref], timeout=0)
-        if ready:
-            coming = line.coming.popleft()
-            line.unpacking.append(self._workers.start(partial(self._unpacked, coming)))
-
-    def _unpacked(self, coming: _Coming) -> _Message:
-        message: Arrived = self.result(coming.ref)
-        return _Message(coming.num_batches, message.num_bytes, message.open())
-
-    def _send(self) -> None:
+    def _send_all(self) -> None:
         """Send the requests that are due: whatever is asked for next comes behind them."""
-        line = self._line
+        try:
+            self._send(self._line, 1)
+        except BaseException:
+            self.throw_away()
+            raise
+
+    def _send(self, line: _Line, count: int) -> None:
+        """Send the requests that are due, if there are so many."""
         with line.sending:
-            if line.to_send:
-                due = tuple(line.to_send)
-                ref = self.actor.ahead.remote(self._name, line.era, due)
-                line.coming.append(_Coming(ref, len(due)))
+            due = tuple(line.to_send)
+            if len(due) >= count:
+                message = self.actor.ahead.remote(self._name, line.era, due).future()
+                self._last = job = Job(partial(self._unpacked, message, len(due)))
+                line.coming.append(job)
                 del line.to_send[: len(due)]  # others may be due by now
+                # The first one starts the thread, before the caller gives it anything to do.
+                message.add_done_callback(lambda _: self._thread.start(job.run))
 
-
-class _Coming(NamedTuple):
-    """A message on its way: so many batches."""
-
-    ref: Any
-    num_batches: int
+    def _unpacked(self, message: Future[Arrived], num_batches: int) -> _Message:
+        arrived = self._of(message.result)
+        return _Message(num_batches, arrived.num_bytes, arrived.open())
 
 
 class _Message(NamedTuple):
@@ -210,16 +209,12 @@ class _Line:
     """Batches that were asked for ahead, the oldest first: here, on their way, or still to be asked for.
 
     One message brings several small ones. Requests wait for each other until half of those ahead are due; they are
-    sent before whatever else the client asks for, so that batches are those that would be drawn one by one. A large one
-    is copied out of the object store by a thread; small ones aren't unpacked by one: it would wait for the
-    interpreter's lock, which a busy caller gives away every five milliseconds only.
-
-    What belongs to a line that was given up is of no interest: the actor doesn't draw for it any more.
+    sent before whatever else the client asks for, so that batches are those that would be drawn one by one. What
+    belongs to a line that was given up is of no interest: the actor doesn't draw for it any more.
 
     Attributes:
         era: see `Caller`.
         here: batches with their numbers; None for one that there was none of to send.
-        unpacking: the next message, if it's large and here.
         coming: messages on their way.
         to_send: requests; what the client had taken when each one was due.
         sending: held by whoever sends them.
@@ -228,12 +223,11 @@ class _Line:
     def __init__(self, era: int) -> None:
         self.era = era
         self.here: deque[tuple[int, Served] | None] = deque()
-        self.unpacking: deque[Job[_Message]] = deque()
-        self.coming: deque[_Coming] = deque()
+        self.coming: deque[Job[_Message]] = deque()
         self.to_send: list[int] = []
         self.sending = threading.Lock()
         self._ahead = 0
-        self._together = 1
+        self._most = 1
 
     def fill(self, depth: int, taken: int) -> None:
         """Ask for so many batches beside the next one."""
@@ -241,29 +235,19 @@ class _Line:
             self.to_send.append(taken)
             self._ahead += 1
 
-    def wants_to_send(self, depth: int) -> bool:
-        """Return whether enough requests are due, or nothing else is left."""
-        due = len(self.to_send)
-        return due >= min((depth + 1) // 2, self._together) or due == self._ahead
-
-    @property
-    def sends_large(self) -> bool:
-        """Whether batches are so large that each is sent for itself."""
-        return self._together == 1
+    def together(self, depth: int) -> int:
+        """Return how many requests are sent together."""
+        return min((depth + 1) // 2, self._most)
 
     def arrived(self, message: _Message) -> None:
         """Take in what a message brought."""
-        self._together = max(1, _MESSAGE_BYTES * message.num_batches // max(message.num_bytes, 1))
+        self._most = max(1, _MESSAGE_BYTES * message.num_batches // max(message.num_bytes, 1))
         self.here.extend(message.batches)
 
     def take(self) -> tuple[int, Served] | None:
         """Return the oldest batch and its number; None if there was none to send at that moment."""
         self._ahead -= 1
         return self.here.popleft()
-
-
-def _nothing() -> None:
-    """Come to an end at once."""
 
 
 def _value(value: Any) -> Any:
