@@ -43,6 +43,15 @@ def first_nonfinite_f32(address: int, n: int) -> int:
 def first_nonfinite_f64(address: int, n: int) -> int:
     """Position of the first NaN or infinity among n float64 values, or -1."""
 
+def are_finite(arrays: Iterable[ndarray[Any, Any]]) -> bool:
+    """Return whether contiguous arrays hold finite float32 and float64 only; False also where it can't be told."""
+
+def positions_of_ones(column: ndarray[Any, Any]) -> list[int] | None:
+    """Return where each row of ``(T, n)`` has its single 1 among zeros; None if one isn't so, or it can't be told."""
+
+def write_ones(positions: ndarray[Any, Any], column: ndarray[Any, Any]) -> bool:
+    """Make the rows of ``(T, n)`` one-hot vectors; False, and nothing is written, if they can't be."""
+
 def bump(counters: int, start: int, n: int, num_rows: int) -> None:
     """Add 1 to int64 counters `(start + i) % num_rows` for i in `[0, n)`; they wrap around their type."""
 

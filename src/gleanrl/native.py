@@ -9,13 +9,16 @@ try:
         Priorities,
         Random,
         SumTree,
+        are_finite,
         bump,
         bump_at,
         crc32,
         first_nonfinite_f32,
         first_nonfinite_f64,
         importance_weights,
+        positions_of_ones,
         record,
+        write_ones,
     )
 except ImportError as cause:
     raise ImportError(
@@ -29,11 +32,14 @@ __all__ = [
     "Priorities",
     "Random",
     "SumTree",
+    "are_finite",
     "bump",
     "bump_at",
     "crc32",
     "first_nonfinite_f32",
     "first_nonfinite_f64",
     "importance_weights",
+    "positions_of_ones",
     "record",
+    "write_ones",
 ]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 import torch
 
 from gleanrl.errors import SchemaError
@@ -66,11 +67,15 @@ class Stateful(ABC, Generic[Value]):
 def plain(value: Any, copies: dict[int, torch.Tensor] | None = None) -> Any:
     """Return a value as dictionaries, lists and tensors of their own, as `torch.load(weights_only=True)` takes them.
 
+    Arrays become tensors.
+
     Args:
         value: what to take apart.
         copies: copies made before, by the ids of their tensors: one tensor in several places has one copy.
     """
     copies = {} if copies is None else copies
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
     if isinstance(value, torch.Tensor):
         if id(value) not in copies:
             copies[id(value)] = value.clone()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gleanrl.native import bump, bump_at, first_nonfinite_f32, first_nonfinite_f64
+from gleanrl.native import are_finite, bump, bump_at, first_nonfinite_f32, first_nonfinite_f64
 
 SCANS = [(np.float32, first_nonfinite_f32), (np.float64, first_nonfinite_f64)]
 # Bits of a signalling NaN, of a quiet one with a payload, and of both infinities.
@@ -51,6 +51,23 @@ def test_float64_agrees_with_numpy(numbers):
     values = np.array(numbers, np.float64)
     bad = np.flatnonzero(~np.isfinite(values))
     assert first_nonfinite_f64(values.ctypes.data, len(values)) == (bad[0] if len(bad) else -1)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_several_arrays_at_once(dtype, bad):
+    arrays = [np.zeros((2, 3), dtype), np.zeros(0, np.float32), np.ones(2000, dtype), np.ones((), np.float64)]
+    assert are_finite(arrays) and are_finite([])
+    for array in arrays:
+        if array.size:
+            array.reshape(-1)[-1] = bad
+            assert not are_finite(arrays)
+            array.reshape(-1)[-1] = 1
+
+
+def test_what_cannot_be_told_does_not_count_as_finite():
+    assert not any(are_finite([np.zeros((2, 2), kind)]) for kind in ("i8", "f2", "c8", object))
+    assert not are_finite([np.zeros((4, 4))[:, ::2]]) and are_finite([np.zeros((4, 4))[::1]])
 
 
 @pytest.mark.parametrize(("dtype", "scan"), SCANS)

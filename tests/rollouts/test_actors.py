@@ -11,11 +11,12 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
 from gleanrl.block import Block
-from gleanrl.data import Bounded, Categorical, Composite
+from gleanrl.data import Bounded, Categorical, Composite, OneHot
 from gleanrl.errors import PolicyError
 from gleanrl.rollouts.actors import PolicyActor, RandomActor, RowLayout
 from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.schema import Field, Schema
+from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import Path, as_key
 
 T = 5
@@ -166,6 +167,26 @@ class TestRandomActor:
         for path, value in drawn.items():  # (T, *batch, *leaf)
             assert torch.equal(block.column(path).movedim(block.time_dim, 0), value)
         assert not block.column(("value",)).any(), "another policy's extras are zero"
+
+    @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32, torch.int32], ids=str)
+    @pytest.mark.parametrize("mask", [None, [True, False, True, True]], ids=["all", "masked"])
+    def test_choices_are_those_of_the_spec(self, dtype: torch.dtype, mask: Any) -> None:
+        spec = OneHot(4, dtype=dtype, mask=None if mask is None else torch.tensor(mask))
+        fields = {("action",): Field(torch.Size([4]), dtype)}
+        block, policy = make_block(fields, ()), RandomPolicy(Composite(action=spec))
+        assert RandomActor(policy, fields, generator=OwnedTorchGenerator(3)).bind(block) is None
+        drawn = policy.draw((T,), OwnedTorchGenerator(3))
+        assert torch.equal(block.column(("action",)), drawn[("action",)])
+
+    def test_an_exchanged_draw_is_used(self) -> None:
+        spec = OneHot(4, dtype=torch.int64)
+        spec.rand = lambda shape, generator=None: torch.eye(4, dtype=torch.int64)[[2] * shape[0]]
+        fields = {("action",): Field(torch.Size([4]), torch.int64)}
+        block = make_block(fields, ())
+        RandomActor(RandomPolicy(Composite(action=spec)), fields, generator=OwnedTorchGenerator(3)).bind(
+            block
+        )
+        assert block.column(("action",)).argmax(-1).unique().tolist() == [2]
 
     @pytest.mark.parametrize(
         ("spec", "message"),

@@ -16,9 +16,10 @@ from gleanrl.collectors.options import CollectionOptions
 from gleanrl.collectors.tracking import Numbering, Trajectories
 from gleanrl.data.boundaries import MASK
 from gleanrl.errors import InvalidArgumentError
+from gleanrl.native import are_finite
 from gleanrl.rollouts.plan import RolloutPlan
 from gleanrl.rollouts.traits import Env, EnvTraits
-from gleanrl.schema import Field, Schema, numpy_view
+from gleanrl.schema import Field, Schema
 from gleanrl.tree import Path, as_path
 
 IDS: Path = ("collector", "traj_ids")
@@ -79,6 +80,7 @@ class Columns:
         if EnvTraits.of(env).loses_last:  # the other ones stand in the row that follows, too
             lost = {("next", *as_path(key)) for key in env.full_observation_spec.keys(True, True)}
             self._env_paths = [p for p in self._env_paths if p not in lost]
+        self._scanned_paths = [*self._action_paths, *self._env_paths]
 
     def _added(self, plan: RolloutPlan) -> dict[Path, Field]:
         added = {IDS: Field(torch.Size(), torch.int64)}
@@ -114,22 +116,26 @@ class Columns:
             PolicyError: an action is NaN.
             NonFiniteError: another value isn't finite (with ``nonfinite="raise"``).
         """
-        check_actions([(p, self._flat(block, p, count)) for p in self._action_paths], count)
+        scanned = self._action_paths if self._nonfinite == "pass" else self._scanned_paths
+        finite = are_finite([self._array(block, path, count) for path in scanned])
+        if not finite:
+            check_actions([(p, self._flat(block, p, count)) for p in self._action_paths], count)
         mask, excess, flagged = self._mask(block, count), 0, 0
         if mask is not None and most is not None:
             excess = max(int(mask.sum()) - most, 0)
             if excess:
                 last = mask[:, -1]
                 last[last.nonzero()[-excess:, 0]] = False
-        env_columns = [(p, self._flat(block, p, count)) for p in self._env_paths]
-        if self._nonfinite == "raise":
-            check_finite(env_columns, count, self._env_name)
-        elif self._nonfinite == "mark":
+        if self._nonfinite == "mark":
             mark = self._flat(block, NONFINITE, count)
-            mark.copy_(nonfinite_rows(env_columns, mark))
-            if mask is not None:
-                mark &= mask
-            flagged = int(mark.sum())
+            mark.zero_()
+            if not finite:
+                mark |= nonfinite_rows([(p, self._flat(block, p, count)) for p in self._env_paths], mark)
+                if mask is not None:
+                    mark &= mask
+                flagged = int(mark.sum())
+        elif self._nonfinite == "raise" and not finite:
+            check_finite([(p, self._flat(block, p, count)) for p in self._env_paths], count, self._env_name)
         after = self._number(block, count, trajectories, None if mask is None else mask.cpu().numpy())
         return Completed(self.frames(block, count), flagged, excess, after)
 
@@ -157,7 +163,7 @@ class Columns:
         """Return ``(P, count)`` bool: whether the trajectory ended, by any of the flags that say so."""
         if not self._done_paths:  # nothing ever ends
             return np.zeros((self.num_envs, count), np.bool_)
-        flags = [self._flat(block, path, count).cpu().numpy() for path in self._done_paths]
+        flags = [self._array(block, path, count) for path in self._done_paths]
         if len(flags) == 1 and math.prod(flags[0].shape[2:]) == 1:
             return flags[0].reshape(self.num_envs, count)
         ended: list[Any] = [np.logical_or.reduce(f, axis=tuple(range(2, f.ndim))) for f in flags]
@@ -187,6 +193,15 @@ class Columns:
         column: torch.Tensor = block.flat(path)
         return column if count == block.num_steps else column[:, :count]
 
+    def _array(self, block: Block, path: Path, count: int) -> np.ndarray[Any, Any]:
+        """Return what `_flat` does as an array: a view, a copy if the column isn't on the CPU."""
+        if not block.column(path).is_cpu:
+            copy: np.ndarray[Any, Any] = self._flat(block, path, count).cpu().numpy()
+            return copy
+        array = block.array(path)
+        flat = array.reshape((self.num_envs, block.num_steps, *array.shape[len(block.batch_size) :]))
+        return flat if count == block.num_steps else flat[:, :count]
+
     def _mask(self, block: Block, count: int) -> torch.Tensor | None:
         """Return ``(P, count)`` bool, False on the steps that are no frames; None if all are."""
         return self._flat(block, MASK, count) if MASK in self.schema else None
@@ -195,27 +210,21 @@ class Columns:
         """Return ``(P, count)``, the sum of each step's rewards; None if there are none."""
         if self._reward_path is None:
             return None
+        field = self.schema[self._reward_path]
+        if field.dtype in _REAL and field.shape.numel() == 1:
+            return self._array(block, self._reward_path, count).reshape(self.num_envs, count)
         rewards = self._flat(block, self._reward_path, count)
-        if rewards.device.type == "cpu" and rewards.dtype in _REAL and math.prod(rewards.shape[2:]) == 1:
-            return numpy_view(rewards).reshape(self.num_envs, count)
         return rewards.flatten(2).sum(-1).double().cpu().numpy()
 
     def _number(self, block: Block, count: int, trajectories: Trajectories, mask: Any) -> Trajectories:
-        reward = self._rewards(block, count)
-        ids = self._flat(block, IDS, count)
-        on_cpu = ids.device.type == "cpu"
-        ids_array = numpy_view(ids) if on_cpu else ids.cpu().numpy()
-        counts_array = None
+        done, reward = self.done(block, count), self._rewards(block, count)
+        ids = self._array(block, IDS, count)
+        counts = self._array(block, _COUNT, count)[..., 0] if self._counted else None
+        after = trajectories.record(done, reward, ids, counts, mask, self._numbering)
+        if not block.column(IDS).is_cpu:  # those are copies
+            self._flat(block, IDS, count).copy_(torch.from_numpy(ids))
+            if counts is not None:
+                self._flat(block, _COUNT, count).copy_(torch.from_numpy(counts)[..., None])
         if self._counted:
-            counts = self._flat(block, _COUNT, count).squeeze(-1)
-            counts_array = numpy_view(counts) if on_cpu else counts.cpu().numpy()
-        after = trajectories.record(
-            self.done(block, count), reward, ids_array, counts_array, mask, self._numbering
-        )
-        if not on_cpu:
-            ids.copy_(torch.from_numpy(ids_array))
-            if counts_array is not None:
-                counts.copy_(torch.from_numpy(counts_array))
-        if counts_array is not None:
             self._flat(block, _NEXT_COUNT, count).copy_(self._flat(block, _COUNT, count)).add_(1)
         return after

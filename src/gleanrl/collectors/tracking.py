@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, from_numpy
 
 from gleanrl.native import record
 from gleanrl.state import StateReader
@@ -38,9 +37,9 @@ class Trajectories:
     yet is used again after a reset.
     """
 
-    ids: Tensor  # (P,) int64: of the trajectories under way
-    steps: Tensor  # (P,) int64: frames that these have
-    returns: Tensor  # (P,) float64: their rewards so far
+    ids: Array  # (P,) int64: of the trajectories under way
+    steps: Array  # (P,) int64: frames that these have
+    returns: Array  # (P,) float64: their rewards so far
     next_id: int
     num_ended: int = 0
     recent_returns: tuple[float, ...] = ()
@@ -55,9 +54,8 @@ class Trajectories:
     @staticmethod
     def begin(num_envs: int, first_id: int = 0) -> Trajectories:
         """Return those of environments that have no frame yet."""
-        ids = torch.arange(first_id, first_id + num_envs, device="cpu")
-        steps = torch.zeros(num_envs, dtype=torch.int64, device="cpu")
-        return Trajectories(ids, steps, steps.double(), first_id + num_envs)
+        ids = np.arange(first_id, first_id + num_envs, dtype=np.int64)
+        return Trajectories(ids, np.zeros_like(ids), np.zeros(num_envs), first_id + num_envs)
 
     def where(self, done: Array, env: int) -> tuple[int, int]:
         """Return where environment `env` stands after some steps: ``(local id, steps within the trajectory)``.
@@ -93,8 +91,7 @@ class Trajectories:
             mask: ``(P, T)`` bool, False on steps that are no frames; None if all are.
             numbering: of the ids that are written; None for the local ones.
         """
-        own_ids, own_steps = self.ids.numpy().copy(), self.steps.numpy().copy()
-        own_returns = self.returns.numpy().copy()
+        own_ids, own_steps, own_returns = self.ids.copy(), self.steps.copy(), self.returns.copy()
         factor, offset = (1, 0) if numbering is None else (numbering.num_workers, numbering.worker)
         done = np.ascontiguousarray(done)
         reward = None if reward is None else np.ascontiguousarray(reward)
@@ -104,9 +101,9 @@ class Trajectories:
         )
         count = len(lengths)
         return Trajectories(
-            from_numpy(own_ids),
-            from_numpy(own_steps),
-            from_numpy(own_returns),
+            own_ids,
+            own_steps,
+            own_returns,
             self.next_id + count,
             self.num_ended + count,
             (*self.recent_returns, *returns)[-_RECENT:] if count else self.recent_returns,
@@ -121,15 +118,13 @@ class Trajectories:
         """
         stale = self.steps > 0
         if mask is not None:
-            stale &= from_numpy(mask)
-        count = int(stale.sum())
-        fresh = self.next_id + stale.cumsum(0) - 1
+            stale &= mask
         return replace(
             self,
-            ids=torch.where(stale, fresh, self.ids),
-            steps=self.steps.masked_fill(stale, 0),
-            returns=self.returns.masked_fill(stale, 0.0),
-            next_id=self.next_id + count,
+            ids=_renumbered(self.ids, stale, self.next_id),
+            steps=np.where(stale, 0, self.steps),
+            returns=np.where(stale, 0.0, self.returns),
+            next_id=self.next_id + int(stale.sum()),
         )
 
     def apart_from(self, used: Trajectories, go_on: bool = False) -> Trajectories:
@@ -140,7 +135,7 @@ class Trajectories:
             go_on: whether these go on; if not, a reset of all environments follows.
         """
         next_id = max(self.next_id, used.next_id)
-        unused = torch.isin(self.ids, used.ids[used.steps == 0]) | (self.ids >= used.next_id)
+        unused = np.isin(self.ids, used.ids[used.steps == 0]) | (self.ids >= used.next_id)
         if go_on:  # those that stand where they stood have no other frames
             same = (
                 (self.ids == used.ids) & (self.steps == used.steps)
@@ -152,7 +147,7 @@ class Trajectories:
             taken = (self.steps == 0) & ~unused
         return replace(
             self,
-            ids=torch.where(taken, next_id + taken.cumsum(0) - 1, self.ids),
+            ids=_renumbered(self.ids, taken, next_id),
             next_id=next_id + int(taken.sum()),
         )
 
@@ -164,17 +159,17 @@ class Trajectories:
         """
         reader = StateReader(state, "trajectories")
         next_id = reader.integer("next_id")
-        ids = reader.tensor("ids", torch.int64, (None,))
+        ids = reader.tensor("ids", torch.int64, (None,)).numpy()
         value = Trajectories(
             ids,
-            reader.tensor("steps", torch.int64, ids.shape),
-            reader.tensor("returns", torch.float64, ids.shape),
+            reader.tensor("steps", torch.int64, ids.shape).numpy(),
+            reader.tensor("returns", torch.float64, ids.shape).numpy(),
             next_id,
             reader.integer("num_ended"),
             reader.numbers("recent_returns", float),
             reader.numbers("recent_lengths", int),
         )
-        if bool((ids < 0).any()) or bool((ids >= next_id).any()) or len(ids.unique()) < len(ids):
+        if bool((ids < 0).any()) or bool((ids >= next_id).any()) or len(np.unique(ids)) < len(ids):
             raise reader.wrong("ids", f"different numbers below {next_id}")
         if bool((value.steps < 0).any()):
             raise reader.wrong("steps", "numbers of 0 or more")
@@ -182,3 +177,9 @@ class Trajectories:
             return value
         begun = Trajectories.begin(num_envs, next_id)
         return replace(value, ids=begun.ids, steps=begun.steps, returns=begun.returns, next_id=begun.next_id)
+
+
+def _renumbered(ids: Array, which: Array, next_id: int) -> Array:
+    """Return ids of which some are the next free ones, in order."""
+    renumbered: Array = np.where(which, next_id + which.cumsum() - 1, ids)
+    return renumbered

@@ -16,6 +16,7 @@ from tensordict import TensorDictBase
 from gleanrl.block import Block
 from gleanrl.errors import PolicyError
 from gleanrl.layout import Layout
+from gleanrl.native import write_ones
 from gleanrl.objects import Leaf
 from gleanrl.rollouts.carry import PolicyCarry
 from gleanrl.rollouts.compiling import Compiler
@@ -26,6 +27,9 @@ from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.schema import Field, new_column
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import Path, as_key, flatten, is_private, leaf_at, put_leaf
+
+_ONES = (torch.int64, torch.bool, torch.float32)
+"""Dtypes of one-hot vectors that the core writes."""
 
 
 class RandomActor:
@@ -55,6 +59,8 @@ class RandomActor:
     def bind(self, block: Block) -> Callable[[int], None] | None:
         """Write all T actions into `block`, or return what acts on a row."""
         if not self._each_step:
+            if self._wrote_choices(block):
+                return None
             size = torch.Size((block.num_steps, *block.batch_size[:-1]))
             for path, action in self._drawn(size, (block.num_steps,)).items():
                 block.fill(path, action)
@@ -67,6 +73,21 @@ class RandomActor:
                 rows[t].copy_(drawn[path])
 
         return act
+
+    def _wrote_choices(self, block: Block) -> bool:
+        """Write the choices of a single environment, if that is all there is to draw: without tensors in between."""
+        if self._owned is None or len(self._fields) != 1 or block.time_dim:
+            return False
+        ((path, field),) = self._fields.items()
+        column = block.column(path)
+        if len(field.shape) != 1 or field.dtype not in _ONES or field.is_list or not column.is_cpu:
+            return False
+        indices = self._policy.draw_indices(block.num_steps, path, field, self._owned)
+        if indices is None:
+            return False
+        written = write_ones(indices.numpy(), block.array(path))
+        assert written, "a column of one environment is contiguous"
+        return True
 
     def check(self) -> None:
         """Nothing to do: what is drawn is written as it is."""

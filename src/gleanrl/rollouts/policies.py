@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDictBase, is_tensorclass
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 
-from gleanrl.data.specs import Composite
+from gleanrl.data.specs import Composite, OneHot
 from gleanrl.data.specs.leaf import LeafSpec
 from gleanrl.errors import InvalidTypeError, PolicyError
 from gleanrl.overrides import is_native
@@ -71,6 +71,23 @@ class RandomPolicy:
         if isinstance(drawn, TensorDictBase):
             return flatten(drawn)
         return {as_path(self.action_key): drawn}
+
+    def draw_indices(
+        self, count: int, path: Path, field: Field, generator: OwnedTorchGenerator
+    ) -> torch.Tensor | None:
+        """Return where the ones of `count` actions stand, int64 on the CPU: those that `draw` would draw.
+
+        None, and nothing is drawn, unless an action is one one-hot vector, of that path and field, drawn on the CPU.
+        """
+        spec = self.action_spec
+        if not _is_flat(spec) or tuple(spec.keys()) != path:
+            return None
+        leaf, source = spec[path[0]], generator.get()
+        alike = type(leaf) is OneHot and leaf.shape == field.shape and leaf.dtype is field.dtype
+        if not alike or "rand" in vars(leaf) or source.device.type != "cpu":
+            return None
+        indices: torch.Tensor = leaf.rand_index((count,), source)
+        return indices
 
 
 def drawing_device(spec: Any) -> torch.device:

@@ -192,8 +192,17 @@ class OneHotSpec(ChoiceSpec):
         return self.space.one_hot(index, self.dtype)
 
     def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
-        index = self.space.draw((*shape[:-1], *self.space.index_dims), generator, torch.int64, self.device)
-        return self.space.one_hot(index, self.dtype)
+        return self.space.one_hot(self.rand_index(shape[:-1], generator), self.dtype)
+
+    def rand_index(self, shape: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
+        """Draw as `rand` does, and return the indices, int64.
+
+        Args:
+            shape: of the vectors, the batch's dimensions included.
+            generator: where the randomness comes from; None: torch's global generator.
+        """
+        dims = (*shape, *self.space.index_dims)
+        return self.space.draw(dims, generator, torch.int64, self.device)
 
     def _outside(self, value: Tensor) -> Tensor:
         chosen = value != 0

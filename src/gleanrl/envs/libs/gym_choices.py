@@ -16,6 +16,7 @@ import numpy as np
 from gleanrl.data.specs import TensorSpec
 from gleanrl.envs.libs.gym_codecs import Array, Codec, as_array
 from gleanrl.errors import PolicyError
+from gleanrl.native import positions_of_ones
 from gleanrl.tree import Path, as_key
 
 
@@ -96,10 +97,13 @@ class OneHotCodec(CategoricalCodec):
 
     def decode_all(self, column: Array) -> list[Any]:
         """Return T scalars of the space's dtype."""
-        choices = one_hot_choices(column)
+        choices: Any = positions_of_ones(column)
+        if choices is None:
+            choices = one_hot_choices(column)
         if choices is None:
             raise no_choice(self.key, column)
-        return list((choices + self.start).astype(self.action_dtype, copy=False))
+        known = self._choices
+        return [known[choice] for choice in choices]
 
 
 class BatchedCategoricalCodec(Codec):
