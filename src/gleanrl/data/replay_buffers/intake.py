@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase, is_tensor_collection
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.parts import Parts
@@ -23,7 +23,7 @@ from gleanrl.errors import (
     UnsupportedError,
 )
 from gleanrl.system.interrupts import to_the_end
-from gleanrl.tree import NestedKey, as_key, as_path
+from gleanrl.tree import NestedKey, as_key, as_path, leaf_at
 
 _WHOLE = slice(None)
 
@@ -151,7 +151,7 @@ class TensorDictIntake(Intake):
     def store(self, data: Any, single: bool, where: str, prioritize: bool = True) -> Any:
         """Store TensorDicts, with the priorities that they bring."""
         for record in data if isinstance(data, list) and not single else (data,):
-            if not isinstance(record, TensorDictBase):
+            if type(record) is not TensorDict and not isinstance(record, TensorDictBase):
                 raise InvalidArgumentError(
                     f"{where}: expected a TensorDict, got {type(record).__name__}; ReplayBuffer takes other data"
                 )
@@ -164,8 +164,8 @@ class TensorDictIntake(Intake):
             found = [self._brought(record, True, 0, where) for record in data]
             known = [value for value in found if value is not None]
             return torch.cat(known) if known and len(known) == len(found) else None
-        priority = data.get(as_path(self.priority_key), None) if isinstance(data, TensorDictBase) else None
-        if not isinstance(priority, torch.Tensor):
+        priority = leaf_at(data, as_path(self.priority_key))
+        if priority is None:
             return None
         lead = data.batch_size[: max(dims, dim_extend + 1)]
         if dim_extend and priority.shape[: len(lead)] == lead:

@@ -130,8 +130,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
 
     def _set_rule(self, alpha: float, eps: float) -> None:
         if self._native is not None:
-            with as_ours():
-                self._native.set_rule(alpha, eps)
+            _set_rule(self._native, alpha, eps)
         self._alpha, self._eps = alpha, eps
 
     @property
@@ -208,8 +207,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         if storage.max_size == UNBOUNDED:
             room *= 2  # so that growing costs no more than filling
         native = Priorities(room, self.dtype == torch.float32)
-        with as_ours():
-            native.set_rule(self._alpha, self._eps)
+        _set_rule(native, self._alpha, self._eps)
         return native
 
     def _room(self, storage: Storage) -> int:
@@ -300,7 +298,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         self, native: Priorities, storage: Storage, slots: torch.Tensor, values: torch.Tensor, expected: Any
     ) -> int:
         """Update, all or nothing; return how many came too late."""
-        with as_ours():
+        try:
             return native.update(
                 slots.data_ptr(),
                 values.data_ptr(),
@@ -309,6 +307,8 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
                 storage.counters_at,
                 0 if expected is None else expected.data_ptr(),
             )
+        except (ValueError, IndexError) as error:
+            raise as_ours(error) from error
 
     def snapshot(self) -> PriorityState:
         """Return rule and rows."""
@@ -359,6 +359,13 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         """Raise if the native table contradicts itself; for tests."""
         if self._native is not None:
             self._native.check_valid()
+
+
+def _set_rule(native: Priorities, alpha: float, eps: float) -> None:
+    try:
+        native.set_rule(alpha, eps)
+    except ValueError as error:
+        raise as_ours(error) from error
 
 
 def _rows_of(native: Priorities | None) -> tuple[torch.Tensor, torch.Tensor]:

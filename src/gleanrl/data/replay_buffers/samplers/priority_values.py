@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.errors import IndexRangeError, InvalidArgumentError, InvalidTypeError, SchemaError
+from gleanrl.errors import GleanError, IndexRangeError, InvalidArgumentError, InvalidTypeError, SchemaError
 from gleanrl.native import Priorities
 
 _DIRECT = {torch.float64: (torch.float32, torch.float64), torch.int64: (torch.int64,)}
@@ -78,19 +78,15 @@ def check_priorities(values: torch.Tensor, alpha: float, eps: float, dtype: torc
     priorities = per_slot("priority", values, count, torch.float64)
     rows = torch.zeros(max(count, 1), dtype=torch.int64, device="cpu")
     table = Priorities(1, dtype == torch.float32)
-    with as_ours():
+    try:
         table.set_rule(alpha, eps)
         table.update(rows.data_ptr(), priorities.data_ptr(), count, 1, rows.data_ptr(), 0)
+    except ValueError as error:
+        raise as_ours(error) from error
 
 
-class as_ours:
-    """Turns the core's errors into the library's."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if kind is ValueError:
-            raise InvalidArgumentError(str(error)) from error
-        if kind is IndexError:
-            raise IndexRangeError(f"index: {error}") from error
+def as_ours(error: ValueError | IndexError) -> GleanError:
+    """Return the library's error for one of the core."""
+    if isinstance(error, IndexError):
+        return IndexRangeError(f"index: {error}")
+    return InvalidArgumentError(str(error))

@@ -179,8 +179,7 @@ class TensorStorage(TabledStorage):
             raise SchemaError(f"{where}: got no record at all; write at least one")
 
     def _copy_span(self, rows: list[torch.Tensor], skipped: int, start: int, count: int) -> None:
-        per_step = self.rows_per_step
-        table = self._initialized()
+        per_step, table = self.rows_per_step, self._table or self._initialized()
         if table.lists or skipped:
             table.write(rows, skipped, start * per_step, count * per_step)
         else:  # most writes: nothing stands in between

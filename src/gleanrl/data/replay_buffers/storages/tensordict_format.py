@@ -46,9 +46,10 @@ class TensorDictFormat(RecordFormat):
 
     def read(self, data: Any, dims: int, where: str) -> tuple[torch.Size, list[Leaf]]:
         """Read `data`; keys that samples carry beside the records (`ADDED_KEYS`) are left out."""
-        if not isinstance(data, TensorDictBase) or self.classes:
+        is_plain = type(data) is TensorDict  # the class's own check is an abstract one's, and slow
+        if self.classes or not (is_plain or isinstance(data, TensorDictBase)):
             self._check_classes(data, where)
-        if type(data) is not TensorDict:
+        if not is_plain:
             check_uniform(data, where)
         lead = leading(data.batch_size, dims, "batch dimensions", where)
         try:

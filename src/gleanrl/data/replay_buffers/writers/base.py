@@ -97,7 +97,7 @@ class Writer(Part, Stateful[Any]):
             where: the call that error messages name.
         """
         self.check_write(data, where)
-        storage = self._storage or self.storage
+        storage = self.storage
         prepared = storage.prepare(data, single=single, dim_extend=dim_extend, where=where)
         index: Any
         if prepared.num_steps:

@@ -42,7 +42,7 @@ class RoundRobinWriter(Writer):
 
     def place(self, prepared: Prepared) -> Placement:
         """Return the next steps of the ring."""
-        storage, num_steps = self._storage or self.storage, prepared.num_steps
+        storage, num_steps = self.storage, prepared.num_steps
         capacity, stored, end = storage.capacity_steps, storage.num_steps, storage.end
         start, skipped, count = end, 0, num_steps
         if num_steps > capacity:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensordict import is_tensor_collection
+from tensordict import TensorDict, is_tensor_collection
 
 from gleanrl.data.replay_buffers.writers.round_robin import RoundRobinWriter
 from gleanrl.errors import SchemaError
@@ -30,7 +30,7 @@ def check_collections(writer: Any, data: Any, where: str) -> None:
         where: the call that the message names.
     """
     for record in data if isinstance(data, list) else (data,):
-        if not is_tensor_collection(record):
+        if type(record) is not TensorDict and not is_tensor_collection(record):
             raise SchemaError(
                 f"{where}: a {type(writer).__name__} takes TensorDicts, got {type(record).__name__}; make it a "
                 "TensorDict, or use RoundRobinWriter, which takes any data"
