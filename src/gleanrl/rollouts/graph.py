@@ -19,11 +19,7 @@ class GraphBlock(Block):
     Columns written in place can't carry gradients: here they are stacked when they are asked for, once the rows are
     written. A step costs some more, and each row keeps the graph that it came from.
 
-    Args:
-        schema: see `Block`.
-        batch_size: see `Block`.
-        num_steps: see `Block`.
-        device: see `Block`.
+    The arguments are those of `Block`.
     """
 
     def __init__(

@@ -67,9 +67,7 @@ class SamplesPerInsert:
 class MinSize(SamplesPerInsert):
     """Lets a buffer's samples wait until enough is stored; inserts never wait.
 
-    Args:
-        min_size: see `SamplesPerInsert`.
-        timeout_s: see `SamplesPerInsert`.
+    The arguments are those of `SamplesPerInsert`.
     """
 
     def __init__(self, min_size: int, *, timeout_s: float | None = 300.0) -> None:

@@ -23,11 +23,9 @@ from gleanrl.tree import NestedKey, as_key, key_argument
 class PrioritizedReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` with a `PrioritizedSampler`.
 
+    The other arguments are those of `PrioritizedSampler`.
+
     Args:
-        alpha: see `PrioritizedSampler`.
-        beta: see `PrioritizedSampler`.
-        eps: see `PrioritizedSampler`.
-        dtype: see `PrioritizedSampler`.
         **options: see `ReplayBuffer`; a sampler can't be given.
 
     Examples:
@@ -141,13 +139,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
 class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` with a `PrioritizedSampler`.
 
+    The other arguments are those of `PrioritizedSampler` and `TensorDictReplayBuffer`.
+
     Args:
-        alpha: see `PrioritizedSampler`.
-        beta: see `PrioritizedSampler`.
-        priority_key: see `TensorDictReplayBuffer`.
-        eps: see `PrioritizedSampler`.
-        dtype: see `PrioritizedSampler`.
-        reduction: see `PrioritizedSampler`.
         **options: see `ReplayBuffer`; a sampler can't be given.
 
     Examples:

@@ -99,9 +99,9 @@ class ParameterScheduler(Stateful[ScheduleState]):
 class LinearScheduler(ParameterScheduler):
     """Moves a parameter from its value at construction to another one, in equal steps.
 
+    The other arguments are those of `ParameterScheduler`.
+
     Args:
-        obj: see `ParameterScheduler`.
-        param_name: see `ParameterScheduler`.
         final_value: where it ends, and stays.
         num_steps: after how many steps, 1 or more.
 
@@ -134,14 +134,12 @@ class LinearScheduler(ParameterScheduler):
 class StepScheduler(ParameterScheduler):
     """Multiplies a parameter by a factor, or adds to it, once in so many steps.
 
+    The other arguments are those of `ParameterScheduler`.
+
     Args:
-        obj: see `ParameterScheduler`.
-        param_name: see `ParameterScheduler`.
         gamma: the factor, or what is added.
         n_steps: once in how many steps, 1 or more.
         mode: ``"multiplicative"`` or ``"additive"``.
-        min_value: see `ParameterScheduler`.
-        max_value: see `ParameterScheduler`.
     """
 
     def __init__(
@@ -168,12 +166,10 @@ class StepScheduler(ParameterScheduler):
 class LambdaScheduler(ParameterScheduler):
     """Sets a parameter to its value at construction times a function of the steps.
 
+    The other arguments are those of `ParameterScheduler`.
+
     Args:
-        obj: see `ParameterScheduler`.
-        param_name: see `ParameterScheduler`.
         lambda_fn: gets the number of the step, 1 for the first one, and returns a factor.
-        min_value: see `ParameterScheduler`.
-        max_value: see `ParameterScheduler`.
     """
 
     def __init__(

@@ -135,19 +135,15 @@ class GymEnv(GymWrapper):
     is masked. ``vectorization_mode="vector_entry_point"`` takes the vector environment that comes with the name
     (CartPole has one), which is faster but resets as it was written to.
 
+    The other arguments are those of `GymWrapper`.
+
     Args:
         env_name: the id of a registered environment.
-        categorical_action_encoding: see `GymWrapper`.
         num_envs: how many environments step at once, ``batch_size=[num_envs]``; 0 for one, without a batch
             dimension.
         disable_env_checker: passed to `gymnasium.make`: whether to leave out gymnasium's own checks of every
             step.
         from_pixels: see `GymWrapper`; ``render_mode="rgb_array"`` is added to `gym_kwargs`.
-        pixels_only: see `GymWrapper`.
-        frame_skip: see `GymWrapper`.
-        device: see `GymWrapper`.
-        batch_size: see `GymWrapper`.
-        allow_done_after_reset: see `GymWrapper`.
         **gym_kwargs: passed to `gymnasium.make`; with `num_envs`, `vectorization_mode` and `vector_kwargs` go to
             `gymnasium.make_vec`.
 

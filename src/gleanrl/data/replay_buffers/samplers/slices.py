@@ -115,22 +115,14 @@ class SliceSamplerWithoutReplacement(EpochSampler):
 
     Memory: 24 bytes for each trajectory of the epoch.
 
+    The other arguments are those of `SliceSampler`.
+
     Args:
-        num_slices: see `SliceSampler`; so are the others that aren't named here.
-        slice_len: see `SliceSampler`.
         drop_last: whether a batch of fewer slices is left out.
-        end_key: see `SliceSampler`.
-        end_keys: see `SliceSampler`.
-        traj_key: see `SliceSampler`.
         ends: see `SliceSampler`; `cache_values` isn't needed here.
-        trajectories: see `SliceSampler`.
-        truncated_key: see `SliceSampler`.
-        strict_length: see `SliceSampler`.
         shuffle: whether the order of trajectories is random; otherwise stream by stream, the oldest first.
         compile: has no effect.
-        pad: see `SliceSampler`.
         use_gpu: has no effect.
-        seed: see `Sampler`.
     """
 
     def __init__(
@@ -169,30 +161,13 @@ class PrioritizedSliceSampler(Prioritized):
     draw with another slice length, and the first after records were replaced by index, looks at every
     stored slot once.
 
+    The other arguments are those of `PrioritizedSampler` and `SliceSampler`.
+
     Args:
-        max_capacity: see `PrioritizedSampler`.
-        alpha: see `PrioritizedSampler`.
-        beta: see `PrioritizedSampler`.
-        eps: see `PrioritizedSampler`.
-        dtype: see `PrioritizedSampler`.
-        reduction: see `PrioritizedSampler`.
-        num_slices: see `SliceSampler`.
-        slice_len: see `SliceSampler`.
-        end_key: see `SliceSampler`.
-        end_keys: see `SliceSampler`.
-        traj_key: see `SliceSampler`.
-        ends: see `SliceSampler`.
-        trajectories: see `SliceSampler`.
         cache_values: has no effect of its own, see `SliceSampler`.
-        truncated_key: see `SliceSampler`.
-        strict_length: see `SliceSampler`.
         compile: has no effect.
         span: see `SliceSampler`; slices can't begin before their first step, so the left one is turned off.
-        max_priority_within_buffer: see `PrioritizedSampler`.
-        normalize: see `PrioritizedSampler`.
-        pad: see `SliceSampler`.
         use_gpu: has no effect.
-        seed: see `Sampler`.
     """
 
     def __init__(
