@@ -10,7 +10,8 @@ import pytest
 
 from gleanrl.compat import keywords
 from gleanrl.compat.names import UnservedKeyword
-from gleanrl.data import ReplayBuffer
+from gleanrl.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
+from gleanrl.envs import GymEnv
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
 
@@ -89,3 +90,17 @@ def test_tracebacks_say_what_the_frame_is(checked):
     assert [frame.name for frame in frames[1:]] == ["checked", "__init__"]
     assert "# the constructor itself" in frames[1].line
     assert "checked" not in [entry.name for entry in caught.traceback.filter(caught)]
+
+
+def test_files_of_storages_are_removed_and_shared_in_one_way():
+    LazyMemmapStorage(3, auto_cleanup=None, shared_init=False)
+    with pytest.raises(UnsupportedError, match="auto_cleanup: files without a scratch_dir"):
+        LazyMemmapStorage(3, auto_cleanup=True)
+    with pytest.raises(UnsupportedError, match="shared_init: make the buffer with shared=True"):
+        LazyTensorStorage(3, shared_init=True)
+
+
+def test_gymnasium_environments_get_arrays():
+    GymEnv("CartPole-v1", convert_actions_to_numpy=True).close()
+    with pytest.raises(UnsupportedError, match="convert_actions_to_numpy"):
+        GymEnv("CartPole-v1", convert_actions_to_numpy=False)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from gleanrl.data import Composite, OneHot, Unbounded
-from gleanrl.envs import EnvBase, GymEnv, SerialEnv, StepCounter, TransformedEnv
+from gleanrl.data import Bounded, Composite, OneHot, Unbounded
+from gleanrl.envs import EnvBase, GymEnv, SerialEnv, StepCounter, TransformedEnv, check_env_specs
 from gleanrl.envs import rollout as module
-from gleanrl.errors import InvalidArgumentError, MissingKeyError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, MissingKeyError, SpecError, UnsupportedError
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv
 
@@ -177,6 +177,14 @@ class TestUnlocked:
         stepped = env.rand_step(many)
         assert stepped["move"].shape == (10, 2) and stepped["next", "reward"].shape == (10, 1)
         assert env.rand_step(env.reset()).shape == ()
+
+    def test_checks(self) -> None:
+        env = self.make()
+        check_env_specs(env, tensordict=TensorDict({}, [10]), break_when_any_done=False)
+        env.check_env_specs(tensordict=TensorDict({}, [2, 3]))
+        env.reward_spec = Bounded(0.0, 0.5, (1,))
+        with pytest.raises(SpecError, match="reward"):
+            env.check_env_specs(tensordict=TensorDict({}, [10]))
 
 
 def test_random_actions_are_drawn_from_the_declared_ones():

@@ -202,3 +202,16 @@ class TestRandomPolicy:
         first = policy.draw((4,))["action",]
         torch.manual_seed(3)
         assert torch.equal(policy.draw((4,))["action",], first)
+
+
+def test_a_random_policy_without_a_spec_takes_that_of_its_environment():
+    policy = RandomPolicy()
+    with pytest.raises(PolicyError, match="no action_spec"):
+        policy(TensorDict({}, []))
+    env = CountingEnv()
+    assert wrap_policy(policy, env, ["observation"]) is policy
+    assert set(policy(TensorDict({}, [])).keys()) == set(env.action_keys)
+    own = RandomPolicy(env.action_spec)
+    own.set_action_spec_from_env(TwoActionEnv())
+    assert own.action_spec is not None
+    assert set(own(TensorDict({}, [])).keys()) == {"action"}

@@ -272,6 +272,7 @@ MODULES: dict[str, tuple[str, ...]] = {
             "get_env_metadata",
         )
     ),
+    "gleanrl.envs.vec_envs": ("gleanrl.envs.batched_envs",),
     "gleanrl.envs.common": (
         "gleanrl.envs:EnvBase",
         "gleanrl.envs:EnvMetaData",
@@ -323,6 +324,15 @@ _OF_COLLECTORS = {
     ),
     "worker_idx": UnservedKeyword("the numbers of workers are given by their places in create_env_fn"),
 }
+_OF_GYM = {
+    "convert_actions_to_numpy": UnservedKeyword(
+        "gymnasium environments get NumPy arrays; one that needs tensors makes them in a gymnasium.ActionWrapper",
+        off=True,
+    )
+}
+_OF_LAZY_STORAGES = {
+    "shared_init": UnservedKeyword("make the buffer with shared=True before the processes start", off=False)
+}
 _USE_WORKERS = UnservedKeyword(
     "use MultiSyncDataCollector or MultiaSyncDataCollector with [create_env_fn] * num_workers"
 )
@@ -351,6 +361,15 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
         "transport": UnservedKeyword(_USE_RAY, off="auto"),
         "transport_options": UnservedKeyword(_USE_RAY),
     },
+    "GymEnv": _OF_GYM,
+    "GymWrapper": _OF_GYM,
+    "LazyMemmapStorage": {
+        "auto_cleanup": UnservedKeyword(
+            "files without a scratch_dir go with the process, those in one stay until you remove them"
+        ),
+        **_OF_LAZY_STORAGES,
+    },
+    "LazyTensorStorage": _OF_LAZY_STORAGES,
     "ParallelEnv": {
         "metadata_from_workers": UnservedKeyword(
             "specs are read before there are workers; pass EnvCreator(make_env) to read them once for several batches",

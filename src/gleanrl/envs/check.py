@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 
 from gleanrl.data.boundaries import MASK
 from gleanrl.data.specs.encodings import ChoiceSpec
@@ -16,7 +17,12 @@ from gleanrl.tree import Path, as_key, as_path, flatten
 
 
 def check_env_specs(
-    env: Any, return_contiguous: bool = True, check_dtype: bool = True, seed: int | None = None
+    env: Any,
+    return_contiguous: bool = True,
+    check_dtype: bool = True,
+    seed: int | None = None,
+    tensordict: TensorDictBase | None = None,
+    break_when_any_done: bool = True,
 ) -> None:
     """Run three random steps and compare them with the specs: keys, shapes, dtypes and domains.
 
@@ -27,6 +33,8 @@ def check_env_specs(
         return_contiguous: as in `rollout`.
         check_dtype: whether dtypes are compared.
         seed: seeds the environment and, for the check alone, torch.
+        tensordict: what the first reset is given, or, of environments without fixed batch size, what says it.
+        break_when_any_done: as in `rollout`.
 
     Raises:
         SpecError: at the first difference (also an AssertionError), naming the key, what was expected and
@@ -38,13 +46,19 @@ def check_env_specs(
             torch.manual_seed(seed)
             env.set_seed(seed)
         try:
-            real = env.rollout(3, return_contiguous=return_contiguous)
+            real = env.rollout(
+                3,
+                return_contiguous=return_contiguous,
+                tensordict=tensordict,
+                break_when_any_done=break_when_any_done,
+            )
         except (EnvironmentContractError, UndeclaredKeyWarning) as cause:
             raise SpecError(f"check_env_specs: {cause}") from cause
     if not return_contiguous:
         real = real.contiguous()
-    dims = len(env.batch_size)
-    fake = flatten(env.fake_tensordict())
+    dims = real.ndim - 1
+    given = real.batch_size[: dims - len(env.batch_size)]  # of environments without fixed batch size
+    fake = flatten(env.fake_tensordict().expand(*given, *env.batch_size))
     came = {path: leaf for path, leaf in flatten(real).items() if path != MASK}  # the rollout's own
     if set(fake) != set(came):
         missing, extra = sorted(set(fake) - set(came)), sorted(set(came) - set(fake))
@@ -61,7 +75,7 @@ def check_env_specs(
             )
         if check_dtype and leaf.dtype != expected.dtype:
             raise SpecError(f"check_env_specs: {as_key(path)!r} expected {expected.dtype}, got {leaf.dtype}")
-    _check_domains(env, came)
+    _check_domains(env, came, given)
 
 
 def _declared(env: Any) -> list[tuple[Path, Any]]:
@@ -79,9 +93,10 @@ def _declared(env: Any) -> list[tuple[Path, Any]]:
     ]
 
 
-def _check_domains(env: Any, came: dict[Path, Leaf]) -> None:
-    dims = len(env.batch_size)
-    for full, spec in _declared(env):
+def _check_domains(env: Any, came: dict[Path, Leaf], given: torch.Size) -> None:
+    dims = len(given) + len(env.batch_size)
+    for full, declared in _declared(env):
+        spec = declared.expand(*given, *declared.shape) if given else declared
         if isinstance(spec, ChoiceSpec) and spec.mask is not None:  # the last row's: each row had its own
             spec = spec.clone()
             spec.update_mask(None)

@@ -196,10 +196,15 @@ class Running(SpecProperties):
         return number
 
     def check_env_specs(
-        self, return_contiguous: bool = True, check_dtype: bool = True, seed: int | None = None
+        self,
+        return_contiguous: bool = True,
+        check_dtype: bool = True,
+        seed: int | None = None,
+        tensordict: TensorDictBase | None = None,
+        break_when_any_done: bool = True,
     ) -> None:
         """Check the environment; see the function `check_env_specs`."""
-        check_env_specs(self, return_contiguous, check_dtype, seed)
+        check_env_specs(self, return_contiguous, check_dtype, seed, tensordict, break_when_any_done)
 
     def auto_specs_(
         self,

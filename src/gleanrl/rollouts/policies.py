@@ -28,7 +28,8 @@ class RandomPolicy:
     Actions come from torch's global generator; a collector draws them with a generator of its own.
 
     Args:
-        action_spec: the spec to draw from, batch dimensions included; a composite one sets each of its keys.
+        action_spec: the spec to draw from, batch dimensions included; a composite one sets each of its keys. None for
+            that of the first environment which it acts in.
         action_key: where to write the action if `action_spec` is a leaf.
 
     Examples:
@@ -38,12 +39,21 @@ class RandomPolicy:
         torch.Size([3])
     """
 
-    def __init__(self, action_spec: Any, action_key: NestedKey = "action") -> None:
+    action_spec: Any = None
+
+    def __init__(self, action_spec: Any = None, action_key: NestedKey = "action") -> None:
         self.action_spec = action_spec
         self.action_key = action_key
 
+    def set_action_spec_from_env(self, env: Env) -> None:
+        """Draw an environment's actions from now on, if the policy was made without a spec."""
+        if self.action_spec is None:
+            self.action_spec = env.full_action_spec
+
     def __call__(self, td: TensorDictBase) -> TensorDictBase:
         """Write an action into `td` and return it."""
+        if self.action_spec is None:
+            raise PolicyError("RandomPolicy: no action_spec; give it one, or call set_action_spec_from_env")
         drawn = self.action_spec.rand(())
         if isinstance(drawn, TensorDictBase):
             return td.update(drawn)
@@ -149,6 +159,8 @@ def wrap_policy(policy: Any, env: Env, observation_keys: Sequence[NestedKey]) ->
     """
     if policy is None:
         return random_policy(env)
+    if isinstance(policy, RandomPolicy):
+        policy.set_action_spec_from_env(env)
     if isinstance(policy, (RandomPolicy, TensorDictModuleBase)):
         return policy
     owner = getattr(policy, "__self__", None)

@@ -169,7 +169,7 @@ def _failed_load(make: Make) -> None:
         one.extend(_rows(0, 12))
     for bad in (None, [1], 3):
         try:
-            buffer.writer.load_state_dict(bad)  # type: ignore[arg-type]
+            buffer.writer.load_state_dict(bad)
         except SchemaError:
             continue
         raise ConformanceError("failed load", repr(bad), "a SchemaError", "nothing")

@@ -18,7 +18,7 @@ from gleanrl.data.replay_buffers import (
     RoundRobinWriter,
     SamplerWithoutReplacement,
 )
-from gleanrl.errors import InvalidArgumentError, SchemaError
+from gleanrl.errors import IncompatibleCheckpointError, InvalidArgumentError, SchemaError
 from tests.data.replay_buffers.oracle import clock, fill, fingerprint, ted
 
 
@@ -200,3 +200,33 @@ def test_a_storage_that_nobody_chose_is_as_large_as_the_sampler_has_room_for():
     assert set(buffer.sample().tolist()) <= set(range(10, 60))
     with pytest.raises(InvalidArgumentError, match="max_capacity=50 is less than the 100 rows"):
         ReplayBuffer(storage=ListStorage(100), sampler=PrioritizedSampler(50, 0.6, 0.4))
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [RandomSampler, SamplerWithoutReplacement, lambda: PrioritizedSampler(20, 0.7, 0.9)],
+    ids=["random", "epochs", "priorities"],
+)
+def test_a_part_goes_on_from_files_of_its_own(sampler, tmp_path):
+    saved, other = (
+        ReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler(), batch_size=4) for _ in "ab"
+    )
+    for buffer in (saved, other):
+        buffer.extend(ted(10))
+    index = saved.sample(return_info=True)[1]["index"]
+    if saved.sampler.takes_priorities:
+        saved.update_priority(index, torch.rand(4))
+    for name in ("sampler", "writer"):
+        getattr(saved, name).dumps(tmp_path / name)
+        getattr(other, name).loads(tmp_path / name)
+    for _ in range(4):
+        want, found = (buffer.sample(return_info=True)[1]["index"] for buffer in (saved, other))
+        assert torch.equal(found, want)
+    saved.storage.save(tmp_path / "storage")
+    empty = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=4)
+    empty.storage.load(tmp_path / "storage")
+    assert (empty[:] == saved[:]).all()
+    with pytest.raises(
+        IncompatibleCheckpointError, match="expected a RandomSampler, it's a RoundRobinWriter"
+    ):
+        empty.sampler.loads(tmp_path / "writer")

@@ -292,3 +292,13 @@ def test_an_object_that_is_a_list_comes_as_it_is():
     rb = ReplayBuffer(storage=ListStorage(5))
     rb.extend([[1, 2], [3, 4]])
     assert rb[1] == [3, 4] and rb[(-2,)] == [1, 2]
+
+
+def test_a_buffers_transforms_can_be_looked_at_and_called():
+    double, half = (lambda batch: batch.apply(lambda x: x * 2)), (lambda batch: batch.apply(lambda x: x / 2))
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=double)
+    buffer.append_transform(half)
+    assert [*buffer.transform] == [double, half] == [buffer._transform[0], buffer.transform[-1]]
+    assert "Pipeline(" in repr(buffer.transform)
+    batch = TensorDict({"x": torch.arange(3.0)}, [3])
+    assert (buffer.transform(batch) == batch).all()

@@ -192,3 +192,13 @@ def test_counters_may_share_a_count(limits):
     expected = joined(collect_both_ways(batched, lambda: [StepCounter(min(x for x in limits if x))]))
     for key in expected.keys(True, True):
         assert torch.equal(rows[key], expected[key]), key
+
+
+@pytest.mark.parametrize("env", [single, team])
+def test_the_keys_that_counters_marks_and_sums_go_by(env):
+    counter, marks, sums = StepCounter(), InitTracker(), RewardSum()
+    made = TransformedEnv(env(), Compose(counter, marks, sums))
+    assert counter.done_keys == [k for k in made.done_keys if "done" in k]
+    assert counter.terminated_keys == [k for k in made.done_keys if "terminated" in k]
+    assert counter.reset_keys == marks.reset_keys == list(made.reset_keys)
+    assert sums.reset_keys == [("agents", "_reset") if env is team else "_reset"]

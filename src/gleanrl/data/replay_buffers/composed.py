@@ -99,6 +99,8 @@ class Composed(Checkpointed):
         """What records and batches pass."""
         return self._parts.transforms
 
+    transform = _transform = transforms
+
     @property
     def batch_size(self) -> int | None:
         """Transitions in a batch if `sample` isn't told otherwise."""

@@ -1,13 +1,19 @@
-"""Which buffer a part belongs to: two that wrote to one storage would lose track of each other's records."""
+"""What storages, samplers and writers have in common: the buffer that they belong to, and files of their own.
+
+Two buffers that wrote to one storage would lose track of each other's records.
+"""
 
 from __future__ import annotations
 
+import os
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from gleanrl.checkpoint.folder import Folder
 from gleanrl.data.replay_buffers.gate import Gate
-from gleanrl.errors import InvalidArgumentError
+from gleanrl.errors import IncompatibleCheckpointError, InvalidArgumentError
 
 _OF_BUFFERS = ("_owner", "_gate", "_users", "_written_by")
 
@@ -59,6 +65,26 @@ class Part:
     def leave_buffer(self, owner: Any) -> None:
         """Belong to `owner` no longer."""
         self._owner = self._gate = None
+
+    state_dict: Callable[[], dict[str, Any]]
+    load_state_dict: Callable[[Any], None]
+
+    def dumps(self, path: os.PathLike[str] | str) -> None:
+        """Write a checkpoint of this part alone; see `ReplayBuffer.dumps`, whose checkpoints hold all of one moment."""
+        with self.guard():
+            state = self.state_dict()
+        Folder(path).commit(type(self).__name__, state)
+
+    def loads(self, path: os.PathLike[str] | str) -> None:
+        """Go on from the newest checkpoint of such a part; see `ReplayBuffer.loads`."""
+
+        def take(kind: str, state: Any) -> None:
+            if kind != type(self).__name__:
+                raise IncompatibleCheckpointError(f"{path}: expected a {type(self).__name__}, it's a {kind}")
+            with self.guard():
+                self.load_state_dict(state)
+
+        Folder(path).load(True, take)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the owner."""

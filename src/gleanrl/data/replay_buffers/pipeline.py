@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -86,6 +86,22 @@ class Pipeline(Stateful[tuple[Any, ...]]):
     def __len__(self) -> int:
         """Return the number of transforms."""
         return len(self._stages)
+
+    def __getitem__(self, place: int) -> Any:
+        """Return the transform at a place, as it was given."""
+        return self._stages[place].transform
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the transforms, as they were given."""
+        return (stage.transform for stage in self._stages)
+
+    def __call__(self, batch: Any) -> Any:
+        """Return what `read` makes of a batch."""
+        return self.read(batch)
+
+    def __repr__(self) -> str:
+        """Show the transforms."""
+        return f"{type(self).__name__}({', '.join(map(repr, self))})"
 
     def take(self, other: Pipeline) -> None:
         """Begin with the transforms of another one, to which further ones can be added."""

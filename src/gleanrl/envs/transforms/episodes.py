@@ -138,6 +138,16 @@ class StepCounter(Following):
         )
 
     @property
+    def done_keys(self) -> list[NestedKey]:
+        """The flags that end episodes, one for each group."""
+        return [done for done, _, _ in self._groups()]
+
+    @property
+    def terminated_keys(self) -> list[NestedKey]:
+        """The flags of episodes that ended by themselves, one for each group."""
+        return [sibling(done, "terminated") for done in self.done_keys]
+
+    @property
     def step_count_keys(self) -> list[NestedKey]:
         """The counts, one for each group of flags."""
         return [count for _, _, count in self._groups()]

@@ -57,6 +57,11 @@ class Following(Transform):
         super().empty_cache()
         self._groups_found = self._changed_later = None
 
+    @property
+    def reset_keys(self) -> list[NestedKey]:
+        """The masks that resets of the environment go by."""
+        return list(self.surroundings().reset_keys)
+
     def asked(self, request: Record) -> Tensor | None:
         """Return which environments a reset is for, ``(*batch,)`` bool; None for all of them."""
         keys: Sequence[NestedKey] = (

@@ -45,7 +45,7 @@ class RewardSum(Following):
         reward_spec: bool = False,
     ) -> None:
         super().__init__(in_keys, out_keys)
-        self.reset_keys = as_keys("reset_keys", reset_keys)
+        self._reset_keys = as_keys("reset_keys", reset_keys)
         self.reward_spec = reward_spec
 
     def _default_in_keys(self) -> list[NestedKey]:
@@ -68,7 +68,7 @@ class RewardSum(Following):
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         spec = self.surroundings().full_reward_spec
-        for (in_key, out_key), reset_key in zip(self.pairs(), self._masks(), strict=True):
+        for (in_key, out_key), reset_key in zip(self.pairs(), self.reset_keys, strict=True):
             zero = spec[in_key].zero()
             mask = tensordict.get(reset_key, None)
             before = None if self.reward_spec else self.own(tensordict, out_key)
@@ -81,16 +81,16 @@ class RewardSum(Following):
                 tensordict_reset.set(out_key, zero)
         return tensordict_reset
 
-    def _masks(self) -> list[NestedKey]:
-        """Return the reset mask of each sum."""
-        known = list(self.surroundings().reset_keys)
-        if self.reset_keys is not None:
-            unknown = [key for key in self.reset_keys if key not in known]
-            if unknown or len(self.reset_keys) != len(self.in_keys):
+    @property
+    def reset_keys(self) -> list[NestedKey]:
+        """The mask of each sum."""
+        known, given = list(self.surroundings().reset_keys), self._reset_keys
+        if given is not None:
+            if len(given) != len(self.in_keys) or any(key not in known for key in given):
                 raise InvalidArgumentError(
-                    f"RewardSum: reset_keys: expected one of {known} for each of {self.in_keys}, got {self.reset_keys}"
+                    f"RewardSum: reset_keys: expected one of {known} for each of {self.in_keys}, got {given}"
                 )
-            return self.reset_keys
+            return given
         found: list[NestedKey] = []
         for key in self.in_keys:
             path = as_path(key)[:-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -76,6 +77,19 @@ class Storage(Direct, Stateful[StorageState]):
                 f"checkpointer: expected a StorageCheckpointerBase, got {checkpointer!r:.100}"
             )
         self._checkpointer = checkpointer
+
+    def dumps(self, path: os.PathLike[str] | str) -> None:
+        """Write a checkpoint of the storage alone, its records in the form of the `checkpointer`."""
+        with self.guard():
+            self.checkpointer.dumps(self, path)
+
+    def loads(self, path: os.PathLike[str] | str) -> None:
+        """Go on from the newest checkpoint of a storage, in whatever form; see `ReplayBuffer.loads`."""
+        with self.guard():
+            self.checkpointer.loads(self, path)
+
+    dump = save = dumps
+    load = loads
 
     collate: Callable[[Any], Any] | None = None
     """What makes a batch of fetched records; None where `fetch` returns one."""
