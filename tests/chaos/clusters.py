@@ -62,6 +62,9 @@ def main(removals: int) -> None:
         batches += [collected(collector) for _ in range(3)]
         assert not {1} & set(rows(batches[-1:])), "the learner goes on with the rest"
         other = cluster.add_node(**NODE, resources=FAR)
+        fleet = collector.source.fleet
+        while fleet.now.nodes[1].down:
+            fleet.wait()  # the cores are for what starts
         batches += up_to(collector, 1)
         stats = collector.stats()
         lost = stats.reasons["worker"] - before.reasons.get("worker", 0)
