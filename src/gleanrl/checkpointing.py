@@ -152,7 +152,7 @@ class Checkpoint:
                 if isinstance(part, dict):
                     checked.append(_filling(part, parts[name]))
                 elif isinstance(part, Checkpointed):
-                    checked.append(part.loading(parts[name]))
+                    checked.insert(0 if part.elsewhere else len(checked), part.loading(parts[name]))
                 elif isinstance(part, SourceCollector):
                     loading = part.source.loading(parts[name], strict=True)
                     cut, kept = cut.union(loading.cut), kept.union(loading.kept)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from gleanrl import Checkpoint
 from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector, SyncDataCollector
 from gleanrl.data import (
     LazyTensorStorage,
@@ -129,6 +130,38 @@ def test_whatever_is_done_comes_out_as_here(remote, local, tmp_path):
     assert len(remote) == len(twin) == 0
 
 
+def test_it_is_a_part_of_a_checkpoint(remote, local, tmp_path):
+    model = torch.nn.Linear(2, 1)
+    remote.extend(rows(0, 40))
+    remote.sample()
+    checkpoint = Checkpoint(buffer=remote, model=model)
+    checkpoint.save(tmp_path / "a")
+    same(remote.extend(rows(40, 50)), torch.arange(40, 50))  # nobody holds writers up
+    Checkpoint(buffer=local, model=model).load(tmp_path / "a")
+    checkpoint.load(tmp_path / "a")
+    assert len(remote) == len(local) == 40
+    for _ in range(3):
+        same(remote.sample()["x"], local.sample()["x"])
+    local.set_sampler(RandomSampler())
+    Checkpoint(buffer=local, model=model).save(tmp_path / "b")
+    with torch.no_grad():
+        model.weight.fill_(3.0)
+    with pytest.raises(SchemaError, match="buffer"):
+        checkpoint.load(tmp_path / "b")
+    assert (model.weight == 3.0).all() and remote.verify().ok and len(remote) == 40
+
+
+def test_its_paths_are_those_of_the_caller(remote, local, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    remote.extend(rows(0, 9))
+    remote.save("a")
+    remote.empty()
+    remote.load("a")
+    assert remote.dump("a", wait=False).wait()
+    local.load("a")
+    assert len(remote) == len(local) == 9
+
+
 def test_checkpoints_in_the_background(remote, local, tmp_path):
     remote.extend(rows(0, 40))
     dump = remote.dumps(tmp_path / "a", wait=False)
@@ -235,8 +268,6 @@ def test_parts_stay_and_are_reached(remote):
     remote.priority_key = "other"
     assert remote.priority_key == "other"
     remote.priority_key = "td_error"
-    with pytest.raises(UnsupportedError, match="no part of a Checkpoint"):
-        remote.checkpointed_state()
     with pytest.raises(InvalidArgumentError, match="of this process"):
         ReplayBufferEnsemble(remote, remote)
 

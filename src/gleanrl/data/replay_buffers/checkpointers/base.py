@@ -143,3 +143,14 @@ def with_tensors(state: Any) -> Any:
         raise CorruptCheckpointError("rows without generations")
     generations, *rest = columns.tensors()
     return {**state, "generations": generations, "columns": rest}
+
+
+def in_memory(state: Any) -> Any:
+    """Return the state of buffers with the columns of all their storages in memory, for another process.
+
+    Raises:
+        CorruptCheckpointError: segments are damaged.
+    """
+    if isinstance(state, Mapping):
+        return with_tensors({name: in_memory(part) for name, part in state.items()})
+    return [in_memory(part) for part in state] if isinstance(state, list) else state

@@ -21,6 +21,8 @@ class Checkpointed(ABC):
 
     kind: ClassVar[str]
     """What checkpoints of it are called."""
+    elsewhere: ClassVar[bool] = False
+    """Whether it is in another process, which may be lost: when several parts are to go on, it comes first."""
 
     @abstractmethod
     def checkpointed_state(self) -> dict[str, Any]:

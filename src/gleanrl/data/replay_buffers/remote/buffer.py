@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from gleanrl.arguments import key_list
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
+from gleanrl.data.replay_buffers.checkpointers.base import in_memory
 from gleanrl.data.replay_buffers.ensemble import ReplayBufferEnsemble
 from gleanrl.data.replay_buffers.presets import TensorDictReplayBuffer
 from gleanrl.data.replay_buffers.remote.client import Client
@@ -164,13 +165,22 @@ class RayReplayBuffer:
         """Go on from a checkpoint, in a folder of the actor's machine; see the buffer's class."""
         self._client.call(("loads",), os.path.abspath(path), verify)
 
-    def checkpointed_state(self, *_: Any) -> NoReturn:
-        """Refuse: what it returns of a local buffer is tied to its storage."""
-        raise UnsupportedError(
-            f"a {type(self).__name__} is no part of a Checkpoint: save it by its own dumps(), and load it by loads()"
-        )
+    dump, save, load = dumps, dumps, loads
 
-    loading = load_checkpointed_state = checkpointed_state
+    elsewhere = True
+
+    def checkpointed_state(self) -> dict[str, Any]:
+        """Return the state as a part of a `Checkpoint`: all of it, with the records, comes into memory here."""
+        state: dict[str, Any] = self._client.call(("checkpointed_state",))
+        return state
+
+    def loading(self, state: dict[str, Any]) -> Callable[[], None]:
+        """Have the actor check what `checkpointed_state` returned; return what lets it go on from there."""
+        return self._client.loading(in_memory(state))
+
+    def load_checkpointed_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `checkpointed_state` returned."""
+        self.loading(state)()
 
     def __len__(self) -> int:
         """Return the number of transitions stored."""

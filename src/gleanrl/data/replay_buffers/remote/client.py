@@ -81,6 +81,12 @@ class Client:
         found: bool = self.result(self.actor.dump.remote(dumping, wait))
         return found
 
+    def loading(self, state: Any) -> Callable[[], None]:
+        """Have the actor check a buffer's state; return what lets it go on from there."""
+        self.throw_away()
+        self._asked("prepare", Parcel(state))
+        return partial(self._asked, "adopt")
+
     def serve(self, size: int | None, keys: Any, wants_info: bool) -> Served:
         """Return a batch: the next one of those sent ahead if it's like them."""
         if self.opened.depth and keys is None and size in (None, self.opened.batch_size):

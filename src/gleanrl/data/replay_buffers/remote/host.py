@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class Host:
         self._shipping: Shipping | None = None
         self._depth = 0
         self._dumps: list[Dump] = []
+        self._prepared: Callable[[], None] = _nothing
         # Views of what arrived: records are copied out of them, and nothing is written into them.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
 
@@ -116,6 +118,18 @@ class Host:
             value = self._sendable(self._at(path)(*args, **options))
         return self._reply(caller, value, said)
 
+    def prepare(self, caller: Caller, state: Arrived) -> Reply:
+        """Check a state that the buffer is to go on from, for `adopt`."""
+        self._listen(caller)
+        self._prepared = self._buffer.loading(state.open())
+        return self._reply(caller, None, ())
+
+    def adopt(self, caller: Caller) -> Reply:
+        """Go on from the state that was checked last."""
+        prepared, self._prepared = self._prepared, _nothing
+        prepared()
+        return self._reply(caller, None, ())
+
     def get(self, path: tuple[str, ...]) -> Any:
         """Return an attribute of the buffer, or of one of its parts."""
         value = self._at(path)
@@ -165,3 +179,7 @@ class Host:
             if self._shipping is not None and isinstance(self._buffer, ReplayBuffer):
                 self._shipping.keep_only(caller.client, caller.taken)
                 self._buffer.server.draws.take_back()
+
+
+def _nothing() -> None:
+    """Go on as it is."""
