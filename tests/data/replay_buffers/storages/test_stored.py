@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gleanrl.data.replay_buffers.storages.columns import BorrowedColumns, DeviceColumns, OwnColumns
+from gleanrl.data.replay_buffers.storages.columns import DeviceColumns
+from gleanrl.data.replay_buffers.storages.host_columns import BorrowedColumns, OwnColumns
 from gleanrl.data.replay_buffers.storages.stored import Source, StoredSchema
 from gleanrl.errors import SchemaError
 from gleanrl.schema import Field, Schema

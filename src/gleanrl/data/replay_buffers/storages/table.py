@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gleanrl.data.replay_buffers.storages.columns import ParentsColumns, column_store
+from gleanrl.data.replay_buffers.storages.host_columns import ParentsColumns, column_store
 from gleanrl.data.replay_buffers.storages.memory import Allocator, GivenColumns
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.stored import Source, StoredSchema
