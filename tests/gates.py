@@ -167,8 +167,8 @@ def length(path: Path, most: int = MOST_LINES) -> list[str]:
 
 # Names that objects of other libraries have: to look them up is to be careful with what users bring.
 OTHERS = {
-    *(name for kind in (torch.Tensor, TensorDict, TensorDictModule, gym.Env) for name in dir(kind)),
-    *dir(torch.nn.Module()),
+    *(name for kind in (torch.Tensor, TensorDictModule, gym.Env) for name in dir(kind)),
+    *(name for made in (torch.nn.Module(), TensorDict()) for name in dir(made)),
     *("_asdict", "_fields", "_make", "_replace"),  # of named tuples
     "_generator",  # of tensordict's probabilistic modules
 }
