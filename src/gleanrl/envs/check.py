@@ -13,6 +13,7 @@ from gleanrl.data.specs.encodings import ChoiceSpec
 from gleanrl.errors import EnvironmentContractError, GleanError, SpecError
 from gleanrl.objects import Leaf, Objects, values_of
 from gleanrl.rollouts.steppers import UndeclaredKeyWarning
+from gleanrl.rollouts.traits import Env
 from gleanrl.tree import Path, as_key, as_path, flatten
 
 
@@ -78,7 +79,7 @@ def check_env_specs(
     _check_domains(env, came, given)
 
 
-def _declared(env: Any) -> list[tuple[Path, Any]]:
+def _declared(env: Env) -> list[tuple[Path, Any]]:
     """Return the path of each leaf of a rollout, and its spec."""
     roles = (
         (("next",), (env.full_observation_spec, env.full_reward_spec, env.full_done_spec)),
@@ -93,7 +94,7 @@ def _declared(env: Any) -> list[tuple[Path, Any]]:
     ]
 
 
-def _check_domains(env: Any, came: dict[Path, Leaf], given: torch.Size) -> None:
+def _check_domains(env: Env, came: dict[Path, Leaf], given: torch.Size) -> None:
     dims = len(given) + len(env.batch_size)
     for full, declared in _declared(env):
         spec = declared.expand(*given, *declared.shape) if given else declared

@@ -10,6 +10,7 @@ from typing import Any
 from gleanrl.envs.vector.factories import Factory, factories, is_environment
 from gleanrl.envs.vector.metadata import EnvMetaData
 from gleanrl.errors import SchemaError
+from gleanrl.rollouts.traits import Env
 
 
 class EnvCreator:
@@ -98,7 +99,7 @@ class EnvCreator:
         return f"{type(self).__name__}({self.meta_data.name}, batch_size={tuple(self.meta_data.batch_size)})"
 
 
-def _sharing(env: Any) -> Iterable[Any]:
+def _sharing(env: Env) -> Iterable[Any]:
     """Return the transforms of an environment that can share statistics, in order."""
     transform = getattr(env, "transform", None) if hasattr(type(env), "append_transform") else None
     modules = getattr(transform, "modules", None)

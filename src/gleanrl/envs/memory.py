@@ -34,6 +34,7 @@ from gleanrl.envs.vector.base import BatchedEnv
 from gleanrl.envs.vector.serial import SerialEnv
 from gleanrl.errors import SchemaError, UnsupportedError
 from gleanrl.randomness import GENERATORS
+from gleanrl.rollouts.traits import Env
 from gleanrl.tree import flatten
 
 _FIXED: Fixed = {
@@ -78,7 +79,7 @@ def remember(env: Any) -> dict[str, Any]:
     return {"kind": "env", "attributes": state}
 
 
-def check_memory(env: Any, state: Any) -> None:
+def check_memory(env: Env, state: Any) -> None:
     """Raise unless `env` can be taken to where `state`, of `remember`, was; it stays where it is.
 
     Raises:
@@ -87,13 +88,13 @@ def check_memory(env: Any, state: Any) -> None:
     _changes(env, state)
 
 
-def adopt_memory(env: Any, state: Any) -> None:
+def adopt_memory(env: Env, state: Any) -> None:
     """Take `env` to where a state that was checked was; twice has the result of once."""
     for change in _changes(env, state):
         change()
 
 
-def _changes(env: Any, state: Any) -> list[Callable[[], None]]:
+def _changes(env: Env, state: Any) -> list[Callable[[], None]]:
     kind = state["kind"]
     if kind == "env":
         return [parse(env, state["attributes"], _FIXED, _SETTLED)]
@@ -115,7 +116,7 @@ def _foreign(env: TransformedEnv) -> list[Any]:
     return [t for t in flattened(env.transform) if not type(t).__module__.startswith("gleanrl.")]
 
 
-def _difference(env: Any, state: dict[str, Any]) -> str:
+def _difference(env: Env, state: dict[str, Any]) -> str:
     """Return why an environment that is given `state` isn't the one that it was taken of; nothing if it is."""
     with GENERATORS.kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -133,7 +134,7 @@ def _difference(env: Any, state: dict[str, Any]) -> str:
     )
 
 
-def _behaviour(env: Any, seed: int) -> list[Any]:
+def _behaviour(env: Env, seed: int) -> list[Any]:
     """Return what an environment does: in the episode that it's in, and in one that follows."""
     torch.manual_seed(seed)
     np.random.seed(seed)
@@ -154,7 +155,7 @@ def _behaviour(env: Any, seed: int) -> list[Any]:
     return seen
 
 
-def _roots(env: Any) -> tuple[Any, ...]:
+def _roots(env: Env) -> tuple[Any, ...]:
     return env.full_observation_spec, env.full_state_spec, env.full_done_spec
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gleanrl.errors import SchemaError
+from gleanrl.rollouts.traits import Env
 from gleanrl.system.interrupts import to_the_end
 
 
@@ -39,7 +40,7 @@ def parse_state(env: Any, state: Any, strict: bool) -> Any:
     return _Tried(copy.deepcopy(state), strict)
 
 
-def check_state(env: Any, state: Any) -> None:
+def check_state(env: Env, state: Any) -> None:
     """Raise unless `state` is a mapping, as the states of all environments are.
 
     Raises:

@@ -11,6 +11,7 @@ import gymnasium
 from gleanrl.arguments import integer
 from gleanrl.envs.libs.gym import GymWrapper
 from gleanrl.errors import InvalidTypeError
+from gleanrl.rollouts.traits import Env
 from gleanrl.testing import env_data, env_episodes, env_resets
 from gleanrl.testing.report import EnvReport, check_rules, left_out
 from gleanrl.testing.runs import Runs, Subject, is_env
@@ -90,7 +91,7 @@ def check_env(env: Any, *, num_steps: int = 100, seed: int = 0, skip: Iterable[s
     return EnvReport(subject.name, num_steps, runs.first.num_episodes, *found)
 
 
-def _environment(env: Any) -> Any:
+def _environment(env: Env) -> Any:
     """Return an environment of the protocol, or a callable that makes one."""
     if isinstance(env, (gymnasium.Env, gymnasium.vector.VectorEnv)):
         return GymWrapper(env)
@@ -103,7 +104,7 @@ def _environment(env: Any) -> Any:
     return lambda: _made(env())
 
 
-def _made(env: Any) -> Any:
+def _made(env: Env) -> Any:
     made = _environment(env)
     if not is_env(made):
         raise InvalidTypeError(f"env: the callable made {type(env).__name__}, expected an environment")

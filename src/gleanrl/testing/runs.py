@@ -15,6 +15,7 @@ from gleanrl.errors import ConformanceError, EnvironmentContractError, Unsupport
 from gleanrl.objects import Leaf, Objects
 from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.rollouts.stepping import advance
+from gleanrl.rollouts.traits import Env
 from gleanrl.tree import Path, as_key, as_path, is_private, iter_leaves, outermost
 
 Leaves: TypeAlias = dict[Path, torch.Tensor]
@@ -119,7 +120,7 @@ class Subject:
             raise ConformanceError("contract", self.name, "data as it is declared", str(cause)) from cause
         return trace
 
-    def _step(self, env: Any, trace: Trace, t: int, root: TensorDictBase, action: Leaves) -> TensorDictBase:
+    def _step(self, env: Env, trace: Trace, t: int, root: TensorDictBase, action: Leaves) -> TensorDictBase:
         place = f"step {t}"
         given = with_action(root, action)
         before = snapshot(given)
@@ -139,7 +140,7 @@ class Subject:
         trace.steps.append(Step(before, leaves, snapshot(following), done, fresh))
         return following
 
-    def follow(self, env: Any, stepped: TensorDictBase) -> tuple[TensorDictBase, bool]:
+    def follow(self, env: Env, stepped: TensorDictBase) -> tuple[TensorDictBase, bool]:
         """Return the root after a step, and whether all environments were reset for the sake of some."""
         root = advance(stepped, env)
         try:

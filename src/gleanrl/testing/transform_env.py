@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 
 from gleanrl.envs.transforms import Compose, Transform, TransformedEnv
 from gleanrl.errors import ConformanceError, GleanError
+from gleanrl.rollouts.traits import Env
 from gleanrl.testing.report import Skip
 from gleanrl.testing.runs import Leaves, Subject, Trace, same, snapshot, with_action
 from gleanrl.tree import Path, as_key, iter_leaves
@@ -135,7 +136,7 @@ def state(trial: Trial) -> None:
     twin.close()
 
 
-def _run(env: Any, root: Any, actions: list[Leaves], seed: int) -> tuple[Any, list[Leaves]]:
+def _run(env: Env, root: Any, actions: list[Leaves], seed: int) -> tuple[Any, list[Leaves]]:
     """Take `actions` from `root`, or from a seeded reset; return the root that follows and all outcomes."""
     if root is None:
         env.set_seed(seed)

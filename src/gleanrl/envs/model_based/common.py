@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 from gleanrl.envs.base import EnvBase
 from gleanrl.envs.env_specs import ROLES
 from gleanrl.errors import UnsupportedError
+from gleanrl.rollouts.traits import Env
 
 
 class ModelBasedEnvBase(EnvBase):
@@ -71,7 +72,7 @@ class ModelBasedEnvBase(EnvBase):
             self.batch_locked = False
         self.world_model = world_model.to(self.device)
 
-    def set_specs_from_env(self, env: Any) -> None:
+    def set_specs_from_env(self, env: Env) -> None:
         """Declare what another environment declares."""
         for role in ROLES:
             self._specs.set(role, getattr(env, f"full_{role}_spec").clone())

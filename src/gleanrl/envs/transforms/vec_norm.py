@@ -18,6 +18,7 @@ from gleanrl.envs.transforms.normalization import ObservationNorm
 from gleanrl.envs.transforms.rows import Record, reset_rows
 from gleanrl.envs.transforms.statistics import RunningSums, Sums, checked_sums
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, UnsupportedError
+from gleanrl.rollouts.traits import Env
 from gleanrl.state import Stateful, StateReader
 from gleanrl.tree import NestedKey, as_key, as_path
 
@@ -271,7 +272,7 @@ class _Statistics(Stateful[NormState]):
             norm._sums.clear()
 
 
-def _shape(env: Any, key: NestedKey) -> torch.Size:
+def _shape(env: Env, key: NestedKey) -> torch.Size:
     """Return the shape of the entry at `key` without batch dimensions."""
     for spec in (env.full_observation_spec, env.full_reward_spec):
         if key in spec.keys(True, True):

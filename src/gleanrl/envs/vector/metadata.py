@@ -12,7 +12,7 @@ from gleanrl.data.specs import TensorSpec, from_torchrl, stack_specs
 from gleanrl.envs.env_specs import ROLES
 from gleanrl.envs.vector.factories import Factory
 from gleanrl.errors import InvalidArgumentError
-from gleanrl.rollouts.traits import EnvTraits
+from gleanrl.rollouts.traits import Env, EnvTraits
 from gleanrl.tree import Path, as_path
 
 
@@ -35,7 +35,7 @@ class EnvMetaData:
     name: str
 
     @classmethod
-    def of(cls, env: Any) -> EnvMetaData:
+    def of(cls, env: Env) -> EnvMetaData:
         """Read them off an environment."""
         specs = {role: from_torchrl(getattr(env, f"full_{role}_spec")).clone() for role in ROLES}
         return cls(specs, torch.Size(env.batch_size), env.device, EnvTraits.of(env), type(env).__name__)
