@@ -10,6 +10,9 @@ import torch
 
 _NOTHING: Mapping[Any, torch.Tensor] = MappingProxyType({})
 
+new_tuple = tuple.__new__
+"""Makes a named tuple of all its fields in half the time that its class takes: for what every call makes."""
+
 
 class Placement(NamedTuple):
     """Where a writer puts rows in a ring of time steps; counts are time steps, not transitions.

@@ -27,12 +27,7 @@ from gleanrl.envs.resets import due_resets, is_partial, merge_reset, own_request
 from gleanrl.envs.running import Running
 from gleanrl.envs.spec_properties import as_size
 from gleanrl.envs.state import load_state
-from gleanrl.errors import (
-    EnvironmentContractError,
-    MissingKeyError,
-    SchemaError,
-    UnsupportedError,
-)
+from gleanrl.errors import EnvironmentContractError, MissingKeyError, SchemaError, UnsupportedError
 from gleanrl.overrides import is_native, overridden
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import TensorDictStepper

@@ -175,10 +175,7 @@ class EnvSpecs:
     def _complete(self, spec: Composite) -> Composite:
         found = [as_path(key) for key in spec.keys(True, True)]
         for group in dict.fromkeys(path[:-1] for path in found):
-            known = next(
-                (group + (flag,) for flag in FLAGS if (*group, flag) in found),
-                None,
-            )
+            known = next((group + (flag,) for flag in FLAGS if (*group, flag) in found), None)
             if known is None:
                 raise EnvironmentContractError(
                     f"done_spec: {[as_key(path) for path in found]} are none of done, terminated, truncated"

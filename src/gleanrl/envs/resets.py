@@ -138,11 +138,7 @@ def merge_reset(
 
 
 def chosen(
-    masks: Mapping[Path, torch.Tensor],
-    key: NestedKey,
-    fresh: Leaf,
-    before: Leaf,
-    batch_size: torch.Size,
+    masks: Mapping[Path, torch.Tensor], key: NestedKey, fresh: Leaf, before: Leaf, batch_size: torch.Size
 ) -> Leaf:
     """Return `fresh` where the masks are True for the entry at `key`, `before` elsewhere; see `merge_reset`."""
     path = as_path(key)

@@ -38,12 +38,7 @@ class Trial:
     """
 
     def __init__(
-        self,
-        stepper: Stepper,
-        env: Env,
-        device: torch.device | None,
-        act_now: bool,
-        primed: frozenset[Path],
+        self, stepper: Stepper, env: Env, device: torch.device | None, act_now: bool, primed: frozenset[Path]
     ) -> None:
         self.stepper, self.env, self.device = stepper, env, device
         self.act_now, self.primed = act_now, primed

@@ -10,17 +10,7 @@ from gleanrl.data.specs import Bounded
 from gleanrl.errors import ConformanceError
 from gleanrl.testing.env_data import as_declared
 from gleanrl.testing.report import Skip
-from gleanrl.testing.runs import (
-    Leaves,
-    Runs,
-    Step,
-    leaf_specs,
-    rows,
-    same,
-    shown,
-    snapshot,
-    with_action,
-)
+from gleanrl.testing.runs import Leaves, Runs, Step, leaf_specs, rows, same, shown, snapshot, with_action
 from gleanrl.tree import as_key, as_path
 
 _ODD = 1.5

@@ -15,7 +15,7 @@ from gleanrl.data.replay_buffers.storages.snapshots import Ahead
 from gleanrl.data.replay_buffers.tickets import Fetched, Ticket, TicketState
 from gleanrl.data.replay_buffers.versions import touched
 from gleanrl.errors import EmptyBufferError, SchemaError
-from gleanrl.records import BufferStats, Draw, RateCounts
+from gleanrl.records import BufferStats, Draw, RateCounts, new_tuple
 from gleanrl.state import Stateful, StateReader, plain
 from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import NestedKey
@@ -189,8 +189,7 @@ class Draws(Stateful[DrawsState]):
         drawn = sampler.draw(storage, size, stamped)
         if not ahead and sampler.takes_priorities:
             sampler.on_serve(storage, drawn)
-        # Half of what the class's own call costs, at every sample.
-        return tuple.__new__(Ticket, (drawn, storage, storage.version, sampler.ran_out, sampler.epoch, None))
+        return new_tuple(Ticket, (drawn, storage, storage.version, sampler.ran_out, sampler.epoch, None))
 
     def _draw_ahead(self, prefetcher: Prefetcher, size: int) -> None:
         """Draw until enough batches are on their way; of a draw that fails nothing is left."""

@@ -23,7 +23,7 @@ from gleanrl.data.replay_buffers.storages.formats import swap_batch_dims
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, is_position, slots_at, swapped
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.errors import InvalidArgumentError, MissingKeyError, UnsupportedError
-from gleanrl.records import Draw
+from gleanrl.records import Draw, new_tuple
 from gleanrl.tree import NestedKey, add_entries
 
 
@@ -178,9 +178,7 @@ class BufferServer(Server):
             info = {"index": index, "generation": drawn.generation, **extras}
         if parts.transforms.reads or self._pin_memory:
             batch = self._delivered(batch)
-        served = tuple.__new__(
-            Served, (batch, info, ticket.ran_out, ticket.epoch)
-        )  # half of a call of the class
+        served = new_tuple(Served, (batch, info, ticket.ran_out, ticket.epoch))
         if self._last is not None:
             self._last.served = served
         return served

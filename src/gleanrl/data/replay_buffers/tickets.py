@@ -11,7 +11,7 @@ import torch
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import is_key
 from gleanrl.data.replay_buffers.versions import Version, same_generations
-from gleanrl.records import Draw
+from gleanrl.records import Draw, new_tuple
 from gleanrl.state import StateReader, plain
 from gleanrl.tree import Path
 
@@ -54,8 +54,7 @@ class Ticket(NamedTuple):
         storage, slots = self.storage, self.drawn.slots
         try:
             records = storage.fetch(slots, paths)
-            # Half of what the class's own call costs, at every sample.
-            return tuple.__new__(Fetched, (records, storage.fetch(slots, flags) if flags else None))
+            return new_tuple(Fetched, (records, storage.fetch(slots, flags) if flags else None))
         except IndexError:
             if not self.is_gone:
                 raise

@@ -10,8 +10,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
+from gleanrl.records import new_tuple
+
 _DISTANCE = 1 << 29  # what generations move by in loads; the core's marks keep as many low bits of them
-_new = tuple.__new__  # makes named tuples in half the time
 _REMEMBERED = 1024  # ranges that a log tells apart
 
 Source = TypeVar("Source", bound="Versioned")
@@ -102,7 +103,7 @@ class ChangeLog:
             return
         # At every write: no object is made but the version. The order matters to whoever was interrupted between.
         last.count += count
-        self.version = _new(Version, (content, changes + count))
+        self.version = new_tuple(Version, (content, changes + count))
 
     def note_ranges(self, spans: list[tuple[int, int]], size: int, amended: bool = False) -> None:
         """Note that slots here and there are about to change.
@@ -138,7 +139,7 @@ class ChangeLog:
         if seen >= 0 and last.spans is None:  # what a follower of each write asks for
             start = (last.start + seen) % size
             if (stop := start + last.count - seen) <= size:
-                return [_new(Change, (start, stop, last.amended))]
+                return [new_tuple(Change, (start, stop, last.amended))]
         return changes_in(reversed(self._runs), version, size)
 
 

@@ -207,11 +207,7 @@ class LeafSpec(Unbindable, TensorSpec):
         return encoded
 
     def _indices(
-        self,
-        value: Any,
-        shape: torch.Size,
-        device: torch.device | None,
-        outside: Callable[[Tensor], Tensor],
+        self, value: Any, shape: torch.Size, device: torch.device | None, outside: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Return integers that an environment gave as int64 `(*lead, *shape)`, after checking them."""
         index = self._fit("encode", fresh_tensor(value, torch.int64, device), shape)

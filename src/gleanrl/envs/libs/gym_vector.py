@@ -35,11 +35,7 @@ class FrameSkip(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def make_vector(
-    env_name: Any,
-    num_envs: int,
-    pixels_only: bool | None,
-    frame_skip: int,
-    gym_kwargs: Mapping[str, Any],
+    env_name: Any, num_envs: int, pixels_only: bool | None, frame_skip: int, gym_kwargs: Mapping[str, Any]
 ) -> VectorEnv[Any, Any, Any]:
     """Return `num_envs` environments of one name in one vector environment.
 

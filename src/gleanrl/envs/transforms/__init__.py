@@ -14,12 +14,7 @@ from gleanrl.envs.transforms.casting import (
 )
 from gleanrl.envs.transforms.checks import FiniteTensorDictCheck
 from gleanrl.envs.transforms.compose import Compose
-from gleanrl.envs.transforms.control import (
-    EndOfLifeTransform,
-    FrameSkipTransform,
-    NoopResetEnv,
-    TimeMaxPool,
-)
+from gleanrl.envs.transforms.control import EndOfLifeTransform, FrameSkipTransform, NoopResetEnv, TimeMaxPool
 from gleanrl.envs.transforms.env import TransformedEnv
 from gleanrl.envs.transforms.episodes import InitTracker, StepCounter
 from gleanrl.envs.transforms.foreign import ForeignTransform

@@ -9,14 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gleanrl.data.specs import (
-    Bounded,
-    Categorical,
-    MultiCategorical,
-    MultiOneHot,
-    OneHot,
-    TensorSpec,
-)
+from gleanrl.data.specs import Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, TensorSpec
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.following import Following
 from gleanrl.envs.transforms.rows import Record, trailing

@@ -254,10 +254,7 @@ def lists_pass(env: Any) -> bool:
 
 
 def require_declared(
-    expected: Mapping[Path, Field],
-    made: Mapping[NestedKey, torch.Tensor],
-    others: Schema,
-    dims: int,
+    expected: Mapping[Path, Field], made: Mapping[NestedKey, torch.Tensor], others: Schema, dims: int
 ) -> None:
     """Check that a reset's root is what the transformed specs declare.
 

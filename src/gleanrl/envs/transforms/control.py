@@ -38,9 +38,8 @@ class FrameSkipTransform(Transform):
         self._entered: TensorDictBase | None = None
 
     def _inv_call(self, tensordict: Record) -> Record:
-        self._entered = (
-            tensordict.copy()
-        )  # the root as the environment with the transforms before this one gets it
+        # The root as the environment with the transforms before this one gets it.
+        self._entered = tensordict.copy()
         return tensordict
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:

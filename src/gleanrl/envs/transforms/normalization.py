@@ -157,9 +157,8 @@ class ObservationNorm(EntryTransform):
         return torch.addcmul(loc, value, scale)
 
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
-        function = (
-            self._apply_transform if self.initialized else torch.clone
-        )  # without numbers yet: unbounded
+        # Without numbers yet: unbounded.
+        function = self._apply_transform if self.initialized else torch.clone
         return mapped(spec, function, monotone=self.initialized)
 
     def extra_repr(self) -> str:

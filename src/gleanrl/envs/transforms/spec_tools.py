@@ -40,9 +40,7 @@ def mapped(
 
 
 def map_leaves(
-    spec: Any,
-    pairs: Iterable[tuple[NestedKey, NestedKey]],
-    function: Callable[[TensorSpec], TensorSpec],
+    spec: Any, pairs: Iterable[tuple[NestedKey, NestedKey]], function: Callable[[TensorSpec], TensorSpec]
 ) -> Any:
     """Return a composite with ``function(leaf)`` under the second key of each pair, the leaf from under the first.
 

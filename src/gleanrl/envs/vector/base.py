@@ -34,12 +34,7 @@ from gleanrl.envs.vector.metadata import (
     stacked_spec,
 )
 from gleanrl.envs.vector.options import BatchOptions, ThreadCap
-from gleanrl.errors import (
-    EnvironmentContractError,
-    InvalidArgumentError,
-    LengthError,
-    UnsupportedError,
-)
+from gleanrl.errors import EnvironmentContractError, InvalidArgumentError, LengthError, UnsupportedError
 from gleanrl.rollouts.faults import StepFault, explain
 from gleanrl.rollouts.traits import EnvTraits
 from gleanrl.tree import as_key, flatten

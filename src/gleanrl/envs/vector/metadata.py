@@ -133,9 +133,8 @@ def stacked_spec(role: str, each: Sequence[EnvMetaData], device: torch.device | 
     specs = [metadata.specs[role] for metadata in each]
     if device is None:
         return _stacked(specs)
-    return _stacked([spec.to(torch.device("cpu")) for spec in specs]).to(
-        device
-    )  # compared where that is possible
+    here = [spec.to(torch.device("cpu")) for spec in specs]  # compared where that is possible
+    return _stacked(here).to(device)
 
 
 def _stacked(specs: Sequence[TensorSpec]) -> TensorSpec:

@@ -145,9 +145,8 @@ class PooledEnv(BatchedEnv):
         return self._ask_each("state_dict", [()] * self.num_workers)
 
     def _states_at_the_end(self) -> list[dict[str, Any]]:
-        return (
-            self._last_states if self._running.busy else self._member_states()
-        )  # who is busy isn't waited for
+        # Who is busy isn't waited for.
+        return self._last_states if self._running.busy else self._member_states()
 
     def _parse_members(self, states: Sequence[Any], strict: bool) -> None:
         self._ask_each("parse_state", [(state, strict) for state in states])

@@ -62,10 +62,7 @@ class EpisodeTable(Follower[Storage]):
     """
 
     def __init__(
-        self,
-        keys: BoundaryKeys,
-        ends: torch.Tensor | None = None,
-        trajectories: torch.Tensor | None = None,
+        self, keys: BoundaryKeys, ends: torch.Tensor | None = None, trajectories: torch.Tensor | None = None
     ) -> None:
         self.keys = keys
         self._ends = None if ends is None else _given("ends", ends, torch.bool)

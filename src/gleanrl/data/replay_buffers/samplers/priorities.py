@@ -14,19 +14,8 @@ from gleanrl.data.replay_buffers.samplers.priority_values import as_ours, check_
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import ranges_of
 from gleanrl.data.replay_buffers.storages.slots import UNBOUNDED
-from gleanrl.data.replay_buffers.versions import (
-    Change,
-    Follower,
-    changes_since,
-    version_from,
-    version_state,
-)
-from gleanrl.errors import (
-    EmptyBufferError,
-    IndexRangeError,
-    InvalidArgumentError,
-    UnsupportedError,
-)
+from gleanrl.data.replay_buffers.versions import Change, Follower, changes_since, version_from, version_state
+from gleanrl.errors import EmptyBufferError, IndexRangeError, InvalidArgumentError, UnsupportedError
 from gleanrl.native import Priorities
 from gleanrl.state import Stateful, StateReader
 

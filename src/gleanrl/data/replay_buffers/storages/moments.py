@@ -47,11 +47,7 @@ class Moment(Source):
     """
 
     def __init__(
-        self,
-        columns: Sequence[torch.Tensor],
-        rows: int,
-        start: int,
-        earlier: dict[str, list[Change] | None],
+        self, columns: Sequence[torch.Tensor], rows: int, start: int, earlier: dict[str, list[Change] | None]
     ) -> None:
         fields = [(column.dtype, tuple(column.shape[1:])) for column in columns]
         super().__init__(Layout.fitting(fields, rows, columns[0].shape[0]))

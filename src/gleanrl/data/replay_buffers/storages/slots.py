@@ -102,9 +102,8 @@ class Slots(Access, Versioned):
                 f"steps stored, got {step}"
             )
         if step != self._end:
-            self._log.note_ranges(
-                [(0, len(self))], self.max_size, amended=True
-            )  # trajectories are cut elsewhere
+            # Trajectories are cut elsewhere.
+            self._log.note_ranges([(0, len(self))], self.max_size, amended=True)
             self._end = step
 
     @property

@@ -12,12 +12,7 @@ import torch
 from gleanrl.checkpoint.reading import Stored
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.columns import device_of
-from gleanrl.data.replay_buffers.storages.memory import (
-    Allocator,
-    FileAllocator,
-    GivenColumns,
-    HeapAllocator,
-)
+from gleanrl.data.replay_buffers.storages.memory import Allocator, FileAllocator, GivenColumns, HeapAllocator
 from gleanrl.data.replay_buffers.storages.moments import Mark, Moment
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.saved import LiveRows, Rows, RowsCopy, read_rows, stored_rows

@@ -19,21 +19,14 @@ from gleanrl.data.replay_buffers.storages.formats import (
     swap_batch_dims,
 )
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
-from gleanrl.data.replay_buffers.storages.memory import (
-    GivenColumns,
-)
+from gleanrl.data.replay_buffers.storages.memory import GivenColumns
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.table import Table
 from gleanrl.data.replay_buffers.storages.tabled import TabledStorage
 from gleanrl.data.replay_buffers.storages.tree_format import as_tensor
 from gleanrl.data.rows import take_rows
 from gleanrl.devices import usable_device
-from gleanrl.errors import (
-    GleanError,
-    IndexRangeError,
-    InvalidArgumentError,
-    SchemaError,
-)
+from gleanrl.errors import GleanError, IndexRangeError, InvalidArgumentError, SchemaError
 from gleanrl.objects import Objects
 from gleanrl.tree import NestedKey, Path, as_key
 

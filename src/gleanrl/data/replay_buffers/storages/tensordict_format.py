@@ -14,12 +14,7 @@ from gleanrl.data.replay_buffers.storages.record_format import (
     leading,
     plain_format,
 )
-from gleanrl.data.replay_buffers.storages.tensorclasses import (
-    classes_below,
-    classes_of,
-    to_names,
-    wrap,
-)
+from gleanrl.data.replay_buffers.storages.tensorclasses import classes_below, classes_of, to_names, wrap
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, SchemaError
 from gleanrl.objects import Leaf
 from gleanrl.schema import Field, Schema

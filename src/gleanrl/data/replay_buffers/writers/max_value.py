@@ -82,10 +82,7 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
     """
 
     def __init__(
-        self,
-        rank_key: NestedKey = ("next", "reward"),
-        reduction: str = "sum",
-        compilable: bool = False,
+        self, rank_key: NestedKey = ("next", "reward"), reduction: str = "sum", compilable: bool = False
     ) -> None:
         super().__init__(compilable)
         if reduction not in _REDUCTIONS:

@@ -8,7 +8,7 @@ from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.direct import Prepared
 from gleanrl.data.replay_buffers.storages.snapshots import StorageState
 from gleanrl.data.replay_buffers.writers.base import Writer
-from gleanrl.records import Placement
+from gleanrl.records import Placement, new_tuple
 from gleanrl.state import StateReader
 
 
@@ -49,9 +49,8 @@ class RoundRobinWriter(Writer):
             skipped, count = num_steps - capacity, capacity
             start = (start + skipped) % capacity
         length = min(end + num_steps, capacity) if stored < capacity else capacity
-        return Placement(
-            start, count, skipped, min(max(stored + num_steps - capacity, 0), stored), length, capacity
-        )
+        evicted = min(max(stored + num_steps - capacity, 0), stored)
+        return new_tuple(Placement, (start, count, skipped, evicted, length, capacity))
 
     def snapshot(self) -> Cursor:
         """Return the cursor, which is the storage's."""
