@@ -53,6 +53,9 @@ def test_orders_are_carried_out_once():
     names = torch.cat([found["collector", "traj_ids"] for found in batches])
     assert bool((names % 3 == 1).all()) and int(names.min()) == 5 * 3 + 1
     assert second.next_id == int(names.max()) // 3 + 1
+    for outcome, found in zip((first, second), batches, strict=True):
+        last = found[-1]
+        assert outcome.under_way == (() if last["next", "done"] else (int(last["collector", "traj_ids"]),))
     afresh, _ = node.collect(Order(3, (Grant(7),), NONE, afresh=True, reset=True))
     assert (afresh.frames, afresh.left) == (7, 0)
     assert node.ask("close").report is None

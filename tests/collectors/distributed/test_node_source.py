@@ -6,9 +6,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from gleanrl import Checkpoint
+from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from gleanrl.errors import IndexRangeError, LengthError, SchemaError
 from tests.collectors.distributed.helpers import check_rows, rows
 from tests.collectors.distributed.test_asynchronous import until
+from tests.test_checkpointing import unfinished
 
 
 def test_every_batch_says_of_which_weights_it_is(apart):
@@ -88,3 +91,17 @@ def test_seeds_and_states_of_nodes(apart):
     stats = apart.stats()
     assert stats.stepped == stats.delivered + stats.discarded
     assert len(stats.workers) == 2 and all(worker.frames > 0 for worker in stats.workers)
+
+
+def test_trajectories_that_cannot_go_on_are_marked_in_buffers(apart, tmp_path):
+    buffer: ReplayBuffer = ReplayBuffer(storage=LazyTensorStorage(5_000), batch_size=4)
+    checkpoint = Checkpoint(collector=apart, buffer=buffer)
+    until(lambda: buffer.extend(apart.next()) is not None and len(unfinished(buffer)) == 2)
+    expected, stored, cut = unfinished(buffer), len(buffer), apart.stats().cut
+    checkpoint.save(tmp_path)
+    buffer.extend(apart.next())
+    checkpoint.load(tmp_path)
+    assert len(buffer) == stored and not unfinished(buffer) and apart.stats().cut == cut + 2
+    ends = buffer[:][buffer[:]["next", "truncated"].squeeze(-1)]
+    assert expected <= {*ends["collector", "traj_ids"].tolist()}
+    assert apart.state_dict()["source"]["under_way"] == []

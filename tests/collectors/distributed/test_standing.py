@@ -30,13 +30,15 @@ def state(now: Standing) -> Any:
 def test_batches_arrive_and_are_delivered_once():
     now = standing(0, 1)
     assert state(now).owed == state(now).coming == 20
-    now = now.arriving(1, outcome(0, 10, 10, left=5, environment=3))
+    first = outcome(0, 10, 10, left=5, environment=3)._replace(under_way=(4, 7))
+    now = now.arriving(1, first)
     assert state(now).owed == 15 and state(now).coming == 25 and state(now).served == 1
     assert now.ledger.discards == {"environment": 3}
     taken = Taken({1: "batch 0"}, 9, 0, 1, True, 2.0)
     now = now.delivering(taken)
     assert now.ledger.spent == 9 and now.ledger.discards == {"environment": 3, "budget": 1}
     assert now.delivering(taken) is now and not state(now).ready
+    assert now.under_way == {(1, 0): (4, 7)}
     now = now.arriving(1, outcome(1, 10, 20, environment=3))
     assert now.ledger.discards == {"environment": 3, "budget": 1} and state(now).next_id == 2
 

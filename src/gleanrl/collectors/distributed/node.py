@@ -74,6 +74,8 @@ class Outcome(NamedTuple):
     """The number of the weights that it uses."""
     part: tuple[int, int] = (0, 1)
     """See `Collected.part`; of all nodes."""
+    under_way: tuple[int, ...] = ()
+    """Ids of the trajectories in the batch that don't end there."""
     report: Report | None = None
     """Of what collecting raised."""
     is_final: bool = False
@@ -170,7 +172,7 @@ class Node:
         ended = clock.monotonic()
         self._busy_s += ended - begun
         stats = collector.stats()
-        batch, part = packed or (None, (0, 1))
+        batch, part, under_way = packed or (None, (0, 1), ())
         outcome = Outcome(
             number=order.number,
             frames=handed_out(stats) - handed_out(before),
@@ -181,6 +183,7 @@ class Node:
             idle_share=1 - self._busy_s / max(ended - self._begun, 1e-9),
             weights=self._weights.number,
             part=part,
+            under_way=under_way,
             report=report,
             is_final=is_final,
         )
@@ -201,17 +204,23 @@ class Node:
         if order.reset:
             source.reset()
 
-    def _pack(self, batch: TensorDictBase, part: tuple[int, int]) -> tuple[Parcel, tuple[int, int]]:
+    def _pack(
+        self, batch: TensorDictBase, part: tuple[int, int]
+    ) -> tuple[Parcel, tuple[int, int], tuple[int, ...]]:
         """Return a batch with ids that no other node uses, ready to be sent."""
         if any(leaf.device.type != "cpu" for _, leaf in iter_leaves(batch) if isinstance(leaf, torch.Tensor)):
             batch = batch.to("cpu")
         ids = batch.get(as_key(IDS))
         local = ids + self._first_id
         self._next_id = max(self._next_id, int(local.max()) + 1)
-        batch.set(as_key(IDS), torch.where(ids < 0, ids, self._numbering(local)))
+        names = torch.where(ids < 0, ids, self._numbering(local))
+        batch.set(as_key(IDS), names)
         (worker, num_workers), (node, num_nodes) = part, self._numbering
         of_all = ((worker + self._first_id) % num_workers * num_nodes + node, num_workers * num_nodes)
-        return Parcel(batch), of_all
+        flags = [batch.get(as_key(path)) for path in self._collector.source.done_paths]
+        ended = [names[flag.reshape(*names.shape, -1).any(-1)].unique().tolist() for flag in flags]
+        under_way = {*names[names >= 0].unique().tolist()}.difference(*ended)
+        return Parcel(batch), of_all, tuple(under_way)
 
     def ask(self, name: str, *arguments: Any) -> Answer:
         """Call one of the methods below, by its name."""
@@ -237,10 +246,13 @@ class Node:
             state = saving.ahead(state)
         return {**state, "first_id": self._first_id}
 
+    def parse(self, state: Mapping[str, Any], strict: bool) -> None:
+        """Check a saved state."""
+        self._collector.source.loading(_of_collector(state), strict)
+
     def load(self, state: Mapping[str, Any], strict: bool) -> CollectorStats:
         """Go on from a saved state; return the counters."""
-        inner = {name: value for name, value in state.items() if name != "first_id"}
-        self._collector.load_state_dict(inner, strict=strict)
+        self._collector.load_state_dict(_of_collector(state), strict=strict)
         self._first_id = max(self._first_id, int(state.get("first_id", 0)))
         self._weights = Published()  # those of the state are others
         self._allowance.clear(self._collector.source.spent)
@@ -257,6 +269,10 @@ def _weights_of(collector: SourceCollector) -> Mapping[Path, Field] | None:
         return fields_of(source.weights.policy)
     assert isinstance(source, CrewSource)
     return source.description.weights
+
+
+def _of_collector(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if name != "first_id"}
 
 
 def handed_out(stats: CollectorStats) -> int:

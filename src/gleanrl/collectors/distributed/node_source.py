@@ -16,7 +16,7 @@ from gleanrl.collectors.distributed.broadcast import BroadcastWeights, LoadedPol
 from gleanrl.collectors.distributed.fleet import Fleet, NodeMaker
 from gleanrl.collectors.distributed.node import NodeRecipe
 from gleanrl.collectors.ledger import CollectorStats, Ledger, WorkerStats, mean_of_known
-from gleanrl.collectors.source import Collected, Source
+from gleanrl.collectors.source import Collected, Loading, Source
 from gleanrl.collectors.tracking import Numbering
 from gleanrl.collectors.workers.dispatcher import UNFINISHED
 from gleanrl.collectors.workers.restarts import Restarts
@@ -24,7 +24,7 @@ from gleanrl.collectors.workers.standing import Taken
 from gleanrl.collectors.workers.weights import Following
 from gleanrl.errors import ClosedError, IndexRangeError, LengthError
 from gleanrl.ray_runtime import RayRuntime
-from gleanrl.state import plain
+from gleanrl.state import StateReader, plain
 from gleanrl.system.clock import Deadline
 
 _SETTLE_S, _CLOSE_S = 1.0, 5.0
@@ -212,36 +212,45 @@ class NodeSource(Source):
             return self._last_state
         self.fleet.settle()
         ledger = self.fleet.now.ledger
-        state: dict[str, Any] = {"frames": ledger.spent, "iter": ledger.batches, "source": plain(ledger)}
+        under_way = sorted(name for names in self.fleet.now.under_way.values() for name in names)
+        state: dict[str, Any] = {"frames": ledger.spent, "iter": ledger.batches}
+        state["source"] = {**plain(ledger), "under_way": under_way}
         state.update((f"worker{number}", found) for number, found in enumerate(self.fleet.ask("save")))
         return state
 
     def load(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> None:
         """Go on from a saved state of as many nodes; what is under way is discarded."""
+        self.loading(state, strict, **kwargs).change()
+
+    def loading(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> Loading:
+        """Return what goes on from a saved state of as many nodes."""
         names = [f"worker{number}" for number in range(self.num_nodes)]
         saving.check_entries(
             state, {"frames", "iter", *names}, strict, f"this collector has {self.num_nodes} nodes"
         )
         counts = Ledger.read(state["source"]) if "source" in state else None
         counted = saving.with_counts(counts or self.fleet.now.ledger, state, type(self).__name__)
+        reader = StateReader(state.get("source", {}), type(self).__name__)
+        cut = tuple(reader.numbers("under_way", int)) if "under_way" in reader else ()
         parts = {number: state[name] for number, name in enumerate(names) if name in state}
+        given = {number: (part, strict) for number, part in parts.items()}
         loaded = self._parsed_policies(parts, strict, kwargs)
-        self.fleet.settle()
-        before = self.fleet.ask("save")
-        try:
-            stats = self.fleet.ask("load", {number: (part, strict) for number, part in parts.items()})
-        except Exception:
-            self.fleet.ask("load", {number: (part, True) for number, part in enumerate(before)})
-            raise
-        if loaded is not None:
-            self.weights.adopt(loaded)
-        self.fleet.discard_all("state")
-        now = self.fleet.now
-        for number, found in zip(parts, stats, strict=True):
-            outcome = now.nodes[number].outcome._replace(stats=found, left=0)
-            now = now.with_node(number, reset=False, outcome=outcome)
-        ledger = replace(counts or now.ledger, spent=counted.spent, batches=counted.batches)
-        self.fleet.now = now._replace(ledger=ledger)
+        self.fleet.ask("parse", given)  # everything is checked before anything changes
+
+        def change() -> None:
+            self.fleet.settle()
+            stats = self.fleet.ask("load", given)
+            if loaded is not None:
+                self.weights.adopt(loaded)
+            self.fleet.discard_all("state")
+            now = self.fleet.now
+            for number, found in zip(parts, stats, strict=True):
+                outcome = now.nodes[number].outcome._replace(stats=found, left=0)
+                now = now.with_node(number, reset=False, outcome=outcome)
+            ledger = replace(counts or now.ledger, spent=counted.spent, batches=counted.batches)
+            self.fleet.now = now._replace(ledger=ledger.cutting(len(cut)), under_way={})
+
+        return Loading(change, cut)
 
     def _parsed_policies(
         self, parts: Mapping[int, Mapping[str, Any]], strict: bool, arguments: Mapping[str, Any]

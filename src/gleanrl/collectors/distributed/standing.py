@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gleanrl.collectors.distributed.node import Outcome, handed_out
@@ -84,6 +86,8 @@ class Standing(NamedTuple):
 
     ledger: Ledger
     nodes: tuple[NodeState, ...]
+    under_way: Mapping[tuple[int, int], tuple[int, ...]] = MappingProxyType({})
+    """The trajectories that don't end in what was handed out last, by node and part of its batches."""
 
     def with_node(self, number: int, **changes: Any) -> Standing:
         """Return it with other values for one node."""
@@ -150,6 +154,9 @@ class Standing(NamedTuple):
                 return self
         ledger = self.ledger.delivering(taken.frames, taken.flagged, taken.counted, taken.seconds)
         after = self._replace(ledger=ledger.discarding(taken.excess, "budget"))
+        under_way = dict(self.under_way)
         for number in taken.shares:
-            after = after.with_node(number, ready=self.nodes[number].ready[1:])
-        return after
+            ready = self.nodes[number].ready
+            under_way[number, ready[0].outcome.part[0]] = ready[0].outcome.under_way
+            after = after.with_node(number, ready=ready[1:])
+        return after._replace(under_way=under_way)
