@@ -31,6 +31,7 @@ FACADES = (
     "collectors/distributed/ray_collector.py",
     "collectors/facade.py",
     "collectors/multi.py",
+    "collectors/settings.py",
     "data/replay_buffers/buffer.py",
     "data/replay_buffers/ensemble.py",
     "data/replay_buffers/presets.py",

@@ -52,6 +52,11 @@ class Recipe:
     compile_policy: bool | Mapping[str, Any] | None = None
     cudagraph_policy: bool | Mapping[str, Any] | None = None
 
+    @property
+    def places_policy(self) -> bool:
+        """Whether it says where the policy runs."""
+        return self.device is not None or self.policy_device is not None
+
     def runs_on(self, device: Any) -> bool:
         """Return whether the policy was sent to a device."""
         own = self.device if self.policy_device is None else self.policy_device

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from gleanrl.arguments import optional_callable
 from gleanrl.collectors.assembly import Recipe, assemble, registered
 from gleanrl.collectors.budget import Budget
-from gleanrl.collectors.delivery import Delivery, place_postproc
+from gleanrl.collectors.configured import Setting
 from gleanrl.collectors.environments import made_env
-from gleanrl.collectors.keywords import (
-    WholeOptions,
-    exploration_of,
-    feed_of,
-    options_of,
-    require_resets,
-    whole_or_not,
-)
-from gleanrl.collectors.options import stop_of
-from gleanrl.collectors.progress import CollectorProgress
 from gleanrl.collectors.source_collector import SourceCollector
-from gleanrl.collectors.weight_updaters import WeightUpdaterBase, made_updater
+from gleanrl.collectors.weight_updaters import WeightUpdaterBase
 from gleanrl.collectors.weights import made_policy
 from gleanrl.envs.exploration import ExplorationType
 
@@ -116,6 +104,8 @@ class SyncDataCollector(SourceCollector):
         [torch.Size([50, 1]), torch.Size([50, 1])]
     """
 
+    return_same_td = Setting()
+
     def __init__(
         self,
         create_env_fn: Any,
@@ -157,23 +147,14 @@ class SyncDataCollector(SourceCollector):
         nonfinite: str = "raise",
         progress: bool = False,
     ) -> None:
-        require_resets(reset_when_done)
-        self._feed = feed_of(replay_buffer, extend_buffer, postproc, split_trajs)
-        whole = WholeOptions(trajs_per_batch, traj_format, trajs_per_write)
-        self._before = optional_callable("pre_collect_hook", pre_collect_hook)
-        exploration = exploration_of(exploration_type, exploration_mode)
-        options = replace(
-            options_of(max_frames_per_traj, exploration, nonfinite, reset_at_each_iter, track_policy_version),
-            reuse_block=return_same_td,
-            stop=stop_of(interruptor),
-        )
+        settings = self._take_settings(locals())
         recipe = Recipe(
-            options,
+            settings.options(),
             device,
             env_device,
             policy_device,
             storing_device,
-            bool(set_truncated),
+            settings.set_truncated,
             bool(trust_policy),
             compile_policy,
             cudagraph_policy,
@@ -185,33 +166,20 @@ class SyncDataCollector(SourceCollector):
             collection, self.devices, here = assemble(env, policy, recipe, prepared=registered(self))
             self.env, self.plan = collection.env, collection.plan
             self.policy, storing = self.plan.policy, self.devices.storing
-            self._source = whole_or_not(
-                collection,
-                whole,
-                self._feed is not None,
-                set_truncated=set_truncated,
-                return_same_td=return_same_td,
-                extend_buffer=not extend_buffer,
-                nonfinite=nonfinite == "mark",
-            )
-            place_postproc(postproc, storing)
-            self._delivery = Delivery(
-                storing if storing != here else None,
-                self.env.done_keys if set_truncated else (),
-                bool(split_trajs),
-                postproc,
-                return_same_td,
-                post_collect_hook,
-            )
-            self.weight_updater = made_updater(weight_updater, policy)
-            if progress:
-                self._progress = CollectorProgress(self._budget.total_frames)
+            truncated = self.env.done_keys if settings.set_truncated else ()
+            self._take_source(collection, storing, storing if storing != here else None, truncated)
+            self._finish(weight_updater, policy, progress)
         self._ready = True  # from here on the last reference's end closes the environment
 
     def rollout(self) -> Any:
         """Return one full batch outside the budget: it counts against neither total nor random frames."""
         with self.pause():
             return self._hand_over(lambda: self._source.collect(self._budget.aside()))
+
+    @property
+    def n_env(self) -> int:
+        """Environments that step at once."""
+        return self._source.num_envs
 
     @property
     def env_device(self) -> torch.device | None:

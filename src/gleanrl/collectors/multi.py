@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,29 +13,20 @@ from tensordict.nn import InteractionType
 from gleanrl.arguments import integer, optional_callable, positive
 from gleanrl.collectors.assembly import Recipe
 from gleanrl.collectors.budget import Budget
-from gleanrl.collectors.delivery import Delivery, place_postproc
+from gleanrl.collectors.configured import Setting
 from gleanrl.collectors.facade import SyncDataCollector
-from gleanrl.collectors.keywords import (
-    WholeOptions,
-    exploration_of,
-    feed_of,
-    options_of,
-    require_resets,
-    whole_or_not,
-)
-from gleanrl.collectors.progress import CollectorProgress
 from gleanrl.collectors.source_collector import SourceCollector
 from gleanrl.collectors.tracking import Numbering
-from gleanrl.collectors.weight_updaters import WeightUpdaterBase, made_updater
+from gleanrl.collectors.weight_updaters import WeightUpdaterBase
 from gleanrl.collectors.workers.assembling import arrangement_dim
 from gleanrl.collectors.workers.asynchronous import AsynchronousSource
 from gleanrl.collectors.workers.choices import (
-    each,
     enough_of,
     following_of,
     frames_of,
     makers_of,
     policies_of,
+    recipes_of,
     timeouts_of,
 )
 from gleanrl.collectors.workers.crew_source import CrewSource
@@ -117,6 +107,9 @@ class WorkersCollector(SourceCollector):
         UnsupportedError: for arguments that can't work together, or not on this machine; it says which.
     """
 
+    cat_results = Setting()
+    preemptive_threshold = Setting()
+    update_at_each_batch = Setting()
     _num_slots = 1
 
     def __init__(
@@ -169,91 +162,58 @@ class WorkersCollector(SourceCollector):
         timeouts: Timeouts | None = None,
         progress: bool = False,
     ) -> None:
-        makers = makers_of(create_env_fn, create_env_kwargs, num_workers)
-        count = len(makers)
-        require_resets(reset_when_done)
+        settings = self._take_settings(locals())
         if collector_class not in (None, SyncDataCollector):
             raise UnsupportedError(
                 f"collector_class: workers collect as SyncDataCollector does, not as {collector_class!r}; an entry of "
                 "create_env_fn may be a ParallelEnv, with processes of its own"
             )
+        factories = makers_of(create_env_fn, create_env_kwargs, num_workers)
+        count = len(factories)
         frames = frames_of(frames_per_batch, count, shared=self._num_slots == 1)
         if total_frames is not None and integer("total_frames", total_frames) == 0:
             raise InvalidArgumentError("total_frames: expected a positive integer, or -1 for endless, got 0")
-        restarts = Restarts(on_worker_error, max_restarts)
-        patience, sub_threads = timeouts_of(timeouts), positive("num_sub_threads", num_sub_threads)
-        dim = self._dim_of(cat_results)
-        enough = enough_of(preemptive_threshold, count)
-        self._feed = feed_of(replay_buffer, extend_buffer, postproc, split_trajs)
-        whole = WholeOptions(trajs_per_batch, traj_format, trajs_per_write)
-        self._before = optional_callable("pre_collect_hook", pre_collect_hook)
-        exploration = exploration_of(exploration_type, exploration_mode)
-        options = options_of(
-            max_frames_per_traj, exploration, nonfinite, reset_at_each_iter, track_policy_version
-        )
         recipe = Recipe(
-            options,
-            set_truncated=bool(set_truncated),
+            settings.options(),
+            set_truncated=settings.set_truncated,
             trust_policy=bool(trust_policy),
             compile_policy=compile_policy,
             cudagraph_policy=cudagraph_policy,
         )
-        places = {
-            "device": each("device", device, count),
-            "env_device": each("env_device", env_device, count),
-            "policy_device": each("policy_device", policy_device, count),
-            "storing_device": each("storing_device", storing_device, count),
-        }
-        recipes = [
-            replace(recipe, **{name: of_workers[worker] for name, of_workers in places.items()})
-            for worker in range(count)
+        recipes = recipes_of(
+            recipe,
+            count,
+            device=device,
+            env_device=env_device,
+            policy_device=policy_device,
+            storing_device=storing_device,
+        )
+        dim, prepare = self._dim_of(cat_results), optional_callable("init_fn", init_fn)
+        policy = initialised(policy, factories[0])
+        parts = zip(factories, policies_of(policy, policy_factory, count), recipes, strict=True)
+        makers = [
+            CollectorMaker(factory, given, own, Numbering(worker, count), self._num_slots, prepare=prepare)
+            for worker, (factory, given, own) in enumerate(parts)
         ]
-        policy = initialised(policy, makers[0])
-        given = policies_of(policy, policy_factory, count)
-        prepare = optional_callable("init_fn", init_fn)
-        moved = any(place is not None for place in (*places["device"], *places["policy_device"]))
         team = Team(
-            [
-                CollectorMaker(
-                    factory, given[w], recipes[w], Numbering(w, count), self._num_slots, prepare=prepare
-                )
-                for w, factory in enumerate(makers)
-            ],
-            patience,
-            sub_threads,
-            restarts,
+            makers,
+            timeouts_of(timeouts),
+            positive("num_sub_threads", num_sub_threads),
+            Restarts(on_worker_error, max_restarts),
             None if policy_factory is not None else policy,
-            following_of(update_at_each_batch, moved),
-            enough,
-            bool(set_truncated),
+            following_of(update_at_each_batch, any(own.places_policy for own in recipes)),
+            enough_of(preemptive_threshold, count),
+            settings.set_truncated,
         )
-        self._cap = ThreadCap(
-            max(1, torch.get_num_threads() - count)
-            if num_threads is None
-            else positive("num_threads", num_threads)
-        )
+        self._cap = _cap_of(num_threads, count)
         self._cap.apply()
         try:
-            source = self._source = self._crew = self._made_source(team, dim)
+            source = self._crew = self._made_source(team, dim)
             self._ready = True  # from here on the last reference's end ends the workers
             self._budget = Budget(source.num_envs, frames, total_frames, init_random_frames)
             source.lay_out(self._budget.steps_per_batch)
-            self._source = whole_or_not(
-                source,
-                whole,
-                self._feed is not None,
-                set_truncated=set_truncated,
-                extend_buffer=not extend_buffer,
-                nonfinite=nonfinite == "mark",
-                preemptive_threshold=enough is not None,
-            )
-            self._delivery = Delivery(
-                _storing(source), (), bool(split_trajs), postproc, False, post_collect_hook
-            )
-            place_postproc(postproc, source.description.storing)
-            self.weight_updater = made_updater(weight_updater, policy)
-            if progress:
-                self._progress = CollectorProgress(self._budget.total_frames)
+            self._take_source(source, source.description.storing, _storing(source))
+            self._finish(weight_updater, policy, progress)
         except BaseException:
             self._cap.lift()
             if self._ready:
@@ -391,3 +351,10 @@ def _storing(source: CrewSource) -> torch.device | None:
     places = {str(found.storing) for found in source.dispatcher.descriptions}
     storing = source.description.storing
     return storing if len(places) == 1 and storing is not None and storing.type != "cpu" else None
+
+
+def _cap_of(num_threads: Any, num_workers: int) -> ThreadCap:
+    """Return what bounds the torch threads of this process."""
+    if num_threads is None:
+        return ThreadCap(max(1, torch.get_num_threads() - num_workers))
+    return ThreadCap(positive("num_threads", num_threads))

@@ -2,85 +2,70 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
 from tensordict import TensorDictBase
 
 from gleanrl.collectors.background import Background
-from gleanrl.collectors.base import DataCollectorBase
-from gleanrl.collectors.budget import Budget, Grants
-from gleanrl.collectors.delivery import Delivery
+from gleanrl.collectors.budget import Grants
+from gleanrl.collectors.configured import ConfiguredCollector
+from gleanrl.collectors.delivery import Delivery, place_postproc
 from gleanrl.collectors.feed import Feed
 from gleanrl.collectors.ledger import CollectorStats
 from gleanrl.collectors.progress import CollectorProgress
 from gleanrl.collectors.source import BudgetSpent, Collected, Source
-from gleanrl.collectors.weight_updaters import WeightUpdaterBase
+from gleanrl.collectors.weight_updaters import WeightUpdaterBase, made_updater
 from gleanrl.collectors.weights import chosen_weights
 from gleanrl.errors import (
     ClosedError,
-    EndlessError,
     EnvironmentFailure,
     MissingArgumentError,
     UnsupportedError,
     WorkerTimeoutError,
 )
+from gleanrl.tree import NestedKey
 
 Packed = TypeVar("Packed")
 
 
-class SourceCollector(DataCollectorBase):
+class SourceCollector(ConfiguredCollector):
     """What all collectors of ours do; they differ in their sources. One caller at a time."""
 
-    _source: Source
-    _budget: Budget
     _delivery: Delivery
     _progress: CollectorProgress | None = None
-    _feed: Feed | None = None
-    _before: Callable[[], Any] | None = None
     _background: Background | None = None
     _weight_updater: WeightUpdaterBase | None = None
     closed = False
     """Whether the collector was shut down."""
 
-    @property
-    def frames_per_batch(self) -> int:
-        """Frames of a full batch, after rounding."""
-        return self._budget.frames_per_batch
+    def _take_source(
+        self,
+        source: Source,
+        storing: torch.device | None,
+        moved_to: torch.device | None,
+        truncated: Sequence[NestedKey] = (),
+    ) -> None:
+        """Deliver batches of a source.
 
-    @property
-    def requested_frames_per_batch(self) -> int:
-        """Frames of a batch as they were asked for."""
-        return self._budget.requested_frames_per_batch
-
-    @property
-    def total_frames(self) -> int | float:
-        """Frames of the collector's life, after rounding; infinity for endless."""
-        return math.inf if self._budget.total_frames is None else self._budget.total_frames
-
-    @property
-    def init_random_frames(self) -> int:
-        """Random frames at the beginning, after rounding."""
-        return self._budget.random_frames
-
-    def __len__(self) -> int:
-        """Return the number of batches, should all be full but the last one.
-
-        Raises:
-            EndlessError: the budget is endless.
+        Args:
+            source: makes batches, within the budget, which was made before.
+            storing: where they are delivered, for who processes them.
+            moved_to: where they have to be moved for that; None for nowhere.
+            truncated: see `Delivery`.
         """
-        if self._budget.total_frames is None or not self._source.steady:
-            raise EndlessError(
-                "a collector has a len() if it has total_frames, and if its batches aren't trajs_per_batch long"
-            )
-        return -(-self._budget.total_frames // self._budget.frames_per_batch)
+        self._source = self.settings.whole_or_not(source)
+        place_postproc(self.settings.postproc, storing)
+        self._delivery = self.settings.delivery(moved_to, truncated)
 
-    def __bool__(self) -> bool:
-        """Return True: an endless collector, which has no length, is no less of one."""
-        return True
+    def _finish(self, weight_updater: Any, policy: Any, progress: bool) -> None:
+        """Take what a constructor does last."""
+        self.weight_updater = made_updater(weight_updater, policy)
+        if progress:
+            self._progress = CollectorProgress(self._budget.total_frames)
 
     def stats(self) -> CollectorStats:
         """Return the counters at this moment."""

@@ -8,9 +8,8 @@ from typing import Any
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from gleanrl.arguments import integer, optional_callable, positive
+from gleanrl.arguments import integer, positive
 from gleanrl.collectors.budget import Budget
-from gleanrl.collectors.delivery import Delivery, place_postproc
 from gleanrl.collectors.distributed.asynchronous import AsynchronousNodes
 from gleanrl.collectors.distributed.choices import (
     class_of,
@@ -23,11 +22,9 @@ from gleanrl.collectors.distributed.choices import (
 from gleanrl.collectors.distributed.fleet import NodeMaker
 from gleanrl.collectors.distributed.node_source import Company, NodeSource
 from gleanrl.collectors.distributed.synchronous import SynchronousNodes
-from gleanrl.collectors.keywords import WholeOptions, feed_of, whole_or_not
 from gleanrl.collectors.multi import MultiaSyncDataCollector, WorkersCollector
-from gleanrl.collectors.progress import CollectorProgress
 from gleanrl.collectors.source_collector import SourceCollector
-from gleanrl.collectors.weight_updaters import WeightUpdaterBase, made_updater
+from gleanrl.collectors.weight_updaters import WeightUpdaterBase
 from gleanrl.collectors.workers.choices import each, following_of, timeouts_of
 from gleanrl.collectors.workers.initialising import initialised
 from gleanrl.collectors.workers.restarts import Restarts
@@ -155,6 +152,7 @@ class RayCollector(SourceCollector):
         timeouts: Timeouts | None = None,
         progress: bool = False,
     ) -> None:
+        settings = self._take_settings(locals())
         workers = positive("num_workers_per_collector", num_workers_per_collector)
         collector = class_of(collector_class, workers)
         has_workers = issubclass(collector, WorkersCollector)
@@ -170,9 +168,6 @@ class RayCollector(SourceCollector):
                 "give collector_class='sync'"
             )
         restarts, patience = Restarts(on_worker_error, max_restarts), timeouts_of(timeouts)
-        self._feed = feed_of(replay_buffer, extend_buffer, postproc, split_trajs)
-        whole = WholeOptions(trajs_per_batch, traj_format, trajs_per_write)
-        self._before = optional_callable("pre_collect_hook", pre_collect_hook)
         storing = require_device("storing_device", as_device(storing_device))
         count = count_of(create_env_fn, num_collectors)
         extra, options = keywords_of(collector_kwargs, count), options_of_actors(remote_configs, count)
@@ -216,7 +211,7 @@ class RayCollector(SourceCollector):
                 2 * workers + 1 if issubclass(collector, MultiaSyncDataCollector) else 2,
                 by_reference and all(one is None for one in seen),
             )
-            source = self._source = self._nodes = (
+            source = self._nodes = (
                 SynchronousNodes(self._runtime, company, self._joined)
                 if sync
                 else AsynchronousNodes(self._runtime, company)
@@ -224,19 +219,9 @@ class RayCollector(SourceCollector):
             self._ready = True  # from here on the last reference's end ends the nodes
             self._budget = Budget(source.num_envs, frames, total_frames, init_random_frames)
             source.lay_out(self._budget.steps_per_batch)
-            self._source = whole_or_not(
-                source,
-                whole,
-                self._feed is not None,
-                extend_buffer=not extend_buffer,
-                nonfinite=nonfinite == "mark",
-            )
-            self._whole = trajs_per_batch is not None
-            self._delivery = Delivery(storing, (), bool(split_trajs), postproc, False, post_collect_hook)
-            place_postproc(postproc, storing)
-            self.weight_updater = made_updater(weight_updater, policy)
-            if progress:
-                self._progress = CollectorProgress(self._budget.total_frames)
+            self._whole = settings.trajs_per_batch is not None
+            self._take_source(source, storing, storing)
+            self._finish(weight_updater, policy, progress)
         except BaseException:
             if self._ready:
                 self._nodes.close()

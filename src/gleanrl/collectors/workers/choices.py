@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from gleanrl.arguments import optional_callable, positive
+from gleanrl.collectors.assembly import Recipe
 from gleanrl.collectors.workers.servant import Given
 from gleanrl.collectors.workers.weights import Following
 from gleanrl.envs.vector.factories import Factory, factories, with_own_copies
@@ -58,6 +60,15 @@ def each(name: str, value: Any, count: int) -> list[Any]:
     if len(value) != count:
         raise LengthError(f"{name}: expected {count} entries, one for each worker, got {len(value)}")
     return list(value)
+
+
+def recipes_of(recipe: Recipe, count: int, **places: Any) -> list[Recipe]:
+    """Return how each worker collects: by the same recipe, at its places; a place is one for all or a list."""
+    given = {name: each(name, place, count) for name, place in places.items()}
+    return [
+        replace(recipe, **{name: of_workers[worker] for name, of_workers in given.items()})
+        for worker in range(count)
+    ]
 
 
 def policies_of(policy: Any, policy_factory: Any, count: int) -> list[Given]:
