@@ -1,17 +1,23 @@
-"""Nodes of a cluster are taken away: their frames are counted, and the learner goes on; full object stores wait."""
+"""Nodes are taken away, and their actors killed: frames are counted, and the learner goes on; full stores wait."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import torch
 
+from gleanrl.collectors.distributed import RayCollector
+from gleanrl.envs import Timeouts
 from tests.chaos.drills import scaled
+from tests.collectors.distributed.helpers import Says, check_rows, environments, rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
-REMOVALS = 20
+REMOVALS, KILLS = 20, 40
+FRAMES, BATCHES = 20, 60
 
 
 def test_nodes_are_taken_away():
@@ -19,3 +25,46 @@ def test_nodes_are_taken_away():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     print(done.stdout.strip())
+
+
+def test_actors_are_killed(ray_session):
+    kills, generator = scaled(KILLS), torch.Generator().manual_seed(0)
+    collector = RayCollector(
+        environments(2),
+        Says(),
+        frames_per_batch=FRAMES,
+        remote_configs={"num_cpus": 0},
+        on_worker_error="restart",
+        max_restarts=10 * kills,
+        timeouts=Timeouts(start_s=600.0),
+    )
+    fleet, batches = collector.source.fleet, list[Any]()
+
+    def collect() -> Any:
+        batches.append(collector.next().select("observation", ("collector", "traj_ids")))
+        batches[-1]["observation"] = batches[-1]["observation"][..., :3].clone()
+
+    def number(most: int) -> int:
+        return int(torch.randint(most, (), generator=generator))
+
+    restarts = 0
+    for kill in range(kills):
+        for _ in range(number(BATCHES)):
+            collect()
+        victims = [kill % 2] if number(4) else [0, 1]
+        for victim in victims:
+            ray_session.kill(collector.remote_collectors()[victim])
+        restarts += len(victims)
+        while sum(worker.restarts for worker in collector.stats().workers) < restarts:
+            collect()
+        while any(node.down for node in fleet.now.nodes):
+            fleet.wait()  # the cores are for what starts
+    while {*rows(batches[-2:])} != {0, 1}:
+        collect()
+    stats = collector.stats()
+    assert stats.delivered == sum(batch.numel() for batch in batches)
+    assert stats.stepped == stats.delivered + stats.discarded
+    assert stats.discarded == stats.reasons["worker"] <= 2 * FRAMES * restarts
+    check_rows(batches, holes=2 * restarts)
+    collector.shutdown()
+    print(f"{restarts} actors killed, {stats.delivered} frames, {stats.discarded} lost")

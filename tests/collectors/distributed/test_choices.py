@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector, SyncDataCollector
+from gleanrl.collectors import (
+    MultiaSyncDataCollector,
+    MultiSyncDataCollector,
+    SyncDataCollector,
+    aSyncDataCollector,
+)
 from gleanrl.collectors.distributed.choices import (
     class_of,
     count_of,
@@ -35,8 +40,10 @@ def test_classes():
         class_of(dict, 1)
     with pytest.raises(UnsupportedError, match=r"Iterates replaces \('iterator',\)"):
         class_of(Iterates, 1)
-    with pytest.raises(UnsupportedError, match="num_workers_per_collector=2"):
-        class_of("single", 2)
+    assert class_of(aSyncDataCollector, 1) is aSyncDataCollector
+    for kind in ("single", aSyncDataCollector):
+        with pytest.raises(UnsupportedError, match="num_workers_per_collector=2"):
+            class_of(kind, 2)
 
 
 def test_environments_of_nodes_and_of_their_workers():

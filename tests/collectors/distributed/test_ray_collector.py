@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gleanrl.collectors import MultiaSyncDataCollector
+from gleanrl.collectors import MultiaSyncDataCollector, aSyncDataCollector
 from gleanrl.collectors.distributed import RayCollector
 from gleanrl.data import LazyTensorStorage, RayReplayBuffer
 from gleanrl.envs import Timeouts
@@ -79,12 +79,13 @@ def test_shares_that_cannot_grow(together):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:total_frames=220 isn't a multiple")
-def test_nodes_with_workers_that_collect_ahead_meet_their_budget(ray_session):
+@pytest.mark.parametrize(("kind", "workers"), [(MultiaSyncDataCollector, 2), (aSyncDataCollector, 1)])
+def test_nodes_with_workers_that_collect_ahead_meet_their_budget(ray_session, kind, workers):
     collector = RayCollector(
         make_cartpole,
         num_collectors=1,
-        collector_class=MultiaSyncDataCollector,
-        num_workers_per_collector=2,
+        collector_class=kind,
+        num_workers_per_collector=workers,
         frames_per_batch=50,
         total_frames=220,
         remote_configs={"num_cpus": 0},
@@ -94,7 +95,7 @@ def test_nodes_with_workers_that_collect_ahead_meet_their_budget(ray_session):
     batches = list(collector)
     assert sorted(len(batch) for batch in batches) == [20, 50, 50, 50, 50]
     names = [set(batch["collector", "traj_ids"].tolist()) for batch in batches]
-    assert all(len({name % 2 for name in own}) == 1 for own in names)
+    assert all(len({name % workers for name in own}) == 1 for own in names)
     assert all(bool((batch["step_count"] <= 7).all()) for batch in batches)
     assert collector.closed and collector.state_dict()["frames"] == 220
     stats = collector.stats()

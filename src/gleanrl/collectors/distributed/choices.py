@@ -12,7 +12,12 @@ from gleanrl.arguments import positive
 from gleanrl.collectors.distributed.fleet import NodeMaker
 from gleanrl.collectors.distributed.node import NodeRecipe
 from gleanrl.collectors.facade import SyncDataCollector
-from gleanrl.collectors.multi import MultiaSyncDataCollector, MultiSyncDataCollector, WorkersCollector
+from gleanrl.collectors.multi import (
+    MultiaSyncDataCollector,
+    MultiSyncDataCollector,
+    WorkersCollector,
+    aSyncDataCollector,
+)
 from gleanrl.collectors.source_collector import SourceCollector
 from gleanrl.collectors.tracking import Numbering
 from gleanrl.collectors.workers.choices import each, policies_of
@@ -63,10 +68,12 @@ def class_of(collector_class: Any, num_workers: int) -> type[SourceCollector]:
         raise UnsupportedError(
             f"collector_class: {found.__name__} replaces {replaced}, which nodes don't call"
         )
-    if num_workers != 1 and not issubclass(found, WorkersCollector):
+    if num_workers != 1 and (
+        not issubclass(found, WorkersCollector) or issubclass(found, aSyncDataCollector)
+    ):
         raise UnsupportedError(
-            f"num_workers_per_collector={num_workers}: {found.__name__} has no workers; give collector_class='sync' or "
-            "'async'"
+            f"num_workers_per_collector={num_workers}: {found.__name__} hasn't several workers; give "
+            "collector_class='sync' or 'async'"
         )
     return found
 
