@@ -35,6 +35,16 @@ class HoldBack(Scale):
         return None
 
 
+class Halves:
+    """Not callable: `forward` on read, `inv` on write."""
+
+    def forward(self, data: TensorDict) -> TensorDict:
+        return data.set("x", data["x"] / 2)
+
+    def inv(self, data: TensorDict) -> TensorDict:
+        return data.set("x", data["x"] * 2)
+
+
 def buffer(transform: Any = None, ndim: int = 1) -> ReplayBuffer:
     return ReplayBuffer(storage=LazyTensorStorage(50, ndim=ndim), transform=transform, batch_size=4)
 
@@ -302,3 +312,12 @@ def test_a_buffers_transforms_can_be_looked_at_and_called():
     assert "Pipeline(" in repr(buffer.transform)
     batch = TensorDict({"x": torch.arange(3.0)}, [3])
     assert (buffer.transform(batch) == batch).all()
+
+
+@pytest.mark.parametrize("invert", [False, True])
+def test_an_object_with_forward_and_inv_need_not_be_callable(invert: bool) -> None:
+    halves = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=4)
+    halves.append_transform(Halves(), invert=invert)
+    halves.extend(TensorDict({"x": torch.ones(4)}, [4]))
+    assert halves.storage.get([0])["x"] == (0.5 if invert else 2)
+    assert (halves.sample()["x"] == 1).all()

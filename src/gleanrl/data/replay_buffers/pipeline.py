@@ -30,7 +30,10 @@ class Stage:
     """
 
     def __init__(self, transform: Any, invert: bool = False) -> None:
-        if not callable(transform):
+        inverse, read = getattr(transform, "inv", None), transform
+        if not callable(transform) and callable(inverse):
+            read = getattr(transform, "forward", None)
+        if not callable(read):
             raise InvalidTypeError(
                 f"transform: expected a callable or an object with forward and inv, got {transform!r}"
             )
@@ -39,9 +42,9 @@ class Stage:
             transform.eval()
             for module in learning:
                 module.train()
-        self.transform = transform
+        self.transform, self._read = transform, read
         self.invert = invert
-        self.is_plain = not callable(getattr(transform, "inv", None))
+        self.is_plain = not callable(inverse)
         self.on_read: Callable[[Any], Any] | None = None
         self.on_write: Callable[[Any], Any] | None = None
         self.face(on_write=False)
@@ -49,7 +52,7 @@ class Stage:
     def face(self, on_write: bool) -> None:
         """Set the directions; `on_write` says whether a plain callable acts on the way in."""
         transform = self.transform
-        forward: Callable[[Any], Any] | None = None if self.is_plain and on_write else transform
+        forward: Callable[[Any], Any] | None = None if self.is_plain and on_write else self._read
         backward: Callable[[Any], Any] | None = None
         if not self.is_plain:
             backward = transform.inv
