@@ -69,6 +69,27 @@ def test_each_mistake_is_found_at_its_first_place(mistake):
     assert found(stored(data)) == expected
 
 
+def test_a_trajectory_that_is_cut_and_goes_on():
+    data = steps(12)
+    data["collector", "traj_ids"] = torch.zeros(
+        12, dtype=torch.int64
+    )  # as `set_truncated=True` of a collector
+    assert stored(data).verify().ok
+    data["observation"][4] += 0.5
+    assert found(stored(data)) == [("ids", 1, 4)]
+    data["next", "terminated"][7] = True
+    data["next", "done"][7] = True
+    assert found(stored(data)) == [("ids", 2, 4)]
+
+
+def test_rows_that_are_no_steps_are_not_looked_at():
+    data = torch.stack([steps(8)])
+    data["collector", "mask"] = (torch.arange(8) < 5)[None]
+    data["next", "observation"][0, 5:] = 7.0
+    data["collector", "traj_ids"][0, 5:] = -1
+    assert stored(data, ndim=2).verify().ok
+
+
 def test_nan_on_both_sides_is_the_same():
     data = steps(8)
     data["observation"][2] = data["next", "observation"][1] = torch.nan

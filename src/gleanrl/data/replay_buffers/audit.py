@@ -14,6 +14,7 @@ from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.errors import MissingKeyError, SchemaError
 from gleanrl.native import Episodes
+from gleanrl.schema import Schema
 from gleanrl.tree import FLAGS, Path, as_key
 
 _CHUNK = 1 << 16  # time steps looked at together
@@ -59,7 +60,10 @@ def audit(storage: Storage) -> AuditReport:
     - flags: ``done`` is ``terminated`` or ``truncated``, where all three are stored.
     - next observation: inside a trajectory an entry below ``next`` is that of the following step's root (not
       in rows of n-step data that look further ahead).
-    - ids: no trajectory id goes on after an end, or stands in two streams.
+    - ids: no trajectory id goes on after an end, or stands in two streams. A truncation isn't an end where the
+      following step goes on from its next observation (``set_truncated=True`` of a collector).
+
+    Rows that are no steps (``("collector", "mask")`` is False) aren't compared.
 
     Cost: one pass over the columns that the rules need.
 
@@ -146,13 +150,28 @@ def _pairs(storage: TensorStorage, table: Episodes) -> Iterator[tuple[torch.Tens
     for start in range(0, len(storage), _CHUNK * streams):
         slots = torch.arange(start, min(start + _CHUNK * streams, len(storage)), device="cpu")
         inner = slots[locate(table, slots)[1] > 1]
+        if (masked := storage.masked(inner)) is not None:
+            inner = inner[~masked]
         yield inner, (inner + streams) % slots_in_all
 
 
 def _check_chain(storage: TensorStorage, table: Episodes, found: _Findings) -> list[str]:
     """Check that each step's next observation is the following step's observation."""
     schema = storage.format.schema
-    observed = [
+    observed = _observed(schema)
+    for slots, following in _pairs(storage, table) if observed else ():
+        if _STEPS in schema:
+            single = _wide(storage.column(_STEPS)[slots])[:, 0] == 1
+            slots, following = slots[single.cpu()], following[single.cpu()]
+        for path in observed:
+            message = f"{as_key(path)!r} isn't {as_key(path[1:])!r} of the following step"
+            found.add("next observation", message, slots[_differ(storage, path, slots, following)])
+    return ["next observation"] if observed else []
+
+
+def _observed(schema: Schema) -> list[Path]:
+    """Return the entries below ``next`` that stand in the following step's root, too."""
+    return [
         path
         for path in schema.paths
         if path[0] == "next"
@@ -160,19 +179,15 @@ def _check_chain(storage: TensorStorage, table: Episodes, found: _Findings) -> l
         and path[-1] not in FLAGS
         and schema[path] == schema[path[1:]]
     ]
-    for slots, following in _pairs(storage, table) if observed else ():
-        if _STEPS in schema:
-            single = _wide(storage.column(_STEPS)[slots])[:, 0] == 1
-            slots, following = slots[single.cpu()], following[single.cpu()]
-        for path in observed:
-            coming = _wide(storage.column(path)[slots])
-            root = _wide(storage.column(path[1:])[following])
-            differ = coming != root
-            if coming.dtype.is_floating_point or coming.dtype.is_complex:
-                differ &= ~(coming.isnan() & root.isnan())
-            message = f"{as_key(path)!r} isn't {as_key(path[1:])!r} of the following step"
-            found.add("next observation", message, slots[differ.any(1).cpu()])
-    return ["next observation"] if observed else []
+
+
+def _differ(storage: TensorStorage, path: Path, slots: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+    """Return where an entry below ``next`` isn't the root's of the slot that follows, ``(n,)`` bool."""
+    coming, root = _wide(storage.column(path)[slots]), _wide(storage.column(path[1:])[following])
+    differ = coming != root
+    if coming.dtype.is_floating_point or coming.dtype.is_complex:
+        differ &= ~(coming.isnan() & root.isnan())
+    return differ.any(1).cpu()
 
 
 def _check_ids(storage: TensorStorage, table: Episodes, found: _Findings) -> list[str]:
@@ -185,10 +200,11 @@ def _check_ids(storage: TensorStorage, table: Episodes, found: _Findings) -> lis
     stream = first % streams
     last = ((first // streams + length - 1) % table.capacity) * streams + stream
     ids = storage.column(TRAJ_IDS).view(-1)[last].cpu()
-    ended = torch.zeros(first.shape, dtype=torch.bool, device="cpu")
+    flags = {flag: torch.zeros(first.shape, dtype=torch.bool, device="cpu") for flag in FLAGS}
     for path in schema.paths:
         if path[0] == "next" and path[-1] in FLAGS:
-            ended |= _wide(storage.column(path)[last]).any(1).cpu()
+            flags[path[-1]] |= _wide(storage.column(path)[last]).any(1).cpu()
+    ended = flags["done"] | flags["terminated"] | flags["truncated"]
     # Runs of one id side by side, in the order of time within a stream.
     order = torch.sort(ids, stable=True).indices
     same = (ids[order][1:] == ids[order][:-1]) & (ids[order][1:] >= 0)
@@ -196,6 +212,11 @@ def _check_ids(storage: TensorStorage, table: Episodes, found: _Findings) -> lis
     apart = stream[earlier] != stream[later]
     found.add("ids", f"an id of {as_key(TRAJ_IDS)!r} stands in two streams", first[later[apart]])
     again = ended[earlier] & ~apart
+    cut, observed = flags["truncated"] & ~flags["terminated"], _observed(schema)
+    goes_on = cut[earlier] if observed else torch.zeros_like(again)
+    for path in observed:
+        goes_on &= ~_differ(storage, path, last[earlier], first[later])
+    again &= ~goes_on
     found.add("ids", f"an id of {as_key(TRAJ_IDS)!r} goes on after its trajectory ended", first[later[again]])
     return ["ids"]
 
