@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -81,6 +82,35 @@ def test_threads_work_side_by_side_and_end_with_the_queue():
     assert not any(thread.is_alive() for thread in workers)
 
 
+class Timed(LazyTensorStorage):
+    """A storage whose fetches take as long as a clock says, and that counts the threads that make them."""
+
+    def fetch(self, slots: torch.Tensor, paths: Any = None) -> Any:
+        self.makers.append(threading.current_thread() is threading.main_thread())
+        self.clock[0] += self.takes
+        return super().fetch(slots, paths)
+
+
+def test_short_fetches_are_left_to_the_taker_and_long_ones_to_threads(monkeypatch):
+    storage, queue = Timed(10), Prefetcher(1, 1)
+    fill(storage, torch.arange(10))
+    storage.makers, storage.clock, storage.takes = [], [0.0], 1e-5
+    monkeypatch.setattr("gleanrl.data.replay_buffers.prefetch.monotonic", lambda: storage.clock[0])
+
+    def by_taker(count: int) -> list[bool]:
+        storage.makers.clear()
+        for slot in range(count):
+            queue.put(ticket(storage, slot % 10))
+            assert int(queue.take()[1].result().records) == slot % 10
+        return [*storage.makers]
+
+    assert by_taker(40) == [False] * 16 + [True] * 24
+    storage.takes = 1e-2
+    assert by_taker(1 + 16 + 1 + 32 + 1) == [True, *[False] * 16, True, *[False] * 32, True]
+    storage.takes = 1e-5
+    assert by_taker(64 + 10) == [False] * 64 + [True] * 10
+
+
 def test_no_thread_before_the_first_batch():
     before = threading.active_count()
     Prefetcher(3, 3)
@@ -109,8 +139,28 @@ def test_a_pickle_holds_the_draws_and_fetches_again():
     assert len(queue) == 3
 
 
-def test_a_forked_process_fetches_by_threads_of_its_own():
+@pytest.mark.parametrize("before", [0, 20])
+def test_what_is_left_in_a_queue_is_gone_with_it(before):
+    storage, queue = storage_of(5), Prefetcher(3, 1)
+    for slot in [0] * before:
+        queue.put(ticket(storage, slot))
+        queue.take()[1].result()
+    queue.put(ticket(storage, 1))
+    gone = weakref.ref(queue)
+    gc.disable()
+    try:
+        del queue
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("before", [0, 20])
+def test_a_forked_process_fetches_by_threads_of_its_own(before):
     storage, queue = storage_of(5), Prefetcher(3, 2)
+    for slot in [0] * before:
+        queue.put(ticket(storage, slot))
+        queue.take()[1].result()
     for slot in (1, 2, 3):
         queue.put(ticket(storage, slot))
     assert int(queue.take()[1].result().records) == 10
@@ -121,6 +171,7 @@ def test_a_forked_process_fetches_by_threads_of_its_own():
             found = [int(queue.take()[1].result().records) for _ in range(3)]
         except BaseException:
             os._exit(2)
-        os._exit(int(found != [20, 30, 40]))
+        os._exit(int(found != [20, 30, 40] or queue.forked))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not queue.forked
     assert [int(queue.take()[1].result().records) for _ in range(2)] == [20, 30]

@@ -1,4 +1,4 @@
-"""Batches drawn ahead: drawn in the caller's order, fetched by threads."""
+"""Batches drawn ahead: drawn in the caller's order, fetched by threads where that takes a while."""
 
 from __future__ import annotations
 
@@ -11,11 +11,20 @@ from gleanrl.data.replay_buffers.tickets import Fetched, Ticket
 from gleanrl.data.replay_buffers.versions import Version
 from gleanrl.errors import InvalidArgumentError
 from gleanrl.system import proc
+from gleanrl.system.clock import monotonic
 from gleanrl.system.threads import Job, Workers
+
+_HANDED_OVER_S = 1e-4
+"""Handing a fetch to a thread and back costs about half of that, of both threads together."""
+_FEWEST, _MOST = 16, 1024
+"""Fetches by threads between two that show how long one takes."""
 
 
 class Prefetcher:
     """A queue of draws whose records threads fetch while the caller is busy.
+
+    A fetch that is shorter than handing it over is left to whoever takes the batch: now and then one of those shows
+    how long they take.
 
     The caller draws, in its own order, and takes the batches in that order: what is served doesn't depend on
     the number of threads. Whether a batch is still good when it is taken is for the caller to check.
@@ -32,6 +41,7 @@ class Prefetcher:
         self.threads = threads
         self._queue: deque[tuple[Ticket, Job[Fetched] | None]] = deque()
         self._workers = Workers(threads, "gleanrl-prefetch")
+        self._by_threads = self._pause = _FEWEST  # fetches, until one is left to the taker again
 
     def __len__(self) -> int:
         """Return the number of batches drawn and not taken."""
@@ -52,11 +62,18 @@ class Prefetcher:
         self._leave_parent()
         self._queue.append((ticket, self._start(ticket)))
 
-    def take(self) -> tuple[Ticket, Job[Fetched]]:
+    def take(self) -> tuple[Ticket, Coming]:
         """Return the oldest draw and its records to come."""
         self._leave_parent()
         ticket, coming = self._queue.popleft()
-        return ticket, coming or self._start(ticket)
+        return ticket, coming or Left(self, ticket)
+
+    def took(self, seconds: float) -> None:
+        """Learn how long a fetch took whoever took the batch; any thread may call it."""
+        if seconds < _HANDED_OVER_S:
+            self._pause = _FEWEST
+        else:
+            self._by_threads, self._pause = self._pause, min(2 * self._pause, _MOST)
 
     def forget_gone(self) -> None:
         """Forget batches of a content that is gone: the storage was cleared without a word to the buffer."""
@@ -72,8 +89,13 @@ class Prefetcher:
         """Start anew in a forked process: the threads, and what they were to fetch, stayed in its parent."""
         if self._workers.forked:
             self._queue = deque((ticket, None) for ticket in self)
+            self._by_threads = self._by_threads or 1  # a thread of its own, so that it has left
 
-    def _start(self, ticket: Ticket) -> Job[Fetched]:
+    def _start(self, ticket: Ticket) -> Job[Fetched] | None:
+        """Have a thread fetch the records, or leave that to whoever takes the batch."""
+        if not self._by_threads:
+            return None
+        self._by_threads -= 1
         return self._workers.start(ticket.fetch)
 
     @property
@@ -97,9 +119,34 @@ class Prefetcher:
         return {"depth": self.depth, "threads": self.threads, "tickets": tickets}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore from a pickle; each fetch starts when its batch is taken, the storage may not be there yet."""
+        """Restore from a pickle; whoever takes a batch fetches it, the storage may not be there yet."""
         self.__init__(state["depth"], state["threads"])  # type: ignore[misc]
         self._queue.extend((ticket, None) for ticket in state["tickets"])
+
+
+class Left:
+    """A fetch that is left to whoever takes the batch; `result` makes it.
+
+    Args:
+        queue: is told how long it took.
+        ticket: what to fetch.
+    """
+
+    __slots__ = ("_queue", "_ticket")
+
+    def __init__(self, queue: Prefetcher, ticket: Ticket) -> None:
+        self._queue, self._ticket = queue, ticket
+
+    def result(self) -> Fetched:
+        """Return the records, or raise what the storage raised."""
+        start = monotonic()
+        fetched = self._ticket.fetch()
+        self._queue.took(monotonic() - start)
+        return fetched
+
+
+Coming = Job[Fetched] | Left
+"""Records to come: `result` returns them."""
 
 
 def make_prefetcher(depth: Any, threads: Any) -> Prefetcher | None:

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import torch
 
 from gleanrl.data.replay_buffers.draws import stamps
-from gleanrl.data.replay_buffers.prefetch import Prefetcher
-from gleanrl.data.replay_buffers.tickets import Fetched, Ticket
+from gleanrl.data.replay_buffers.prefetch import Coming, Prefetcher
+from gleanrl.data.replay_buffers.tickets import Ticket
 from gleanrl.data.replay_buffers.versions import Version
-from gleanrl.system.threads import Job
 
 
 class _Sent(NamedTuple):
@@ -39,7 +38,7 @@ class Shipping(Prefetcher):
         self.number = 0
         self._sent: list[_Sent] = []
 
-    def take(self) -> tuple[Ticket, Job[Fetched]]:
+    def take(self) -> tuple[Ticket, Coming]:
         """Return the oldest draw and its records, which are sent to the client."""
         ticket, coming = super().take()
         self.number += 1
@@ -95,10 +94,8 @@ class Shipping(Prefetcher):
         """Refuse: an actor's buffer isn't copied with what it sent."""
         raise NotImplementedError
 
-    def _start(self, ticket: Ticket) -> Job[Fetched]:
-        job = Job(ticket.fetch)
-        job.run()  # here: the request for it is waiting
-        return job
+    def _start(self, ticket: Ticket) -> None:
+        """Leave it to whoever takes the batch: the request for it is waiting."""
 
 
 def _is_stale(ticket: Ticket) -> bool:
