@@ -238,8 +238,7 @@ class TransformedStepper(Stepper):
                 output = outputs.get(key) or self._output(key)
                 if output is not None:
                     output.write(t, value)
-            due = self._due(t, extra)
-            if due is not None:
+            if (self._masked or self._done.any(t)) and (due := self._due(t, extra)) is not None:
                 during = "reset"
                 made = self._turn(t, made, extra, due)
                 if t < self._last:
@@ -312,9 +311,9 @@ class TransformedStepper(Stepper):
                 made[key] = torch.where(trailing(skipped, made[key]), rows[t], made[key])
 
     def _due(self, t: int, extra: torch.Tensor | None) -> dict[Path, torch.Tensor] | None:
-        """Return what is reset after row `t`, by group of flags; None for nothing."""
+        """Return what is reset after row `t`, where something ended, by group of flags; None for nothing."""
         if not self._masked:
-            if not (self._done.any(t) and self.rules.reset_when_done):
+            if not self.rules.reset_when_done:
                 return None
             return due_resets(self._outcome, self._groups)  # type: ignore[arg-type]  # it needs get and batch_size
         # The base environment resets those that ended in the step after, which is no frame.

@@ -48,9 +48,9 @@ def check_reduction(reduction: str) -> str:
 def per_slot(name: str, values: Any, count: int, dtype: torch.dtype) -> torch.Tensor:
     """Return `values` as ``(count,)`` of `dtype` on the CPU."""
     if isinstance(values, torch.Tensor) and values.shape == (count,) and values.dtype in _DIRECT[dtype]:
-        # What a training loop brings; only its address is taken.
-        plain = values.is_cpu and values.dtype is dtype and values.is_contiguous()
-        return values if plain else values.detach().to("cpu", dtype).contiguous()
+        # What a training loop brings.
+        found = values.detach() if values.requires_grad else values
+        return (found if found.is_cpu else found.cpu()).to(dtype).contiguous()
     try:
         # By way of NumPy: torch takes Python's numbers for single precision.
         tensor = torch.as_tensor(values if isinstance(values, torch.Tensor) else np.asarray(values)).detach()

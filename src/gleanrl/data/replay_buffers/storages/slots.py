@@ -109,7 +109,8 @@ class Slots(Access, Versioned):
     @property
     def shape(self) -> torch.Size:
         """The visible part, ``[time steps stored, *batch]``."""
-        return torch.Size((self.num_steps, *self.batch_shape))
+        batch = self._batch_shape  # most often known
+        return torch.Size((self.num_steps, *(self.batch_shape if batch is None else batch)))
 
     def __len__(self) -> int:
         """Return the number of transitions stored."""
