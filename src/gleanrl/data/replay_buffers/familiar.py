@@ -101,16 +101,17 @@ class View(Part, Stateful[Any]):
         return _again, (self.part, way.__bases__[1], way, self.own)
 
 
-def view_of(part: Any, kind: Any, way: Any, methods: Mapping[str, str | None]) -> Any:
+def view_of(part: Any, kind: Any, way: Any, methods: Mapping[str, str | None], needed: Iterable[str]) -> Any:
     """Return a part as buffers use it: itself, or a view of one that has familiar methods of its own.
 
     Args:
-        part: a part of ours, or another object with all `methods`.
+        part: a part of ours, or another library's; what is neither stays as it is.
         kind: what it is to be.
         way: the view of such a part, a subclass of `kind` and `View`.
         methods: the familiar methods, and the native one that a class overrides instead, if there is one.
+        needed: what a part of another library has.
     """
-    if isinstance(part, View):
+    if isinstance(part, (View, type)):
         return part
     own = frozenset(methods)
     if isinstance(part, kind):
@@ -123,6 +124,8 @@ def view_of(part: Any, kind: Any, way: Any, methods: Mapping[str, str | None]) -
             return part
         if not own.isdisjoint(_STATE):
             own |= _STATE  # one without the other means nothing
+    elif not all(hasattr(part, name) for name in needed):
+        return part
     return _again(part, kind, way, own)
 
 

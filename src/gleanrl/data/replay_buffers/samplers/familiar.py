@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
@@ -16,36 +16,12 @@ _METHODS = dict.fromkeys(
     ("sample", "add", "extend", "mark_update", "update_priority", "_empty", "state_dict", "load_state_dict")
 )
 _TOLD = {"add", "extend", "mark_update", "_empty"}
-
-
-@runtime_checkable
-class SamplerLike(Protocol):
-    """What a sampler of another library has."""
-
-    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        """Draw."""
-
-    def add(self, index: Any) -> Any:
-        """Take one."""
-
-    def extend(self, index: Any) -> Any:
-        """Take many."""
-
-    def _empty(self) -> Any:
-        """Forget."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Take a state."""
+_NEEDED = ("sample", "add", "extend", "_empty", "state_dict", "load_state_dict")
 
 
 def as_sampler(sampler: Any) -> Any:
     """Return a sampler as buffers use it (see `view_of`); what is none stays as it is."""
-    if isinstance(sampler, (Sampler, SamplerLike)) and not isinstance(sampler, type):
-        return view_of(sampler, Sampler, FamiliarSampler, _METHODS)
-    return sampler
+    return view_of(sampler, Sampler, FamiliarSampler, _METHODS, _NEEDED)
 
 
 class FamiliarSampler(View, Sampler):

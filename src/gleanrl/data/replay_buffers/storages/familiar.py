@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from tensordict import is_tensor_collection
@@ -32,39 +32,12 @@ _METHODS = {
     "load_state_dict": "_take_content",
     "__len__": None,
 }
-
-
-@runtime_checkable
-class StorageLike(Protocol):
-    """What a storage of another library has."""
-
-    max_size: int
-    ndim: int
-
-    def get(self, index: Any) -> Any:
-        """Read."""
-
-    def set(self, cursor: Any, data: Any) -> Any:
-        """Write."""
-
-    def __len__(self) -> int:
-        """Count."""
-
-    def _empty(self) -> Any:
-        """Forget."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Take a state."""
+_NEEDED = ("max_size", "ndim", *_METHODS)
 
 
 def as_storage(storage: Any) -> Any:
     """Return a storage as buffers use it (see `view_of`); what is none stays as it is."""
-    if isinstance(storage, (Storage, StorageLike)) and not isinstance(storage, type):
-        return view_of(storage, Storage, FamiliarStorage, _METHODS)
-    return storage
+    return view_of(storage, Storage, FamiliarStorage, _METHODS, _NEEDED)
 
 
 class _One(list[Any]):

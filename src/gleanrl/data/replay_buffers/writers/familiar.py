@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from gleanrl.data.replay_buffers.familiar import Saved, View, view_of
 from gleanrl.data.replay_buffers.storages.base import Storage
@@ -14,33 +14,12 @@ from gleanrl.errors import SchemaError
 from gleanrl.records import Placement, Selection
 
 _METHODS = dict.fromkeys(("add", "extend", "register_storage", "_empty", "state_dict", "load_state_dict"))
-
-
-@runtime_checkable
-class WriterLike(Protocol):
-    """What a writer of another library has."""
-
-    def register_storage(self, storage: Any) -> Any:
-        """Write there."""
-
-    def add(self, data: Any) -> Any:
-        """Take one."""
-
-    def extend(self, data: Any) -> Any:
-        """Take many."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Take a state."""
+_NEEDED = ("register_storage", "add", "extend", "state_dict", "load_state_dict")
 
 
 def as_writer(writer: Any) -> Any:
     """Return a writer as buffers use it (see `view_of`); what is none stays as it is."""
-    if isinstance(writer, (Writer, WriterLike)) and not isinstance(writer, type):
-        return view_of(writer, Writer, FamiliarWriter, _METHODS)
-    return writer
+    return view_of(writer, Writer, FamiliarWriter, _METHODS, _NEEDED)
 
 
 class FamiliarWriter(View, Writer):
