@@ -6,19 +6,23 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl.arguments import integer, key_list, non_negative, positive
+from gleanrl.arguments import integer, key_list, non_negative, positive, positive_or_none
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
 
 @pytest.mark.parametrize("value", [1, 7, np.int64(7), torch.tensor(7)])
 def test_integers_of_one_or_more(value):
     assert positive("size", value) == int(value) and type(positive("size", value)) is int
+    assert positive_or_none("size", value) == int(value) and positive_or_none("size", None) is None
 
 
 @pytest.mark.parametrize("value", [0, -1, True, 1.0, "1", None, [1], torch.tensor(1.0)])
 def test_anything_else_is_refused_by_name(value):
     with pytest.raises(InvalidArgumentError, match="size: expected an integer of 1 or more, got"):
         positive("size", value)
+    if value is not None:
+        with pytest.raises(InvalidArgumentError, match="size: expected an integer of 1 or more, got"):
+            positive_or_none("size", value)
 
 
 def test_integers_of_zero_or_more():

@@ -15,6 +15,11 @@ def positive(name: str, value: Any) -> int:
     return integer(name, value, 1)
 
 
+def positive_or_none(name: str, value: Any) -> int | None:
+    """Return `value` if it is None, or an integer of 1 or more; see `positive`."""
+    return None if value is None else positive(name, value)
+
+
 def non_negative(name: str, value: Any) -> int:
     """Return `value` if it is an integer of 0 or more; `InvalidArgumentError`, naming the argument, if not."""
     return integer(name, value, 0)

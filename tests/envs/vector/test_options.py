@@ -5,18 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gleanrl.envs.vector.options import BatchOptions, ThreadCap, as_timeouts, positive
+from gleanrl.envs.vector.options import BatchOptions, ThreadCap, as_timeouts
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 from gleanrl.workers.handle import Timeouts
 
 
-def options(refused=None, shared_memory=True, memmap=False, num_threads=None):
-    return BatchOptions.of(None, num_threads, None, refused or {}, shared_memory, memmap)
+def options(shared_memory=True, memmap=False, num_threads=None, start_method=None, **refused):
+    return BatchOptions.of(None, num_threads, None, shared_memory, memmap, start_method, **refused)
 
 
 def test_what_is_refused():
     with pytest.raises(InvalidArgumentError, match="pin_memory"):
-        options({"pin_memory": True})
+        options(pin_memory=True)
+    with pytest.raises(InvalidArgumentError, match="mp_start_method: expected 'fork', .* got 'thread'"):
+        options(start_method="thread")
     with pytest.raises(RuntimeError, match="memmap"):
         options(memmap=True)
     options(memmap=True, shared_memory=False)
@@ -33,7 +35,7 @@ def test_timeouts():
 def test_numbers(value):
     with pytest.raises(InvalidArgumentError, match="num_threads"):
         options(num_threads=value)
-    assert positive("x", 2) == 2 and positive("x", None) is None
+    assert options(num_threads=2).num_threads == 2 and options().num_threads is None
 
 
 def test_the_thread_cap_is_lifted_once():

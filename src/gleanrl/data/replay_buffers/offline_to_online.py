@@ -8,7 +8,7 @@ import torch
 from tensordict import is_tensor_collection
 from torch.utils import _pytree
 
-from gleanrl.arguments import non_negative, positive
+from gleanrl.arguments import non_negative, positive, positive_or_none
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.pipeline import Pipeline
 from gleanrl.data.replay_buffers.presets import TensorDictReplayBuffer
@@ -100,7 +100,7 @@ class OfflineToOnlineReplayBuffer:
             else online_storage
         )
         self._initial = self._fraction = float(offline_fraction)
-        self._batch_size = None if batch_size is None else positive("batch_size", batch_size)
+        self._batch_size = positive_or_none("batch_size", batch_size)
         self._transforms = Pipeline()
         if transform is not None:
             self._transforms.insert(0, transform, False)

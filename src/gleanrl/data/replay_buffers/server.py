@@ -12,7 +12,7 @@ import torch
 from tensordict import is_tensor_collection, is_tensorclass
 from torch.utils import _pytree
 
-from gleanrl.arguments import key_list, positive
+from gleanrl.arguments import key_list, positive, positive_or_none
 from gleanrl.data.replay_buffers.draws import Draws, Keys, stamps
 from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.parts import Parts
@@ -50,7 +50,7 @@ class Server(ABC):
     """What error messages call the buffer."""
 
     def __init__(self, batch_size: int | None) -> None:
-        self.batch_size = None if batch_size is None else positive("batch_size", batch_size)
+        self.batch_size = positive_or_none("batch_size", batch_size)
 
     @abstractmethod
     def serve(self, size: int, keys: Keys | None, wants_info: bool) -> Served:

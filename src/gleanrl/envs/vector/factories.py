@@ -9,6 +9,7 @@ from typing import Any
 
 import cloudpickle
 
+from gleanrl.arguments import positive
 from gleanrl.errors import ClosedError, InvalidArgumentError, InvalidTypeError, LengthError, UnsupportedError
 from gleanrl.rollouts.traits import extra
 
@@ -110,8 +111,7 @@ def factories(num_envs: Any, create_env_fn: Any, create_env_kwargs: Any) -> tupl
         InvalidTypeError: if something is neither callable nor an environment.
         UnsupportedError: for keyword arguments to an environment that doesn't take them.
     """
-    if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
-        raise InvalidArgumentError(f"num_workers: expected a positive integer, got {num_envs!r}")
+    num_envs = positive("num_workers", num_envs)
     sources = _spread("create_env_fn", create_env_fn, num_envs)
     kwargs = _spread("create_env_kwargs", create_env_kwargs, num_envs)
     return tuple(_factory(source, given) for source, given in zip(sources, kwargs, strict=True))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gleanrl.arguments import positive_or_none
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from gleanrl.workers.handle import Timeouts
 
@@ -31,9 +32,10 @@ class BatchOptions:
         device: Any,
         num_threads: Any,
         share_individual_td: bool | None,
-        refused: dict[str, Any],
         shared_memory: bool,
         memmap: bool,
+        start_method: str | None,
+        **refused: Any,
     ) -> BatchOptions:
         """Check the keywords.
 
@@ -41,12 +43,13 @@ class BatchOptions:
             device: see the attributes.
             num_threads: likewise.
             share_individual_td: likewise.
-            refused: arguments that nothing but their default will do for, by name.
             shared_memory: no effect, unless with `memmap`.
             memmap: no effect, unless with `shared_memory`.
+            start_method: no effect; one of Python's ways to start processes, or None.
+            **refused: arguments that nothing but their default will do for.
 
         Raises:
-            InvalidArgumentError: for a refused argument, or a bad number.
+            InvalidArgumentError: for a refused argument, a bad number or a start method that there isn't.
             UnsupportedError: if both kinds of memory are asked for (also a RuntimeError).
         """
         for name, value in refused.items():
@@ -54,20 +57,11 @@ class BatchOptions:
                 raise InvalidArgumentError(f"{name}: {value!r} isn't supported; leave it out")
         if memmap and shared_memory:
             raise UnsupportedError("memmap: pass shared_memory=False with it; neither has an effect")
-        return cls(device, positive("num_threads", num_threads), share_individual_td)
-
-
-def positive(name: str, value: Any) -> int | None:
-    """Return `value` if it is a positive integer or None.
-
-    Raises:
-        InvalidArgumentError: otherwise.
-    """
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgumentError(f"{name}: expected a positive integer, got {value!r}")
-    return value
+        if start_method not in (None, "fork", "forkserver", "spawn"):
+            raise InvalidArgumentError(
+                f"mp_start_method: expected 'fork', 'forkserver' or 'spawn', got {start_method!r}"
+            )
+        return cls(device, positive_or_none("num_threads", num_threads), share_individual_td)
 
 
 def as_timeouts(timeouts: Any) -> Timeouts:
@@ -79,14 +73,6 @@ def as_timeouts(timeouts: Any) -> Timeouts:
     if timeouts is not None and not isinstance(timeouts, Timeouts):
         raise InvalidTypeError(f"timeouts: expected Timeouts(…), got {type(timeouts).__name__}")
     return timeouts or Timeouts()
-
-
-def check_start_method(method: Any) -> None:
-    """Raise unless `method` is a way of Python's to start processes, or None."""
-    if method not in (None, "fork", "forkserver", "spawn"):
-        raise InvalidArgumentError(
-            f"mp_start_method: expected 'fork', 'forkserver' or 'spawn', got {method!r}"
-        )
 
 
 class ThreadCap:

@@ -8,12 +8,13 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
+from gleanrl.arguments import positive_or_none
 from gleanrl.devices import columns_device
 from gleanrl.envs.base import REPLACED
 from gleanrl.envs.vector.base import MEMBERWISE, BatchedEnv
 from gleanrl.envs.vector.env_crew import EnvCrew
 from gleanrl.envs.vector.members import ResetRequest
-from gleanrl.envs.vector.options import BatchOptions, as_timeouts, check_start_method, positive
+from gleanrl.envs.vector.options import BatchOptions, as_timeouts
 from gleanrl.envs.vector.packing import pack, unpack
 from gleanrl.envs.vector.parallel_stepper import ParallelStepper
 from gleanrl.envs.vector.serial import SerialEnv
@@ -42,27 +43,14 @@ class ParallelEnv(BatchedEnv):
     `timeouts` allow, a `WorkerCrashedError` or `WorkerTimeoutError` tells which environment it was at, with its stack;
     the batch is closed then.
 
+    The other arguments are those of `SerialEnv`.
+
     Args:
-        num_workers: how many environments.
-        create_env_fn: a callable that makes one, or an environment that nobody has used; or a list of them, one
-            for each.
         num_processes: worker processes, which share the environments evenly; None for one each.
-        create_env_kwargs: keyword arguments of the callables, for all or a list with one for each.
-        pin_memory: must be False.
-        share_individual_td: False asks for data that can be stacked densely; otherwise no effect.
-        shared_memory: no effect; accepted for compatibility.
-        memmap: no effect; not together with `shared_memory`.
-        policy_proof: must be None.
-        device: where TensorDicts live; None for where the environments' do.
-        allow_step_when_done: must be False.
-        num_threads: torch threads of this process from the start until the end; None leaves them.
         num_sub_threads: torch threads of each worker.
         serial_for_single: whether one environment gives a `SerialEnv` instead.
-        non_blocking: no effect; accepted for compatibility.
         mp_start_method: ``"fork"``, ``"forkserver"``, ``"spawn"`` or None: needs nothing, as workers are forked from a
             clean process anyway, which takes the shortest of the three ways and copies none of this one's threads.
-        use_buffers: no effect; accepted for compatibility.
-        consolidate: no effect; accepted for compatibility.
         daemon: no effect: workers end with this process in any case.
         timeouts: how long workers may take; None for the defaults of `Timeouts`.
 
@@ -114,22 +102,26 @@ class ParallelEnv(BatchedEnv):
         daemon: bool = False,
         timeouts: Timeouts | None = None,
     ) -> None:
-        refused = {
-            "pin_memory": pin_memory,
-            "policy_proof": policy_proof,
-            "allow_step_when_done": allow_step_when_done,
-        }
-        options = BatchOptions.of(device, num_threads, share_individual_td, refused, shared_memory, memmap)
-        check_start_method(mp_start_method)
+        options = BatchOptions.of(
+            device,
+            num_threads,
+            share_individual_td,
+            shared_memory,
+            memmap,
+            mp_start_method,
+            pin_memory=pin_memory,
+            policy_proof=policy_proof,
+            allow_step_when_done=allow_step_when_done,
+        )
         self._crew: EnvCrew | None = None
         super().__init__(num_workers, create_env_fn, create_env_kwargs, options)
-        wanted = positive("num_processes", num_processes) or num_workers
+        wanted = positive_or_none("num_processes", num_processes) or num_workers
         if wanted > num_workers:
             raise InvalidArgumentError(
                 f"num_processes: expected at most the {num_workers} environments, got {wanted}"
             )
         self.num_processes = wanted
-        self._num_sub_threads = positive("num_sub_threads", num_sub_threads) or 1
+        self._num_sub_threads = positive_or_none("num_sub_threads", num_sub_threads) or 1
         self.timeouts = as_timeouts(timeouts)
 
     # ------------------------------------------------------------------- life

@@ -12,7 +12,7 @@ from gleanrl.envs.base import REPLACED
 from gleanrl.envs.vector.base import MEMBERWISE, BatchedEnv, dispatched
 from gleanrl.envs.vector.factories import with_own_copies
 from gleanrl.envs.vector.members import MemberGroup, ResetRequest, close_all
-from gleanrl.envs.vector.options import BatchOptions, check_start_method
+from gleanrl.envs.vector.options import BatchOptions
 from gleanrl.envs.vector.steppers import MemberSteppers
 from gleanrl.errors import InvalidArgumentError
 from gleanrl.overrides import is_native
@@ -92,13 +92,17 @@ class SerialEnv(BatchedEnv):
         consolidate: bool = True,
         daemon: bool = False,
     ) -> None:
-        refused = {
-            "pin_memory": pin_memory,
-            "policy_proof": policy_proof,
-            "allow_step_when_done": allow_step_when_done,
-        }
-        options = BatchOptions.of(device, num_threads, share_individual_td, refused, shared_memory, memmap)
-        check_start_method(mp_start_method)
+        options = BatchOptions.of(
+            device,
+            num_threads,
+            share_individual_td,
+            shared_memory,
+            memmap,
+            mp_start_method,
+            pin_memory=pin_memory,
+            policy_proof=policy_proof,
+            allow_step_when_done=allow_step_when_done,
+        )
         if num_sub_threads != 1:
             raise InvalidArgumentError(
                 f"num_sub_threads: a SerialEnv has no processes, expected 1, got {num_sub_threads!r}"

@@ -9,7 +9,7 @@ import torch
 from numpy import empty, float32, int64
 from torch import from_numpy
 
-from gleanrl.arguments import positive
+from gleanrl.arguments import positive_or_none
 from gleanrl.data.replay_buffers.samplers.priority_values import as_ours, check_priorities, number, per_slot
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import ranges_of
@@ -75,7 +75,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
             raise UnsupportedError(f"dtype: priorities are kept in float32 or float64, got {dtype}")
         if normalize not in _NORMALISATIONS:
             raise InvalidArgumentError(f"normalize: expected one of {_NORMALISATIONS}, got {normalize!r}")
-        self.max_capacity = None if max_capacity is None else positive("max_capacity", max_capacity)
+        self.max_capacity = positive_or_none("max_capacity", max_capacity)
         self.dtype = dtype
         self.within_buffer = bool(within_buffer)
         self.by_batch = normalize == "batch"

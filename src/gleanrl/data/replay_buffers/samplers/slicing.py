@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gleanrl.arguments import positive
+from gleanrl.arguments import positive_or_none
 from gleanrl.data.boundaries import MASK
 from gleanrl.data.replay_buffers.samplers.episodes import EpisodeTable, later, locate, runs_of
 from gleanrl.data.replay_buffers.samplers.first_steps import FirstSteps
@@ -230,8 +230,8 @@ def slice_rule(
             f"expected exactly one of num_slices and slice_len, got num_slices={num_slices!r}, "
             f"slice_len={slice_len!r}"
         )
-    num_slices = None if num_slices is None else positive("num_slices", num_slices)
-    slice_len = None if slice_len is None else positive("slice_len", slice_len)
+    num_slices = positive_or_none("num_slices", num_slices)
+    slice_len = positive_or_none("slice_len", slice_len)
     both = span if isinstance(span, (tuple, list)) else (span, span)
     if len(both) != 2:
         raise InvalidArgumentError(f"span: expected one value or (left, right), got {span!r}")
