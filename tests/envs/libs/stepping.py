@@ -41,8 +41,11 @@ def run(
             block.column(as_path(key)).copy_(action)
         stepper.bind(block, ready)
         steps = size if stop_at is None else min(size, stop_at)
-        for t in range(steps):
-            stepper.step(t)
+        if ready and stop_at is None:
+            stepper.run(block)
+        else:
+            for t in range(steps):
+                stepper.step(t)
         if steps < size:
             stepper.stop(steps)
         batches.append(block.batch(steps))

@@ -16,6 +16,7 @@ from gleanrl import layout
 from gleanrl.block import Block
 from gleanrl.envs.libs.gym import GymEnv, GymWrapper
 from gleanrl.errors import PolicyError, SchemaError
+from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import EpisodeRules
 from gleanrl.rollouts.steppers import TensorDictStepper
 from gleanrl.schema import Field, Schema
@@ -27,6 +28,7 @@ from tests.fakes import (
     MutatingEnv,
     NestedDictEnv,
     OracleEnv,
+    RaisingEnv,
     ReusingEnv,
     Script,
     SpaceEnv,
@@ -72,6 +74,35 @@ ENVIRONMENTS: dict[str, Make] = {
         )
     ),
 }
+
+
+@pytest.mark.parametrize("where", ["step", "reset"])
+@pytest.mark.parametrize("at", [1, 2, 3, 9])
+def test_a_run_that_fails_leaves_the_rows_that_single_steps_leave(where: str, at: int) -> None:
+    found = []
+    for at_once in (True, False):
+        env = GymWrapper(RaisingEnv(at, where, script=SCRIPT))
+        stepper = stepper_of(env)
+        try:
+            stepper.reset()
+        except StepFault:
+            assert where == "reset" and at == 1
+            return
+        block = Block(full_schema(stepper, env), (), 40)
+        for column in block.columns:
+            column.fill_(1)
+        stepper.bind(block, True)
+        t = 0
+        with pytest.raises(StepFault) as caught:
+            if at_once:
+                stepper.run(block)
+            else:
+                for t in range(40):
+                    stepper.step(t)
+        whole = caught.value.t + (where == "reset")
+        assert caught.value.t == (block.num_whole if at_once else t)
+        found.append([block.batch(whole)])
+    same(*found)
 
 
 @pytest.mark.parametrize("ready", [True, False])

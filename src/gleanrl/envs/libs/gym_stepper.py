@@ -33,6 +33,7 @@ _NUMBERS = frozenset({float, int, bool, np.float64, np.float32, np.float16, np.i
 _REAL = (torch.float32, torch.float64)
 _NEVER = -1
 _NO_RESULT = object()
+_CACHED = 1 << 18  # bytes that a processor still has at hand when the last of them was written
 _Array = np.ndarray
 
 
@@ -149,6 +150,9 @@ class GymStepper(GymRows):
         self._block: Block | None = None  # the one that rows are written into
         self._start = 0  # the row at which the episode began; negative if in an earlier block
         self._limit_at = _NEVER
+        self._begun: list[int] | None = (
+            None  # rows at which episodes began, while the other roots are left for later
+        )
         self._shape: tuple[int, ...] = self._root_leaves[0].shape
         self._dtype: np.dtype[Any] | None = None
 
@@ -192,7 +196,7 @@ class GymStepper(GymRows):
         self._simulator.require_open()
         carry = self._carry_arrays()
         self._begin(self._start - self._t - 1)
-        self._t = -1
+        self._t, self._begun = -1, None
         self._last = block.num_steps - 1
         if block is not self._block:
             self._see(block)
@@ -256,7 +260,7 @@ class GymStepper(GymRows):
                 ended, cut = as_flag("terminated", terminated), as_flag("truncated", truncated)
                 if ended or cut or t == self._limit_at:
                     obs = self._end(t, obs, ended, cut)
-            if t < self._last:
+            if t < self._last and self._begun is None:
                 if self._plain is not None:
                     self._root_array[t + 1] = obs
                 else:
@@ -266,6 +270,22 @@ class GymStepper(GymRows):
             self._t = t
         except BaseException as cause:
             self._fail(t, result, cause)
+
+    def run(self, block: Block) -> None:
+        """Take all steps; small roots, which nobody looks at meanwhile, are copied at once, but for those of resets."""
+        roots = self._root_array
+        if self._plain is None or roots.nbytes > _CACHED:
+            super().run(block)
+            return
+        begun: list[int] = []
+        self._begun = begun
+        try:
+            super().run(block)
+        finally:
+            self._begun, count = None, min(self._t + 1, self._last)
+            fresh = roots[begun]
+            roots[1 : count + 1] = self._next_array[:count]
+            roots[begun] = fresh
 
     def _odd(self, obs: Any) -> Array:
         """Return an observation that isn't as the ones before, if it may be so."""
@@ -282,6 +302,9 @@ class GymStepper(GymRows):
         if self.rules.reset_when_done:
             obs = self._fresh(t)
             self._begin(t + 1)
+            if self._begun is not None and t < self._last:
+                self._begun.append(t + 1)
+                self._root_array[t + 1] = obs
             return obs
         self._carry_flags = (True, terminated, truncated)
         if t < self._last:
