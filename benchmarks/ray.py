@@ -45,7 +45,9 @@ CONFIG = {
 
 @contextmanager
 def filled(kind: str, count: int, remote: bool) -> Iterator[Any]:
-    """Gives a buffer of so many rows, here or in an actor."""
+    """Gives a buffer of so many rows, here or in an actor, to a learner of one thread: the other core isn't its."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     options = {"storage": LazyTensorStorage(count), "batch_size": BATCH, "prefetch": PREFETCH[kind]}
     buffer = RayReplayBuffer(ray_init_config=CONFIG, **options) if remote else ReplayBuffer(**options)
     chunk = as_tensordict(rows(kind, IMAGE_CHUNK if kind == "image" else 10_000))
@@ -54,6 +56,7 @@ def filled(kind: str, count: int, remote: bool) -> Iterator[Any]:
     yield buffer
     if remote:
         buffer.shutdown()
+    torch.set_num_threads(threads)
 
 
 def _learn(seconds: float = WORK_S) -> None:
