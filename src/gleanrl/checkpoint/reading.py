@@ -18,7 +18,7 @@ from gleanrl.native import crc32
 from gleanrl.system import fs
 from gleanrl.system.threads import for_each
 
-_GROUP_BYTES = 1 << 20  # read at once, and a part of a block: still in the cache when its checksum is made
+_GAP_BYTES = 1 << 20  # that nobody wants, read at once
 _THREADS = 2
 _FEW_BYTES = 1 << 22
 
@@ -47,28 +47,28 @@ class _OneFile:
 
     def read(self, file: int, pieces: Iterable[memoryview]) -> None:
         """Fill memory, piece after piece, with what follows; whatever their sizes, much is read at once."""
-        group: list[memoryview] = []
-        room = _GROUP_BYTES - self.reached % _GROUP_BYTES
+        block: list[memoryview] = []
+        room = BLOCK_BYTES - self.reached % BLOCK_BYTES
         for piece in pieces:
             rest = piece
             while len(rest) >= room:
-                self._fill(file, [*group, rest[:room]])
-                group, rest, room = [], rest[room:], _GROUP_BYTES
+                self._fill(file, [*block, rest[:room]])
+                block, rest, room = [], rest[room:], BLOCK_BYTES
             if rest:
-                group.append(rest)
+                block.append(rest)
                 room -= len(rest)
-        if group:
-            self._fill(file, group)
+        if block:
+            self._fill(file, block)
 
-    def _fill(self, file: int, group: list[memoryview]) -> None:
+    def _fill(self, file: int, pieces: list[memoryview]) -> None:
         """Read what doesn't reach into another block."""
-        size = sum(map(len, group))
-        if fs.read_pieces(file, group, self.reached) != size:
+        size = sum(map(len, pieces))
+        if fs.read_pieces(file, pieces, self.reached) != size:
             raise CorruptCheckpointError(f"{self.path}: it became shorter")
         self.reached += size
         if not self._verify:
             return
-        self._checksum = crc32(group, self._checksum)
+        self._checksum = crc32(pieces, self._checksum)
         if not self.reached % BLOCK_BYTES or self.reached == self._entry.size:
             block = (self.reached - 1) // BLOCK_BYTES
             if self._checksum != self._entry.checksums[block]:
@@ -80,7 +80,7 @@ class _OneFile:
     def skip(self, file: int, offset: int) -> None:
         """Go on to an offset; what lies before it is only compared."""
         while self._verify and self.reached < offset:
-            gap = memoryview(bytearray(min(offset - self.reached, _GROUP_BYTES)))
+            gap = memoryview(bytearray(min(offset - self.reached, _GAP_BYTES)))
             self.read(file, [gap])
         self.reached = max(self.reached, offset)
 
@@ -243,21 +243,21 @@ class Stored(Segmented):
                 ((start - behind) % rows, stop - start)
                 for start, stop in _cut_at(behind, *self.layout.span(number))
             ]
+            count = sum(rows_in for _, rows_in in spans)
             gaps = memoryview(bytearray(ALIGNMENT * len(columns)))  # apart: each is compared
             pieces: list[memoryview] = []
             taken: list[tuple[torch.Tensor, torch.Tensor]] = []
             for column, whole, width in zip(columns, memory, self.layout.widths, strict=True):
-                size = 0
-                for start, count in spans:
+                for start, rows_in in spans:
                     if whole is None:
-                        part = torch.empty(count, *column.shape[1:], dtype=column.dtype, device="cpu")
-                        taken.append((column[start : start + count], part))
+                        part = torch.empty(rows_in, *column.shape[1:], dtype=column.dtype, device="cpu")
+                        taken.append((column[start : start + rows_in], part))
                         pieces.append(bytes_of(part).data)
                     else:
-                        pieces.append(whole[start * width : (start + count) * width])
-                    size += count * width
-                pieces.append(gaps[: -size % ALIGNMENT])
-                gaps = gaps[ALIGNMENT:]
+                        pieces.append(whole[start * width : (start + rows_in) * width])
+                if padding := -count * width % ALIGNMENT:
+                    pieces.append(gaps[:padding])
+                    gaps = gaps[ALIGNMENT:]
             one = _OneFile(self._folder, self._files[number], self._verify)
             with one.opened() as file:
                 one.read(file, pieces)

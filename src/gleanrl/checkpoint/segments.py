@@ -16,7 +16,8 @@ import torch
 Array = np.ndarray[Any, Any]
 
 ALIGNMENT = 64
-_PARTS, _LEAST_BYTES, _MOST_BYTES = 64, 1 << 18, 1 << 22
+_PARTS, _LEAST_BYTES, _MOST_BYTES = 48, 1 << 18, 1 << 22
+_PAGE_BYTES = 1 << 12
 _ZEROS: Array = np.zeros(ALIGNMENT, np.uint8)
 
 
@@ -45,7 +46,10 @@ class Layout:
         """
         width = sum(dtype.itemsize * math.prod(shape) for dtype, shape in fields)
         size = min(max(width * capacity // _PARTS, _LEAST_BYTES), _MOST_BYTES)
-        return cls(tuple(fields), rows, max(size // max(width, 1), 1))
+        step = max(size // max(width, 1), 1)
+        # A round number: many rows need no padding, and columns are cut at pages, where they are copied fastest.
+        unit = min(1 << max(step.bit_length() - 4, 0), _PAGE_BYTES)
+        return cls(tuple(fields), rows, step - step % unit)
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
