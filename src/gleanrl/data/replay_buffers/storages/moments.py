@@ -54,8 +54,8 @@ class Moment(Source):
         self._columns = columns
         self._first = start // self.layout.step
         self._earlier = earlier
-        width = max(sum(self.layout.widths), 1)
-        self._rows_a_piece = min(max(_PIECE_BYTES // width, 1), self.layout.step)
+        self._row_bytes = max(sum(self.layout.widths), 1)
+        self._rows_a_piece = min(max(_PIECE_BYTES // self._row_bytes, 1), self.layout.step)
         self._pending = set(range(self.layout.count))
         self.after_fork(())
         renew_in_child(self)
@@ -65,9 +65,7 @@ class Moment(Source):
         if lineage:
             self._pending = set()
         self._turn = threading.Condition(threading.Lock())
-        self._saved: dict[
-            int, dict[int, list[Array]]
-        ] = {}  # bytes of each column, by segment and piece of it
+        self._saved: dict[int, dict[int, Array]] = {}  # bytes, column after column, by segment and piece of it
         self._held = 0  # bytes of them
         self._spare: list[Array] = []
         self._begun = False
@@ -99,16 +97,22 @@ class Moment(Source):
                     return
                 saved = self._saved.setdefault(number, {})
                 if piece not in saved:
-                    parts = (bytes_of(column[begin : min(begin + rows, end)]) for column in self._columns)
-                    saved[piece] = [part.copy() for part in parts]
-                    self._held += sum(part.size for part in saved[piece])
+                    saved[piece] = np.concatenate(self._at(begin, min(begin + rows, end)))
+                    self._held += saved[piece].size
 
-    def _release(self, number: int) -> dict[int, list[Array]]:
+    def _at(self, start: int, stop: int) -> list[Array]:
+        """Return the bytes of rows, column after column, where they live."""
+        return [
+            bytes_of(live[start:stop]) if isinstance(live, torch.Tensor) else live[start * width : stop * width]
+            for live, width in zip(self._bytes, self.layout.widths, strict=True)
+        ]
+
+    def _release(self, number: int) -> dict[int, Array]:
         """Return what was copied of a segment, which isn't needed from now on; under the lock."""
         saved = self._saved.pop(number, {})
         self._pending.discard(number)
         if saved:
-            self._held -= sum(part.size for parts in saved.values() for part in parts)
+            self._held -= sum(data.size for data in saved.values())
             self._turn.notify_all()
         return saved
 
@@ -162,12 +166,12 @@ class Moment(Source):
         with self._turn:
             saved = self._release(number)
         rows = self._rows_a_piece
-        for piece, parts in saved.items():
-            for part, width, (offset, _) in zip(
-                parts, self.layout.widths, self.layout.places(number), strict=True
-            ):
-                begin = offset + piece * rows * width
-                data[begin : begin + part.size] = part
+        for piece, copied in saved.items():
+            count, at = copied.size // self._row_bytes, 0
+            for width, (offset, _) in zip(self.layout.widths, self.layout.places(number), strict=True):
+                begin, size = offset + piece * rows * width, count * width
+                data[begin : begin + size] = copied[at : at + size]
+                at += size
         return data
 
     def give(self, data: Array) -> None:
@@ -188,13 +192,14 @@ class Moment(Source):
                 saved = [(number, dict(pieces)) for number, pieces in self._saved.items()]
             rows = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
             first, last = rows.min(), rows.max()
+            before = sum(self.layout.widths[:column])
             for number, pieces in saved:
                 start, stop = self.layout.span(number)
                 if start <= last and first < stop:
-                    for piece, parts in pieces.items():
-                        _overlay(
-                            data, rows, start + piece * self._rows_a_piece, parts[column].reshape(-1, width)
-                        )
+                    for piece, copied in pieces.items():
+                        count = copied.size // self._row_bytes
+                        part = copied[count * before : count * (before + width)].reshape(count, width)
+                        _overlay(data, rows, start + piece * self._rows_a_piece, part)
         return data
 
     def skip(self, number: int) -> None:
