@@ -197,17 +197,19 @@ class FileWriter:
         self._unsynced.append(NewFile(f"{self._folder}/{name}", [data]))
 
     def sync(self) -> None:
-        """Return once what was written until now is on the disk."""
-        while self._unsynced:
+        """Return once what was written until now is on the disk, with its names."""
+        while len(self._unsynced) > _UNSYNCED:
             self._sync_batch()
+        self._sync_batch(partial(fs.sync_dir, self._folder))  # together: each waits for the disk once
 
-    def _sync_batch(self) -> None:
+    def _sync_batch(self, *others: Callable[[], object]) -> None:
+        """Sync files, many at a time, and make other calls beside."""
         files: list[NewFile] = []
         with suppress(IndexError):  # another thread took it
             while len(files) < _UNSYNCED:
                 files.append(self._unsynced.popleft())
         try:
-            for_each(NewFile.sync, files, _SYNCS)
+            for_each(lambda call: call(), [*(file.sync for file in files), *others], _SYNCS)
         finally:
             for file in files:
                 file.close()

@@ -116,7 +116,6 @@ class Folder:
                 )
             writer.add(_MANIFEST, manifest)
             writer.sync()
-        fs.sync_dir(draft)
 
     def _earlier(self) -> Earlier | None:
         """Return the newest checkpoint, for links to its files; None if there is none, or nothing can be told of it."""
