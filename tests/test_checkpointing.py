@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ from gleanrl.errors import (
     IncompleteCheckpointError,
     InvalidTypeError,
     SchemaError,
+    WorkerCrashedError,
 )
 from gleanrl.randomness import GENERATORS
 
@@ -305,6 +309,29 @@ def test_trajectories_that_cannot_go_on_are_marked_in_the_buffers(tmp_path: Path
         assert not set(later.flatten().tolist()) & set(rows["collector", "traj_ids"].tolist())
     finally:
         collector.shutdown()
+
+
+class Deadly(nn.Module):  # it ends a process when it is loaded
+    def __init__(self, process: int) -> None:
+        super().__init__()
+        self.process = process
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        with suppress(ProcessLookupError):  # the second time, when it goes back
+            os.kill(self.process, signal.SIGKILL)
+
+
+def test_a_worker_that_is_lost_meanwhile_is_told_of_and_nothing_else_changes(tmp_path: Path) -> None:
+    collector, progress = COLLECTORS["workers, together"](), {"updates": 1}
+    try:
+        checkpoint = Checkpoint(collector=collector, deadly=Deadly(collector.processes[0]), progress=progress)
+        checkpoint.save(tmp_path)
+        progress["updates"] = 2
+        with pytest.raises(WorkerCrashedError, match="SIGKILL"):
+            checkpoint.load(tmp_path)
+    finally:
+        collector.shutdown()
+    assert progress == {"updates": 2}
 
 
 def test_trajectories_that_go_on_are_not_marked(tmp_path: Path) -> None:

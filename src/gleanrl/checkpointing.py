@@ -17,7 +17,13 @@ from gleanrl.checkpoint.folder import Folder
 from gleanrl.collectors.source_collector import SourceCollector
 from gleanrl.collectors.weights import check_loads
 from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed
-from gleanrl.errors import CheckpointError, IncompatibleCheckpointError, InvalidTypeError, SchemaError
+from gleanrl.errors import (
+    CheckpointError,
+    IncompatibleCheckpointError,
+    InvalidTypeError,
+    SchemaError,
+    WorkerError,
+)
 from gleanrl.randomness import GENERATORS
 from gleanrl.seeding import seeds_later
 from gleanrl.system.interrupts import to_the_end
@@ -123,6 +129,8 @@ class Checkpoint:
             IncompleteCheckpointError: the folder holds none.
             CheckpointError: it is damaged; it names the file. Nothing changed.
             SchemaError: something doesn't fit, which it names. Nothing changed.
+            WorkerError: a collector lost a worker that isn't replaced, and has ended; of the others none changed but
+                collectors before it.
         """
 
         def take(kind: str, state: Any) -> None:
@@ -134,19 +142,51 @@ class Checkpoint:
             Folder(path).load(verify, take)
 
     def _restore(self, state: Mapping[str, Any]) -> None:
+        """Restore all parts, or none of them."""
+        parts = self._parts_in(state)
+        checked = self._checked(parts, GENERATORS.parse(state.get("generators")))
+        lost: list[WorkerError] = []
+        undo: list[Change] = []
+
+        def change() -> None:
+            if lost:  # the second time: what it lost ends its collector
+                raise lost[0]
+            try:
+                for load in checked:
+                    load()
+            except WorkerError as loss:
+                lost.append(loss)
+                raise
+            undo.clear()
+
+        try:
+            for name, part in self.parts.items():
+                if not _says_beforehand(part):
+                    undo.append(partial(part.load_state_dict, copy.deepcopy(part.state_dict())))
+                    with _naming(name):
+                        part.load_state_dict(parts[name])
+            to_the_end(change)
+        except BaseException:
+            for back in reversed(undo):
+                back()
+            raise
+
+    def _parts_in(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the states of the parts by their names, which are those here."""
         parts = state.get("parts")
         if not isinstance(parts, Mapping):
             raise SchemaError("Checkpoint: it holds no parts")
-        missing, unexpected = (
-            sorted(self.parts.keys() - parts.keys()),
-            sorted(parts.keys() - self.parts.keys()),
-        )
+        missing, unexpected = self.parts.keys() - parts.keys(), parts.keys() - self.parts.keys()
         if missing or unexpected:
-            raise SchemaError(f"Checkpoint: it lacks {missing}, and holds {unexpected} beside")
-        generators = GENERATORS.parse(state.get("generators"))
+            raise SchemaError(
+                f"Checkpoint: it lacks {sorted(missing)}, and holds {sorted(unexpected)} beside"
+            )
+        return parts
+
+    def _checked(self, parts: Mapping[str, Any], generators: Any) -> list[Change]:
+        """Check all states; return what takes over those of the parts that say beforehand whether they would."""
         checked: list[Change] = [partial(GENERATORS.adopt, generators)]
         cut, kept = set[int](), set[int]()
-        tried: list[str] = []  # those that can't say beforehand whether they would take their states
         for name, part in self.parts.items():
             with _naming(name):
                 if isinstance(part, dict):
@@ -157,30 +197,10 @@ class Checkpoint:
                     loading = part.source.loading(parts[name], strict=True)
                     cut, kept = cut.union(loading.cut), kept.union(loading.kept)
                     checked.insert(0, loading.change)  # workers may be lost meanwhile: it comes first
-                else:
-                    if isinstance(part, torch.nn.Module):
-                        check_loads(part, parts[name], strict=True)
-                    tried.append(name)
+                elif isinstance(part, torch.nn.Module):
+                    check_loads(part, parts[name], strict=True)
         buffers = [part for part in self.parts.values() if isinstance(part, Checkpointed)]
-        checked += [partial(part.end_trajectories, cut - kept) for part in buffers if cut - kept]
-        undo: list[Change] = []
-
-        def change() -> None:
-            for load in checked:
-                load()
-            undo.clear()
-
-        try:
-            for name in tried:
-                part = self.parts[name]
-                undo.append(partial(part.load_state_dict, copy.deepcopy(part.state_dict())))
-                with _naming(name):
-                    part.load_state_dict(parts[name])
-            to_the_end(change)
-        except BaseException:
-            for back in reversed(undo):
-                back()
-            raise
+        return checked + [partial(part.end_trajectories, cut - kept) for part in buffers if cut - kept]
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:
@@ -201,6 +221,11 @@ def _saved(part: Any) -> Any:
     if isinstance(part, dict):
         return part
     return part.checkpointed_state() if isinstance(part, Checkpointed) else part.state_dict()
+
+
+def _says_beforehand(part: Any) -> bool:
+    """Whether a part says whether it would take a state before it does."""
+    return isinstance(part, (dict, Checkpointed, SourceCollector))
 
 
 def _filling(part: dict[Any, Any], state: Any) -> Change:
