@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from gleanrl.checkpoint.folder import Folder
 from gleanrl.errors import CheckpointError, UnsupportedError
 from gleanrl.system import clock, faults
 from gleanrl.system.clock import FakeClock
+from gleanrl.system.threads import Job
 
 
 def test_done_and_waited_for(tmp_path: Path) -> None:
@@ -48,11 +51,19 @@ def test_who_waits_for_it_lets_it_hurry(tmp_path: Path) -> None:
         dump = Dump(Folder(tmp_path), "thing", state, 1)
         waiting = threading.Thread(target=dump.wait)
         waiting.start()
-        while not dump.is_awaited:
+        while not any(frame.f_code is Job.result.__code__ for frame in frames_of(waiting)):
             os.sched_yield()
         leave.set()
         waiting.join()
         assert fake.slept == []
+
+
+def frames_of(thread: threading.Thread) -> Iterator[FrameType]:
+    """Yields what a thread is in, the innermost call first."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def test_an_error_is_told_once_unless_asked_for(tmp_path: Path) -> None:

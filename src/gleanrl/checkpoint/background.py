@@ -45,11 +45,6 @@ class Dump:
         self._check_process()
         return self._job.ended
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether somebody waits, or has waited, for as long as it takes."""
-        return self._hurry.is_set()
-
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it has ended.
 

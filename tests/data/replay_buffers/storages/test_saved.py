@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.data import LazyMemmapStorage, LazyTensorStorage
-from gleanrl.data.replay_buffers.storages.saved import read_rows
+from gleanrl.data.replay_buffers.storages.saved import read_records
 from gleanrl.data.replay_buffers.storages.snapshots import StorageState
 from gleanrl.errors import SchemaError
 from gleanrl.state import StateReader
@@ -21,7 +21,7 @@ def test_a_sound_state_has_a_format_and_an_empty_one_none():
 
     def read(state):
         reader = StateReader(state, "a storage")
-        return read_rows(reader, StorageState.read(reader))
+        return read_records(reader, StorageState.read(reader))
 
     assert read(storage.state_dict()) is None
     fill(storage, ted(4))

@@ -65,7 +65,9 @@ class Moment(Source):
         if lineage:
             self._pending = set()
         self._turn = threading.Condition(threading.Lock())
-        self._saved: dict[int, dict[int, Array]] = {}  # bytes, column after column, by segment and piece of it
+        self._saved: dict[
+            int, dict[int, Array]
+        ] = {}  # bytes, column after column, by segment and piece of it
         self._held = 0  # bytes of them
         self._spare: list[Array] = []
         self._begun = False
@@ -103,7 +105,9 @@ class Moment(Source):
     def _at(self, start: int, stop: int) -> list[Array]:
         """Return the bytes of rows, column after column, where they live."""
         return [
-            bytes_of(live[start:stop]) if isinstance(live, torch.Tensor) else live[start * width : stop * width]
+            bytes_of(live[start:stop])
+            if isinstance(live, torch.Tensor)
+            else live[start * width : stop * width]
             for live, width in zip(self._bytes, self.layout.widths, strict=True)
         ]
 

@@ -21,7 +21,7 @@ from gleanrl.state import StateReader
 
 
 @dataclass(frozen=True)
-class Rows:
+class Records:
     """Records in columns of their own."""
 
     form: RecordFormat
@@ -36,7 +36,7 @@ class Rows:
     identity: str | None = None
     """Their name, if they are those of a checkpoint (see `Segmented`)."""
 
-    def turned(self, rows: int) -> Rows:
+    def turned(self, rows: int) -> Records:
         """Return copies of the records, of which the first `rows` come last."""
         columns: list[Leaf] = []
         for column in self.columns:
@@ -44,7 +44,7 @@ class Rows:
             columns.append(column.take(order) if isinstance(column, Objects) else column.roll(-rows, 0))
         return replace(self, columns=columns, there=False, identity=None)
 
-    def into(self, table: Table) -> Rows:
+    def into(self, table: Table) -> Records:
         """Return the rows in the order of a table's columns, to be copied there."""
         index = self.form.schema.index
         columns = [self.columns[index(path)] for path in table.stored.paths]
@@ -52,7 +52,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class LiveRows:
+class LiveRecords:
     """Records that are copied when they are saved, or written on: a moment, the generations first."""
 
     form: RecordFormat
@@ -80,7 +80,9 @@ def stored_rows(reader: StateReader, state: StorageState, known: RecordFormat | 
     return form
 
 
-def read_rows(reader: StateReader, state: StorageState, known: RecordFormat | None = None) -> Rows | None:
+def read_records(
+    reader: StateReader, state: StorageState, known: RecordFormat | None = None
+) -> Records | None:
     """Return the records in a state; None if it holds none and has no schema.
 
     Raises:
@@ -108,10 +110,10 @@ def read_rows(reader: StateReader, state: StorageState, known: RecordFormat | No
     lead = torch.Size([state.rows])
     form.schema.check(form.schema.as_lists(leaves, lead, "load_state_dict"), lead, "load_state_dict")
     check_all_storable([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], "load_state_dict")
-    return Rows(form, leaves, fresh=isinstance(columns, Fresh))
+    return Records(form, leaves, fresh=isinstance(columns, Fresh))
 
 
-class RowsCopy(ContentCopy):
+class RecordsCopy(ContentCopy):
     """A copy of a table's rows on its device, with some room for rows that come meanwhile."""
 
     def __init__(self, table: Table) -> None:
@@ -128,9 +130,9 @@ class RowsCopy(ContentCopy):
         for start, stop in spans:
             self._table.copy_rows(self._columns, start, stop)
 
-    def done(self, rows: int) -> Rows:
+    def done(self, rows: int) -> Records:
         """Return the rows without the room behind them: a tensor is saved with all of its memory."""
-        return Rows(self._table.form, [_first(column, rows) for column in self._columns])
+        return Records(self._table.form, [_first(column, rows) for column in self._columns])
 
 
 def _empty(rows: int, like: Leaf) -> Leaf:

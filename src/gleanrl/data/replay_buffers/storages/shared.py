@@ -11,7 +11,7 @@ from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.formats import format_from_state
 from gleanrl.data.replay_buffers.storages.lazy import LazyTensorStorage
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
-from gleanrl.data.replay_buffers.storages.saved import Rows
+from gleanrl.data.replay_buffers.storages.saved import Records
 from gleanrl.data.replay_buffers.storages.segment import Books, Segment, SegmentAllocator
 from gleanrl.data.replay_buffers.storages.slots import NO_SLOTS
 from gleanrl.data.replay_buffers.storages.snapshots import StorageState
@@ -141,11 +141,11 @@ class SharedTensorStorage(LazyTensorStorage):
             lambda: self.version != version and self._rows_written == value.rows_written,
         )
 
-    def _parse_content(self, reader: StateReader, state: StorageState) -> Rows | None:
+    def _parse_content(self, reader: StateReader, state: StorageState) -> Records | None:
         with self.guard():  # another process may be about to write first
             return super()._parse_content(reader, state)
 
-    def _take_content(self, content: Rows | None, rows: int) -> None:
+    def _take_content(self, content: Records | None, rows: int) -> None:
         if content is not None and not self.format.same_as(content.form):
             raise SchemaError(
                 "load_state_dict: another process has written records of another schema meanwhile"

@@ -15,7 +15,13 @@ from gleanrl.data.replay_buffers.storages.columns import device_of
 from gleanrl.data.replay_buffers.storages.memory import Allocator, FileAllocator, GivenColumns, HeapAllocator
 from gleanrl.data.replay_buffers.storages.moments import Mark, Moment
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
-from gleanrl.data.replay_buffers.storages.saved import LiveRows, Rows, RowsCopy, read_rows, stored_rows
+from gleanrl.data.replay_buffers.storages.saved import (
+    LiveRecords,
+    Records,
+    RecordsCopy,
+    read_records,
+    stored_rows,
+)
 from gleanrl.data.replay_buffers.storages.snapshots import Ahead, ContentCopy, StorageState
 from gleanrl.data.replay_buffers.storages.table import Table
 from gleanrl.errors import EmptyBufferError, SchemaError
@@ -100,7 +106,7 @@ class TabledStorage(Storage):
         moment = Moment(columns, len(self), self._end * self.rows_per_step, {} if lent.alive else earlier)
         self._mark(moment.identity)
         self._moments = (*self._moments, weakref.ref(moment))
-        return LiveRows(table.form, moment), 0
+        return LiveRecords(table.form, moment), 0
 
     def _mark(self, name: str) -> None:
         """Remember that what is stored now has this name in checkpoints."""
@@ -110,13 +116,13 @@ class TabledStorage(Storage):
             self._marks = {**dict(last), name: Mark(self.version, lent.count)}
 
     def _remember(self, content: Any) -> None:
-        if isinstance(content, Rows) and content.identity is not None:
+        if isinstance(content, Records) and content.identity is not None:
             self._mark(content.identity)
 
     def plain_state(self, value: StorageState) -> dict[str, Any]:
         """Return a snapshot as plain values and its own tensors; the rows of a moment as they are."""
         state = super().plain_state(value)
-        if isinstance(value.content, LiveRows):
+        if isinstance(value.content, LiveRecords):
             del state["generations"]
         return state
 
@@ -157,13 +163,13 @@ class TabledStorage(Storage):
             raise
         identity = None if value.moved else stored.identity
         rows = (
-            replace(Rows(form, columns), identity=identity).into(self._initialized())
+            replace(Records(form, columns), identity=identity).into(self._initialized())
             if place is None
-            else Rows(place.form, own, place, True, identity=identity)
+            else Records(place.form, own, place, True, identity=identity)
         )
         return replace(value.with_generations(generations, reader), content=rows)
 
-    def _turned(self, content: Rows, rows: int) -> Rows:
+    def _turned(self, content: Records, rows: int) -> Records:
         return content.turned(rows)
 
     def _check_form(self, form: RecordFormat, state: StorageState) -> None:
@@ -177,18 +183,18 @@ class TabledStorage(Storage):
         table.columns.ready(table.columns.columns)  # raises where nothing may be written
 
     def _start_copy(self) -> ContentCopy | None:
-        return None if self._table is None else RowsCopy(self._table)
+        return None if self._table is None else RecordsCopy(self._table)
 
-    def _plain_content(self, content: Rows | LiveRows | None) -> dict[str, Any]:
+    def _plain_content(self, content: Records | LiveRecords | None) -> dict[str, Any]:
         if content is None:
             return {}
-        if isinstance(content, LiveRows):
+        if isinstance(content, LiveRecords):
             return {"format": content.form.state(), "columns": content.moment}
         columns = [column.items() if isinstance(column, Objects) else column for column in content.columns]
         return {"format": content.form.state(), "columns": columns}
 
-    def _parse_content(self, reader: StateReader, state: StorageState) -> Rows | None:
-        rows = read_rows(reader, state, None if self._table is None else self._table.form)
+    def _parse_content(self, reader: StateReader, state: StorageState) -> Records | None:
+        rows = read_records(reader, state, None if self._table is None else self._table.form)
         if rows is None:
             return None
         table = self._table
@@ -212,7 +218,7 @@ class TabledStorage(Storage):
             self._check_form(rows.form, state)
         return rows.into(table)
 
-    def _take_content(self, content: Rows | None, rows: int) -> None:
+    def _take_content(self, content: Records | None, rows: int) -> None:
         if content is None:
             return
         if content.there and content.table is not None:
