@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -13,11 +11,11 @@ from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.data.specs import Composite, TensorSpec
 from gleanrl.data.specs.mapping import SpecMapping
-from gleanrl.envs.module_state import StatefulModule
+from gleanrl.envs.transforms.contained import Contained
 from gleanrl.envs.transforms.keys import KeyList, Keys, paired
 from gleanrl.envs.transforms.rows import Record
 from gleanrl.envs.transforms.spec_tools import map_leaves
-from gleanrl.errors import ContainerError, MissingKeyError, UnsupportedError
+from gleanrl.errors import MissingKeyError, UnsupportedError
 from gleanrl.overrides import overridden
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.state import Stateful
@@ -43,7 +41,7 @@ def _takes_values(forward: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return wrapped
 
 
-class Transform(StatefulModule):
+class Transform(Contained):
     """Changes what comes out of an environment and what goes into it, or batches read from and written to a buffer.
 
     In an environment the keys on the environment's side are `in_keys` and `in_keys_inv`, those on the user's side
@@ -98,8 +96,6 @@ class Transform(StatefulModule):
     ) -> None:
         super().__init__()
         self.missing_tolerance = False
-        self._holder: weakref.ref[Any] | None = None  # a chain that nobody else keeps is gone
-        self._parent_found: list[Any] | None = None
         self._pairs_found: list[tuple[NestedKey, NestedKey]] | None = None
         self._pairs_inv_found: list[tuple[NestedKey, NestedKey]] | None = None
         self.in_keys = in_keys
@@ -312,72 +308,12 @@ class Transform(StatefulModule):
         """Return the batch size on the user's side."""
         return batch_size
 
-    # ------------------------------------------------------------- container
-    @property
-    def holder(self) -> Any:
-        """The `Compose` or `TransformedEnv` that the transform stands in directly; None if it's in none."""
-        return None if self._holder is None else self._holder()
-
-    @property
-    def container(self) -> Any:
-        """The `TransformedEnv` around all that the transform is in; None if there is none."""
-        return None if self.holder is None else self.holder.container
-
-    def set_container(self, container: Any) -> None:
-        """Put the transform into `container`, a `Compose` or a `TransformedEnv`.
-
-        Raises:
-            ContainerError: if it is in another one already (also an AttributeError).
-        """
-        if self.holder not in (None, container):
-            raise ContainerError(
-                f"{type(self).__name__} is part of another Compose or TransformedEnv already; use transform.clone()"
-            )
-        self._holder = weakref.ref(container)
-        self.empty_cache()
-        self.enter()
-
-    def enter(self) -> None:
-        """Go into evaluation mode if this is in an environment, where everything is in it but what learns there."""
-        if self.container is not None and not self.learns:
-            self.eval()
-
-    def reset_parent(self) -> None:
-        """Take the transform out of its container."""
-        self._holder = None
-        self.empty_cache()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes, with what holds the transform: copies and pickles of that know their own."""
-        return {**self.__dict__, "_holder": self.holder}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the attributes of a copy."""
-        super().__setstate__(state)
-        holder = self.__dict__["_holder"]
-        self._holder = None if holder is None else weakref.ref(holder)
-
-    @property
-    def parent(self) -> Any:
-        """The environment as this transform sees it: the base one with the transforms before it; None outside one."""
-        if self._parent_found is None and self.holder is not None:
-            self._parent_found = [self.holder.environment_before(self)]
-        return self._parent_found[0] if self._parent_found else None
-
-    @property
-    def collector(self) -> Any:
-        """The collector that uses the environment; None if there is none."""
-        return None if self.container is None else self.container.collector
-
+    # ------------------------------------------------------------------ rest
     def init(self, tensordict: TensorDictBase) -> None:
         """Do nothing; for subclasses' own use: nothing here calls it."""
 
     def close(self) -> None:
         """Do nothing; called when the environment is closed."""
-
-    def home(self) -> torch.device | str | None:
-        """Return the device of what is carried: the environment's; None outside one."""
-        return None if self.parent is None else self.parent.device or "cpu"
 
     def parts(self) -> Mapping[str, Stateful[Any]]:
         """Return the parts that have states of their own: the generator, if there is one."""
@@ -387,24 +323,14 @@ class Transform(StatefulModule):
         """Return the attributes that `shows` names, for the repr."""
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.shows)
 
-    def clone(self) -> Any:
-        """Return an independent copy that is in no container."""
-        holder, self._holder = self._holder, None
-        self.empty_cache()
-        try:
-            return copy.deepcopy(self)
-        finally:
-            self._holder = holder
-
     def tried(self, outcome: TensorDictBase) -> TensorDictBase:
         """Return what `_call` of a copy, which sees the same environment before it, makes of a step's outcome."""
-        parent, twin = self.parent, self.clone()
-        twin._parent_found = [parent]
-        return twin._call(outcome)
+        return self.twin()._call(outcome)
 
     def empty_cache(self) -> None:
         """Forget keys and specs that were found in the environment; called when the transforms before change."""
-        self._pairs_found = self._pairs_inv_found = self._parent_found = None
+        super().empty_cache()
+        self._pairs_found = self._pairs_inv_found = None
 
 
 def _composite(role: str, spec: TensorSpec, parent: Composite) -> TensorSpec:
