@@ -37,7 +37,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "ray_session" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("ray"))
-            item.add_marker(pytest.mark.timeout(600))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,7 +19,7 @@ from gleanrl.ray_runtime import RayRuntime
 from gleanrl.system.threads import Job, Workers
 
 _END_S = 10.0
-"""How long the end waits for a batch that is being unpacked, at most."""
+"""How long the end waits for each message that is on its way, at most."""
 _MESSAGE_BYTES = 1 << 20
 """What batches that are sent together may come to: of large ones each is sent for itself."""
 
@@ -45,7 +45,6 @@ class Client:
         self._lock = threading.RLock()
         self._thread = Workers(1, "gleanrl-ray")
         self._line = _Line(0)
-        self._last: Job[_Message] | None = None
 
     # Calls
 
@@ -103,11 +102,13 @@ class Client:
     def end(self, kill: bool) -> None:
         """Ask for nothing any more, end the actor if `kill` says so, and this part in Ray."""
         if not self.runtime.ended:
+            coming = self._line.coming
             self.throw_away()
             if kill:
                 self.runtime.ray.kill(self._actor)
-            if self._last is not None:
-                self._last.wait(_END_S)  # it is unpacked out of Ray's memory
+            jobs: list[Job[Any]] = [*coming, self._thread.start(_nothing)]
+            for job in jobs:  # batches are unpacked out of Ray's memory
+                job.wait(_END_S)
         self.runtime.release()
 
     def caller(self) -> Caller:
@@ -192,7 +193,7 @@ class Client:
             due = tuple(line.to_send)
             if len(due) >= count:
                 message = self.actor.ahead.remote(self._name, line.era, due).future()
-                self._last = job = Job(partial(self._unpacked, message, len(due)))
+                job = Job(partial(self._unpacked, message, len(due)))
                 line.coming.append(job)
                 del line.to_send[: len(due)]  # others may be due by now
                 # The first one starts the thread, before the caller gives it anything to do.
@@ -254,6 +255,10 @@ class _Line:
         """Return the oldest batch and its number; None if there was none to send at that moment."""
         self._ahead -= 1
         return self.here.popleft()
+
+
+def _nothing() -> None:
+    """Come to an end at once."""
 
 
 def _value(value: Any) -> Any:
