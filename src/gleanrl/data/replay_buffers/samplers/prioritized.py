@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.data.replay_buffers.samplers.base import SamplerState
+from gleanrl.data.replay_buffers.samplers.base import Sampler, SamplerState
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.data.replay_buffers.samplers.priority_values import check_reduction, reduce_priority
 from gleanrl.data.replay_buffers.samplers.random import UnitSampler
@@ -126,6 +126,9 @@ class Prioritized(UnitSampler):
         """Give `slots` the priority of new records."""
         self._priorities.reset(storage, slots)
 
+    # Without the priorities, which stay when a draw is taken back.
+    place, parse_place = Sampler.snapshot, Sampler.parse
+
     def snapshot(self) -> SamplerState:
         """Return the place in the sequence, rule and priorities."""
         return self.place()._replace(priorities=self._priorities.snapshot())
@@ -142,16 +145,6 @@ class Prioritized(UnitSampler):
             found = found._replace(raw=found.raw.roll(-by), mark=found.mark.roll(-by), version=None)
         rest: SamplerState = super().turned(value._replace(priorities=None), by, rows)
         return rest._replace(priorities=found)
-
-    def place(self) -> SamplerState:
-        """Return the place in the sequence, without the priorities: those stay when a draw is taken back."""
-        place: SamplerState = super().snapshot()
-        return place
-
-    def parse_place(self, state: Any) -> SamplerState:
-        """Return the place that a saved one stands for."""
-        place: SamplerState = super().parse(state)
-        return place
 
     def adopt(self, value: SamplerState) -> None:
         """Go on from a place or a state; loaded priorities are those of the storage of the next draw or write."""

@@ -161,14 +161,12 @@ class StalenessAwareSampler(Sampler):
 
     # State
 
+    # Without `consumer_version`, which stays when a draw is taken back.
+    place, parse_place = Sampler.snapshot, Sampler.parse
+
     def snapshot(self) -> SamplerState:
         """Return the place in the sequence of draws, and `consumer_version`."""
         return self.place()._replace(running=self._consumer)
-
-    def place(self) -> SamplerState:
-        """Return the place in the sequence of draws; `consumer_version` stays when a draw is taken back."""
-        place: SamplerState = super().snapshot()
-        return place
 
     def parse(self, state: Any) -> SamplerState:
         """Return the value that a saved state stands for (see `Sampler.parse`)."""
@@ -180,11 +178,6 @@ class StalenessAwareSampler(Sampler):
     def turned(self, value: SamplerState, by: int, rows: int) -> SamplerState:
         """Return the value: no slot is in it."""
         return value
-
-    def parse_place(self, state: Any) -> SamplerState:
-        """Return the place that a saved one stands for."""
-        place: SamplerState = super().parse(state)
-        return place
 
     def adopt(self, value: SamplerState) -> None:
         """Go on from a place or a state."""
