@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,7 +11,9 @@ from gleanrl.block import Block
 from gleanrl.collectors.columns import IDS, Columns
 from gleanrl.collectors.options import CollectionOptions
 from gleanrl.collectors.tracking import Numbering, Trajectories
+from gleanrl.errors import NonFiniteError
 from gleanrl.rollouts.plan import plan_rollout
+from gleanrl.schema import Schema
 from tests.collectors.helpers import NEVER
 from tests.fakes_base import CountingEnv
 
@@ -40,6 +44,22 @@ def test_ids_are_numbered(numbering: Numbering | None) -> None:
     assert columns.where(block, begin, 0) == ((2 if numbering is None else 7), 1)
     action = columns.action(block, 1, 2)
     assert action is not None and action.tolist() == [0.5, 0.5]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_columns_of_another_device_are_looked_at_there(dtype: torch.dtype) -> None:
+    columns, block = made()
+    path = ("next", "observation")
+    fields = {**columns.schema.items(), path: replace(columns.schema[path], dtype=dtype)}
+    columns.schema = Schema(fields, columns.schema.groups)
+    found = [column.to("cuda") for column in block.columns]
+    found[columns.schema.index(path)] = found[columns.schema.index(path)].to(dtype)
+    there = Block(columns.schema, block.batch_size[:-1], 3, columns=found)
+    assert columns.complete(there, 3, Trajectories.begin(2)).frames == 6
+    there.column(path)[1, 2] = torch.inf
+    with pytest.raises(NonFiniteError, match="environment 1 .* step 2"):
+        columns.complete(there, 3, Trajectories.begin(2))
 
 
 def test_frames_of_some_steps() -> None:

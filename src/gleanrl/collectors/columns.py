@@ -117,7 +117,8 @@ class Columns:
             NonFiniteError: another value isn't finite (with ``nonfinite="raise"``).
         """
         scanned = self._action_paths if self._nonfinite == "pass" else self._scanned_paths
-        finite = are_finite([self._array(block, path, count) for path in scanned])
+        here = block.column(IDS).is_cpu  # other devices look at their columns themselves
+        finite = here and are_finite([self._array(block, path, count) for path in scanned])
         if not finite:
             check_actions([(p, self._flat(block, p, count)) for p in self._action_paths], count)
         mask, excess, flagged = self._mask(block, count), 0, 0
