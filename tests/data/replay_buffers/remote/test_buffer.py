@@ -24,8 +24,9 @@ from gleanrl.data import (
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
+from gleanrl.data.replay_buffers.remote.buffer import RemotePart
 from gleanrl.data.replay_buffers.scheduler import LinearScheduler
-from gleanrl.envs import GymEnv
+from gleanrl.envs import GymEnv, RewardScaling
 from gleanrl.errors import (
     EmptyBufferError,
     IndexRangeError,
@@ -151,6 +152,19 @@ def test_it_is_a_part_of_a_checkpoint(remote, local, tmp_path):
     assert (model.weight == 3.0).all() and remote.verify().ok and len(remote) == 40
 
 
+def test_a_state_that_was_checked_is_adopted_once(remote):
+    remote.extend(rows(0, 5))
+    first = remote.loading(remote.checkpointed_state())
+    remote.extend(rows(5, 9))
+    second = remote.loading(remote.checkpointed_state())
+    with pytest.raises(UnsupportedError, match="another state was checked since"):
+        first()
+    second()
+    remote.extend(rows(9, 12))
+    second()
+    assert len(remote) == 12
+
+
 def test_its_paths_are_those_of_the_caller(remote, local, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     remote.extend(rows(0, 9))
@@ -270,6 +284,17 @@ def test_parts_stay_and_are_reached(remote):
     remote.priority_key = "td_error"
     with pytest.raises(InvalidArgumentError, match="of this process"):
         ReplayBufferEnsemble(remote, remote)
+
+
+def test_transforms_are_those_in_the_actor_by_either_name(ray_session):
+    remote = RayReplayBuffer(
+        storage=LazyTensorStorage(8), transform=RewardScaling(0.0, 2.0, in_keys=["x"]), batch_size=2
+    )
+    for transforms in (remote.transform, remote.transforms):
+        assert type(transforms) is RemotePart and len(transforms) == 1
+        assert type(transforms[0]) is RewardScaling
+        assert (transforms(rows(0, 4).float())["x"] == 2 * torch.arange(4)).all()
+    remote.shutdown()
 
 
 def test_a_collector_feeds_it(remote):

@@ -25,7 +25,7 @@ from gleanrl.seeding import fresh_seed
 from gleanrl.system import clock
 from gleanrl.tree import NestedKey
 
-_PARTS = ("sampler", "storage", "transforms", "writer")
+_PARTS = ("sampler", "storage", "transform", "transforms", "writer")
 _SECONDS_BETWEEN_LOOKS = 0.01
 _NOT_OURS = {
     "max_concurrency": "the buffer's calls follow one another",
@@ -281,6 +281,10 @@ class RemotePart:
     def __getitem__(self, index: Any) -> Any:
         """Return copies of what the part has there."""
         return self._client.call((*self._path, "__getitem__"), index)
+
+    def __call__(self, batch: Any) -> Any:
+        """Return what the transforms make of a batch."""
+        return self._client.call((*self._path, "__call__"), batch)
 
     def __repr__(self) -> str:
         """Show the part."""

@@ -83,8 +83,7 @@ class Client:
     def loading(self, state: Any) -> Callable[[], None]:
         """Have the actor check a buffer's state; return what lets it go on from there."""
         self.throw_away()
-        self._asked("prepare", Parcel(state))
-        return partial(self._asked, "adopt")
+        return partial(self._asked, "adopt", self._asked("prepare", Parcel(state)))
 
     def serve(self, size: int | None, keys: Any, wants_info: bool) -> Served:
         """Return a batch: the next one of those sent ahead if it's like them."""

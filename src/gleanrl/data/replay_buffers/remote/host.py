@@ -37,6 +37,7 @@ class Host:
         self._depth = 0
         self._dumps: list[Dump] = []
         self._prepared: Callable[[], None] = _nothing
+        self._num_prepared = 0
         # Views of what arrived: records are copied out of them, and nothing is written into them.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
 
@@ -119,13 +120,18 @@ class Host:
         return self._reply(caller, value, said)
 
     def prepare(self, caller: Caller, state: Arrived) -> Reply:
-        """Check a state that the buffer is to go on from, for `adopt`."""
+        """Check a state that the buffer is to go on from; return its number, for `adopt`. One state at a time waits."""
         self._listen(caller)
         self._prepared = self._buffer.loading(state.open())
-        return self._reply(caller, None, ())
+        self._num_prepared += 1
+        return self._reply(caller, self._num_prepared, ())
 
-    def adopt(self, caller: Caller) -> Reply:
-        """Go on from the state that was checked last."""
+    def adopt(self, caller: Caller, number: int) -> Reply:
+        """Go on from the state of that number; a second call, after an interrupt of the first, does nothing."""
+        if number != self._num_prepared:
+            raise UnsupportedError(
+                "loading: another state was checked since, which took this one's place; load it anew"
+            )
         prepared, self._prepared = self._prepared, _nothing
         prepared()
         return self._reply(caller, None, ())
