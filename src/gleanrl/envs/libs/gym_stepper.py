@@ -150,9 +150,8 @@ class GymStepper(GymRows):
         self._block: Block | None = None  # the one that rows are written into
         self._start = 0  # the row at which the episode began; negative if in an earlier block
         self._limit_at = _NEVER
-        self._begun: list[int] | None = (
-            None  # rows at which episodes began, while the other roots are left for later
-        )
+        # Rows at which episodes began, while the other roots are left for later.
+        self._begun: list[int] | None = None
         self._shape: tuple[int, ...] = self._root_leaves[0].shape
         self._dtype: np.dtype[Any] | None = None
 
