@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from gleanrl.compat import bind
 from gleanrl.data.specs import torchrl_hook
+from gleanrl.data.specs.alternatives import Choice
 from gleanrl.data.specs.base import TensorSpec
 from gleanrl.data.specs.binary import Binary
 from gleanrl.data.specs.bounded import Bounded, BoundedContinuous, BoundedDiscrete
 from gleanrl.data.specs.bridge import from_torchrl, to_torchrl
 from gleanrl.data.specs.categorical import Categorical, OneHot
-from gleanrl.data.specs.choice import Choice
 from gleanrl.data.specs.composite import Composite
 from gleanrl.data.specs.lazy import check_no_exclusive_keys, consolidate_spec, contains_lazy_spec
 from gleanrl.data.specs.multi_categorical import MultiCategorical, MultiOneHot
 from gleanrl.data.specs.non_tensor import NonTensor
-from gleanrl.data.specs.stacked import Stacked, StackedComposite, stack_specs
+from gleanrl.data.specs.stacks import Stacked, StackedComposite, stack_specs
 from gleanrl.data.specs.unbounded import Unbounded, UnboundedContinuous, UnboundedDiscrete
 
 __all__ = [

@@ -12,11 +12,11 @@ from typing import Any
 
 from tensordict import NonTensorData
 
+from gleanrl.data.specs.alternatives import Constant
 from gleanrl.data.specs.base import TensorSpec, stack
 from gleanrl.data.specs.binary import Binary
 from gleanrl.data.specs.bounded import Bounded
 from gleanrl.data.specs.categorical import Categorical, OneHot
-from gleanrl.data.specs.choice import Constant
 from gleanrl.data.specs.composite import Composite
 from gleanrl.data.specs.multi_categorical import MultiCategorical, MultiOneHot
 from gleanrl.data.specs.non_tensor import NonTensor

@@ -9,9 +9,9 @@ import torch
 from gleanrl.data.specs.base import TensorSpec
 from gleanrl.data.specs.composite import Composite
 from gleanrl.data.specs.mapping import SpecMapping
+from gleanrl.data.specs.members import Stack
 from gleanrl.data.specs.non_tensor import NonTensor
-from gleanrl.data.specs.stack import Stack
-from gleanrl.data.specs.stacked import StackedComposite
+from gleanrl.data.specs.stacks import StackedComposite
 from gleanrl.data.specs.unbounded import Unbounded
 from gleanrl.errors import SchemaError
 

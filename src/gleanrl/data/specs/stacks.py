@@ -13,7 +13,7 @@ from torch import Tensor
 from gleanrl.data.specs.base import TORCH_FUNCTIONS, TensorSpec, stack
 from gleanrl.data.specs.geometry import Unbindable, repeated
 from gleanrl.data.specs.mapping import Entry, SpecMapping
-from gleanrl.data.specs.stack import Stack
+from gleanrl.data.specs.members import Stack
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, UnsupportedError
 
 

@@ -13,7 +13,7 @@ from gleanrl.data.specs import (
     StackedComposite,
     Unbounded,
 )
-from gleanrl.data.specs.stack import Stack, restacked
+from gleanrl.data.specs.members import Stack, restacked
 from gleanrl.errors import (
     InvalidArgumentError,
     SchemaError,

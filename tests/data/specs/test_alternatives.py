@@ -9,7 +9,7 @@ import torch
 from tensordict import NonTensorData
 
 from gleanrl.data.specs import Bounded, Categorical, Choice, Composite, Unbounded
-from gleanrl.data.specs.choice import Constant
+from gleanrl.data.specs.alternatives import Constant
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpecError
 
 
