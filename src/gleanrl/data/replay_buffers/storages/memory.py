@@ -193,9 +193,9 @@ class FileAllocator:
         if taken and not self.replace:
             raise UnsupportedError(
                 f"scratch_dir: {', '.join(map(str, taken))} exists already and isn't overwritten. The files alone "
-                "can't be opened again, they don't say which records are in use: to go on with an earlier buffer, save "
-                "its state_dict() with torch.save and load it into a storage in another directory. To drop what the "
-                "files hold, remove them, choose an empty directory, or ask for it by existsok=True"
+                "can't be opened again, they don't say which records are in use: to go on with an earlier buffer, have "
+                "it write a checkpoint, dumps(folder), and load that, loads(folder), into one in another directory. "
+                "To drop what the files hold, remove them, choose an empty directory, or ask for it by existsok=True"
             )
         regained = sum(file.stat().st_size for file in taken)
         fs.make_dir(directory)
