@@ -7,7 +7,7 @@ with a twin gets a row for each step and one for each trajectory, and any data c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -33,19 +33,34 @@ class Streams:
     """In which order rows were written.
 
     Attributes:
-        order: the rows, ``(n,)`` int64: stream after stream, in each one the oldest first.
+        order: the rows, ``(n,)`` int64: stream after stream, in each one the oldest first. A range where they lie so.
         length: rows in each stream.
     """
 
-    order: Array
+    order: Array | range
     length: int
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Streams:
         """Return those of a storage's state: each place of the batch is one."""
         steps, width = state["num_steps"], prod(state["batch_shape"])
+        if width == 1 and state["end"] % max(steps, 1) == 0:
+            return cls(range(steps), steps)
         times = np.roll(np.arange(steps), -state["end"])  # a ring that isn't full ends where it began
         return cls(np.add.outer(np.arange(width), times * width).reshape(-1), steps)
+
+    def rows(self) -> Array:
+        """Return the rows, ``(n,)`` int64."""
+        return np.arange(len(self.order)) if isinstance(self.order, range) else self.order
+
+    def places(self) -> Array | None:
+        """Return where each row stands in the order, ``(n,)`` int64; None if that is its own number."""
+        count = len(self.order)
+        if isinstance(self.order, range) or np.array_equal(self.order, np.arange(count)):
+            return None
+        places = np.empty(count, np.int64)
+        places[self.order] = np.arange(count)
+        return places
 
 
 def check_rows(state: Mapping[str, Any]) -> None:
@@ -116,7 +131,7 @@ def split(
         The columns, `Pieces` of ``n`` rows, or of ``n + trajectories`` and None for two that are twins; and where the
         trajectories begin, and the last one ends: ``(trajectories + 1,)`` int64.
     """
-    order, count = streams.order, len(streams.order)
+    order, count = streams.rows(), len(streams.order)
     ends = np.zeros(count, bool)
     ends[streams.length - 1 :: max(streams.length, 1)] = True
     for place, path in enumerate(paths):
@@ -166,8 +181,7 @@ def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offset
     Raises:
         CorruptCheckpointError: it returned no such columns.
     """
-    order, count = streams.order, len(streams.order)
-    begins = offsets.numpy()
+    count, begins = len(streams.order), offsets.numpy()
     steps = np.diff(begins)
     if (
         offsets.dtype is not torch.int64
@@ -178,11 +192,17 @@ def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offset
         or (steps <= 0).any()
     ):
         raise CorruptCheckpointError("trajectories that aren't the storage's rows")
-    place_of, inverse = np.arange(count) + np.repeat(np.arange(len(steps)), steps), None
-    if not np.array_equal(order, np.arange(count)):
-        inverse = np.empty(count, np.int64)
-        inverse[order] = np.arange(count)
-        place_of = place_of[inverse]
+    places = streams.places()
+    after = None if places is None else places + np.repeat(np.arange(len(steps)), steps)[places]
+
+    def among_more(begin: int, end: int) -> Array:
+        """Return where rows stand in a column that has one more for each trajectory."""
+        if after is not None:
+            return after[begin:end]
+        first, last = np.searchsorted(begins, (begin, end - 1), "right") - 1
+        within = np.diff(np.clip(begins[first : last + 2], begin, end))
+        return np.arange(begin, end) + np.repeat(np.arange(first, last + 1), within)
+
     shared = {
         paths.index(path[1:]): place
         for place, path in enumerate(paths)
@@ -190,33 +210,56 @@ def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offset
     }
     rows: list[Any] = list(columns)
     for place, column in enumerate(columns):
-        if place in shared:
-            rows[place], rows[shared[place]] = _take(column, place_of), _take(column[1:], place_of)
-        elif isinstance(column, torch.Tensor) and inverse is not None:
-            rows[place] = _take(column, inverse)
-        elif isinstance(column, torch.Tensor) and len(column) != count:
+        if isinstance(column, torch.Tensor) and place not in shared and len(column) != count:
             raise CorruptCheckpointError(f"a column at {paths[place]} of other rows")
+    # All that is read at the same rows is read in one pass.
+    twins = _take(
+        [part for place in shared for part in (columns[place], columns[place][1:])], count, among_more
+    )
+    for place, beside in shared.items():
+        rows[place], rows[beside] = next(twins), next(twins)
+    if places is not None:
+        moved = [
+            place
+            for place, column in enumerate(columns)
+            if isinstance(column, torch.Tensor) and place not in shared
+        ]
+        taken = _take([columns[place] for place in moved], count, lambda begin, end: places[begin:end])
+        for place, column in zip(moved, taken, strict=True):
+            rows[place] = column
     return rows
 
 
-def _take(column: torch.Tensor, index: Array) -> torch.Tensor:
-    """Return rows of a column, on the CPU: the very bytes, of any dtype.
+def _take(
+    columns: Sequence[torch.Tensor], count: int, index: Callable[[int, int], Array]
+) -> Iterator[torch.Tensor]:
+    """Yield `count` rows of each column, on the CPU: the very bytes, of any dtype.
+
+    Args:
+        columns: ``[rows, *shape]`` each.
+        count: how many rows are taken.
+        index: returns the numbers of the ``[begin, end)`` ones, ``(end - begin,)`` int64.
 
     Raises:
         IndexError: there is no such row.
     """
-    if not len(index) or not prod(column.shape[1:]):
-        return torch.empty(len(index), *column.shape[1:], dtype=column.dtype, device="cpu")
-    rows = rows_of(column)
-    taken: Array = np.empty((len(index), rows.shape[1]), np.uint8)
-    numbers = np.ascontiguousarray(index, np.int64)
-    native = Columns([rows.ctypes.data], [rows.shape[1]], len(rows))
+    sources = [rows_of(column) for column in columns]
+    made: list[Array] = [np.empty((count, source.shape[1]), np.uint8) for source in sources]
+    pairs = [(source, out) for source, out in zip(sources, made, strict=True) if out.size]
+    if pairs:
+        native = Columns(
+            [source.ctypes.data for source, _ in pairs],
+            [source.shape[1] for source, _ in pairs],
+            min(len(source) for source, _ in pairs),
+        )
 
-    def take(begin: int, end: int) -> None:
-        native.gather(numbers[begin:end].ctypes.data, end - begin, [taken[begin:end].ctypes.data])
+        def take(begin: int, end: int) -> None:
+            numbers = np.ascontiguousarray(index(begin, end), np.int64)
+            outs = [out[begin:end].ctypes.data for _, out in pairs]
+            native.gather(numbers.ctypes.data, end - begin, outs)
 
-    _in_parts(taken, take)
-    return typed(taken, column.dtype, column.shape[1:])
+        _in_parts(count, sum(out.shape[1] for _, out in pairs), take)
+    return (typed(out, column.dtype, column.shape[1:]) for out, column in zip(made, columns, strict=True))
 
 
 def following(column: torch.Tensor, by: int) -> torch.Tensor:
@@ -230,12 +273,12 @@ def following(column: torch.Tensor, by: int) -> torch.Tensor:
         moved[begin:middle] = rows[begin + by : middle + by]
         moved[middle:end] = rows[middle - cut : end - cut]
 
-    _in_parts(moved, copy)
+    _in_parts(len(moved), moved.shape[1], copy)
     return typed(moved, column.dtype, column.shape[1:])
 
 
-def _in_parts(rows: Array, fill: Callable[[int, int], None]) -> None:
+def _in_parts(rows: int, width: int, fill: Callable[[int, int], None]) -> None:
     """Have ``[begin, end)`` of rows filled, part after part, by two threads where there is much."""
-    step = max(1, _BLOCK_BYTES // rows.shape[1])
-    parts = range(0, len(rows), step)
-    for_each(lambda begin: fill(begin, min(begin + step, len(rows))), parts, 2 if len(parts) > 2 else 1)
+    step = max(1, _BLOCK_BYTES // width)
+    parts = range(0, rows, step)
+    for_each(lambda begin: fill(begin, min(begin + step, rows)), parts, 2 if len(parts) > 2 else 1)
