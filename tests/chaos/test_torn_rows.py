@@ -1,0 +1,164 @@
+"""Rows that are sampled while others are written: each is one that a writer wrote, whole, and no older than it may be.
+
+A row holds its writer's number and how many rows this one wrote before it, and further columns that follow from the
+two. Writers say how far they are once a write has ended: what they had overwritten before a sample began isn't in it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gleanrl.data import LazyTensorStorage, PrioritizedReplayBuffer, ReplayBuffer
+from tests.chaos.drills import scaled
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+WRITERS, SAMPLERS, CAPACITY, BATCH = 4, 4, 20_000, 4096
+MOST = 600
+"""Rows of a write: together with others they go around the end of the ring at every place."""
+WIDTH = 6
+FACTORS = torch.arange(1, WIDTH + 1) * 0x9E3779B97F4A7C1
+
+
+def rows(writer: int, first: int, count: int) -> TensorDict:
+    """Return rows of a writer, in order."""
+    number = torch.arange(first, first + count)
+    key = writer + number * WRITERS
+    return TensorDict({"key": key, "mix": key[:, None] * FACTORS, "next": {"key": ~key}}, [count])
+
+
+def check(batch: TensorDict, written: np.ndarray) -> None:
+    """Raise unless every row is whole, and was in the buffer, or came later.
+
+    Args:
+        batch: rows.
+        written: how many rows each writer had written, at least, before they were sampled.
+    """
+    key = batch["key"]
+    assert torch.equal(batch["mix"], key[:, None] * FACTORS), "a torn row, or one that nobody wrote"
+    assert torch.equal(batch["next", "key"], ~key), "a torn row, or one that nobody wrote"
+    behind = torch.from_numpy(written)[key % WRITERS] - key // WRITERS
+    assert int(behind.max()) <= CAPACITY, "a row that was overwritten before it was sampled"
+
+
+class Board:
+    """What all say of how far they are, and whether writers are to go on: in memory that forked processes share."""
+
+    def __init__(self) -> None:
+        memory = mmap.mmap(-1, mmap.PAGESIZE)
+        self.written = np.frombuffer(memory, np.int64, WRITERS)
+        self.sampled = np.frombuffer(memory, np.int64, SAMPLERS, 512)
+        self.stop = np.frombuffer(memory, np.int64, 1, 1024)
+
+    def write(self, buffer: ReplayBuffer, writer: int) -> None:
+        """Write until it's enough."""
+        count = 1 + 131 * writer
+        while not self.stop[0]:
+            count = 1 + (count * 7 + 13) % MOST
+            buffer.extend(rows(writer, int(self.written[writer]), count))
+            self.written[writer] += count
+
+    def sample(self, buffer: ReplayBuffer, sampler: int, wanted: int, updates: bool = False) -> None:
+        """Sample that many rows, and look at them."""
+        while self.sampled[sampler] < wanted:
+            written = self.written.copy()
+            batch, info = buffer.sample(return_info=True)
+            check(batch, written)
+            if updates:
+                priorities = (batch["key"] % 7 + 1).float()
+                buffer.update_priority(info["index"], priorities, generation=info["generation"])
+            self.sampled[sampler] += len(batch)
+
+
+def forked(act: Callable[[], object]) -> int:
+    """Start a process that ends with 0 if `act` raises nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child:
+        return child
+    try:
+        act()
+        os._exit(0)
+    except BaseException as error:
+        os.write(2, f"{type(error).__name__}: {error}\n".encode())
+        os._exit(1)
+
+
+def ended_well(child: int) -> bool:
+    """Wait for a process; return whether it ended with 0."""
+    return os.waitpid(child, 0)[1] == 0
+
+
+def test_processes():
+    """Processes that share a buffer."""
+    board, wanted = Board(), scaled(9 * 10**7)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=BATCH, shared=True)
+    buffer.extend(rows(0, 0, CAPACITY))
+    board.written[0] = CAPACITY
+    writers = [forked(lambda w=w: board.write(buffer, w)) for w in range(WRITERS)]
+    samplers = [forked(lambda s=s: board.sample(buffer, s, wanted // SAMPLERS)) for s in range(SAMPLERS)]
+    whole = [ended_well(child) for child in samplers]
+    board.stop[0] = 1
+    whole += [ended_well(child) for child in writers]
+    print(f"\n{board.sampled.sum():,} rows of {board.written.sum():,} that {WRITERS} processes wrote")
+    assert all(whole) and board.sampled.sum() >= wanted
+    assert buffer.stats().rows_written == board.written.sum() > CAPACITY
+    assert (board.written > 0).all()
+    check(buffer[:], board.written)
+    buffer.storage.check_valid()
+
+
+def test_threads_that_update_priorities():
+    """Threads of one process, some of which change priorities."""
+    board, wanted = Board(), scaled(10**7)
+    buffer = PrioritizedReplayBuffer(
+        alpha=0.7, beta=0.9, storage=LazyTensorStorage(CAPACITY), batch_size=BATCH
+    )
+    buffer.extend(rows(0, 0, CAPACITY))
+    board.written[0] = CAPACITY
+    errors: list[BaseException] = []
+
+    def noting(act: Callable[..., object], *arguments: object) -> None:
+        try:
+            act(buffer, *arguments)
+        except BaseException as error:
+            errors.append(error)
+
+    writers = [threading.Thread(target=noting, args=(board.write, w)) for w in range(WRITERS)]
+    samplers = [
+        threading.Thread(target=noting, args=(board.sample, s, wanted // SAMPLERS, s % 2 == 0))
+        for s in range(SAMPLERS)
+    ]
+    for thread in (*writers, *samplers):
+        thread.start()
+    for thread in samplers:
+        thread.join()
+    board.stop[0] = 1
+    for thread in writers:
+        thread.join()
+    print(f"\n{board.sampled.sum():,} rows of {board.written.sum():,} that {WRITERS} threads wrote")
+    assert not errors, errors[0]
+    assert board.sampled.sum() >= wanted and buffer.stats().rows_written == board.written.sum()
+    check(buffer[:], board.written)
+    assert not buffer.verify().problems
+
+
+@pytest.mark.parametrize("column", ["mix", "key"])
+def test_what_is_torn_is_seen(column):
+    batch = rows(1, 7, 5)
+    check(batch, np.full(WRITERS, 12))
+    batch[column][2] = rows(2, 9, 1)[column][0]
+    with pytest.raises(AssertionError, match="torn"):
+        check(batch, np.full(WRITERS, 12))
+    with pytest.raises(AssertionError, match="overwritten"):
+        check(rows(1, 7, 5), np.full(WRITERS, CAPACITY + 8))
