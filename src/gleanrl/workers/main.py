@@ -58,7 +58,12 @@ MakeServant = Callable[[Station], Servant]
 def seed_globals(entropy: Sequence[int]) -> None:
     """Seed torch's, NumPy's and Python's global generators."""
     state = np.random.SeedSequence(entropy).generate_state(3, np.uint32).tolist()
-    torch.manual_seed(state[0])
+    if (
+        torch.accelerator.current_accelerator() is None
+    ):  # the other one notes stacks for devices to come: 4 ms
+        torch.default_generator.manual_seed(state[0])
+    else:
+        torch.manual_seed(state[0])
     np.random.seed(state[1])
     random.seed(state[2])
 

@@ -226,9 +226,10 @@ class Dispatcher:
         dues: list[Deadline] = []
         for worker, view in enumerate(self.words):
             if not self.is_down(worker):
-                missing = view.words[GRANTED] - view.words[SERVED] - self._crew.signals_due(worker)
-                for _ in range(missing):
-                    self._crew.send(worker, SERVE)
+                missing = view.words[GRANTED] - view.words[SERVED]
+                if missing:
+                    for _ in range(missing - self._crew.signals_due(worker)):
+                        self._crew.send(worker, SERVE)
                 continue
             due = self._due(worker)
             if due.passed():
@@ -316,14 +317,15 @@ class Dispatcher:
         given = dict.fromkeys(range(self.num_workers), ()) if arguments is None else dict(arguments)
         numbers: dict[int, int] = {}
         try:
-            while not all(self._answers.get(numbers.get(worker, -1)) for worker in given):
-                self._attend()
-                for worker, values in given.items():
+            missing = list(given)
+            while missing:
+                for worker in missing:
                     if not self.is_down(worker) and not self._is_asked(worker, numbers.get(worker, -1)):
                         self._answers.pop(numbers.get(worker, -1), None)
-                        numbers[worker] = self._crew.post(worker, name, *values)
+                        numbers[worker] = self._crew.post(worker, name, *given[worker])
                         self._answers[numbers[worker]] = None
-                self.wait()
+                self.wait()  # a lost worker's successor says that it was made: then it is asked
+                missing = [worker for worker in missing if not self._answers.get(numbers.get(worker, -1))]
             answers = [self._answers[numbers[worker]] for worker in given]
         finally:
             for number in numbers.values():
