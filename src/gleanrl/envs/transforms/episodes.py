@@ -202,7 +202,7 @@ class InitTracker(Following):
         return self.init_keys
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
-        for done_key, mark in self._marks():
+        for done_key, mark in self._groups_found or self._marks():
             next_tensordict.set(mark, torch.zeros_like(next_tensordict.get(done_key)))
         return next_tensordict
 
