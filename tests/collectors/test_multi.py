@@ -139,6 +139,19 @@ def test_whole_trajectories_in_a_buffer(kind: str) -> None:
     check_streams([found])
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_buffer_of_one_dimension_gets_the_shares_one_behind_the_other(kind: str) -> None:
+    buffer, rows = (ReplayBuffer(storage=LazyTensorStorage(300, ndim=ndim)) for ndim in (1, 2))
+    with collecting(kind, total_frames=36, replay_buffer=buffer) as collector:
+        assert set(collector) == {None}
+    assert len(buffer) == 36 and buffer[:].shape == (36,)
+    check_streams([buffer[:]])
+    if kind == "sync":  # as it was made, where the storage has room for workers and steps
+        with collecting(kind, total_frames=36, replay_buffer=rows) as collector:
+            assert set(collector) == {None}
+        assert len(rows) == 36 and rows[:].ndim == 2
+
+
 def test_some_workers_are_reset_by_either_name() -> None:
     for name in ("index", "reset_idx"):
         with collecting("sync", 2) as collector:

@@ -39,6 +39,11 @@ class Feed:
         """Whether the buffer copies what it is given, and nobody else sees that."""
         return self._whole and (isinstance(self.buffer, RayReplayBuffer) or copies_at_once(self.buffer))
 
+    @property
+    def slot_dims(self) -> int:
+        """The batch dimensions that the buffer's records stand in."""
+        return self.buffer.storage.ndim if isinstance(self.buffer, ReplayBuffer) else 1
+
     def put(self, batch: Any, arrived: Callable[[], Any]) -> None:
         """Put a batch in, or what the buffer's `extend` takes in place of one, and call `arrived`, maybe twice.
 
@@ -62,8 +67,7 @@ class Feed:
             self._adders[1](batch)
             return
         # To a storage of several batch dimensions a step of all environments is one record.
-        slot_dims = self.buffer.storage.ndim if isinstance(self.buffer, ReplayBuffer) else 1
-        put = self._adders[batch.ndim > slot_dims]
+        put = self._adders[batch.ndim > self.slot_dims]
         for record in batch.unbind(-1):
             put(record)
 

@@ -279,6 +279,9 @@ class MultiSyncDataCollector(WorkersCollector):
     environments; otherwise shares may differ by a step. With `preemptive_threshold`, steps that weren't made are cut
     out, or, in stacks, False in ``("collector", "mask")``, zero, and of no trajectory (id -1).
 
+    A `replay_buffer` whose storage has one dimension gets the shares one behind the other, as ``0`` says, unless
+    `cat_results` is given.
+
     See `WorkersCollector` for the arguments.
 
     Examples:
@@ -288,6 +291,10 @@ class MultiSyncDataCollector(WorkersCollector):
         >>> [batch["next", "reward"].shape for batch in collector]
         [torch.Size([2, 25, 1]), torch.Size([2, 25, 1])]
     """
+
+    def _dim_of(self, cat_results: Any) -> int | None:
+        in_a_row = cat_results is None and self._feed is not None and self._feed.slot_dims == 1
+        return super()._dim_of(0 if in_a_row else cat_results)
 
     def _made_source(self, team: Team, dim: int | None) -> CrewSource:
         return SynchronousSource(team, dim)

@@ -143,8 +143,7 @@ def test_restarts_go_on(kind: str, tmp_path: Path) -> None:
 @KINDS
 def test_frames_are_in_the_buffer_and_counted_or_neither(kind: str, tmp_path: Path) -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(100_000))
-    in_a_row = {"cat_results": 0} if kind == "sync" else {}
-    with drilled(kind, tmp_path, replay_buffer=buffer, **in_a_row) as subject:
+    with drilled(kind, tmp_path, replay_buffer=buffer) as subject:
         collector = subject.collector
         for _, place in interruptions(lambda: collector, lambda collector: collector.next(), 90):
             with told(place):
