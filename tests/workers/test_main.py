@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 import torch
 
 from gleanrl.workers.crew import Crew
 from gleanrl.workers.handle import Plan
+from gleanrl.workers.main import seed_globals
 from tests.workers.crews import ask, started
 from tests.workers.servants import Clerk
 
@@ -31,6 +33,19 @@ def test_surroundings_are_those_of_the_owner(monkeypatch, tmp_path):
     assert found["mark"] == "here" and found["folder"] == str(tmp_path) and found["threads"] == 3
     assert found["main"] is None and found["pid"] == crew.workers[0].pid != os.getpid()
     crew.close()
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_torch_is_seeded_alike_in_all_releases(monkeypatch, older):
+    def none():  # torch 2.6
+        raise RuntimeError("Cannot access accelerator device when none is available.")
+
+    if older:
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", none)
+    seed_globals([1, 2])
+    drawn = torch.rand(3)
+    torch.manual_seed(int(np.random.SeedSequence([1, 2]).generate_state(3, np.uint32)[0]))
+    assert torch.equal(drawn, torch.rand(3))
 
 
 def test_no_two_workers_draw_the_same(crew):

@@ -55,15 +55,21 @@ class Station:
 MakeServant = Callable[[Station], Servant]
 
 
+def _has_accelerators() -> bool:
+    """Return whether torch was built for devices other than the CPU."""
+    try:
+        return torch.accelerator.current_accelerator() is not None
+    except RuntimeError:  # what torch 2.6 says for no
+        return False
+
+
 def seed_globals(entropy: Sequence[int]) -> None:
     """Seed torch's, NumPy's and Python's global generators."""
     state = np.random.SeedSequence(entropy).generate_state(3, np.uint32).tolist()
-    if (
-        torch.accelerator.current_accelerator() is None
-    ):  # the other one notes stacks for devices to come: 4 ms
-        torch.default_generator.manual_seed(state[0])
-    else:
+    if _has_accelerators():
         torch.manual_seed(state[0])
+    else:  # what the other one does for devices to come, noting stacks, takes 4 ms
+        torch.default_generator.manual_seed(state[0])
     np.random.seed(state[1])
     random.seed(state[2])
 
