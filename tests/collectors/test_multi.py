@@ -152,6 +152,19 @@ def test_a_buffer_of_one_dimension_gets_the_shares_one_behind_the_other(kind: st
         assert len(rows) == 36 and rows[:].ndim == 2
 
 
+def test_what_processes_batches_for_a_buffer_gets_stacks() -> None:
+    buffer, seen = ReplayBuffer(storage=LazyTensorStorage(300)), list[tuple[int, ...]]()
+
+    def flat(batch: Any) -> Any:
+        seen.append(tuple(batch.shape))
+        return batch.reshape(-1)
+
+    with collecting("sync", total_frames=36, replay_buffer=buffer, postproc=flat) as collector:
+        assert set(collector) == {None}
+    assert len(buffer) == 36 and all(len(shape) == 2 for shape in seen)
+    check_streams([buffer[:]])
+
+
 def test_some_workers_are_reset_by_either_name() -> None:
     for name in ("index", "reset_idx"):
         with collecting("sync", 2) as collector:

@@ -280,7 +280,7 @@ class MultiSyncDataCollector(WorkersCollector):
     out, or, in stacks, False in ``("collector", "mask")``, zero, and of no trajectory (id -1).
 
     A `replay_buffer` whose storage has one dimension gets the shares one behind the other, as ``0`` says, unless
-    `cat_results` is given.
+    `cat_results` is given, or a `postproc`: that gets stacks, where nothing of one worker follows another's.
 
     See `WorkersCollector` for the arguments.
 
@@ -293,7 +293,8 @@ class MultiSyncDataCollector(WorkersCollector):
     """
 
     def _dim_of(self, cat_results: Any) -> int | None:
-        in_a_row = cat_results is None and self._feed is not None and self._feed.slot_dims == 1
+        feed = self._feed if self.settings.postproc is None else None
+        in_a_row = cat_results is None and feed is not None and feed.slot_dims == 1
         return super()._dim_of(0 if in_a_row else cat_results)
 
     def _made_source(self, team: Team, dim: int | None) -> CrewSource:
