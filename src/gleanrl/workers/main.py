@@ -153,7 +153,7 @@ def run(link: socket.socket, descriptors: Sequence[int]) -> int:
     try:
         servant = _set_up(channel, shared)
         return 1 if servant is None else _serve(channel, *servant)
-    except ChannelClosed:  # the owner is gone: nobody is left to tell anything
+    except (ChannelClosed, BrokenPipeError):  # the owner is gone: nobody is left to tell anything
         return 0
 
 
