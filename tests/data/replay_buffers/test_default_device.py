@@ -76,7 +76,6 @@ def test_everything_works_as_without(storage, sampler, ndim):
 
 
 def test_by_setting_it():
-    previous = torch.get_default_device()
     torch.set_default_device("meta")
     try:
         rb = ReplayBuffer(storage=TensorStorage(torch.arange(5.0, device="cpu")), seed=0)
@@ -85,4 +84,4 @@ def test_by_setting_it():
         fill(empty, torch.zeros(2, 0, device="cpu"))
         assert empty.get(slice(None)).shape == (2, 0) and empty.get([1]).device.type == "cpu"
     finally:
-        torch.set_default_device(previous)
+        torch.set_default_device(None)  # what was there before: naming the CPU would leave a mode behind
