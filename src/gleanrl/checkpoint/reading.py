@@ -281,8 +281,9 @@ class Stored(Segmented):
         self._each(check_one)
 
     def _each(self, call: Any) -> None:
-        much = sum(file.size for file in self._files) > _FEW_BYTES
-        for_each(call, range(self.layout.count), _THREADS if much else 1)
+        # A small file comes out of the system's cache sooner than two threads hand the interpreter to each other.
+        large = sum(file.size for file in self._files) > _FEW_BYTES * self.layout.count
+        for_each(call, range(self.layout.count), _THREADS if large else 1)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return all columns in memory.
