@@ -13,13 +13,12 @@ import torch
 
 from gleanrl.arguments import positive
 from gleanrl.checkpoint.background import Dump
-from gleanrl.checkpoint.folder import Folder
+from gleanrl.checkpoint.folder import Folder, expecting
 from gleanrl.collectors.source_collector import SourceCollector
 from gleanrl.collectors.weights import check_loads
 from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed
 from gleanrl.errors import (
     CheckpointError,
-    IncompatibleCheckpointError,
     InvalidTypeError,
     SchemaError,
     WorkerError,
@@ -132,14 +131,8 @@ class Checkpoint:
             WorkerError: a collector lost a worker that isn't replaced, and has ended; of the others none changed but
                 collectors before it.
         """
-
-        def take(kind: str, state: Any) -> None:
-            if kind != _KIND or not isinstance(state, dict):
-                raise IncompatibleCheckpointError(f"{path}: expected a {_KIND}, it's a {kind}")
-            self._restore(state)
-
         with self._at_rest():
-            Folder(path).load(verify, take)
+            Folder(path).load(verify, expecting(path, _KIND, self._restore))
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         """Restore all parts, or none of them."""

@@ -24,7 +24,12 @@ from gleanrl.checkpoint.files import FileWriter
 from gleanrl.checkpoint.manifest import MOST_BYTES, Manifest
 from gleanrl.checkpoint.reading import FileReader
 from gleanrl.checkpoint.values import Decoder, Encoder, sources_in
-from gleanrl.errors import CheckpointError, CorruptCheckpointError, IncompleteCheckpointError
+from gleanrl.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    IncompatibleCheckpointError,
+    IncompleteCheckpointError,
+)
 from gleanrl.system import fs
 from gleanrl.system.new_files import remove_abandoned
 from gleanrl.system.proc import identity
@@ -201,6 +206,25 @@ class Folder:
         if skipped:
             raise CorruptCheckpointError("; ".join(skipped.values()))
         raise IncompleteCheckpointError(f"{self.path}: there is no complete checkpoint")
+
+
+def expecting(
+    path: os.PathLike[str] | str, kind: str, take: Callable[[dict[str, Any]], Any]
+) -> Callable[[str, Any], None]:
+    """Return what takes a state of one kind only, for `Folder.load`.
+
+    Args:
+        path: the folder that was given, for messages.
+        kind: what `Folder.commit` was told.
+        take: gets the state.
+    """
+
+    def checked(found: str, state: Any) -> None:
+        if found != kind or not isinstance(state, dict):
+            raise IncompatibleCheckpointError(f"{path}: expected a {kind}, it's a {found}")
+        take(state)
+
+    return checked
 
 
 def read(path: Path, verify: bool = True, take: Callable[[str, Any], Any] | None = None) -> tuple[str, Any]:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from gleanrl.checkpoint.folder import Folder
+from gleanrl.checkpoint.folder import Folder, expecting
 from gleanrl.data.replay_buffers.gate import Gate
-from gleanrl.errors import IncompatibleCheckpointError, InvalidArgumentError
+from gleanrl.errors import InvalidArgumentError
 
 _OF_BUFFERS = ("_owner", "_gate", "_users", "_written_by")
 
@@ -78,13 +78,11 @@ class Part:
     def loads(self, path: os.PathLike[str] | str) -> None:
         """Go on from the newest checkpoint of such a part; see `ReplayBuffer.loads`."""
 
-        def take(kind: str, state: Any) -> None:
-            if kind != type(self).__name__:
-                raise IncompatibleCheckpointError(f"{path}: expected a {type(self).__name__}, it's a {kind}")
+        def take(state: dict[str, Any]) -> None:
             with self.guard():
                 self.load_state_dict(state)
 
-        Folder(path).load(True, take)
+        Folder(path).load(True, expecting(path, type(self).__name__, take))
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the owner."""

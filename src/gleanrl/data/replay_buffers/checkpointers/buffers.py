@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from gleanrl.arguments import positive
 from gleanrl.checkpoint.background import Dump
-from gleanrl.checkpoint.folder import Folder
+from gleanrl.checkpoint.folder import Folder, expecting
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
-from gleanrl.errors import CorruptCheckpointError, IncompatibleCheckpointError
+from gleanrl.errors import CorruptCheckpointError
 
 
 class Checkpointed(ABC):
@@ -97,13 +97,7 @@ class Checkpointed(ABC):
             CheckpointError: there is none, or it is damaged; it names the file. Nothing changed.
             SchemaError: it doesn't fit. Nothing changed.
         """
-
-        def take(kind: str, state: Any) -> None:
-            if kind != self.kind or not isinstance(state, dict):
-                raise IncompatibleCheckpointError(f"{path}: expected a {self.kind}, it's a {kind}")
-            self.loading(state)()
-
-        Folder(path).load(verify, take)
+        Folder(path).load(verify, expecting(path, self.kind, lambda state: self.loading(state)()))
 
     def dump(self, *args: Any, **kwargs: Any) -> Dump | None:
         """Do what `dumps` does."""
