@@ -11,7 +11,16 @@ from gleanrl.workers.handle import Timeouts
 
 
 def options(shared_memory=True, memmap=False, num_threads=None, start_method=None, **refused):
-    return BatchOptions.of(None, num_threads, None, shared_memory, memmap, start_method, **refused)
+    given = {
+        **dict.fromkeys(
+            ("device", "share_individual_td", "pin_memory", "policy_proof", "allow_step_when_done")
+        ),
+        "num_threads": num_threads,
+        "shared_memory": shared_memory,
+        "memmap": memmap,
+        "mp_start_method": start_method,
+    }
+    return BatchOptions.of({**given, **refused})
 
 
 def test_what_is_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from gleanrl.arguments import positive_or_none
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from gleanrl.workers.handle import Timeouts
+
+_REFUSED = ("pin_memory", "policy_proof", "allow_step_when_done")
 
 
 @dataclass(frozen=True)
@@ -27,41 +30,26 @@ class BatchOptions:
     share_individual_td: bool | None = None
 
     @classmethod
-    def of(
-        cls,
-        device: Any,
-        num_threads: Any,
-        share_individual_td: bool | None,
-        shared_memory: bool,
-        memmap: bool,
-        start_method: str | None,
-        **refused: Any,
-    ) -> BatchOptions:
-        """Check the keywords.
-
-        Args:
-            device: see the attributes.
-            num_threads: likewise.
-            share_individual_td: likewise.
-            shared_memory: no effect, unless with `memmap`.
-            memmap: no effect, unless with `shared_memory`.
-            start_method: no effect; one of Python's ways to start processes, or None.
-            **refused: arguments that nothing but their default will do for.
+    def of(cls, arguments: Mapping[str, Any]) -> BatchOptions:
+        """Return those of a constructor, which calls this first of all with its ``locals()``.
 
         Raises:
-            InvalidArgumentError: for a refused argument, a bad number or a start method that there isn't.
+            InvalidArgumentError: for an argument that only its default will do for, a bad number or a start method that
+                there isn't.
             UnsupportedError: if both kinds of memory are asked for (also a RuntimeError).
         """
-        for name, value in refused.items():
-            if value:
-                raise InvalidArgumentError(f"{name}: {value!r} isn't supported; leave it out")
-        if memmap and shared_memory:
+        for name in _REFUSED:
+            if arguments[name]:
+                raise InvalidArgumentError(f"{name}: {arguments[name]!r} isn't supported; leave it out")
+        if arguments["memmap"] and arguments["shared_memory"]:
             raise UnsupportedError("memmap: pass shared_memory=False with it; neither has an effect")
+        start_method = arguments["mp_start_method"]
         if start_method not in (None, "fork", "forkserver", "spawn"):
             raise InvalidArgumentError(
                 f"mp_start_method: expected 'fork', 'forkserver' or 'spawn', got {start_method!r}"
             )
-        return cls(device, positive_or_none("num_threads", num_threads), share_individual_td)
+        num_threads = positive_or_none("num_threads", arguments["num_threads"])
+        return cls(arguments["device"], num_threads, arguments["share_individual_td"])
 
 
 def as_timeouts(timeouts: Any) -> Timeouts:

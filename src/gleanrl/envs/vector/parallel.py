@@ -102,17 +102,7 @@ class ParallelEnv(BatchedEnv):
         daemon: bool = False,
         timeouts: Timeouts | None = None,
     ) -> None:
-        options = BatchOptions.of(
-            device,
-            num_threads,
-            share_individual_td,
-            shared_memory,
-            memmap,
-            mp_start_method,
-            pin_memory=pin_memory,
-            policy_proof=policy_proof,
-            allow_step_when_done=allow_step_when_done,
-        )
+        options = BatchOptions.of(locals())
         self._crew: EnvCrew | None = None
         super().__init__(num_workers, create_env_fn, create_env_kwargs, options)
         wanted = positive_or_none("num_processes", num_processes) or num_workers

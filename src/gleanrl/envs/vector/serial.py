@@ -92,17 +92,7 @@ class SerialEnv(BatchedEnv):
         consolidate: bool = True,
         daemon: bool = False,
     ) -> None:
-        options = BatchOptions.of(
-            device,
-            num_threads,
-            share_individual_td,
-            shared_memory,
-            memmap,
-            mp_start_method,
-            pin_memory=pin_memory,
-            policy_proof=policy_proof,
-            allow_step_when_done=allow_step_when_done,
-        )
+        options = BatchOptions.of(locals())
         if num_sub_threads != 1:
             raise InvalidArgumentError(
                 f"num_sub_threads: a SerialEnv has no processes, expected 1, got {num_sub_threads!r}"
