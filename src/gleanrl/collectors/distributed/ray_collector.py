@@ -219,7 +219,6 @@ class RayCollector(SourceCollector):
             self._ready = True  # from here on the last reference's end ends the nodes
             self._budget = Budget(source.num_envs, frames, total_frames, init_random_frames)
             source.lay_out(self._budget.steps_per_batch)
-            self._whole = settings.trajs_per_batch is not None
             self._take_source(source, storing, storing)
             self._finish(weight_updater, policy, progress)
         except BaseException:
@@ -286,7 +285,7 @@ class RayCollector(SourceCollector):
             UnsupportedError: batches have a share of each node, or are of whole trajectories; or another policy.
         """
         self._check_open()
-        if self._sync or self._whole:
+        if self._sync or self.settings.trajs_per_batch is not None:
             raise UnsupportedError(
                 "add_collectors: batches with a share of each node, and whole trajectories, are of a fixed number of "
                 "nodes; make a new collector"
