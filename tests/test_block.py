@@ -7,16 +7,8 @@ import pytest
 import torch
 
 from gleanrl.block import Block
-from gleanrl.schema import Field, Schema, numpy_view
-from gleanrl.tree import Path
-
-FIELDS: dict[Path, Field] = {
-    ("image",): Field(torch.Size([2, 2]), torch.uint8),
-    ("next", "reward"): Field(torch.Size([1]), torch.float32),
-    ("next", "stats", "half"): Field(torch.Size([]), torch.bfloat16),
-    ("done",): Field(torch.Size([]), torch.bool),
-}
-SIZES = [(), (3,), (2, 3)]
+from gleanrl.schema import Schema, numpy_view
+from tests.fields import FIELDS, SIZES
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)

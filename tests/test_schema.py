@@ -13,6 +13,7 @@ from gleanrl.errors import SchemaError
 from gleanrl.pool import BufferPool
 from gleanrl.schema import Field, Schema, allocate, numpy_dtype, numpy_view
 from gleanrl.tree import Path
+from tests.fields import FIELDS, SIZES
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16),
@@ -26,13 +27,6 @@ DTYPES = [
         torch.uint64,
     ),
 ]
-FIELDS: dict[Path, Field] = {
-    ("image",): Field(torch.Size([2, 2]), torch.uint8),
-    ("next", "reward"): Field(torch.Size([1]), torch.float32),
-    ("next", "stats", "half"): Field(torch.Size([]), torch.bfloat16),
-    ("done",): Field(torch.Size([]), torch.bool),
-}
-SIZES = [(), (3,), (2, 3)]
 
 
 def batch(size: tuple[int, ...], fields: dict[Path, Field] = FIELDS) -> TensorDict:

@@ -7,9 +7,7 @@ two. Writers say how far they are once a write has ended: what they had overwrit
 from __future__ import annotations
 
 import mmap
-import os
 import threading
-import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -19,6 +17,7 @@ from tensordict import TensorDict
 
 from gleanrl.data import LazyTensorStorage, PrioritizedReplayBuffer, ReplayBuffer
 from tests.chaos.drills import scaled
+from tests.data.replay_buffers.sharing import ended, forked
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -79,26 +78,6 @@ class Board:
             self.sampled[sampler] += len(batch)
 
 
-def forked(act: Callable[[], object]) -> int:
-    """Start a process that ends with 0 if `act` raises nothing."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child:
-        return child
-    try:
-        act()
-        os._exit(0)
-    except BaseException as error:
-        os.write(2, f"{type(error).__name__}: {error}\n".encode())
-        os._exit(1)
-
-
-def ended_well(child: int) -> bool:
-    """Wait for a process; return whether it ended with 0."""
-    return os.waitpid(child, 0)[1] == 0
-
-
 def test_processes():
     """Processes that share a buffer."""
     board, wanted = Board(), scaled(9 * 10**7)
@@ -107,11 +86,11 @@ def test_processes():
     board.written[0] = CAPACITY
     writers = [forked(lambda w=w: board.write(buffer, w)) for w in range(WRITERS)]
     samplers = [forked(lambda s=s: board.sample(buffer, s, wanted // SAMPLERS)) for s in range(SAMPLERS)]
-    whole = [ended_well(child) for child in samplers]
+    ends = [ended(child) for child in samplers]
     board.stop[0] = 1
-    whole += [ended_well(child) for child in writers]
+    ends += [ended(child) for child in writers]
     print(f"\n{board.sampled.sum():,} rows of {board.written.sum():,} that {WRITERS} processes wrote")
-    assert all(whole) and board.sampled.sum() >= wanted
+    assert not any(ends) and board.sampled.sum() >= wanted
     assert buffer.stats().rows_written == board.written.sum() > CAPACITY
     assert (board.written > 0).all()
     check(buffer[:], board.written)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -60,18 +61,29 @@ def write_for_ever(buffer: ReplayBuffer, writer: int, begun: int) -> None:
             os.write(begun, b"x")
 
 
+def forked(act: Callable[[], object]) -> int:
+    """Start a process that ends with 0 if `act` raises nothing, else with 1; return its number."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, from Python 3.12 on
+        child = os.fork()
+    if child:
+        return child
+    try:
+        act()
+        os._exit(0)
+    except BaseException as error:
+        os.write(2, f"{type(error).__name__}: {error}\n".encode())
+        os._exit(1)
+
+
+def ended(child: int) -> int:
+    """Wait for a process; return how it ended: its exit code, or the negative signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def in_child(act: Callable[[], object]) -> int:
-    """Run in a forked child; return how it ended: 0, 1 for an exception, or the negative signal."""
-    pid = os.fork()
-    if not pid:
-        try:
-            act()
-            os._exit(0)
-        except BaseException as error:
-            os.write(2, f"{type(error).__name__}: {error}\n".encode())
-            os._exit(1)
-    _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status)
+    """Run in a forked child; return how it ended."""
+    return ended(forked(act))
 
 
 def die() -> None:
