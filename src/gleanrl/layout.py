@@ -196,7 +196,7 @@ def _node(paths: Sequence[Path], empty: Sequence[Path]) -> _Node:
 
 def _read(node: _Node, batch: Any, leaves: list[Any]) -> bool:
     try:
-        entries = level_of(batch)
+        entries = batch._tensordict if type(batch) is TensorDict else level_of(batch)
         if len(entries) != node.size:
             return False
         for key, position in node.leaves:
@@ -222,7 +222,9 @@ def _build(
     device: torch.device | None,
     names: Sequence[str | None] | None,
 ) -> TensorDict:
-    entries: dict[str, Any] = {key: leaves[position] for key, position in node.leaves}
+    entries: dict[str, Any] = {}
+    for key, position in node.leaves:
+        entries[key] = leaves[position]
     if node.more:
         batch_size = torch.Size((*batch_size, *node.more))
         names = None if names is None else [*names, *[None] * len(node.more)]

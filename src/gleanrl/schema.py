@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import starmap
 from math import prod
 from typing import Any
 
@@ -237,7 +238,7 @@ class Schema:
         if device is None or device.type == "cpu":
             forms, most = self._forms.get(lead) or self._formed(lead)
             if forms and (pool is None or most < pool.min_bytes):  # in half the time, for each batch
-                return [torch.from_numpy(np.empty(shape, kind)) for shape, kind in forms]
+                return list(map(torch.from_numpy, starmap(np.empty, forms)))
         return [new_column(lead, field, device, pool) for field in self.fields]
 
     def _formed(self, lead: torch.Size) -> tuple[list[tuple[tuple[int, ...], np.dtype[Any]]], int]:

@@ -38,6 +38,8 @@ class Intake:
         parts: the buffer's.
     """
 
+    only_tensordicts = False
+    """Whether records have to be TensorDicts."""
     put: Callable[..., Any] | None = None
     """What writes in place of `Writer.store`: a user's own `_add` and `_extend` of the buffer."""
 
@@ -54,6 +56,8 @@ class Intake:
             where: the call that error messages name.
             prioritize: whether to take priorities that records bring.
         """
+        if self.only_tensordicts and type(data) is not TensorDict:
+            _check_tensordicts(data, single, where)
         with self._gate.inserting:
             parts = self._parts
             if not parts.writes:
@@ -68,7 +72,8 @@ class Intake:
                 data = transforms.write(data, slot_dims)
                 if data is None:
                     return no_index(storage)
-            priorities = self._brought(data, single, dim_extend, where) if prioritize else None
+            takes = prioritize and parts.sampler.takes_priorities
+            priorities = self._brought(data, single, dim_extend, where) if takes else None
             index = (self.put or parts.writer.store)(data, single, dim_extend, where)
             transforms.settled = True
             parts.sampler.follow(storage)
@@ -144,18 +149,11 @@ class TensorDictIntake(Intake):
         priority_key: where priorities stand.
     """
 
+    only_tensordicts = True
+
     def __init__(self, gate: Gate, parts: Parts, priority_key: NestedKey) -> None:
         super().__init__(gate, parts)
         self.priority_key = priority_key
-
-    def store(self, data: Any, single: bool, where: str, prioritize: bool = True) -> Any:
-        """Store TensorDicts, with the priorities that they bring."""
-        for record in data if isinstance(data, list) and not single else (data,):
-            if type(record) is not TensorDict and not isinstance(record, TensorDictBase):
-                raise InvalidArgumentError(
-                    f"{where}: expected a TensorDict, got {type(record).__name__}; ReplayBuffer takes other data"
-                )
-        return super().store(data, single, where, prioritize and self._parts.sampler.takes_priorities)
 
     def _brought(self, data: Any, single: bool, dim_extend: int, where: str) -> torch.Tensor | None:
         """Return the priorities that records bring, after checking them."""
@@ -201,6 +199,14 @@ class TensorDictIntake(Intake):
         if priority is not None:
             priority = self._reduced(priority, index.shape[0], sampler.reduction, where)
         return index, priority, None if generation is None else generation.reshape(-1)
+
+
+def _check_tensordicts(data: Any, single: bool, where: str) -> None:
+    for record in data if isinstance(data, list) and not single else (data,):
+        if not isinstance(record, TensorDictBase):
+            raise InvalidArgumentError(
+                f"{where}: expected a TensorDict, got {type(record).__name__}; ReplayBuffer takes other data"
+            )
 
 
 def _with_column(storage: Storage, time: int, key: Any, column: Any) -> Any:

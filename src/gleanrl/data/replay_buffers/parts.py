@@ -99,6 +99,7 @@ class Parts(Stateful[PartsState]):
             self._check(name, getattr(self, name), shared=name == "storage")
         if room is not None:
             self.storage.bound(room)
+        self._settle_time()
         self.writer.check_storage(self.storage)
         self.sampler.check_storage(self.storage)
         self.generator: torch.Generator | None = None
@@ -139,14 +140,13 @@ class Parts(Stateful[PartsState]):
             self.writes = True
 
     @property
-    def dim_extend(self) -> int:
-        """The batch dimension of extended data that is time."""
-        return self.storage.ndim - 1 if self._dim_extend is None else self._dim_extend
-
-    @property
     def written_time(self) -> int:
         """The dimension of slots that is time as users write and read; 0 where that is the storage's."""
         return self.dim_extend if self.dim_extend < self.storage.ndim else 0
+
+    def _settle_time(self) -> None:
+        self.dim_extend: int = self.storage.ndim - 1 if self._dim_extend is None else self._dim_extend
+        """The batch dimension of extended data that is time."""
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Have the sampler, and those that follow it, draw from a generator; None for those of their own."""
@@ -162,6 +162,7 @@ class Parts(Stateful[PartsState]):
         self._register()
 
     def _register(self) -> None:
+        self._settle_time()
         self.writer.register_storage(self.storage)
         self.sampler.use_storage(self.storage)
 

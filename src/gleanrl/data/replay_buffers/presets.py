@@ -97,7 +97,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     @outside_graphs
     def add(self, data: Any) -> Any:
         """Store one TensorDict, with the priority that it brings at `priority_key`, if any; see `ReplayBuffer`."""
-        return self._intake.store(data, True, "add")
+        return self._intake.store(data, True, "add", True)
 
     @outside_graphs
     def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:

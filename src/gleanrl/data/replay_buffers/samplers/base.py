@@ -164,7 +164,9 @@ class Sampler(Part, Stateful[Any]):
         if not storage.num_steps:
             raise _nothing_stored()
         drawn = (self._draw_by_sample if self._by_sample else self._draw)(storage, batch_size)
-        return _stamped(drawn, storage) if generations and drawn.generation is None else drawn
+        if generations and drawn.generation is None:  # `_stamped`, in place
+            return Draw(drawn.slots, drawn.extras, storage.generation(drawn.slots), *drawn[3:])
+        return drawn
 
     def redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor, generations: bool = False) -> Draw:
         """Return `draw` with other slots where `stale` (bool, ``(n,)``): those were overwritten meanwhile."""

@@ -135,7 +135,8 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
 
     def of(self, storage: Storage) -> Priorities:
         """Return the native table of what `storage` holds; rows written since the last call are new ones."""
-        self.sync(storage)
+        if storage.version != self._followed:
+            self.sync(storage)
         self._saved = None
         assert self._native is not None
         return self._native

@@ -121,9 +121,10 @@ class Storage(Direct, Stateful[StorageState]):
             self._counters()
         if self._moments:
             self._preserve([(placement.start * self.rows_per_step, placement.num_steps * self.rows_per_step)])
-        written = self._rows_written + placement.num_steps * self.rows_per_step
-        new_end = placement.cursor if end is None else end
-        before = self.version
+        start, num_steps, _, _, _, capacity = placement
+        written = self._rows_written + num_steps * self.rows_per_step
+        new_end = (start + num_steps) % capacity if end is None else end
+        before = self._log.version
         # `to_the_end` in place: this is every write's way, and a function of its own costs as much as the checks.
         try:
             self._write(prepared.rows, placement, new_end, written, before)

@@ -9,6 +9,7 @@ memory, and moving a view copies it. Of tensors that the user gave, the address 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,14 +27,16 @@ _PLANS = 64  # batch sizes whose allocations are remembered
 _MAY_BE_LAZY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # Bound once: a gather of eleven leaves makes eleven arrays, in NumPy because that is cheaper than in torch.
-empty, from_numpy = np.empty, torch.from_numpy
+empty, from_numpy, _address = np.empty, torch.from_numpy, torch.Tensor.data_ptr
 
 
 class Plan(NamedTuple):
     """How a batch is fetched."""
 
-    arrays: list[tuple[Callable[..., Any], tuple[int, ...], np.dtype[Any]]]
-    """For each leaf what makes its array, the array's shape and dtype."""
+    forms: list[tuple[tuple[int, ...], np.dtype[Any]]]
+    """Shape and dtype of each leaf's array."""
+    makers: list[Callable[..., Any]] | None
+    """What makes the arrays; None where NumPy makes them all."""
     dtypes: list[torch.dtype]
     columns: list[int] | None
     """The leaves' columns; None for all in order."""
@@ -66,12 +69,11 @@ class HostColumns(ColumnStore):
 
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return contiguous CPU leaves, with lazy conjugations and negations carried out."""
-        return [
-            leaf
-            if leaf.is_cpu and leaf.is_contiguous() and not (lazy and (leaf.is_neg() or leaf.is_conj()))
-            else plain(leaf, _CPU)
-            for leaf, lazy in zip(leaves, self._lazy, strict=True)
-        ]
+        found = list(leaves)
+        for position, (leaf, lazy) in enumerate(zip(leaves, self._lazy, strict=True)):
+            if not (leaf.is_cpu and leaf.is_contiguous()) or (lazy and (leaf.is_neg() or leaf.is_conj())):
+                found[position] = plain(leaf, _CPU)
+        return found
 
     def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
         """Copy with at most two memory moves per column."""
@@ -85,8 +87,12 @@ class HostColumns(ColumnStore):
         """Fetch all leaves in one native call, the interpreter lock released."""
         count = indices[0].shape[0]
         plan = self._plans.get((count, wanted)) or self._plan(count, wanted)
-        leaves = [from_numpy(make(shape, dtype)) for make, shape, dtype in plan.arrays]
-        to = [leaf.data_ptr() for leaf in leaves]
+        if plan.makers is None:  # most batches: no call of ours for each leaf
+            leaves = list(map(from_numpy, starmap(empty, plan.forms)))
+        else:
+            makers = zip(plan.makers, plan.forms, strict=True)
+            leaves = [from_numpy(make(*form)) for make, form in makers]
+        to = list(map(_address, leaves))
         if plan.arrays_read is None:
             self._native.gather(indices[0].data_ptr(), count, to, plan.columns)
         else:
@@ -103,7 +109,7 @@ class HostColumns(ColumnStore):
     def _sources(self, leaves: list[torch.Tensor]) -> list[int]:
         """Return the leaves' addresses, after a `part`."""
         low, high = self._low, self._high
-        addresses = [leaf.data_ptr() for leaf in leaves]
+        addresses = list(map(_address, leaves))
         for position, address in enumerate(addresses):
             if low <= address < high and any(first <= address < last for first, last in self._ranges):
                 # `leaves` keeps the copy alive until the caller's copy is done, and for doing that again.
@@ -116,17 +122,13 @@ class HostColumns(ColumnStore):
             self._plans.clear()
         fields = self.fields if wanted is None else [self.fields[source.column] for source in wanted]
         pool = self._pool
-        arrays = [
-            (
-                pool.empty if count * field.row_bytes >= pool.min_bytes else empty,
-                (count, *field.shape),
-                numpy_dtype(field.dtype),
-            )
-            for field in fields
-        ]
+        forms = [((count, *field.shape), numpy_dtype(field.dtype)) for field in fields]
+        large = [count * field.row_bytes >= pool.min_bytes for field in fields]
+        makers = [pool.empty if is_large else empty for is_large in large] if any(large) else None
         columns = None if wanted is None else [source.column for source in wanted]
         read = [source.array for source in wanted or ()]
-        plan = Plan(arrays, [field.dtype for field in fields], columns, read if any(read) else None)
+        dtypes = [field.dtype for field in fields]
+        plan = Plan(forms, makers, dtypes, columns, read if any(read) else None)
         self._plans[count, wanted] = plan
         return plan
 

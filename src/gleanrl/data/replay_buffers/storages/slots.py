@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -131,10 +132,11 @@ class Slots(Access, Versioned):
 
     # Generations and versions
 
-    @property
-    def version(self) -> Version:
-        """Which content the storage holds, and how much of it has changed; counted before the bytes move."""
-        return self._log.version
+    # Every write, draw and follower asks: read without a call.
+    version = property(
+        attrgetter("_log.version"),
+        doc="Which content the storage holds, and how much of it has changed; counted before the bytes move.",
+    )
 
     def changed_since(self, version: Version) -> list[Change] | None:
         """Return what changed after `version` (see `ChangeLog.since`); None for another content."""
@@ -152,7 +154,8 @@ class Slots(Access, Versioned):
 
     def generation(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the generations of `slots` (``(n,)`` int64, in range), a fresh ``(n,)`` int64 tensor."""
-        return self._counters().index_select(0, slots)
+        counters = self._generations
+        return (self._counters() if counters is None else counters).index_select(0, slots)
 
     @property
     def counters_at(self) -> int:

@@ -42,7 +42,8 @@ class StoredSchema:
         self.schema = schema
         own = tuple(Source(position) for position in range(len(schema)))
         self.sources: Sources = own if sources is None else tuple(sources)
-        self._is_plain = self.sources == own
+        self.is_plain = self.sources == own
+        """Whether there is a column for each leaf, in the same order."""
         holders = {
             source.column: leaf for leaf, source in reversed([*enumerate(self.sources)]) if not source.array
         }
@@ -58,8 +59,8 @@ class StoredSchema:
         """The columns' rows."""
 
     def to_store(self, leaves: list[Leaf]) -> list[Leaf]:
-        """Return what goes into the columns, of leaves in the schema's order."""
-        return leaves if self._is_plain else [leaves[leaf] for leaf in self._holders]
+        """Return what goes into the columns, of leaves in the schema's order; the very list if it `is_plain`."""
+        return leaves if self.is_plain else [leaves[leaf] for leaf in self._holders]
 
     def column_of(self, path: Path) -> int:
         """Return the column that the leaf at `path` is read from (KeyError if there is none)."""
@@ -68,5 +69,5 @@ class StoredSchema:
     def wanted(self, paths: Sequence[Path] | None = None) -> Sources | None:
         """Return where some leaves are read, or all; None for all columns in order."""
         if paths is None:
-            return None if self._is_plain else self.sources
+            return None if self.is_plain else self.sources
         return tuple(self.sources[self.schema.index(path)] for path in paths)

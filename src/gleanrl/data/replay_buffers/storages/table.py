@@ -107,7 +107,7 @@ class Table:
 
     def ready(self, leaves: list[Leaf]) -> list[Leaf]:
         """Return what is copied into columns and lists, in their order, of leaves in the format's order."""
-        stored = self.stored.to_store(leaves)
+        stored = leaves if self.stored.is_plain else self.stored.to_store(leaves)
         if not self.lists:
             return self.columns.ready(stored)
         dense = iter(self.columns.ready([leaf for leaf in stored if isinstance(leaf, torch.Tensor)]))

@@ -113,40 +113,38 @@ class TensorStorage(TabledStorage):
     def prepare(self, data: Any, *, single: bool, dim_extend: int, where: str) -> Prepared:
         """Check keys, shapes and dtypes of `data` (see `Storage.prepare`)."""
         try:
-            return self._prepare(data, single, dim_extend, where)
+            if dim_extend >= self.ndim and not single:
+                data, dim_extend = swap_batch_dims(data, dim_extend, where), 0
+            dims, table = self.ndim - single, self._table
+            form = find_format(data, dims, where) if table is None else table.form
+            lead, leaves = form.read(data, dims, where)
+            form.schema.check(leaves, lead, where)
+            if dim_extend and not single:
+                leaves = [leaf.transpose(0, dim_extend) for leaf in leaves]
+                lead = torch.Size((lead[dim_extend], *lead[1:dim_extend], lead[0], *lead[dim_extend + 1 :]))
+            batch, num_steps = (lead, 1) if single else (lead[1:], lead[0])
+            if not num_steps or batch != self._batch_shape:
+                self._check_batch(batch, num_steps, where)
+            kept = None
+            if self.ndim == 1 and form.mask is not None:
+                steps = leaves[form.mask].reshape(num_steps).cpu()
+                if not steps.any():
+                    return Prepared([], 0, steps)
+                if not steps.all():
+                    kept = steps
+                    leaves = [take_rows(leaf, 1, steps.nonzero()[:, 0]) for leaf in leaves]
+                    num_steps = leaves[0].shape[0]
+            if table is None:
+                self._settle(device_of(leaves))
+                # Whatever fails does so before the memory is taken and the schema fixed.
+                leaves = [plain(leaf, self.device) for leaf in leaves]
+                table = self._initialize(form, batch)
+            return Prepared(table.ready(leaves), num_steps, kept)
         except GleanError:
             raise
         except Exception:
             check_all_storable(data, where)
             raise
-
-    def _prepare(self, data: Any, single: bool, dim_extend: int, where: str) -> Prepared:
-        if dim_extend >= self.ndim and not single:
-            data, dim_extend = swap_batch_dims(data, dim_extend, where), 0
-        dims, table = self.ndim - single, self._table
-        form = find_format(data, dims, where) if table is None else table.form
-        lead, leaves = form.read(data, dims, where)
-        form.schema.check(leaves, lead, where)
-        if dim_extend and not single:
-            leaves = [leaf.transpose(0, dim_extend) for leaf in leaves]
-            lead = torch.Size((lead[dim_extend], *lead[1:dim_extend], lead[0], *lead[dim_extend + 1 :]))
-        batch, num_steps = (lead, 1) if single else (lead[1:], lead[0])
-        self._check_batch(batch, num_steps, where)
-        kept = None
-        if self.ndim == 1 and form.mask is not None:
-            steps = leaves[form.mask].reshape(num_steps).cpu()
-            if not steps.any():
-                return Prepared([], 0, steps)
-            if not steps.all():
-                kept = steps
-                leaves = [take_rows(leaf, 1, steps.nonzero()[:, 0]) for leaf in leaves]
-                num_steps = leaves[0].shape[0]
-        if table is None:
-            self._settle(device_of(leaves))
-            # Whatever fails does so before the memory is taken and the schema fixed.
-            leaves = [plain(leaf, self.device) for leaf in leaves]
-            table = self._initialize(form, batch)
-        return Prepared(table.ready(leaves), num_steps, kept)
 
     def _is_one(self, data: Any) -> bool:
         if self._table is not None:  # the schema says
@@ -187,31 +185,28 @@ class TensorStorage(TabledStorage):
     def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
         """Check records ``[*shape]`` that are to go to a selection of slots of that shape."""
         try:
-            return self._prepare_selection(data, shape, where)
+            table = self._initialized()
+            try:
+                lead, leaves = table.form.read(data, len(shape), where)
+            except SchemaError:
+                form = table.form.wider(data, len(shape), where)
+                if form is None:
+                    raise
+                lead, leaves = form.read(data, len(shape), where)
+                form.schema.check(leaves, shape, where)
+                self._table = table = table.widened(form, self._allocate)
+            if lead != shape:
+                raise SchemaError(
+                    f"{where}: the index selects {tuple(shape)} records, got {tuple(lead)}; nothing is broadcast"
+                )
+            table.form.schema.check(leaves, lead, where)
+            table.watch_mask(leaves)
+            return Prepared(table.ready(leaves), shape.numel())
         except GleanError:
             raise
         except Exception:
             check_all_storable(data, where)
             raise
-
-    def _prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
-        table = self._initialized()
-        try:
-            lead, leaves = table.form.read(data, len(shape), where)
-        except SchemaError:
-            form = table.form.wider(data, len(shape), where)
-            if form is None:
-                raise
-            lead, leaves = form.read(data, len(shape), where)
-            form.schema.check(leaves, shape, where)
-            self._table = table = table.widened(form, self._allocate)
-        if lead != shape:
-            raise SchemaError(
-                f"{where}: the index selects {tuple(shape)} records, got {tuple(lead)}; nothing is broadcast"
-            )
-        table.form.schema.check(leaves, lead, where)
-        table.watch_mask(leaves)
-        return Prepared(table.ready(leaves), shape.numel())
 
     # Reading
 

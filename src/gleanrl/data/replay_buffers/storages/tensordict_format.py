@@ -46,14 +46,12 @@ class TensorDictFormat(RecordFormat):
             self._check_classes(data, where)
         if not is_plain:
             check_uniform(data, where)
-        lead = leading(data.batch_size, dims, "batch dimensions", where)
-        try:
-            leaves = self.schema.layout.read(data, where)
-        except SchemaError:
-            known = without_added_keys(data)
-            if known is data:
-                raise
-            leaves = self.schema.layout.read(known, where)
+        lead = size = data.batch_size
+        if len(size) != dims:
+            lead = leading(size, dims, "batch dimensions", where)
+        leaves = self.schema.layout.match(data)
+        if leaves is None:
+            leaves = self.schema.layout.read(without_added_keys(data), where)
         return lead, self.schema.as_lists(leaves, lead, where) if self.schema.lists else leaves
 
     def wider(self, data: Any, dims: int, where: str) -> TensorDictFormat | None:

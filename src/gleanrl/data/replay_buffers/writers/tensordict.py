@@ -18,7 +18,8 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
 
     def check_write(self, data: Any, where: str) -> None:
         """Raise `SchemaError` unless `data` is a TensorDict, a tensorclass or a list of them."""
-        check_collections(self, data, where)
+        if type(data) is not TensorDict:
+            check_collections(self, data, where)
 
 
 def check_collections(writer: Any, data: Any, where: str) -> None:
@@ -30,7 +31,7 @@ def check_collections(writer: Any, data: Any, where: str) -> None:
         where: the call that the message names.
     """
     for record in data if isinstance(data, list) else (data,):
-        if type(record) is not TensorDict and not is_tensor_collection(record):
+        if not is_tensor_collection(record):
             raise SchemaError(
                 f"{where}: a {type(writer).__name__} takes TensorDicts, got {type(record).__name__}; make it a "
                 "TensorDict, or use RoundRobinWriter, which takes any data"
