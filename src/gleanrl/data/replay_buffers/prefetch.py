@@ -18,13 +18,15 @@ _HANDED_OVER_S = 1e-4
 """Handing a fetch to a thread and back costs about half of that, of both threads together."""
 _FEWEST, _MOST = 16, 1024
 """Fetches by threads between two that show how long one takes."""
+_IN_A_ROW = 3
+"""Fetches that take long before threads take over: one alone may have been interrupted, or found cold caches."""
 
 
 class Prefetcher:
     """A queue of draws whose records threads fetch while the caller is busy.
 
-    A fetch that is shorter than handing it over is left to whoever takes the batch: now and then one of those shows
-    how long they take.
+    Fetches that are shorter than handing them over are left to whoever takes the batch. Threads go on for as long as
+    one that is left now and then takes long, and begin again after several in a row.
 
     The caller draws, in its own order, and takes the batches in that order: what is served doesn't depend on
     the number of threads. Whether a batch is still good when it is taken is for the caller to check.
@@ -42,6 +44,7 @@ class Prefetcher:
         self._queue: deque[tuple[Ticket, Job[Fetched] | None]] = deque()
         self._workers = Workers(threads, "gleanrl-prefetch")
         self._by_threads = self._pause = _FEWEST  # fetches, until one is left to the taker again
+        self._long = _IN_A_ROW  # fetches that took long, one after the other: at first as if they had
 
     def __len__(self) -> int:
         """Return the number of batches drawn and not taken."""
@@ -70,9 +73,10 @@ class Prefetcher:
 
     def took(self, seconds: float) -> None:
         """Learn how long a fetch took whoever took the batch; any thread may call it."""
-        if seconds < _HANDED_OVER_S:
+        self._long = 0 if seconds < _HANDED_OVER_S else self._long + 1
+        if not self._long:
             self._pause = _FEWEST
-        else:
+        elif self._long >= _IN_A_ROW:
             self._by_threads, self._pause = self._pause, min(2 * self._pause, _MOST)
 
     def forget_gone(self) -> None:
