@@ -34,6 +34,22 @@ def test_rows_are_written(kind: Any, dtype: torch.dtype) -> None:
     assert torch.equal(block.column(PATH).movedim(1, 0), values)
 
 
+@pytest.mark.parametrize("kind", [Block, GraphBlock])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_next_row_of_the_roots_column_gets_the_same_values(kind: Any, dtype: torch.dtype) -> None:
+    paths = (PATH[1:], PATH)
+    field = Field(torch.Size([2]), dtype)
+    block = kind(Schema(dict.fromkeys(paths, field)), (4,), T)
+    root = Column(block, paths[0], PATH[1:], field, dtype, False)
+    after = Column(block, PATH, PATH[1:], field, dtype, False, root)
+    values = torch.randn(T, 4, 2).to(dtype)
+    root.write(0, values[0] + 1)
+    for t, value in enumerate(values):
+        after.write(t, value)
+    assert torch.equal(block.column(PATH).movedim(1, 0), values)
+    assert torch.equal(block.column(PATH[1:]).movedim(1, 0), torch.stack([values[0] + 1, *values[:-1]]))
+
+
 def test_of_a_value_with_a_graph_the_numbers_are_written() -> None:
     target, block = column()
     with torch.no_grad():

@@ -364,3 +364,17 @@ def test_methods_of_the_users_are_called() -> None:
     assert (run(env := Paid(Script(lengths=(50,))), make_stepper(env))["next", "reward"] == 7).all()
     run(asked := Asked(Script(lengths=(50,))), make_stepper(asked))
     assert asked.asked > 1
+
+
+class InPlace(CountingEnv):
+    """Its `maybe_reset` writes into the root that it was given."""
+
+    def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return tensordict.update(super().maybe_reset(tensordict))
+
+
+def test_a_root_that_a_users_reset_changes_in_place_is_recorded_as_it_is_then() -> None:
+    ours, given = CountingEnv(Script(lengths=(2,))), actions(CountingEnv(), T)
+    theirs = InPlace(Script(lengths=(2,)))
+    found, wanted = (run(env, make_stepper(env), given=Fixed(given)) for env in (theirs, ours))
+    same(found, wanted)

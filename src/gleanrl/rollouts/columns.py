@@ -23,34 +23,51 @@ class Column:
         field: what its rows are.
         accepted: the dtype that values come in.
         casts: whether they may come in any dtype of floating point.
+        root: the column whose next row gets the same values; None for none.
     """
 
     def __init__(
-        self, block: Block, path: Path, inner: Path, field: Field, accepted: torch.dtype | None, casts: bool
+        self,
+        block: Block,
+        path: Path,
+        inner: Path,
+        field: Field,
+        accepted: torch.dtype | None,
+        casts: bool,
+        root: Column | None = None,
     ) -> None:
         self.field = field
         self._inner, self._accepted, self._casts = inner, accepted, casts
         self._block, self._path = block, path
         self._shape = torch.Size((*block.batch_size[:-1], *field.row_shape))
-        self._arrays = block.row_arrays(path) if accepted is field.dtype else None
+        self.arrays = block.row_arrays(path) if accepted is field.dtype else None
+        self._root, self._last = root, block.num_steps - 1
+        self._root_arrays = None if root is None else root.arrays
 
     def write(self, t: int, value: Any) -> None:
-        """Write row `t`.
+        """Write row `t`, and row ``t + 1`` of the root's column if there is one.
 
         Raises:
             EnvironmentContractError: the value isn't as declared.
         """
         if (
-            self._arrays is not None
+            self.arrays is not None
             and isinstance(value, torch.Tensor)
             and value.dtype is self._accepted
             and value.shape == self._shape
             and value.is_cpu
             and not value.requires_grad
         ):
-            self._arrays[t] = value.numpy()
+            self.arrays[t] = array = value.numpy()
+            if self._root is None or t == self._last:
+                return
+            if self._root_arrays is not None:
+                self._root_arrays[t + 1] = array
+                return
         else:
             self._write(self._block.rows(self._path)[t], value)
+        if self._root is not None and t < self._last:
+            self._root.write(t + 1, value)
 
     def _write(self, row: torch.Tensor, value: Any) -> None:
         path, accepted = self._inner, self._accepted

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 
@@ -181,11 +182,24 @@ class TensorDictStepper(Stepper):
         if self._carry is None:
             self.reset()
         schema = self.schema()
-        columns = [(path, self._column(block, path, schema[path])) for path in schema.paths]
-        self._next = [(path[1:], path, column) for path, column in columns if path[0] == "next"]
+        self._root = {
+            path: self._column(block, path, schema[path]) for path in schema.paths if path[0] != "next"
+        }
+        # A `maybe_reset` that isn't ours may change the root in place.
+        twins = {} if self._outcome_of is None else self._root
+        self._next = [
+            (path[1:], path, self._column(block, path, schema[path], twins.get(path[1:])))
+            for path in schema.paths
+            if path[0] == "next"
+        ]
         self._outcome = Layout(path for path, *_ in self._next)
-        self._root = [(path, column) for path, column in columns if path[0] != "next"]
-        self._ends = [path for path, _ in self._root if path[-1] == "done"]
+        after = {path: column for path, _, column in self._next}
+        # What of a root isn't the outcome's.
+        self._kept = [(path, column) for path, column in self._root.items() if path not in after]
+        self._ends = [path for path in self._root if path[-1] == "done"]
+        flags = [column.arrays for path in self._ends if (column := after.get(path)) is not None]
+        known = [rows for rows in flags if rows is not None]
+        self._flags = known if len(known) == len(self._ends) else None
         actions = paths_of(self.env.action_keys)
         self._excluded = {*actions, *self._rewards, ("next",), ("_reset",)}
         inputs = {*actions, *self._states}
@@ -213,24 +227,29 @@ class TensorDictStepper(Stepper):
             else:
                 outcome = self._direct(carry)
             self._truncate(outcome)
-            self._write_row(t, outcome)
+            root_too = self._write_row(t, outcome)
             during = "reset"
-            root = following_root(stepped, outcome, self._excluded)
-            if self.rules.reset_when_done and (self._outcome_of is None or self._any_done(root)):
+            following = root = following_root(stepped, outcome, self._excluded)
+            if self.rules.reset_when_done and (self._outcome_of is None or self._any_done(t, root)):
                 root = self._reset_done(root)
-            self._write_root(t + 1, root)
+            if root is not following or not root_too:
+                self._write_root(t + 1, root)
+            elif self._kept and t < self._last:
+                for path, column in self._kept:
+                    column.write(t + 1, leaf_at(root, path))
         except Exception as cause:
             self._carry = None
             raise StepFault(t, self._index(), during, cause) from cause
         self._carry = root
         self.lease.take()
 
-    def _write_row(self, t: int, outcome: TensorDictBase) -> None:
+    def _write_row(self, t: int, outcome: TensorDictBase) -> bool:
+        """Write an outcome; return whether what the root that follows has of it is written, too."""
         leaves = self._outcome.match(outcome)
         if leaves is not None:
             for (_, _, column), value in zip(self._next, leaves, strict=True):
                 column.write(t, value)
-            return
+            return self._outcome_of is not None
         found = {path: leaf for path, leaf in iter_leaves(outcome) if not is_private(path)}
         for path, full, column in self._next:
             value = found.pop(path, None)
@@ -243,18 +262,19 @@ class TensorDictStepper(Stepper):
             keys = [as_key(path) for path in found if path not in self._passed_on]
             self._passed_on.update(found)
             self._warn(f"step returned {keys}, which no spec declares; they aren't recorded")
+        return False
 
     def _write_root(self, t: int, root: TensorDictBase) -> None:
         if t > self._last:
             return
         found = flatten(root) if self._has_lists else None
-        for path, column in self._root:
+        for path, column in self._root.items():
             column.write(t, leaf_at(root, path) if found is None else found.get(path))
 
-    def _column(self, block: Block, path: Path, field: Field) -> Column:
+    def _column(self, block: Block, path: Path, field: Field, root: Column | None = None) -> Column:
         inner = path[1:] if path[0] == "next" else path
         accepted = self._accepted.get(inner, field.dtype)
-        return Column(block, path, inner, field, accepted, inner in self._rewards)
+        return Column(block, path, inner, field, accepted, inner in self._rewards, root)
 
     # --------------------------------------------------------------- episodes
     def _truncate(self, outcome: TensorDictBase) -> None:
@@ -276,7 +296,9 @@ class TensorDictStepper(Stepper):
                 self._limit.restart(ended.numpy())
         return self.env.maybe_reset(root)
 
-    def _any_done(self, root: TensorDictBase) -> bool:
+    def _any_done(self, t: int, root: TensorDictBase) -> bool:
+        if self._flags is not None:  # looked at where they were just written
+            return any(np.count_nonzero(rows[t]) for rows in self._flags)
         flags = [leaf_at(root, path) for path in self._ends]
         return any(flag is None or bool(flag.any()) for flag in flags)
 

@@ -12,6 +12,8 @@ from gleanrl.errors import MissingKeyError
 from gleanrl.rollouts.traits import Env
 from gleanrl.tree import NestedKey, Path, as_path, dict_batch, level_of, put_leaf
 
+_TENSORS = {torch.Tensor}
+
 
 def step_mdp(
     tensordict: TensorDictBase,
@@ -89,7 +91,7 @@ def following_root(batch: TensorDictBase, after: TensorDictBase, excluded: set[P
     """
     if type(batch) is TensorDict and type(after) is TensorDict:
         entries = {**level_of(batch), **level_of(after)}
-        if all(isinstance(value, torch.Tensor) for value in entries.values()):
+        if {*map(type, entries.values())} == _TENSORS:
             for path in excluded:
                 if len(path) == 1:
                     entries.pop(path[0], None)
