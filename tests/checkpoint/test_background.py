@@ -14,6 +14,7 @@ from types import FrameType
 import pytest
 import torch
 
+from gleanrl.checkpoint import files
 from gleanrl.checkpoint.background import Dump
 from gleanrl.checkpoint.folder import Folder
 from gleanrl.errors import CheckpointError, UnsupportedError
@@ -43,6 +44,14 @@ def test_it_rests_most_of_the_time(tmp_path: Path) -> None:
         while not dump.done():
             os.sched_yield()
         assert 0.01 < sum(fake.slept) < 10 * (time.process_time() - begin)
+
+
+def test_it_writes_a_little_at_a_time(tmp_path: Path) -> None:
+    state = {"a": torch.ones(1 << 20)}
+    with faults.inject({}) as visits:
+        assert Dump(Folder(tmp_path), "thing", state, 1).wait(60)
+    assert visits.counts["fs.write"] >= (4 << 20) // files._STINT_BYTES
+    assert torch.equal(Folder(tmp_path).load().state["a"], state["a"])
 
 
 def test_who_waits_for_it_lets_it_hurry(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ _PIECE_BYTES = 1 << 20  # compared at once
 _LOOK_BYTES = 1 << 16  # compared first: what differs mostly differs there
 _THREADS = 2  # that write: as many as keep a disk busy
 _SHARE_ASIDE = 0.15  # of a processor
+_STINT_BYTES = 1 << 18  # written between two rests: nobody who has to run waits longer than that takes
 _SYNCS = 16  # files that are synced at the same time: the disk empties its cache once for those that wait
 _UNSYNCED = 64  # files in a batch; while one is synced, another one is written
 
@@ -68,7 +69,8 @@ class FileWriter:
     """
 
     def __init__(self, folder: Path, earlier: Earlier | None = None, aside: Event | None = None) -> None:
-        self._folder, self._earlier, self._aside = folder, earlier, aside
+        self._folder, self._earlier = folder, earlier
+        self._aside, self._pace = aside, Pace(_SHARE_ASIDE)
         self._jobs: list[_Job] = []
         self._shared: _Job | None = None  # the file that takes small arrays
         self._sources: list[Source] = []
@@ -173,20 +175,17 @@ class FileWriter:
             self._jobs, key=lambda job: (not job.same, position.get((id(job.source), job.segment), -1))
         )
 
-        pace, aside = Pace(_SHARE_ASIDE), self._aside
-
         def put(job: _Job) -> None:
             written[job.name] = self._put(job)
             if len(self._unsynced) >= _UNSYNCED:
                 self._sync_batch()
-            if aside is not None and not aside.is_set():
-                pace.keep()
+            self._rest()
 
         try:
             for source in self._sources:
                 source.begin()
             fresh = sum(job.size for job in jobs if not job.same)
-            for_each(put, jobs, 1 if aside is not None or fresh <= LARGE_BYTES else _THREADS)
+            for_each(put, jobs, 1 if self._aside is not None or fresh <= LARGE_BYTES else _THREADS)
         finally:
             for source in self._sources:
                 source.close()
@@ -239,8 +238,26 @@ class FileWriter:
         """Write a file, or link it where that does; return it, and what has to be synced of it."""
         if not job.same and self._holds(job, pieces) and (found := self._linked(job)):
             return found, None
-        data = DataFile(job.name, job.size, checksums(pieces))
-        return data, NewFile(f"{self._folder}/{job.name}", pieces)
+        path = f"{self._folder}/{job.name}"
+        if self._aside is None:
+            return DataFile(job.name, job.size, checksums(pieces)), NewFile(path, pieces)
+        data = DataFile(job.name, job.size, checksums(self._in_stints(pieces)))
+        file = NewFile(path, ())
+        for part in self._in_stints(pieces):
+            file.append([part])
+        return data, file
+
+    def _in_stints(self, pieces: list[Array]) -> Iterator[Array]:
+        """Yield pieces, resting between parts of them."""
+        for piece in pieces:
+            for part in _cut(piece, _STINT_BYTES):
+                yield part
+                self._rest()
+
+    def _rest(self) -> None:
+        """Leave the processor to others, unless there is haste."""
+        if self._aside is not None and not self._aside.is_set():
+            self._pace.keep()
 
     def _kept(self, found: DataFile, file: NewFile | None) -> DataFile:
         if file is not None:

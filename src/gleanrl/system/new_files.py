@@ -46,6 +46,18 @@ class NewFile:
             while locked and not _lock_named(self._file):
                 self.close()
                 self._file = _new(path)
+        except BaseException:
+            self.drop()
+            raise
+        self.append(pieces)
+
+    def append(self, pieces: Iterable[Any]) -> None:
+        """Write more.
+
+        Raises:
+            OSError: The disk is full, or any other failure of the operating system; nothing is left behind.
+        """
+        try:
             faults.point("fs.write")
             fs.write_all(self._file, pieces)
             if _start_writing is not None:  # nobody waits for that, or has to know how it ends: `sync` does

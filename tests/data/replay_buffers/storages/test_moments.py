@@ -111,6 +111,23 @@ def test_a_writer_copies_what_it_changes_and_little_more(monkeypatch: pytest.Mon
     assert moment._held == 0
 
 
+def test_memory_of_copies_is_used_again() -> None:
+    made = buffer()
+    made.extend(data(0, ROWS))
+    moment = moment_of(made)
+    made.extend(data(90_000, 200))
+    (kept,) = moment._saved[0].values()
+    moment.give(moment.take(0))
+    made.extend(data(90_200, 200))
+    (again,) = moment._saved[1].values()
+    assert again.ctypes.data == kept.ctypes.data
+    used = len(moment._free)
+    moment.skip(1)
+    assert len(moment._free) == used + 1
+    moment.close()
+    assert not moment._free and not moment._spare
+
+
 def test_what_is_settled_is_copied_for_nobody() -> None:
     made = buffer()
     made.extend(data(0, ROWS))

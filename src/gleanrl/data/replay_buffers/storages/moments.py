@@ -18,6 +18,9 @@ from gleanrl.data.replay_buffers.versions import Change, Version
 from gleanrl.system.forks import renew_in_child
 
 _PIECE_BYTES = 1 << 18  # copied at once for a writer, who waits for that
+# Memory is taken in slabs and used again: that of a new piece costs ten times what copying to it does. What is as
+# large as this the system gives in huge pages, where it has them, and takes back at once.
+_SLAB_BYTES = 1 << 26
 
 
 class Mark(NamedTuple):
@@ -69,7 +72,8 @@ class Moment(Source):
             int, dict[int, Array]
         ] = {}  # bytes, column after column, by segment and piece of it
         self._held = 0  # bytes of them
-        self._spare: list[Array] = []
+        self._free: list[Array] = []  # memory for a piece each
+        self._spare: list[Array] = []  # for a segment each
         self._begun = False
 
     @property
@@ -91,7 +95,6 @@ class Moment(Source):
         first, end = self.layout.span(number)
         rows = self._rows_a_piece
         for piece in range((max(start, first) - first) // rows, -(-(min(stop, end) - first) // rows)):
-            begin = first + piece * rows
             with self._turn:
                 while self._begun and self._held >= self.room and number in self._pending:
                     self._turn.wait()
@@ -99,8 +102,24 @@ class Moment(Source):
                     return
                 saved = self._saved.setdefault(number, {})
                 if piece not in saved:
-                    saved[piece] = np.concatenate(self._at(begin, min(begin + rows, end)))
-                    self._held += saved[piece].size
+                    memory, span = self._memory(), self._span(number, piece)
+                    np.concatenate(self._at(*span), out=memory[: (span[1] - span[0]) * self._row_bytes])
+                    saved[piece] = memory
+                    self._held += memory.size
+
+    def _memory(self) -> Array:
+        """Return memory for a piece; under the lock."""
+        if not self._free:
+            size = self._rows_a_piece * self._row_bytes
+            slab: Array = np.empty(max(_SLAB_BYTES // size, 1) * size, np.uint8)
+            self._free += [slab[begin : begin + size] for begin in range(0, slab.size, size)]
+        return self._free.pop()
+
+    def _span(self, number: int, piece: int) -> tuple[int, int]:
+        """Return the rows of a piece of a segment, ``[start, stop)``."""
+        first, end = self.layout.span(number)
+        start = first + piece * self._rows_a_piece
+        return start, min(start + self._rows_a_piece, end)
 
     def _at(self, start: int, stop: int) -> list[Array]:
         """Return the bytes of rows, column after column, where they live."""
@@ -165,17 +184,21 @@ class Moment(Source):
     def take(self, number: int) -> Array:
         """Return a segment's bytes."""
         size = self.layout.size(number)
-        memory = self._spare.pop() if self._spare else np.empty(self.layout.size(0), np.uint8)
+        memory = (
+            self._spare.pop() if self._spare else np.empty(max(self.layout.size(0), _SLAB_BYTES), np.uint8)
+        )
         data: Array = np.concatenate(self.layout.pieces(number, self._bytes), out=memory[:size])
         with self._turn:
             saved = self._release(number)
-        rows = self._rows_a_piece
+        first, _ = self.layout.span(number)
         for piece, copied in saved.items():
-            count, at = copied.size // self._row_bytes, 0
+            start, stop = self._span(number, piece)
+            at = 0
             for width, (offset, _) in zip(self.layout.widths, self.layout.places(number), strict=True):
-                begin, size = offset + piece * rows * width, count * width
+                begin, size = offset + (start - first) * width, (stop - start) * width
                 data[begin : begin + size] = copied[at : at + size]
                 at += size
+        self._free += saved.values()
         return data
 
     def give(self, data: Array) -> None:
@@ -201,25 +224,28 @@ class Moment(Source):
                 start, stop = self.layout.span(number)
                 if start <= last and first < stop:
                     for piece, copied in pieces.items():
-                        count = copied.size // self._row_bytes
+                        start, stop = self._span(number, piece)
+                        count = stop - start
                         part = copied[count * before : count * (before + width)].reshape(count, width)
-                        _overlay(data, rows, start + piece * self._rows_a_piece, part)
+                        _overlay(data, rows, start, part)
         return data
 
     def skip(self, number: int) -> None:
         """Say that a segment isn't needed."""
         with self._turn:
-            self._release(number)
+            saved = self._release(number)
+        self._free += saved.values()
 
     def close(self) -> None:
         """Copy for writers no more, and let nobody wait."""
         with self._turn:
             self._begun = False
             self._pending = set()
-            self._saved.clear()
-            self._spare.clear()
             self._held = 0
             self._turn.notify_all()
+        for memory in (self._saved, self._spare, self._free):
+            while memory:  # so that nobody waits until all of it is given back
+                memory.popitem() if isinstance(memory, dict) else memory.pop()
 
 
 def _overlay(data: Array, rows: Array, begin: int, saved: Array) -> None:
