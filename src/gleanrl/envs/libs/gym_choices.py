@@ -163,7 +163,9 @@ class BatchedOneHotCodec(BatchedCategoricalCodec):
 
     def decode(self, row: Array) -> Array:
         """Return integers of the space's dtype, the shape of `row` without its last dimension."""
-        choices = one_hot_choices(row.reshape(-1, self.n))
+        rows = row.reshape(-1, self.n)
+        known = positions_of_ones(np.ascontiguousarray(rows))
+        choices = one_hot_choices(rows) if known is None else np.array(known, np.int64)
         if choices is None:
             raise no_choice(self.key, row)
         return (choices.reshape(row.shape[:-1]) + self.start).astype(self.action_dtype, copy=False)

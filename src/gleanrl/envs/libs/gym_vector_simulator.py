@@ -176,6 +176,8 @@ class VectorSimulator(OpenEnv):
 
     def _take_seed(self, mask: Array | None) -> Any:
         """Return the waiting seeds of the rows to reset, and let go of them."""
+        if self._seeds.count(None) == self.num_envs:
+            return None
         rows = [True] * self.num_envs if mask is None else mask.tolist()
         taken = [seed if row else None for seed, row in zip(self._seeds, rows, strict=True)]
         self._seeds = [None if row else seed for seed, row in zip(self._seeds, rows, strict=True)]
