@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gleanrl.data import Bounded, Composite, Unbounded
+from gleanrl.envs.utils import RandomPolicy
 from gleanrl.errors import MissingKeyError
 from tests.fakes_base import CountingEnv, TeamEnv, TwoActionEnv
 
@@ -32,7 +33,9 @@ def test_several_agents_and_actions() -> None:
     nested = [("agents", name) for name in FLAGS]
     assert env.done_keys == [*FLAGS, *nested] and env.done_keys_groups == [FLAGS, nested]
     assert env.reset_keys == ["_reset", ("agents", "_reset")]
-    assert env.action_key == ("agents", "action") and env.action_spec.shape == (2, 2)
+    assert env.action_key == ("agents", "action") and env.reward_key == ("agents", "reward")
+    assert env.action_spec is env.full_action_spec and env.reward_spec is env.full_reward_spec
+    assert RandomPolicy(env.action_spec)(env.reset())["agents", "action"].shape == (2, 2)
     with pytest.raises(MissingKeyError, match="done_key.*use done_keys"):
         _ = env.done_key
     two = TwoActionEnv()

@@ -119,10 +119,9 @@ class EnvSpecs:
         return self._specs[role]
 
     def short(self, role: str) -> TensorSpec:
-        """Return the only leaf of `role`, or the composite if there are several or none."""
+        """Return the leaf of `role` if there is none but that of its own name, otherwise the composite."""
         spec = self._specs[role]
-        keys = self.keys(role)
-        return spec[keys[0]] if len(keys) == 1 else spec
+        return spec[role] if self.keys(role) == [role] else spec
 
     def leaves(self, role: str) -> dict[NestedKey, Any]:
         """Return the leaves of `role` by key, the shallow ones first; to be looked at only."""

@@ -47,8 +47,8 @@ def as_size(batch_size: Any) -> torch.Size:
 class SpecProperties:
     """Reads and writes an `EnvSpecs` under the names of the public API; `EnvBase` derives from it.
 
-    Of each role there are the short spec (a leaf where there is only one), the full one, which is a composite, and both
-    of them without batch dimensions. Assigning any of the four replaces the role's spec.
+    Of each role there are the short spec (the leaf where the role's own name is the only key), the full one, which is a
+    composite, and both of them without batch dimensions. Assigning any of the four replaces the role's spec.
     """
 
     _specs: EnvSpecs
@@ -96,10 +96,10 @@ class SpecProperties:
         "observation", EnvSpecs.full, "What `reset` and `step` return beside reward and flags."
     )
     action_spec = _spec(
-        "action", EnvSpecs.short, "The action's: a leaf if there is one, a composite otherwise."
+        "action", EnvSpecs.short, 'The action\'s: the leaf if ``"action"`` is all, a composite otherwise.'
     )
     reward_spec = _spec(
-        "reward", EnvSpecs.short, "The reward's: a leaf if there is one, a composite otherwise."
+        "reward", EnvSpecs.short, 'The reward\'s: the leaf if ``"reward"`` is all, a composite otherwise.'
     )
     done_spec = _spec("done", EnvSpecs.short, "The flags', completed with done and terminated.")
     state_spec = _spec("state", EnvSpecs.full, "What `step` reads beside the action.")

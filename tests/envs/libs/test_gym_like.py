@@ -188,11 +188,17 @@ class TestProtocol:
 
         inner = Keeping(action_space=space, script=LONG)
         env = GymWrapper(inner)
-        assert set(env.action_keys) == {("action", "arm"), ("action", "hand")}
+        assert set(env.action_keys) == {"arm", "hand"}
         row = env.step(env.rand_action(env.reset()))
         assert space.contains(inner.last)
-        assert np.array_equal(inner.last["arm"], row["action", "arm"].numpy())
-        assert inner.last["hand"] == row["action", "hand"].argmax() + 1
+        assert np.array_equal(inner.last["arm"], row["arm"].numpy())
+        assert inner.last["hand"] == row["hand"].argmax() + 1
+
+    @pytest.mark.parametrize("name", ["observation", "reward"])
+    def test_entries_of_actions_that_stand_for_something_else_are_refused(self, name: str) -> None:
+        space = spaces.Dict({name: spaces.Discrete(2), "free": spaces.Discrete(2)})
+        with pytest.raises(SpaceError, match=rf"action: the keys \['{name}'\]"):
+            GymWrapper(OracleEnv(action_space=space))
 
     def test_closed(self) -> None:
         env = GymWrapper(OracleEnv())

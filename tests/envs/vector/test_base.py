@@ -9,10 +9,12 @@ import cloudpickle
 import pytest
 import torch
 from tensordict import LazyStackedTensorDict
+from tensordict.nn import TensorDictModule
 
 from gleanrl.collectors import SyncDataCollector
-from gleanrl.data.specs import Bounded, contains_lazy_spec
+from gleanrl.data.specs import Bounded, Unbounded, contains_lazy_spec
 from gleanrl.envs import ParallelEnv, SerialEnv, check_env_specs
+from gleanrl.envs.transforms import Compose, StepCounter, TensorDictPrimer, TransformedEnv
 from gleanrl.envs.vector.base import dispatched
 from gleanrl.errors import ClosedError, InvalidArgumentError, LengthError, MissingKeyError, UnsupportedError
 from tests.contract.helpers import check_stream
@@ -51,6 +53,23 @@ def test_says_what_rollouts_ask_without_starting(make):
     env = make(2, oracle)
     assert env.traits.masks_frames is False and env.traits.actions_vary is False
     assert not env.is_started
+
+
+def test_what_a_policy_writes_it_finds_again_where_members_keep_it(make):
+    def recur(h, observation):
+        return observation[..., :2].clamp(-1, 1), h + 1
+
+    def primed():
+        chain = Compose(TensorDictPrimer(h=Unbounded((1,))), StepCounter(3))
+        return TransformedEnv(CountingEnv(), chain)
+
+    env = make(2, primed)
+    policy = TensorDictModule(recur, ["h", "observation"], ["action", ("next", "h")])
+    collected = SyncDataCollector(env, policy, frames_per_batch=16).next()
+    for batch in (collected, env.rollout(8, policy, break_when_any_done=False)):
+        assert batch["next", "done"].any()
+        assert torch.equal(batch["h"], batch["step_count"].float())
+        assert torch.equal(batch["next", "h"], batch["next", "step_count"].float())
 
 
 def test_keeps_its_declaration(make):

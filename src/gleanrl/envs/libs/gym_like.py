@@ -19,17 +19,26 @@ from gleanrl.envs.libs.gym_info import default_info_dict_reader, ready_reader, s
 from gleanrl.envs.libs.gym_simulator import Simulator, checked_reset, checked_step
 from gleanrl.envs.libs.gym_spaces import reward_spec
 from gleanrl.envs.libs.gym_stepper import GymCodecs, GymStepper
-from gleanrl.envs.libs.gym_trees import assemble, encode, leaves, make_tree, observation_tree, tree_spec
+from gleanrl.envs.libs.gym_trees import (
+    Group,
+    action_tree,
+    assemble,
+    check_names,
+    encode,
+    leaves,
+    observation_tree,
+    tree_spec,
+)
 from gleanrl.envs.libs.gym_vector_simulator import VectorSimulator
 from gleanrl.envs.libs.gym_vector_stepper import VectorGymStepper
-from gleanrl.errors import InvalidTypeError, SpaceError, UnsupportedError
+from gleanrl.errors import InvalidTypeError, UnsupportedError
 from gleanrl.overrides import is_native
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.traits import EnvTraits
 from gleanrl.rollouts.usage import Lease
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path
 
-_RESERVED = ("action", "reward", *FLAGS, "next", "collector")
+_RESERVED = ("reward", *FLAGS, "next", "collector")
 _HOOKS = (
     *("read_action", "read_obs", "read_reward", "read_done"),
     *("_output_transform", "_reset_output_transform"),
@@ -42,7 +51,7 @@ class GymLikeEnv(EnvBase):
 
     Observations stand under the keys of a Dict space (nested like it, ``state`` renamed to ``observation`` if
     that is free) or, for any other space, under one key. Actions stand under ``"action"``, those of a Dict
-    space below it. How spaces become specs is told in `gleanrl.envs.libs.gym_spaces`.
+    space under its keys. How spaces become specs is told in `gleanrl.envs.libs.gym_spaces`.
 
     A vector environment gives a batch of P environments, ``batch_size=[P]``; whatever its autoreset mode,
     ``"next"`` holds the observation that ended an episode, and a reset the first one of the next.
@@ -94,19 +103,16 @@ class GymLikeEnv(EnvBase):
         one = "single_" if size else ""
         observation_space, action_space = (getattr(env, f"{one}{k}_space") for k in ("observation", "action"))
         observation = observation_tree(observation_space, observation_key, categorical_action_encoding)
-        action = make_tree(action_space, ("action",), categorical_action_encoding)
+        action = action_tree(action_space, categorical_action_encoding)
         self._observation = observation.batched(*size) if size else observation
         self._action = action.batched(*size) if size else action
         self._reward = RewardCodec(("reward",), reward_spec(env, size))
         self._declare()
 
     def _declare(self) -> None:
-        clash = sorted({leaf.key[0] for leaf in leaves(self._observation)} & set(_RESERVED))
-        if clash:
-            raise SpaceError(
-                f"observation: the keys {clash} of {self._env.observation_space} have a meaning of their own "
-                "in records; rename them with a gymnasium wrapper"
-            )
+        check_names("observation", self._observation, {"action", *_RESERVED}, self._env.observation_space)
+        observed = {leaf.key[0] for leaf in leaves(self._observation)}
+        check_names("action", self._action, observed.union(_RESERVED), self._env.action_space)
         size = self.batch_size
         self.observation_spec = tree_spec(self._observation, size)
         self.action_spec = tree_spec(self._action, size)
@@ -177,14 +183,14 @@ class GymLikeEnv(EnvBase):
         """Return what the wrapped environment's `step` takes.
 
         Args:
-            action: the entry ``"action"``: a tensor of the action spec, or a TensorDict for a Dict space.
+            action: the entry ``"action"``, a tensor of the action spec; for a Dict space a TensorDict with its entries.
 
         Raises:
             PolicyError: if it doesn't fit the action spec.
         """
         values = []
         for codec in leaves(self._action):
-            leaf = action if len(codec.key) == 1 else action.get(as_key(codec.key[1:]))
+            leaf = action.get(as_key(codec.key)) if isinstance(self._action, Group) else action
             codec.check_action(leaf.shape, leaf.dtype)
             values.append(codec.decode(leaf.detach().cpu().numpy()))
         return assemble(self._action, values)
@@ -240,7 +246,10 @@ class GymLikeEnv(EnvBase):
                 f"step: {self._env} steps all of its environments at once, it can't leave some out ('_step'); use a "
                 "SerialEnv or a ParallelEnv"
             )
-        action = self.read_action(tensordict.get("action"))
+        several = isinstance(self._action, Group)
+        action = self.read_action(
+            tensordict.select(*self.action_keys) if several else tensordict.get("action")
+        )
         result = self._output_transform(self._simulator.stepping()(action))
         observation, reward, terminated, truncated, done, info = result
         terminated, truncated, done, _ = self.read_done(terminated=terminated, truncated=truncated, done=done)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -176,6 +176,21 @@ def _stackable(space: spaces.Tuple[Any], key: Path, categorical: bool) -> bool:
     except SpaceError:
         return False
     return True
+
+
+def action_tree(space: spaces.Space[Any], categorical: bool) -> Tree:
+    """Return the codecs of an action: a Dict's under its own keys, any other's under ``"action"``."""
+    return make_tree(space, () if isinstance(space, spaces.Dict) else ("action",), categorical)
+
+
+def check_names(role: str, tree: Tree, taken: Collection[str], space: spaces.Space[Any]) -> None:
+    """Raise SpaceError if entries would stand where other things of a record do."""
+    clash = sorted({leaf.key[0] for leaf in leaves(tree)}.intersection(taken))
+    if clash:
+        raise SpaceError(
+            f"{role}: the keys {clash} of {space} stand for something else in records; rename them with a "
+            "gymnasium wrapper"
+        )
 
 
 def observation_tree(space: spaces.Space[Any], key: str, categorical: bool) -> Tree:

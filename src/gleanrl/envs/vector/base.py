@@ -104,6 +104,7 @@ class BatchedEnv(EnvBase):
             loses_last=any(traits.loses_last for traits in each),
             stackable=same_keys(self.meta_data),
             actions_vary=False,
+            primed_keys=tuple(dict.fromkeys(key for traits in each for key in traits.primed_keys)),
         )
 
     # ---------------------------------------------------- for the two subclasses
