@@ -9,7 +9,6 @@
 #include <stdexcept>
 
 #include "addresses.h"
-#include "checksum.h"
 #include "columns.h"
 #include "finite.h"
 
@@ -66,33 +65,6 @@ std::int64_t find_nonfinite(std::uintptr_t address, std::int64_t n) {
   return first;
 }
 
-// Each piece as Python's buffer protocol gives it: its memory stays where it is until `release` has run.
-std::uint32_t checksum(nb::handle pieces, std::uint32_t before) {
-  std::vector<Py_buffer> views;
-  std::int64_t total = 0;
-  const auto release = [&] {
-    for (auto& view : views) PyBuffer_Release(&view);
-  };
-  try {
-    for (const nb::handle piece : pieces) {
-      Py_buffer view;
-      if (PyObject_GetBuffer(piece.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
-      views.push_back(view);
-      total += view.len;
-    }
-  } catch (...) {
-    release();
-    throw;
-  }
-  run(is_long(1, total), [&] {
-    for (const auto& view : views) {
-      before = crc32({static_cast<const std::byte*>(view.buf), static_cast<std::size_t>(view.len)}, before);
-    }
-  });
-  release();
-  return before;
-}
-
 }  // namespace
 }  // namespace gleanrl
 
@@ -124,14 +96,12 @@ NB_MODULE(_core, m) {
   bind_draws(m);
   bind_trajectories(m);
   bind_arrays(m);
+  bind_files(m);
 
   m.def("first_nonfinite_f32", &find_nonfinite<float>, "address"_a, "n"_a,
         "Position of the first NaN or infinity among n float32 values, or -1.");
   m.def("first_nonfinite_f64", &find_nonfinite<double>, "address"_a, "n"_a,
         "Position of the first NaN or infinity among n float64 values, or -1.");
-  m.def("crc32", &checksum, "pieces"_a, "before"_a = 0,
-        "CRC-32, as zlib's, of the bytes of contiguous buffers, one after the other, behind those of the checksum "
-        "before.");
   m.def(
       "bump",
       [](std::uintptr_t counters, std::int64_t start, std::int64_t n, std::int64_t num_rows) {

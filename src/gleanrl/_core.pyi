@@ -69,6 +69,27 @@ def crc32(pieces: Iterable[Buffer], before: int = 0) -> int:
         TypeError, BufferError, ValueError: what has no buffer, or none that is contiguous.
     """
 
+def read_files(
+    files: list[tuple[bytes, Sequence[Buffer | int], Sequence[int]]], block: int, threads: int
+) -> tuple[int, int, int] | None:
+    """Read plain files from their beginnings on, without the interpreter lock.
+
+    Args:
+        files: path, pieces and checksums of each. A piece is memory to be filled, or a number of bytes that nobody
+            wants. A checksum is the CRC-32 of a block of these bytes, of which the last one may be short; none for no
+            comparing.
+        block: bytes in a block, 1 or more.
+        threads: how many read, at most.
+
+    Returns:
+        None; or the number of a damaged file, what it is, and where: 0 and errno, 1 and where the file ends, 2 and
+        where a block begins that has another checksum.
+
+    Raises:
+        ValueError: `block`, or a number of bytes, is too small; or a file isn't three values.
+        BufferError: a piece can't be written.
+    """
+
 def record(
     done: ndarray[Any, Any],
     reward: ndarray[Any, Any] | None,

@@ -17,6 +17,7 @@ try:
         first_nonfinite_f64,
         importance_weights,
         positions_of_ones,
+        read_files,
         record,
         write_ones,
     )
@@ -40,6 +41,7 @@ __all__ = [
     "first_nonfinite_f64",
     "importance_weights",
     "positions_of_ones",
+    "read_files",
     "record",
     "write_ones",
 ]

@@ -9,6 +9,7 @@ import torch
 
 from gleanrl.checkpoint.files import FileWriter
 from gleanrl.checkpoint.manifest import DataFile
+from gleanrl.checkpoint.reading import FileReader
 from gleanrl.checkpoint.segments import Array, Layout, Source, bytes_of
 
 
@@ -22,6 +23,13 @@ def on_disk(writer: FileWriter) -> tuple[DataFile, ...]:
         files = writer.write()
         writer.sync()
     return files
+
+
+def arrays_from(reader: FileReader, places: list[Any], sizes: list[int]) -> list[Any]:
+    """Return arrays, as the decoder gets them, of which `places` was noted."""
+    tree = [{"$tensor": place} for place in places]
+    reader.fill(tree)
+    return [reader.fetch(node["$tensor"], size) for node, size in zip(tree, sizes, strict=True)]
 
 
 class Plain(Source):

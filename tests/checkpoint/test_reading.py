@@ -16,7 +16,7 @@ from gleanrl.checkpoint.segments import Layout
 from gleanrl.checkpoint.values import LARGE_BYTES
 from gleanrl.errors import CorruptCheckpointError
 from gleanrl.system import faults
-from tests.checkpoint.helpers import Plain, arrays, columns, on_disk
+from tests.checkpoint.helpers import Plain, arrays, arrays_from, columns, on_disk
 
 
 def written(folder: Path) -> tuple[Any, Any, Any]:
@@ -27,7 +27,7 @@ def written(folder: Path) -> tuple[Any, Any, Any]:
 
 def read(folder: Path, place: Any, files: Any, data: Any, verify: bool = True) -> None:
     reader = FileReader(folder, files, verify)
-    found = reader.fetch(place, data.size)
+    (found,) = arrays_from(reader, [place], [data.size])
     reader.finish(rows=True)
     assert not verify or np.array_equal(found, data)
 
@@ -57,7 +57,7 @@ def test_a_block_is_named(tmp_path: Path) -> None:
     files = on_disk(writer)
     flip(tmp_path / files[3].name, 5)
     with pytest.raises(CorruptCheckpointError, match=f"{files[3].name}: bytes 0 to"):
-        FileReader(tmp_path, files, True).fetch(place, data.size)
+        arrays_from(FileReader(tmp_path, files, True), [place], [data.size])
 
 
 def test_what_nothing_asks_for_is_compared_too(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_other_sizes_missing_files_and_links_are_found_without_checksums(tmp_pat
 def test_places_that_arent_there(tmp_path: Path, place: Any) -> None:
     _, files, _ = written(tmp_path)
     with pytest.raises(CorruptCheckpointError, match="an array"):
-        FileReader(tmp_path, files, verify=True).fetch(place, 8)
+        arrays_from(FileReader(tmp_path, files, verify=True), [place], [8])
 
 
 def test_no_byte_is_read_twice(tmp_path: Path) -> None:
@@ -111,11 +111,11 @@ def test_no_byte_is_read_twice(tmp_path: Path) -> None:
     place, files, data = written(tmp_path)
     reader = FileReader(tmp_path, files, verify=True)
     with faults.inject({}) as visits:
-        reader.fetch(place, data.size)
+        arrays_from(reader, [place], [data.size])
         reader.finish(rows=True)
-    assert visits.counts["fs.read"] == 2  # the array, and what fills it up to a multiple of 64
+    assert visits.counts["fs.read"] == 1
     with pytest.raises(CorruptCheckpointError, match="where another one stands"):
-        reader.fetch(place, data.size)
+        arrays_from(reader, [place], [data.size])
 
 
 def rows_in(folder: Path) -> tuple[FileWriter, Layout, list[Any], str, Any]:
@@ -174,5 +174,9 @@ def test_rows_that_arent_there(tmp_path: Path) -> None:
     reader.rows(1, layout, identity)
     with pytest.raises(CorruptCheckpointError, match="where others stand"):
         reader.rows(1, layout, identity)
-    with pytest.raises(CorruptCheckpointError, match="where rows stand"):
-        reader.fetch([[1, 0, 5]], 5)
+    reader = FileReader(tmp_path, files, verify=True)
+    reader.fill({"$tensor": [[1, 0, 5]]})
+    with pytest.raises(CorruptCheckpointError, match="where others stand"):
+        reader.rows(1, layout, identity)
+    with pytest.raises(CorruptCheckpointError, match="an array"):
+        reader.fetch([[1, 0, 5]], 5)  # which `fill` never saw

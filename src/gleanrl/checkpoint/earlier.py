@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gleanrl.checkpoint.manifest import DataFile, Manifest
+from gleanrl.checkpoint.manifest import DataFile, Manifest, stored_in
 from gleanrl.checkpoint.segments import Layout
 from gleanrl.checkpoint.values import LARGE_BYTES, layout_of
 from gleanrl.errors import CorruptCheckpointError
@@ -43,7 +43,11 @@ class Earlier:
 
     def __post_init__(self) -> None:
         """Look for arrays and rows; what isn't as it should be is none."""
-        self._walk(self.manifest.state)
+        for node in stored_in(self.manifest.state):
+            if "$rows" in node:
+                self._note_rows(node)
+            elif "$tensor" in node:
+                self._note_array(node["$tensor"])
 
     def table(self, number: int, layout: Layout) -> Table | None:
         """Return the rows that stand where the `number`-th ones of the new checkpoint do, if they lie alike."""
@@ -52,19 +56,6 @@ class Earlier:
         table = self._tables[number]
         alike = (table.layout.fields, table.layout.step) == (layout.fields, layout.step)
         return table if alike else None
-
-    def _walk(self, tree: Any) -> None:
-        if isinstance(tree, list):
-            for part in tree:
-                self._walk(part)
-        elif isinstance(tree, dict):
-            if "$rows" in tree:
-                self._note_rows(tree)
-            elif "$tensor" in tree:
-                self._note_array(tree["$tensor"])
-            else:
-                for part in tree.values():
-                    self._walk(part)
 
     def _note_rows(self, tree: dict[str, Any]) -> None:
         files = self.manifest.files

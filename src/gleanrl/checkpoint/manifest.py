@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ BLOCK_BYTES = 1 << 22
 MOST_BYTES = 1 << 26
 """The longest manifest that is read."""
 _NO_HASH = "0" * 64
+_ARRAYS = ("$tensor", "$file")
 _BEGIN = b'{"sha256":"'
 _NAME = re.compile(r"\d{6,9}\.bin")
 
@@ -94,6 +95,28 @@ class Manifest:
         if len({file.name for file in read}) != len(read):
             raise CorruptCheckpointError("manifest: a file stands there twice")
         return cls(_text(body, "kind"), body["state"], read, libraries)
+
+
+def stored_in(tree: Any) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a tree of JSON that say where rows and arrays stand, in the order of the tree."""
+    left = [tree]
+    while left:
+        part = left.pop()
+        if isinstance(part, list):
+            left += reversed(part)
+        elif isinstance(part, dict):
+            if part.keys().isdisjoint(("$rows", *_ARRAYS)):
+                left += reversed(part.values())
+            else:
+                yield part
+
+
+def arrays_in(tree: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the objects of a tree that say where arrays stand, and under which key."""
+    for node in stored_in(tree):
+        for key in _ARRAYS:
+            if key in node:
+                yield node, key
 
 
 def file_name(number: int) -> str:

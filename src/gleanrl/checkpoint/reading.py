@@ -2,95 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from gleanrl.checkpoint.manifest import BLOCK_BYTES, DataFile
+from gleanrl.checkpoint.manifest import BLOCK_BYTES, DataFile, arrays_in
 from gleanrl.checkpoint.segments import ALIGNMENT, Array, Layout, Segmented, bytes_of
 from gleanrl.errors import CorruptCheckpointError
-from gleanrl.native import crc32
 from gleanrl.system import fs
-from gleanrl.system.threads import for_each
+from gleanrl.system.file_reading import Reading, read_files
 
-_GAP_BYTES = 1 << 20  # that nobody wants, read at once
+_CALL_BYTES = 1 << 26  # read by one call, for which interrupts wait
+_FEW_BYTES = 1 << 22  # read by one thread
 _THREADS = 2
-_FEW_BYTES = 1 << 22
-
-
-class _OneFile:
-    """A file that is read from its beginning to its end, with pauses."""
-
-    def __init__(self, folder: Path, entry: DataFile, verify: bool) -> None:
-        self.path, self.reached = f"{folder}/{entry.name}", 0
-        self._entry, self._verify = entry, verify
-        self._checksum = 0  # of what was read of a block
-
-    @property
-    def left(self) -> int:
-        """Bytes that weren't read yet."""
-        return self._entry.size - self.reached
-
-    @contextmanager
-    def opened(self) -> Iterator[int]:
-        """Open it; the operating system's errors are damage."""
-        try:
-            with fs.reading(self.path) as file:
-                yield file
-        except OSError as cause:
-            raise CorruptCheckpointError(f"{self.path}: {cause}") from cause
-
-    def read(self, file: int, pieces: Iterable[memoryview]) -> None:
-        """Fill memory, piece after piece, with what follows; whatever their sizes, much is read at once."""
-        block: list[memoryview] = []
-        room = BLOCK_BYTES - self.reached % BLOCK_BYTES
-        for piece in pieces:
-            rest = piece
-            while len(rest) >= room:
-                self._fill(file, [*block, rest[:room]])
-                block, rest, room = [], rest[room:], BLOCK_BYTES
-            if rest:
-                block.append(rest)
-                room -= len(rest)
-        if block:
-            self._fill(file, block)
-
-    def _fill(self, file: int, pieces: list[memoryview]) -> None:
-        """Read what doesn't reach into another block."""
-        size = sum(map(len, pieces))
-        if fs.read_pieces(file, pieces, self.reached) != size:
-            raise CorruptCheckpointError(f"{self.path}: it became shorter")
-        self.reached += size
-        if not self._verify:
-            return
-        self._checksum = crc32(pieces, self._checksum)
-        if not self.reached % BLOCK_BYTES or self.reached == self._entry.size:
-            block = (self.reached - 1) // BLOCK_BYTES
-            if self._checksum != self._entry.checksums[block]:
-                raise CorruptCheckpointError(
-                    f"{self.path}: bytes {block * BLOCK_BYTES} to {self.reached} aren't what was written"
-                )
-            self._checksum = 0
-
-    def skip(self, file: int, offset: int) -> None:
-        """Go on to an offset; what lies before it is only compared."""
-        while self._verify and self.reached < offset:
-            gap = memoryview(bytearray(min(offset - self.reached, _GAP_BYTES)))
-            self.read(file, [gap])
-        self.reached = max(self.reached, offset)
-
-    def end(self, file: int) -> None:
-        """Compare the rest."""
-        self.skip(file, self._entry.size)
 
 
 class FileReader:
-    """Reads arrays and rows out of the data files of a checkpoint.
+    """Reads arrays and rows out of the data files of a checkpoint: first `fill`, then the others, and last `finish`.
 
     Args:
         folder: the checkpoint.
@@ -103,7 +34,7 @@ class FileReader:
 
     def __init__(self, folder: Path, files: tuple[DataFile, ...], verify: bool) -> None:
         self._folder, self._files, self._verify = folder, files, verify
-        self._begun: dict[int, _OneFile] = {}
+        self._reached: dict[int, int] = {}  # where the last array ends, of each file of arrays
         self._rows: list[Stored] = []
         self._of_rows: set[int] = set()
         for entry in files:
@@ -115,47 +46,41 @@ class FileReader:
             if size != entry.size:
                 raise CorruptCheckpointError(f"{path}: {size} bytes instead of {entry.size}")
 
-    def fetch(self, pieces: Any, size: int) -> Array:
-        """Return bytes of an array, in memory of their own.
-
-        Args:
-            pieces: what `FileWriter.store` returned.
-            size: how many there are.
+    def fill(self, tree: Any) -> None:
+        """Read the arrays of a state's tree, and put each one in the tree in place of what was noted of it.
 
         Raises:
-            CorruptCheckpointError: there are others, or they stand elsewhere, or were damaged.
+            CorruptCheckpointError: an array stands nowhere, or where another one does, or was damaged.
         """
-        found = self._pieces(pieces, size)
-        data: Array = np.empty(size, np.uint8)
-        view = data.data
-        ends = accumulate(count for _, _, count in found)
-        parts = [view[end - count : end] for (_, _, count), end in zip(found, ends, strict=True)]
-        files = [self._file(number) for number, _, _ in found]
+        pieces: dict[int, list[memoryview | int]] = {}
+        for node, key in arrays_in(tree):
+            node[key] = self._place(node[key], pieces)
+        self._read(pieces)
 
-        def read_one(number: int) -> None:
-            one, (_, offset, _) = files[number], found[number]
-            if offset < one.reached:
-                raise CorruptCheckpointError(f"an array at {found[number]}, where another one stands")
-            with one.opened() as file:
-                one.skip(file, offset)
-                one.read(file, [parts[number]])
-
-        apart = len(set(files)) == len(files)
-        for_each(read_one, range(len(found)), _THREADS if apart and size > _FEW_BYTES else 1)
+    def _place(self, noted: Any, pieces: dict[int, list[memoryview | int]]) -> Array:
+        """Return memory for an array, whose pieces are noted to be read, file by file."""
+        places = self._checked(noted)
+        data: Array = np.empty(sum(count for _, _, count in places), np.uint8)
+        view, at = data.data, 0
+        for number, offset, count in places:
+            gap = offset - self._reached.get(number, 0)
+            if gap < 0:
+                raise CorruptCheckpointError(
+                    f"an array at {[number, offset, count]}, where another one stands"
+                )
+            pieces.setdefault(number, []).extend(
+                [gap, view[at : at + count]] if gap else [view[at : at + count]]
+            )
+            self._reached[number] = offset + count
+            at += count
         return data
 
-    def _file(self, number: int) -> _OneFile:
-        if number in self._of_rows:
-            raise CorruptCheckpointError(f"an array in file {number}, where rows stand")
-        if number not in self._begun:
-            self._begun[number] = _OneFile(self._folder, self._files[number], self._verify)
-        return self._begun[number]
-
-    def _pieces(self, pieces: Any, size: int) -> list[tuple[int, int, int]]:
+    def _checked(self, noted: Any) -> list[tuple[int, int, int]]:
+        """Return file, offset and bytes of each piece of an array."""
         found: list[tuple[int, int, int]] = []
-        if not isinstance(pieces, list):
+        if not isinstance(noted, list):
             raise CorruptCheckpointError("an array without a place")
-        for piece in pieces:
+        for piece in noted:
             if (
                 not isinstance(piece, list)
                 or len(piece) != 3
@@ -166,9 +91,28 @@ class FileReader:
             if number >= len(self._files) or offset + count > self._files[number].size or not count:
                 raise CorruptCheckpointError(f"an array at {piece}, where there's nothing")
             found.append((number, offset, count))
-        if sum(count for _, _, count in found) != size:
-            raise CorruptCheckpointError(f"an array of {size} bytes that stands in others")
         return found
+
+    def _read(self, pieces: dict[int, list[memoryview | int]]) -> None:
+        """Read files of arrays to their ends, as far as anybody wants or compares them."""
+        for number, parts in pieces.items():
+            if self._verify and (rest := self._files[number].size - self._reached.get(number, 0)):
+                parts.append(rest)
+        _read_all(_reading(self._folder, self._files[n], parts, self._verify) for n, parts in pieces.items())
+
+    def fetch(self, array: Any, size: int) -> Array:
+        """Return the bytes of an array, in memory of their own.
+
+        Args:
+            array: what `fill` put into the tree.
+            size: how many there are.
+
+        Raises:
+            CorruptCheckpointError: it put nothing there, or another number of bytes.
+        """
+        if not isinstance(array, np.ndarray) or array.size != size:
+            raise CorruptCheckpointError(f"an array of {size} bytes that stands in others")
+        return array
 
     def rows(self, first: int, layout: Layout, identity: str) -> Stored:
         """Return rows, which aren't read yet.
@@ -183,7 +127,7 @@ class FileReader:
         """
         numbers = range(first, first + layout.count)
         fits = layout.count <= len(self._files) and numbers.stop <= len(self._files)
-        if not fits or any(number in self._begun or number in self._of_rows for number in numbers):
+        if not fits or any(number in self._reached or number in self._of_rows for number in numbers):
             raise CorruptCheckpointError(f"rows in files {first} to {numbers.stop}, where others stand")
         files = self._files[first : numbers.stop]
         if [file.size for file in files] != layout.sizes():
@@ -194,7 +138,7 @@ class FileReader:
         return stored
 
     def finish(self, rows: bool) -> None:
-        """Compare the checksums of what wasn't read; nothing is read after this.
+        """Compare the checksums of files that hold nothing.
 
         Args:
             rows: whether those of rows, too; they are compared when these are read.
@@ -204,12 +148,8 @@ class FileReader:
         """
         if not self._verify:
             return
-        for number in range(len(self._files)):
-            if number not in self._of_rows:
-                one = self._file(number)
-                if one.left:
-                    with one.opened() as file:
-                        one.end(file)
+        numbers = range(len(self._files))
+        self._read({n: [] for n in numbers if n not in self._of_rows and n not in self._reached})
         for stored in self._rows if rows else ():
             stored.check()
 
@@ -237,34 +177,33 @@ class Stored(Segmented):
         memory = [
             bytes_of(column).data if column.is_cpu and column.is_contiguous() else None for column in columns
         ]
+        staged: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-        def read_one(number: int) -> None:
+        def reading(number: int) -> Reading:
             spans = [
                 ((start - behind) % rows, stop - start)
                 for start, stop in _cut_at(behind, *self.layout.span(number))
             ]
             count = sum(rows_in for _, rows_in in spans)
-            gaps = memoryview(bytearray(ALIGNMENT * len(columns)))  # apart: each is compared
-            pieces: list[memoryview] = []
-            taken: list[tuple[torch.Tensor, torch.Tensor]] = []
+            pieces: list[memoryview | int] = []
             for column, whole, width in zip(columns, memory, self.layout.widths, strict=True):
                 for start, rows_in in spans:
                     if whole is None:
                         part = torch.empty(rows_in, *column.shape[1:], dtype=column.dtype, device="cpu")
-                        taken.append((column[start : start + rows_in], part))
+                        staged.append((column[start : start + rows_in], part))
                         pieces.append(bytes_of(part).data)
                     else:
                         pieces.append(whole[start * width : (start + rows_in) * width])
                 if padding := -count * width % ALIGNMENT:
-                    pieces.append(gaps[:padding])
-                    gaps = gaps[ALIGNMENT:]
-            one = _OneFile(self._folder, self._files[number], self._verify)
-            with one.opened() as file:
-                one.read(file, pieces)
-            for place, part in taken:
-                place.copy_(part)
+                    pieces.append(padding)
+            return _reading(self._folder, self._files[number], pieces, self._verify)
 
-        self._each(read_one)
+        def settle() -> None:
+            for place, part in staged:
+                place.copy_(part)
+            staged.clear()
+
+        _read_all(map(reading, range(self.layout.count)), settle)
 
     def check(self) -> None:
         """Compare checksums only.
@@ -272,18 +211,7 @@ class Stored(Segmented):
         Raises:
             CorruptCheckpointError: a file is damaged.
         """
-
-        def check_one(number: int) -> None:
-            one = _OneFile(self._folder, self._files[number], self._verify)
-            with one.opened() as file:
-                one.end(file)
-
-        self._each(check_one)
-
-    def _each(self, call: Any) -> None:
-        # A small file comes out of the system's cache sooner than two threads hand the interpreter to each other.
-        large = sum(file.size for file in self._files) > _FEW_BYTES * self.layout.count
-        for_each(call, range(self.layout.count), _THREADS if large else 1)
+        _read_all(_reading(self._folder, file, [file.size], self._verify) for file in self._files)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return all columns in memory.
@@ -294,6 +222,33 @@ class Stored(Segmented):
         columns = self.layout.empty()
         self.read(columns)
         return columns
+
+
+def _reading(folder: Path, file: DataFile, pieces: list[memoryview | int], verify: bool) -> Reading:
+    return Reading(f"{folder}/{file.name}", file.size, pieces, file.checksums if verify else ())
+
+
+def _read_all(files: Iterable[Reading], settle: Callable[[], object] = lambda: None) -> None:
+    """Read files, some at a time, after which each time `settle` is called."""
+    for some in _parted(files):
+        threads = _THREADS if sum(file.size for file in some) > _FEW_BYTES else 1
+        damage = read_files(some, BLOCK_BYTES, threads)
+        if damage is not None:
+            raise CorruptCheckpointError(f"{damage.path}: {damage.what}")
+        settle()
+
+
+def _parted(files: Iterable[Reading]) -> Iterator[list[Reading]]:
+    some: list[Reading] = []
+    size = 0
+    for file in files:
+        some.append(file)
+        size += file.size
+        if size >= _CALL_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _cut_at(row: int, start: int, stop: int) -> list[tuple[int, int]]:

@@ -25,8 +25,7 @@ from gleanrl.system import faults
 
 # What is written at once where the system can't reserve space.
 _ZEROS_BYTES = 1 << 20
-_READ_BYTES = 1 << 20
-_MOST_PIECES = 1024  # what systems read or write at once; together less than the 2 GiB that they do at once
+_MOST_PIECES = 1024  # what systems write at once; together less than the 2 GiB that they do at once
 _OWNER_BYTES = 256  # more than an owner says of itself
 _NO_LINKS = (
     *(errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOENT),
@@ -240,45 +239,14 @@ def read_into(file: int, buffer: Any, offset: int) -> int:
     Raises:
         OSError: The disk fails.
     """
-    whole = memoryview(buffer).cast("B")
-    return read_pieces(
-        file, [whole[begin : begin + _READ_BYTES] for begin in range(0, len(whole), _READ_BYTES)], offset
-    )
-
-
-def read_pieces(file: int, pieces: list[memoryview], offset: int) -> int:
-    """Fill pieces of memory, one after the other, as `read_into` does.
-
-    Args:
-        file: The open file.
-        pieces: Bytes, at least one in each; read at once as far as the system does that.
-        offset: Where in the file the first one begins.
-
-    Raises:
-        OSError: The disk fails.
-    """
-    total, rest = 0, pieces
+    rest, total = memoryview(buffer).cast("B"), 0
     while rest:
         faults.point("fs.read")
-        asked = rest[:_MOST_PIECES]
-        count = os.preadv(file, asked, offset + total)
+        count = os.preadv(file, [rest], offset + total)
         if not count:
             break
-        total += count
-        if count < sum(map(len, asked)):
-            rest = _behind(asked, count) + rest[_MOST_PIECES:]
-        else:
-            rest = rest[_MOST_PIECES:]
+        total, rest = total + count, rest[count:]
     return total
-
-
-def _behind(pieces: list[memoryview], count: int) -> list[memoryview]:
-    """Return what comes after so many bytes of pieces."""
-    for number, piece in enumerate(pieces):
-        if count < len(piece):
-            return [piece[count:], *pieces[number + 1 :]]
-        count -= len(piece)
-    return []
 
 
 @contextmanager

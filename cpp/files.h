@@ -1,0 +1,47 @@
+// Files read into memory, and compared with their checksums on the way.
+//
+// Each file is read from its beginning on, a quarter of a MB at once, which is checked while it's still in the cache: a
+// checksum costs a fifth of the reading then, not a second pass over memory. Large memory that nobody touched before
+// costs more than either: the threads share that, too.
+//
+// Threads.   A call's own threads, which end with it; each file is read by one of them. No thread is needed but the
+//   caller's: where none can be started it does all.
+// Memory.    The caller keeps all of it alive, and apart; what nobody wants is read into some of the call's own.
+// Safety.    A path's last part is never followed as a link, and what isn't a plain file isn't read.
+// Failure.   A call returns the first thing that is wrong, by the order of the files; what was read until then stays.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace gleanrl {
+
+// Memory that is filled; without an address, bytes that nobody wants.
+struct Piece {
+  std::byte* at;
+  std::size_t bytes;
+};
+
+// What stands in a file from its beginning on, piece after piece.
+struct Reading {
+  const char* path;
+  std::vector<Piece> pieces;
+  // Of each block of bytes; the last one may be short, and ends with the last piece. None for no comparing.
+  std::vector<std::uint32_t> checksums;
+};
+
+struct Damage {
+  enum class Kind { kSystem, kShort, kChecksum };
+  std::size_t file;
+  Kind kind;
+  // errno of kSystem; else where the block begins, or the file ends.
+  std::int64_t detail;
+};
+
+// `block` bytes have one checksum; at most `threads` threads read.
+std::optional<Damage> read_files(std::span<const Reading> files, std::size_t block, int threads);
+
+}  // namespace gleanrl
