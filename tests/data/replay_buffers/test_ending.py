@@ -88,17 +88,47 @@ def test_slices_end_there_and_priorities_stay() -> None:
     assert (ranked.sample()["n"] == 2).all()
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        {"storage": ListStorage(10)},
-        {"storage": LazyTensorStorage(10), "writer": TensorDictMaxValueWriter(rank_key="n")},
-    ],
-    ids=["list", "chosen"],
-)
-def test_others_stay_as_they_are(parts: Any) -> None:
-    buffer = TensorDictReplayBuffer(**parts, batch_size=4)
+def test_records_in_a_list_are_looked_through_by_age() -> None:
+    buffer = TensorDictReplayBuffer(storage=ListStorage(6), batch_size=4)
     buffer.end_trajectories([0])  # there is nothing yet
+    buffer.extend(steps([0, 1, 2, 3, 4, 5]))
+    last = steps([5, 4, 4], ends=(0,))
+    buffer.extend([*last.unbind(0)])  # 5 4 4 | 3 4 5
+    buffer.end_trajectories([4, 5, 0])
+    assert cut(buffer) == [2] and not last["next", "truncated"].any()
+
+
+def test_other_objects_in_a_list_stay_as_they_are() -> None:
+    buffer = TensorDictReplayBuffer(storage=ListStorage(6), batch_size=4)
+    for record in (steps([0, 0]), steps([0]).exclude("collector"), steps([7]).exclude("next")):
+        buffer.extend([*record.unbind(0)])
+    buffer.storage.set(1, "text")
+    before = [*buffer.storage.get([0, 1, 2, 3])]
+    buffer.end_trajectories([0, 7])
+    assert buffer.storage.get(0)["next", "truncated"].all()
+    assert all(one is other for one, other in zip(before[1:], buffer.storage.get([1, 2, 3]), strict=True))
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_of_a_record_of_several_steps_the_last_one_is_marked(storage: Any) -> None:
+    buffer = TensorDictReplayBuffer(storage=storage(10), batch_size=4)
+    records = [
+        steps([0, 0, 1, 1]),
+        steps([1, 1, 2, 2]),
+        steps([2, 3, 3, 3], ends=(0,)),
+        steps([4, 4, -1, -1]),
+    ]
+    for record in records:
+        record["collector", "mask"] = record["collector", "traj_ids"] >= 0
+    records[3]["collector", "traj_ids"][2:] = 0  # padding, as `split_trajectories` leaves it
+    buffer.extend(torch.stack(records) if storage is LazyTensorStorage else records)
+    buffer.end_trajectories([0, 1, 2, 3, 4, 7])
+    assert cut(buffer) == [1, 5, 11, 13]
+
+
+def test_records_that_were_chosen_stay_as_they_are() -> None:
+    writer = TensorDictMaxValueWriter(rank_key="n")
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), writer=writer, batch_size=4)
     for _ in range(2):
         buffer.extend(steps([0] * 8))
     buffer.end_trajectories([0])

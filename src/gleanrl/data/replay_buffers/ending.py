@@ -2,76 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
 from gleanrl.data.boundaries import TRAJ_IDS
 from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.errors import MissingKeyError, UnsupportedError
-from gleanrl.tree import Path, flatten
+from gleanrl.tree import Path, flatten, leaf_at
 
 _ROWS = 1 << 20  # looked through at once
 _CUT = ("done", "truncated")
+_MASK: Path = ("collector", "mask")
 
 
-def end_trajectories(storage: Storage, ids: Iterable[int]) -> int:
+def end_trajectories(storage: Storage, given: Iterable[int]) -> int:
     """Set truncated, and with it done, in the last stored step of trajectories that don't end there; terminated stays.
 
-    Steps are found by ``("collector", "traj_ids")``. Storages that hold none, lists, and records out of order are left
-    as they are. The flags are corrections: priorities stay.
+    Steps are found by ``("collector", "traj_ids")``. A record may hold several steps, which follow each other in their
+    last dimension; those that ``("collector", "mask")`` says are padding are none. Storages without ids, other objects
+    than TensorDicts in lists, and records out of order are left as they are. The flags are corrections: priorities
+    stay.
 
     Args:
         storage: of steps; the caller holds the buffer's lock.
-        ids: of the trajectories.
+        given: ids of the trajectories.
 
     Returns:
         How many steps were marked.
     """
     if not len(storage) or not storage.ordered:
         return 0
-    try:
-        paths = storage.columns_of([TRAJ_IDS])
-    except (MissingKeyError, UnsupportedError):
-        return 0
-    slots = _last_steps(storage, paths, set(ids))
-    steps = storage.fetch(slots) if len(slots) else None
-    if not isinstance(steps, TensorDictBase):
-        return 0
+    marked = 0
+    for slot, places in _last_steps(storage, set(given)).items():
+        index = torch.tensor([slot], device="cpu")
+        record = storage.fetch(index)
+        single = record[0].clone() if isinstance(record, list) else record
+        ids = leaf_at(single, TRAJ_IDS)
+        count = 0 if ids is None else _marked(single, ids, places)
+        if count:
+            data = [single] if isinstance(record, list) else single
+            prepared = storage.prepare_selection(data, index.shape, "end_trajectories")
+            storage.write_slots(prepared, index, amended=True)
+            marked += count
+    return marked
+
+
+def _marked(record: TensorDictBase, ids: torch.Tensor, places: list[int]) -> int:
+    """Mark steps of a record with these ids, by their places among its steps; return how many didn't end there."""
+    lead = ids.shape[:-1] if ids.ndim and ids.shape[-1] == 1 else ids.shape
     flags = [
         leaf
-        for path, leaf in flatten(steps).items()
+        for path, leaf in flatten(record).items()
         if path[0] == "next"
         and path[-1] in _CUT
         and isinstance(leaf, torch.Tensor)
         and leaf.dtype is torch.bool
+        and leaf.shape[: len(lead)] == lead
     ]
     if not flags:
         return 0
-    ended = torch.stack([flag.reshape(len(slots), -1).any(1) for flag in flags]).any(0).cpu()
+    at = torch.tensor(places, device=flags[0].device)
+    ended = torch.stack([flag.reshape(ids.numel(), -1)[at].any(1) for flag in flags]).any(0)
     for flag in flags:
-        flag[~ended] = True
-    if not ended.all():
-        prepared = storage.prepare_selection(steps, slots.shape, "end_trajectories")
-        storage.write_slots(prepared, slots, amended=True)
+        rows = flag.reshape(ids.numel(), -1)
+        rows[at[~ended]] = True
+        flag.copy_(rows.reshape(flag.shape))
     return int((~ended).sum())
 
 
-def _last_steps(storage: Storage, paths: tuple[Path, ...], ids: set[int]) -> torch.Tensor:
-    """Return the slot of the newest step of each trajectory that has one, ``(n,)`` int64."""
-    count = len(storage)
-    first = storage.end * storage.rows_per_step if storage.num_steps == storage.capacity_steps else 0
-    found: dict[int, int] = {}
-    for stop in range(count, 0, -_ROWS):
+def _last_steps(storage: Storage, ids: set[int]) -> dict[int, list[int]]:
+    """Return where the newest step of each trajectory stands that has one: slots, and places among a record's steps."""
+    found: dict[int, list[int]] = {}
+    for slots, column in _ids_by_age(storage):
         if not ids:
             break
-        slots = (first + torch.arange(max(0, stop - _ROWS), stop, device="cpu")) % count
-        column = storage.fetch(slots, paths).get(TRAJ_IDS).cpu()
-        if column.numel() != len(slots):  # records of several steps
-            return slots[:0]
-        mine = torch.isin(column.reshape(-1), torch.tensor(sorted(ids), device="cpu"))
-        newest = dict(zip(column.reshape(-1)[mine].tolist(), slots[mine].tolist(), strict=True))
-        found |= newest
+        width = column.numel() // len(slots)
+        flat = column.reshape(-1)
+        mine = torch.isin(flat, torch.tensor(sorted(ids), device="cpu")).nonzero().flatten()
+        newest = dict(zip(flat[mine].tolist(), mine.tolist(), strict=True))
+        for place in newest.values():
+            found.setdefault(int(slots[place // width]), []).append(place % width)
         ids = ids - newest.keys()
-    return torch.tensor(list(found.values()), dtype=torch.int64, device="cpu")
+    return found
+
+
+def _ids_by_age(storage: Storage) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield slots, ``(n,)`` int64, and the ids of their steps, ``(n, *steps)``, the newest last; -1 for padding."""
+    count = len(storage)
+    first = storage.end * storage.rows_per_step if storage.num_steps == storage.capacity_steps else 0
+    listed = isinstance(storage, ListStorage)
+    paths = None if listed else _columns(storage)
+    if paths == ():
+        return
+    step = 1 if listed else _ROWS
+    for stop in range(count, 0, -step):
+        slots = (first + torch.arange(max(0, stop - step), stop, device="cpu")) % count
+        records: Any = storage.fetch(slots, paths)
+        record = records[0] if listed else records
+        ids, mask = leaf_at(record, TRAJ_IDS), leaf_at(record, _MASK)
+        if ids is not None and ids.numel():
+            if mask is not None and mask.dtype is torch.bool and mask.numel() == ids.numel():
+                ids = torch.where(mask.reshape(ids.shape), ids, -1)
+            yield slots, ids.cpu()
+
+
+def _columns(storage: Storage) -> tuple[Path, ...]:
+    """Return the columns of ids and mask, as far as there are any."""
+    found: tuple[Path, ...] = ()
+    for key in (TRAJ_IDS, _MASK):
+        try:
+            found += storage.columns_of([key])
+        except (MissingKeyError, UnsupportedError):
+            break
+    return found
