@@ -8,8 +8,8 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
-from gleanrl.envs import check_env_specs
-from gleanrl.envs.transforms import Compose, ObservationNorm, TransformedEnv, VecNorm
+from gleanrl.envs import GymEnv, check_env_specs
+from gleanrl.envs.transforms import Compose, ObservationNorm, TransformedEnv, VecNorm, VecNormV2
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, UnsupportedError
 from tests.envs.transforms.ways import batched, collect_both_ways, joined, single
 
@@ -162,3 +162,28 @@ def test_a_frozen_copy_stays_as_it_is():
 
 def test_the_older_api_takes_the_newer_ones_flag():
     assert VecNorm(["a"], None, None, None, 0.5, new_api=True).decay == 0.5
+
+
+@pytest.mark.parametrize("kind", [VecNorm, VecNormV2])
+def test_what_a_seed_repeats_hangs_on_no_reset_before_it(kind):
+    found = []
+    for resets in range(3):
+        env = TransformedEnv(GymEnv("Pendulum-v1"), kind(in_keys=["observation"]))
+        for _ in range(resets):
+            env.reset()
+        env.set_seed(0)
+        torch.manual_seed(0)  # actions
+        found.append(env.rollout(5)["observation"])
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("learned", ["stepped", "loaded", "shared"])
+def test_what_it_has_learned_stays_when_the_environment_is_seeded(learned):
+    shared = VecNorm.build_td_for_shared_vecnorm(single(), ["observation"]) if learned == "shared" else None
+    env = TransformedEnv(single(), VecNorm(in_keys=["observation"], shared_td=shared))
+    env.rollout(5) if learned == "stepped" else env.reset()
+    if learned == "loaded":
+        env.transform.load_state_dict(env.transform.state_dict())
+    before = env.transform.loc["observation"].clone()
+    env.set_seed(0)
+    assert torch.equal(env.transform.loc["observation"], before)

@@ -315,6 +315,9 @@ class Transform(Contained):
     def close(self) -> None:
         """Do nothing; called when the environment is closed."""
 
+    def seeded(self) -> None:
+        """Do nothing; called when the environment is seeded."""
+
     def parts(self) -> Mapping[str, Stateful[Any]]:
         """Return the parts that have states of their own: the generator, if there is one."""
         return {} if self.generator is None else {"generator": self.generator}

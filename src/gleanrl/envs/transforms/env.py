@@ -342,6 +342,7 @@ class TransformedEnv(EnvBase):
         for transform in flattened(self.transform):
             if transform.generator is not None:
                 transform.generator.seed(fresh_seed(random))
+            transform.seeded()
         return seed_env(self.base_env, seed, static_seed)
 
     def _reopen(self) -> None:

@@ -28,6 +28,8 @@ class VecNorm(EntryTransform):
 
     Each element of an entry has its own statistics, over all environments of the batch and all steps and resets. In
     evaluation mode, or frozen, the statistics stay as they are; nothing is normalised before the first update.
+    Resets before the first step are forgotten when the environment is seeded: those of collectors that are made come
+    before `set_seed`. What is shared keeps them.
 
     Statistics are shared between processes by `shared_td`: every copy of the transform, in whatever process, then adds
     to the same numbers. A process that dies holds nobody up.
@@ -76,6 +78,9 @@ class VecNorm(EntryTransform):
         self.decay, self.eps = float(decay), float(eps)
         self.shapes = None if shapes is None else [torch.Size(shape) for shape in shapes]
         self.frozen = False
+        self._untouched = (
+            shared_td is None
+        )  # whether nothing but resets was counted, since the transform was made
         self._sums = shared_td
         self._saved: Sums | None = None  # what was loaded before the shapes were known
         if shared_td is not None:
@@ -118,7 +123,7 @@ class VecNorm(EntryTransform):
 
     def use_statistics(self, sums: RunningSums) -> None:
         """Use the statistics that another transform's `share_statistics` returned."""
-        self._sums, self._saved = sums, None
+        self._sums, self._saved, self._untouched = sums, None, False
 
     # ----------------------------------------------------------------- hooks
     def _shape_of(self, key: NestedKey, record: Record | None) -> torch.Size:
@@ -153,8 +158,15 @@ class VecNorm(EntryTransform):
     def _call(self, tensordict: Record) -> Record:
         return self._normalise(tensordict, None, at_reset=False)
 
+    def seeded(self) -> None:
+        """Forget resets that came before everything else: they are drawn anew."""
+        if self._untouched and self._sums is not None and not self._sums.shared:
+            self._sums.clear()
+
     def _normalise(self, record: Record, rows: Tensor | None, at_reset: bool) -> Record:
         sums = self._statistics(record)
+        if self._untouched and not at_reset:
+            self._untouched = False
         for in_key, out_key in self.pairs():
             value = record.get(in_key, None)
             if value is None:
@@ -263,7 +275,7 @@ class _Statistics(Stateful[NormState]):
 
     def adopt(self, value: NormState) -> None:
         norm = self._norm
-        norm.frozen = value.frozen
+        norm.frozen, norm._untouched = value.frozen, value.sums is None
         if norm._sums is None:
             norm._saved = value.sums
         elif value.sums is not None:
