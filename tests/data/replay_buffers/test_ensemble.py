@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.data import (
+    ConsumingSampler,
     ImmutableDatasetWriter,
     LazyTensorStorage,
     ListStorage,
@@ -396,3 +397,34 @@ def test_how_it_shows_itself():
     assert repr(ensemble).count("ReplayBuffer(storage=LazyTensorStorage") == 3
     assert [stats.rows for stats in ensemble.stats()] == [9, 10, 10]
     assert sum(stats.batches_sampled for stats in ensemble.stats()) == 3
+
+
+@pytest.mark.parametrize("prefetch", [None, 3])
+@pytest.mark.parametrize("made", [SamplerWithoutReplacement, ConsumingSampler])
+def test_what_others_have_drawn_isnt_used_up_when_one_refuses(made: Any, prefetch: int | None) -> None:
+    filled, empty = (
+        ReplayBuffer(storage=LazyTensorStorage(10), sampler=made(seed=0), batch_size=2, prefetch=prefetch)
+        for _ in range(2)
+    )
+    filled.extend(torch.arange(10))
+    both = ReplayBufferEnsemble(filled, empty, batch_size=4, sample_from_all=True)
+    for _ in range(2):
+        with pytest.raises(EmptyBufferError):
+            both.sample()
+    empty.extend(torch.arange(10))
+    rows = torch.cat([both.sample()[0] for _ in range(5)])
+    assert rows.sort().values.tolist() == [*range(10)]
+
+
+def test_what_somebody_else_drew_meanwhile_stays_used_up() -> None:
+    filled, empty = (
+        ReplayBuffer(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(seed=0), batch_size=2)
+        for _ in range(2)
+    )
+    filled.extend(torch.arange(10))
+    place = filled.server.draws.place()
+    drawn = [filled.sample(), filled.sample()]
+    filled.server.draws.go_back(place, 1)
+    drawn += [filled.sample() for _ in range(3)]
+    assert torch.cat(drawn).sort().values.tolist() == [*range(10)]
+    assert empty.server.draws.place() is not None and member(0).server.draws.place() is None

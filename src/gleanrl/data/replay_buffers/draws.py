@@ -33,6 +33,15 @@ class DrawsState(NamedTuple):
     """What the rate limiter goes by; None where there is none."""
 
 
+class Place(NamedTuple):
+    """Where a buffer's next batch is drawn."""
+
+    sampler: Any
+    """The sampler's place."""
+    batches: int
+    """Batches handed out until then."""
+
+
 class Draws(Stateful[DrawsState]):
     """Draws batches, at once or ahead, and repairs what was written in between.
 
@@ -124,13 +133,35 @@ class Draws(Stateful[DrawsState]):
         if prefetcher.forked and isinstance(place, SamplerState):
             # What the parent had drawn: this process goes on in the epoch, with its own random sequence.
             place = place._replace(generator=sampler.place().generator)
+        self._go_to(place)
+
+    def _go_to(self, place: Any) -> None:
+        """Draw the next batch at a place of the sampler, None for where that is; forget what was drawn ahead."""
 
         def change() -> None:
             if place is not None:
-                sampler.adopt(place)
-            prefetcher.clear()
+                self._parts.sampler.adopt(place)
+            if self.prefetcher is not None:
+                self.prefetcher.clear()
 
         to_the_end(change)
+
+    def place(self) -> Place | None:
+        """Return where the next batch is drawn, to go back there; None where draws use no records up."""
+        sampler, prefetcher = self._parts.sampler, self.prefetcher
+        if not sampler.uses_up:
+            return None
+        with self._gate.lock:
+            sampler.random.begin()
+            place = prefetcher.place if prefetcher is not None and len(prefetcher) else sampler.place()
+            return Place(place, self._batches_sampled)
+
+    def go_back(self, place: Place, batches: int) -> None:
+        """Take back so many batches, which nobody gets, if they are all that were handed out since a place."""
+        with self._gate.lock:
+            if place.sampler is not None and self._batches_sampled == place.batches + batches:
+                self._go_to(place.sampler)
+                self._batches_sampled = place.batches
 
     def new_epoch(self) -> None:
         """Begin a new epoch with the next batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ from gleanrl.errors import InvalidArgumentError
 
 class EnsembleServer(Server):
     """Has members serve parts of a batch and puts them together; no two locks are held at a time.
+
+    Where one refuses its part, those that the others have drawn by then aren't used up, unless somebody else drew from
+    them meanwhile.
 
     Args:
         gate: for the choices.
@@ -56,11 +60,21 @@ class EnsembleServer(Server):
         each = self._mixture.share(size)
         with self._gate.lock:
             chosen = self._mixture.choose()
-        numbers = chosen.tolist()
-        parts = [self._members[number].server.as_user(each, keys, True) for number in numbers]
-        info = join_infos(chosen, [part.info for part in parts])
-        index = info.get("index") if keys is None else None
-        batch = self.finish([part.batch for part in parts], numbers, index)
+        numbers, parts = chosen.tolist(), list[Served]()
+        servers = [self._members[number].server for number in numbers]
+        places = {number: server.draws.place() for number, server in zip(numbers, servers, strict=True)}
+        try:
+            for server in servers:
+                parts.append(server.as_user(each, keys, True))
+            info = join_infos(chosen, [part.info for part in parts])
+            index = info.get("index") if keys is None else None
+            batch = self.finish([part.batch for part in parts], numbers, index)
+        except Exception:
+            drawn = Counter(numbers[: len(parts)])
+            for number, place in places.items():  # what nobody gets isn't used up
+                if place is not None:
+                    self._members[number].server.draws.go_back(place, drawn[number])
+            raise
         return Served(batch, info if wants_info else None, any(part.ran_out for part in parts), 0)
 
     def finish(self, samples: list[Any], members: Sequence[int], index: Any = None) -> Any:

@@ -108,3 +108,14 @@ def test_infos_of_parts():
         SchemaError, match=r"the info 'index' of the members differs in shape, \[\(2,\), \(3,\)\]"
     ):
         join_infos(torch.tensor([0, 1]), [one, {"index": torch.zeros(3)}])
+
+
+def test_what_others_have_drawn_isnt_used_up_when_one_refuses():
+    samplers = SamplerEnsemble(
+        SamplerWithoutReplacement(seed=0), SamplerWithoutReplacement(seed=1), sample_from_all=True
+    )
+    with pytest.raises(EmptyBufferError):
+        samplers.sample(storages(10, 0), 4)
+    held = storages(10, 10)
+    rows = torch.cat([samplers.sample(held, 4)[0]["index"][0] for _ in range(5)])
+    assert rows.sort().values.tolist() == [*range(10)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -62,6 +62,8 @@ class Sampler(Part, Stateful[Any]):
 
     takes_priorities = False
     """Whether `prioritize` does something; it checks its slots then."""
+    uses_up: ClassVar[bool] = False
+    """Whether what was drawn isn't drawn again, in the same epoch at least."""
     draws_ahead = True
     """Whether draws may be taken back (see `place`), so that batches can be drawn ahead."""
     reduction = "max"

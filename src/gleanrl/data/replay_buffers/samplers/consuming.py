@@ -59,6 +59,7 @@ class ConsumingSampler(Sampler):
         (1, 0)
     """
 
+    uses_up = True
     draws_ahead = False
 
     def __init__(self, max_sample_count: int = 1, *, seed: int | None = None) -> None:

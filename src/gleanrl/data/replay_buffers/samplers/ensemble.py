@@ -101,11 +101,20 @@ class SamplerEnsemble:
         """
         each = self.mixture.share(batch_size)
         chosen = self.mixture.choose()
-        infos = []
-        for member in chosen.tolist():
-            index, extras = self._samplers[member].sample(storages[member], each)
-            infos.append({"index": index, **extras})
-        info = join_infos(chosen, infos)
+        infos, places = [], {}
+        try:
+            for member in chosen.tolist():
+                sampler = self._samplers[member]
+                if sampler.uses_up and member not in places:
+                    sampler.random.begin()
+                    places[member] = sampler.place()
+                index, extras = sampler.sample(storages[member], each)
+                infos.append({"index": index, **extras})
+            info = join_infos(chosen, infos)
+        except Exception:
+            for member, place in places.items():  # what nobody gets isn't used up
+                self._samplers[member].adopt(place)
+            raise
         return info.get("index"), info
 
     def set_seed(self, seed: int) -> int:

@@ -55,6 +55,8 @@ class EpochSampler(UnitSampler):
         seed: see `Sampler`.
     """
 
+    uses_up = True
+
     def __init__(self, unit: Unit, drop_last: bool, shuffle: bool, seed: int | None) -> None:
         super().__init__(unit, seed)
         self.drop_last = bool(drop_last)
