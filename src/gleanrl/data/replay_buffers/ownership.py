@@ -13,12 +13,13 @@ from typing import Any
 
 from gleanrl.checkpoint.folder import Folder, expecting
 from gleanrl.data.replay_buffers.gate import Gate
+from gleanrl.data.replay_buffers.showing import Shown
 from gleanrl.errors import InvalidArgumentError
 
 _OF_BUFFERS = ("_owner", "_gate", "_users", "_written_by")
 
 
-class Part:
+class Part(Shown):
     """A storage, sampler or writer: it belongs to at most one buffer at a time, save storages that others only read.
 
     A buffer takes its parts at construction and by `set_storage`, `set_sampler` and `set_writer`, which give
@@ -87,7 +88,3 @@ class Part:
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the owner."""
         return {name: value for name, value in self.__dict__.items() if name not in _OF_BUFFERS}
-
-    def __repr__(self) -> str:
-        """Show the class; addresses tell nobody anything."""
-        return f"{type(self).__name__}()"

@@ -10,12 +10,13 @@ from tensordict import TensorDict
 
 from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.samplers.mixture import Mixture
+from gleanrl.data.replay_buffers.showing import Shown
 from gleanrl.data.replay_buffers.storages.indexing import members_at
 from gleanrl.data.replay_buffers.utils import load_all, states_in
 from gleanrl.errors import InvalidArgumentError, SchemaError
 
 
-class SamplerEnsemble:
+class SamplerEnsemble(Shown):
     """Several samplers side by side, and the `Mixture` that chooses among them.
 
     It isn't a `Sampler`: slots are drawn by the members, each from its own storage. Not thread-safe: its owner

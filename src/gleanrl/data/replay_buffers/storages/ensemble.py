@@ -11,13 +11,14 @@ from torch import nn
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
 from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed
 from gleanrl.data.replay_buffers.ending import end_trajectories
+from gleanrl.data.replay_buffers.showing import Shown
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import members_at
 from gleanrl.data.replay_buffers.utils import load_all, loading_all, states_in
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 
 
-class StorageEnsemble(Checkpointed):
+class StorageEnsemble(Shown, Checkpointed):
     """Several storages side by side, read by the number of the storage and the index in it.
 
     It isn't a `Storage`: it has no slots of its own, and each of its storages is written through its buffer.

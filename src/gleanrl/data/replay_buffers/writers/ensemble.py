@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from gleanrl.data.replay_buffers.showing import Shown
 from gleanrl.data.replay_buffers.storages.indexing import members_at
 from gleanrl.data.replay_buffers.utils import load_all, states_in
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
 
-class WriterEnsemble:
+class WriterEnsemble(Shown):
     """Several writers side by side; each member of an ensemble is written through itself.
 
     It isn't a `Writer`: there is no one place where new records would go.
