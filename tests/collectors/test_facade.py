@@ -392,3 +392,20 @@ def test_a_state_that_is_none() -> None:
 def test_a_policy_that_returns_nothing() -> None:
     with pytest.raises(PolicyError, match=r"expected \['action'\], it returned None"):
         SyncDataCollector(CountingEnv(NEVER), lambda observation: None, frames_per_batch=2)
+
+
+def test_attributes_of_its_parts_and_many_calls() -> None:
+    collector = make(total_frames=-1)
+    assert collector.getattr_env("batch_size") == collector.env.batch_size
+    assert collector.getattr_policy("__class__") is type(collector.policy)
+    assert collector.map_fn("set_seed", [(3,), (5,)], [{}, {"static_seed": True}]) == [
+        collector.set_seed(3),
+        collector.set_seed(5, static_seed=True),
+    ]
+    assert collector.map_fn("set_seed", list_of_kwargs=[{"seed": 4}]) == [collector.set_seed(4)]
+    assert collector.map_fn("reset") == []
+    with pytest.raises(InvalidArgumentError, match="got 1 and 2"):
+        collector.map_fn("reset", [()], [{}, {}])
+    with pytest.raises(AttributeError):
+        collector.getattr_rb("storage")
+    assert collector.pre_collect_hook is None and collector.trajs_per_batch is None

@@ -45,6 +45,11 @@ class ConfiguredCollector(DataCollectorBase):
     split_trajs = Setting()
     replay_buffer = Setting()
     extend_buffer = Setting()
+    trajs_per_batch = Setting()
+    trajs_per_write = Setting()
+    traj_format = Setting()
+    pre_collect_hook = Setting()
+    post_collect_hook = Setting()
     _source: Source
     _budget: Budget
     _feed: Feed | None = None
@@ -55,6 +60,10 @@ class ConfiguredCollector(DataCollectorBase):
         settings = self.settings = Settings.of(arguments)
         self._feed, self._before = settings.feed(), settings.pre_collect_hook
         return settings
+
+    def getattr_rb(self, attr: str) -> Any:
+        """Return an attribute of the buffer that batches go into."""
+        return getattr(self.replay_buffer, attr)
 
     @property
     def frames_per_batch(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from gleanrl.collectors.source_collector import SourceCollector
 from gleanrl.collectors.weight_updaters import WeightUpdaterBase
 from gleanrl.collectors.weights import made_policy
 from gleanrl.envs.exploration import ExplorationType
+from gleanrl.errors import InvalidArgumentError
 
 
 class SyncDataCollector(SourceCollector):
@@ -195,6 +196,39 @@ class SyncDataCollector(SourceCollector):
     def storing_device(self) -> torch.device | None:
         """Where batches are delivered; None for where they are made."""
         return self.devices.storing
+
+    def getattr_env(self, attr: str) -> Any:
+        """Return an attribute of the environment."""
+        return getattr(self.env, attr)
+
+    def getattr_policy(self, attr: str) -> Any:
+        """Return an attribute of the policy."""
+        return getattr(self.policy, attr)
+
+    def map_fn(
+        self,
+        method_name: str,
+        list_of_args: Sequence[Sequence[Any]] | None = None,
+        list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[Any]:
+        """Call a method of the collector once for each of several arguments; return what it returned.
+
+        Args:
+            method_name: the method.
+            list_of_args: positional arguments for each call; None for none.
+            list_of_kwargs: keywords for each call; None for none.
+
+        Raises:
+            InvalidArgumentError: as many of the one as of the other there aren't.
+        """
+        count = len(list_of_args or list_of_kwargs or ())
+        args, kwargs = list_of_args or [()] * count, list_of_kwargs or [{}] * count
+        if len(args) != len(kwargs):
+            raise InvalidArgumentError(
+                f"map_fn: expected as many of list_of_args as of list_of_kwargs, got {len(args)} and {len(kwargs)}"
+            )
+        method = getattr(self, method_name)
+        return [method(*given, **named) for given, named in zip(args, kwargs, strict=True)]
 
     def __repr__(self) -> str:
         """Show the environment, the policy and the budget."""

@@ -293,3 +293,9 @@ def test_include_info_is_another_word():
     batch, info = buffer.sample(include_info=True)
     assert torch.equal(batch, info["index"]) and buffer.sample(include_info=False).shape == (4,)
     assert len(buffer.sample(4, True)) == 2
+
+
+def test_private_names_that_programs_use():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(9), batch_size=4)
+    buffer.extend(torch.arange(3))
+    assert (buffer._batch_size, buffer._storage._len, buffer._sampler) == (4, 3, buffer.sampler)

@@ -87,7 +87,7 @@ class Composed(Checkpointed):
         found: Writer = self._parts.writer.given
         return found
 
-    _storage, _sampler, _writer = storage, sampler, writer
+    _storage, _sampler, _writer = storage, sampler, writer  # private names that programs do use
 
     @property
     def server(self) -> BufferServer:
@@ -105,6 +105,8 @@ class Composed(Checkpointed):
     def batch_size(self) -> int | None:
         """Transitions in a batch if `sample` isn't told otherwise."""
         return self._server.batch_size
+
+    _batch_size = batch_size
 
     @property
     def dim_extend(self) -> int:
@@ -141,6 +143,14 @@ class Composed(Checkpointed):
         with self._gate.lock:
             self._parts.transforms.insert(index, transform, invert)
         return self
+
+    def register_save_hook(self, hook: Any) -> None:
+        """Write records into checkpoints as a hook of other releases does; see `save_form`."""
+        self.storage.register_save_hook(hook)
+
+    def register_load_hook(self, hook: Any) -> None:
+        """Take the counterpart of such a hook: it has nothing to do, checkpoints in any form are read."""
+        self.storage.register_load_hook(hook)
 
     # Several processes
 
@@ -247,5 +257,5 @@ class Composed(Checkpointed):
             return f"{type(self).__name__}(its parts are made at the first use)"
         return (
             f"{type(self).__name__}(storage={self._storage!r}, sampler={self._sampler!r}, "
-            f"writer={type(self._writer).__name__}, batch_size={self.batch_size})"
+            f"writer={self._writer!r}, batch_size={self.batch_size})"
         )

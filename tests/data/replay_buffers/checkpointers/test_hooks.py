@@ -12,8 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict, TensorDictBase
 
-from gleanrl.data import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
-from gleanrl.errors import CheckpointError, CorruptCheckpointError
+from gleanrl.data import (
+    Flat2TED,
+    H5Combine,
+    H5Split,
+    LazyTensorStorage,
+    Nested2TED,
+    ReplayBuffer,
+    TED2Flat,
+    TED2Nested,
+)
+from gleanrl.errors import CheckpointError, CorruptCheckpointError, UnsupportedError
 
 
 def data(shape: tuple[int, ...], noise: float) -> TensorDict:
@@ -93,3 +102,29 @@ def test_other_data_are_refused() -> None:
         with pytest.raises(CorruptCheckpointError):
             hook(TensorDict({}, [2]))
     assert TED2Flat(shift_key="oldest")(TensorDict({"shift": torch.zeros(2)}, [2]))["oldest"] == 0
+
+
+@pytest.mark.parametrize(
+    ("save", "load", "form"),
+    [(TED2Flat, Flat2TED, "flat"), (TED2Nested, Nested2TED, "nested"), (H5Split, H5Combine, "h5")],
+)
+def test_hooks_of_buffers_say_how_records_are_written(
+    save: Any, load: Any, form: str, tmp_path: Path
+) -> None:
+    if form == "h5":
+        pytest.importorskip("h5py")
+    buffer, copy = (ReplayBuffer(storage=LazyTensorStorage(9)) for _ in range(2))
+    buffer.extend(data((6,), 0))
+    buffer.register_save_hook(save())
+    copy.storage.register_load_hook(load())
+    assert buffer.storage.checkpointer.form == form
+    buffer.dumps(tmp_path)
+    copy.loads(tmp_path)
+    assert (copy[:] == buffer[:]).all()
+
+
+def test_other_hooks_of_buffers_are_refused() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(9))
+    for register, wrong in ((buffer.register_save_hook, Flat2TED()), (buffer.register_load_hook, print)):
+        with pytest.raises(UnsupportedError, match=r"expected one of .* derive from StorageCheckpointerBase"):
+            register(wrong)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 from pathlib import Path as File
 from typing import Any
@@ -11,10 +11,13 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from gleanrl.data.replay_buffers.checkpointers.nested import flags_of
+from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
+from gleanrl.data.replay_buffers.checkpointers.flat import FlatStorageCheckpointer
+from gleanrl.data.replay_buffers.checkpointers.h5 import H5StorageCheckpointer
+from gleanrl.data.replay_buffers.checkpointers.nested import NestedStorageCheckpointer, flags_of
 from gleanrl.data.replay_buffers.checkpointers.rows import InMemory
 from gleanrl.data.replay_buffers.checkpointers.trajectories import DONE, Path, Streams, join, split
-from gleanrl.errors import CheckpointError, CorruptCheckpointError
+from gleanrl.errors import CheckpointError, CorruptCheckpointError, UnsupportedError
 from gleanrl.tree import NestedKey, as_key, as_path, flatten
 
 _OFFSETS, _LENGTHS, _SIZES = (("trajectories", name) for name in ("offsets", "lengths", "sizes"))
@@ -211,3 +214,36 @@ class H5Combine(_Hook):
 def _leaves(data: TensorDictBase) -> dict[Path, torch.Tensor]:
     """Return the leaves, nested tensors among them."""
     return {as_path(key): data.get(key) for key in data.keys(include_nested=True, leaves_only=True)}
+
+
+_SAVING: dict[type[_Hook], type[StorageCheckpointerBase]] = {
+    TED2Flat: FlatStorageCheckpointer,
+    TED2Nested: NestedStorageCheckpointer,
+    H5Split: H5StorageCheckpointer,
+}
+_LOADING = (Flat2TED, Nested2TED, H5Combine)
+
+
+def save_form(hook: Any) -> StorageCheckpointerBase:
+    """Return the checkpointer that writes what a `TED2Flat`, `TED2Nested` or `H5Split` makes of records.
+
+    Raises:
+        UnsupportedError: anything else.
+    """
+    if type(hook) not in _SAVING:
+        raise _no_hook("register_save_hook", hook, _SAVING)
+    return _SAVING[type(hook)]()
+
+
+def check_load_hook(hook: Any) -> None:
+    """Raise `UnsupportedError` for anything but a `Flat2TED`, `Nested2TED` or `H5Combine`."""
+    if not isinstance(hook, _LOADING):
+        raise _no_hook("register_load_hook", hook, _LOADING)
+
+
+def _no_hook(call: str, hook: Any, known: Iterable[type[_Hook]]) -> UnsupportedError:
+    names = ", ".join(kind.__name__ for kind in known)
+    return UnsupportedError(
+        f"{call}: expected one of {names}, got {type(hook).__name__}; for a form of your own derive from "
+        "StorageCheckpointerBase, and set the storage's checkpointer"
+    )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase, with_tensors
+from gleanrl.data.replay_buffers.checkpointers.hooks import check_load_hook, save_form
 from gleanrl.data.replay_buffers.checkpointers.whole import TensorStorageCheckpointer
 from gleanrl.data.replay_buffers.familiar import make_concrete
 from gleanrl.data.replay_buffers.storages.direct import Direct, Prepared
@@ -90,6 +91,14 @@ class Storage(Direct, Stateful[StorageState]):
 
     dump = save = dumps
     load = loads
+
+    def register_save_hook(self, hook: Any) -> None:
+        """Write records into checkpoints as a hook of other releases does; see `save_form`."""
+        self.checkpointer = save_form(hook)
+
+    def register_load_hook(self, hook: Any) -> None:
+        """Take the counterpart of such a hook: it has nothing to do, checkpoints in any form are read."""
+        check_load_hook(hook)
 
     collate: Callable[[Any], Any] | None = None
     """What makes a batch of fetched records; None where `fetch` returns one."""

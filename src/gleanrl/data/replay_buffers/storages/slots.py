@@ -117,6 +117,8 @@ class Slots(Access, Versioned):
         """Return the number of transitions stored."""
         return self.num_steps * self.rows_per_step
 
+    _len = property(__len__)  # a private name that programs do use
+
     # Moments
 
     _moments: tuple[weakref.ref[Moment], ...] = ()  # which are being saved
