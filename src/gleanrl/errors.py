@@ -33,6 +33,10 @@ class UnsupportedError(GleanError, NotImplementedError):
     """A combination of valid options that can't work together; the message says which and what to do."""
 
 
+class UnservedMemberError(UnsupportedError, AttributeError):
+    """A method or an attribute that another release has and this one doesn't; the message says what to use."""
+
+
 class EndlessError(UnsupportedError, TypeError):
     """The length of something endless was asked for; `list` and progress bars go by the TypeError."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gleanrl.compat.keywords import check_keywords
+from gleanrl.compat.members import refuse_members
 from gleanrl.compat.names import ALIASES, UNSERVED, Unserved
 from gleanrl.errors import UnsupportedError
 
@@ -16,7 +17,8 @@ def bind(module: str, namespace: dict[str, Any]) -> None:
     """Complete a public module by what the table says of it; the last line of its file.
 
     Second names are bound and added to ``__all__``. Names that aren't served can be imported and raise when they are
-    used; `dir` and ``import *`` leave them out. Constructors of the module's classes know keywords of other releases.
+    used; `dir` and ``import *`` leave them out. Constructors of the module's classes know keywords of
+    other releases, and the classes the members that they haven't.
 
     Args:
         module: its ``__name__``.
@@ -25,6 +27,7 @@ def bind(module: str, namespace: dict[str, Any]) -> None:
     names = namespace["__all__"]
     for name in names:
         check_keywords(namespace[name])
+        refuse_members(namespace[name])
     for row in ALIASES:
         if row.module == module:
             namespace[row.name] = resolve(row.target, namespace)

@@ -333,6 +333,28 @@ _OF_GYM = {
 _OF_LAZY_STORAGES = {
     "shared_init": UnservedKeyword("make the buffer with shared=True before the processes start", off=False)
 }
+_OF_SLICE_SAMPLERS = {
+    "fragmented": UnservedKeyword(
+        "steps of a trajectory have to stand one after the other: write each environment's into a column of its own, "
+        "with a storage of ndim=2",
+        off=False,
+    ),
+    "init_key": UnservedKeyword(
+        "slices begin where the last one ended: every slice_len rows, or behind each row that is truncated"
+    ),
+    "step_key": UnservedKeyword("it's for fragmented=True"),
+}
+_OF_RING_WRITERS = {
+    "track_generations": UnservedKeyword("they are always counted: rb.generation(index)", off=True)
+}
+_OF_BATCHES = {
+    "metadata_from_workers": UnservedKeyword(
+        "specs are read before there are workers; pass EnvCreator(make_env) to read them once for several batches",
+        off=False,
+    ),
+    "shutdown_timeout": UnservedKeyword("use timeouts=Timeouts(close_s=seconds)"),
+}
+_USE_A_BUFFER = UnservedKeyword("write to the buffers themselves: ensemble[number] is one")
 _USE_WORKERS = UnservedKeyword(
     "use MultiSyncDataCollector or MultiaSyncDataCollector with [create_env_fn] * num_workers"
 )
@@ -355,7 +377,32 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
         "transport": UnservedKeyword(_THROUGH_RAY, off="auto"),
         "transport_options": UnservedKeyword(_THROUGH_RAY),
     },
+    "EnvMetaData": dict.fromkeys(
+        ("batch_locked", "device_map", "env_str", "supports_set_state", "tensordict"),
+        UnservedKeyword("get_env_metadata(env) makes one"),
+    ),
+    "GymLikeEnv": {"spec_locked": UnservedKeyword("env.set_spec_lock_(False) unlocks the specs", off=True)},
+    "PrioritizedSampler": {"device": UnservedKeyword("priorities live on the CPU", off="cpu")},
+    "PrioritizedSliceSampler": _OF_SLICE_SAMPLERS,
+    "ReplayBufferEnsemble": {
+        "routing_dim": _USE_A_BUFFER,
+        "routing_key": _USE_A_BUFFER,
+        "shared": UnservedKeyword("share the buffers themselves", off=False),
+    },
+    "RoundRobinWriter": _OF_RING_WRITERS,
+    "SerialEnv": _OF_BATCHES,
+    "SliceSampler": _OF_SLICE_SAMPLERS,
+    "SliceSamplerWithoutReplacement": _OF_SLICE_SAMPLERS,
+    "TensorDictRoundRobinWriter": _OF_RING_WRITERS,
+    "VecGymEnvTransform": {
+        "missing_obs_value": UnservedKeyword("make the environment with AutoresetMode.DISABLED"),
+        "native_autoreset": UnservedKeyword("make the environment with AutoresetMode.DISABLED", off=False),
+    },
     "ReplayBuffer": {
+        "consume_after_n_samples": UnservedKeyword("pass sampler=ConsumingSampler(max_sample_count=n)"),
+        "sample_unit": UnservedKeyword(
+            "the sampler says what is drawn: SliceSampler for slices, RandomSampler for transitions"
+        ),
         "service_backend": UnservedKeyword(_USE_RAY, off="direct"),
         "service_backend_options": UnservedKeyword(_USE_RAY),
         "transport": UnservedKeyword(_USE_RAY, off="auto"),
@@ -369,14 +416,11 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
         ),
         **_OF_LAZY_STORAGES,
     },
-    "LazyTensorStorage": _OF_LAZY_STORAGES,
-    "ParallelEnv": {
-        "metadata_from_workers": UnservedKeyword(
-            "specs are read before there are workers; pass EnvCreator(make_env) to read them once for several batches",
-            off=False,
-        ),
-        "shutdown_timeout": UnservedKeyword("use timeouts=Timeouts(close_s=seconds)"),
+    "LazyTensorStorage": {
+        "cleanup_memmap": UnservedKeyword("its records are in memory; LazyMemmapStorage has files"),
+        **_OF_LAZY_STORAGES,
     },
+    "ParallelEnv": _OF_BATCHES,
     "DistributedDataCollector": _OF_DISTRIBUTED,
     "DistributedSyncDataCollector": _OF_DISTRIBUTED,
     "RPCDataCollector": {

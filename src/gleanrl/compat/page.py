@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
+from gleanrl.compat.members import UNSERVED_MEMBERS
 from gleanrl.compat.names import ALIASES, KEYWORDS, MODULES, UNSERVED, UNSERVED_KEYWORDS
 
 _INTRODUCTION = """# Names in other releases
@@ -37,6 +38,9 @@ def page() -> str:
         "## Keywords that aren't served\n",
         "Accepted with the value that asks for nothing (None, mostly); any other raises.\n",
         _table(("of", "keyword", "why"), unserved, plain_last=True),
+        "## Members that aren't served\n",
+        "Methods, attributes and arguments of methods; asking for one raises an AttributeError that says this.\n",
+        _table(("of", "members", "what to use"), UNSERVED_MEMBERS, plain_last=True),
         "## Names that aren't served\n",
         "They can be imported, so that a program that names many and uses a few runs; using one raises.\n",
         _table(("in", "name", "why"), UNSERVED, plain_last=True),

@@ -1,0 +1,225 @@
+"""What classes of other releases have beside what ours do: asking for it says what to use instead.
+
+A row is of a class and of those that derive from it. What a user's own class defines, or assigns, counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, NoReturn
+
+from gleanrl.errors import UnservedMemberError
+
+
+class UnservedMembers(NamedTuple):
+    """Methods, attributes and arguments of methods that aren't served."""
+
+    owner: str
+    """The name of a public class."""
+    names: str
+    """Members, and arguments as ``method(argument)``, with spaces in between."""
+    why: str
+    """What to use instead."""
+
+
+_BY_NAME = "set it at construction"
+_ON_NEW = "the buffer stamps what it serves: compare rb.generation(index) with the batch's ``_generation``"
+_IN_PLACE = "write records, or a column of them: rb[index] = records, rb[key] = column"
+_HERE = "a buffer of this process is always there; its threads end with it"
+_LATER = "for who wants to look at what a collector would return: next(iter(collector))"
+_OWN_WEIGHTS = "weights are sent by update_policy_weights_, and your own way by a weight_updater"
+_A_BUFFER = "use the buffers: ensemble[number] is one"
+
+UNSERVED_MEMBERS = (
+    # Collectors
+    UnservedMembers(
+        "DataCollectorBase",
+        "cascade_execute get_cached_weights get_distant_attr get_model receive_weights register_scheme_receiver",
+        _OWN_WEIGHTS,
+    ),
+    UnservedMembers(
+        "DataCollectorBase",
+        "disable_profile enable_profile profile_config",
+        "profile the program, with torch.profiler say; collector.stats() has the counters",
+    ),
+    UnservedMembers("DataCollectorBase", "set_post_collect_hook", f"post_collect_hook: {_BY_NAME}"),
+    UnservedMembers("DataCollectorBase", "fake_tensordict", _LATER),
+    UnservedMembers("DataCollectorBase", "verbose", "progress=True shows how far it is"),
+    UnservedMembers(
+        "DataCollectorBase", "worker_idx", "workers are numbered by their place in create_env_fn"
+    ),
+    UnservedMembers(
+        "DataCollectorBase",
+        "shutdown(raise_on_error) stats(workers)",
+        "shutdown raises what went wrong; stats() has each worker's counters",
+    ),
+    UnservedMembers(
+        "WorkersCollector",
+        "getattr_env getattr_policy map_fn",
+        "workers are other processes: read what you made them with; their counters are in stats()",
+    ),
+    UnservedMembers(
+        "WeightUpdaterBase", "collectors increment_version", "versions count by themselves: policy_version"
+    ),
+    # Buffers
+    *(
+        UnservedMembers(owner, names, why)
+        for owner in ("ReplayBuffer", "ReplayBufferEnsemble")
+        for names, why in (
+            ("as_remote client is_alive service_backend", f"{_HERE}; RayReplayBuffer is one elsewhere"),
+            ("start shutdown synchronize", _HERE),
+            ("can_sample", "ask for len(rb); a rate limiter makes sample wait until there is enough"),
+            ("query", "split rb[:] by split_trajectories, or sample slices"),
+            ("read_all_in_order write_all", "read rb[:end], and write rb[:end] = records"),
+            ("set_ set_at_ update_", _IN_PLACE),
+            ("submit_update_if_present update_if_present", f"{_IN_PLACE}; {_ON_NEW}"),
+        )
+    ),
+    UnservedMembers("PrioritizedReplayBuffer", "prioritized_sampler", "it's rb.sampler"),
+    UnservedMembers("TensorDictPrioritizedReplayBuffer", "prioritized_sampler", "it's rb.sampler"),
+    UnservedMembers(
+        "ReplayBufferEnsemble",
+        "dim_extend end_streams initialized mark_update next register_load_hook register_save_hook set_sampler "
+        "set_storage set_writer share transform write_count empty(empty_write_count) extend(update_priority)",
+        _A_BUFFER,
+    ),
+    UnservedMembers("Storage", "supports_conditional_update", _ON_NEW),
+    UnservedMembers("LazyMemmapStorage", "cleanup", "files of a storage without a scratch_dir go with it"),
+    UnservedMembers("CompressedListStorage", "to_bytestream", "give compression_fn and decompression_fn"),
+    UnservedMembers(
+        "StorageEnsemble",
+        "add attach checkpointer contains extend flatten ndim register_load_hook register_save_hook shape "
+        "supports_conditional_update",
+        "use its storages: ensemble[number] is one",
+    ),
+    UnservedMembers(
+        "StorageCheckpointerBase",
+        "register_load_hook register_save_hook",
+        "register hooks with the buffer, which takes the checkpointer of that form",
+    ),
+    UnservedMembers(
+        "StorageEnsembleCheckpointer",
+        "register_load_hook register_save_hook",
+        "register hooks with the buffers, which take the checkpointer of that form",
+    ),
+    UnservedMembers("Sampler", "can_sample", "ask for len(rb)"),
+    UnservedMembers("PrioritizedSampler", "device", "priorities live on the CPU"),
+    UnservedMembers("SliceSampler", "fragmented step_key", "see the constructor's keywords of these names"),
+    UnservedMembers(
+        "SliceSamplerWithoutReplacement",
+        "fragmented step_key",
+        "see the constructor's keywords of these names",
+    ),
+    UnservedMembers(
+        "PrioritizedSliceSampler",
+        "fragmented step_key device",
+        "see the constructor's keywords of these names",
+    ),
+    UnservedMembers(
+        "SamplerEnsemble",
+        "add can_sample default_priority dumps extend loads mark_update update_priority",
+        "use its samplers: ensemble[number] is one",
+    ),
+    UnservedMembers(
+        "Writer", "generations_of tracks_generations", "every slot is counted: rb.generation(index)"
+    ),
+    UnservedMembers("RoundRobinWriter", "write_at", _IN_PLACE),
+    UnservedMembers("ImmutableDatasetWriter", "WRITING_ERR", "writing raises an UnsupportedError"),
+    UnservedMembers(
+        "TensorDictMaxValueWriter", "get_insert_index", "rb.add and rb.extend return the indices"
+    ),
+    UnservedMembers(
+        "WriterEnsemble", "dumps generations_of loads register_storage tracks_generations", _A_BUFFER
+    ),
+    # Specs
+    UnservedMembers(
+        "TensorSpec",
+        "SPEC_HANDLED_FUNCTIONS implements_for_spec make_neg_dim index",
+        "specs are values: make another one of the shape; index tensors by spec.to_numpy, or by the action itself",
+    ),
+    UnservedMembers("MultiCategorical", "n set_provisional_n", "the numbers are spec.nvec"),
+    UnservedMembers("MultiOneHot", "n", "the number of bits is spec.shape[-1]"),
+    UnservedMembers("Stacked", "space", "its members have one each: spec[0].space"),
+    UnservedMembers(
+        "StackedComposite",
+        "names ones_update rand_update refine_names zeros_update",
+        "use td.update(spec.rand()), and so on",
+    ),
+    UnservedMembers("Bounded", "CONFLICTING_KWARGS", "errors name the arguments"),
+    # Environments
+    UnservedMembers(
+        "EnvBase", "collector register_collector", "an environment doesn't know who collects from it"
+    ),
+    UnservedMembers(
+        "EnvBase", "auto_complete_done_specs", "flags that are missing in the done spec are always added"
+    ),
+    UnservedMembers(
+        "EnvBase", "configure_parallel make_parallel", "use ParallelEnv(num_workers, create_env_fn)"
+    ),
+    UnservedMembers("EnvBase", "eager", "nothing is compiled unless you compile it"),
+    UnservedMembers(
+        "EnvBase",
+        "rollout(actions) rollout(storing_device) rollout(set_state)",
+        "give a policy that returns the actions; .to(device) moves what comes back; reset(td, set_state=True) "
+        "before, and auto_reset=False",
+    ),
+    UnservedMembers(
+        "GymLikeEnv", "git_url libname validated available_envs info_dict_reader", "of the wrapped library"
+    ),
+    UnservedMembers("GymWrapper", "rebuild_with_kwargs", "make another one"),
+    UnservedMembers("SerialEnv", "non_blocking select_and_clone", "what is returned is always a copy"),
+    UnservedMembers("ParallelEnv", "non_blocking select_and_clone", "what is returned is always a copy"),
+    UnservedMembers("TransformedEnv", "set_missing_tolerance", "a transform has it: env.transform[0]"),
+    UnservedMembers("PendulumEnv", "angle_normalize make_composite_from_td metadata", "gleanrl.envs has it"),
+    UnservedMembers("TicTacToeEnv", "full get_action_mask win", "read the board and the mask of the batch"),
+    UnservedMembers("EnvMetaData", "clone expand metadata_from_env tensordict", "use get_env_metadata"),
+    UnservedMembers("EnvCreator", "init_", "it is ready once it is made"),
+    # Transforms
+    UnservedMembers(
+        "Transform", "dump transform_fake_tensordict", "specs say it all; state_dict has the state"
+    ),
+    UnservedMembers("CatFrames", "future inplace mask_key unfolding", "call the transform on the batch"),
+    UnservedMembers(
+        "DensifyReward",
+        "in_keys is_tdmodule_compatible out_keys out_keys_source reset_out_keys reset_parameters_recursive "
+        "select_out_keys",
+        "it's a transform of buffers, no TensorDictModule: give it to transform=, or call it on the batch",
+    ),
+    UnservedMembers("TensorDictPrimer", "device", "specs have it: primer.primers.device"),
+    UnservedMembers("UnsqueezeTransform", "unsqueeze_dim", "dim is it"),
+    UnservedMembers("SqueezeTransform", "squeeze_dim unsqueeze_dim", "dim is it"),
+    UnservedMembers(
+        "VecNorm", "SEP denorm standard_normal", "to_observation_norm() makes a transform with an inverse"
+    ),
+    UnservedMembers(
+        "VecNormV2",
+        "SEP denorm prefix standard_normal",
+        "to_observation_norm() makes a transform with an inverse",
+    ),
+)
+
+
+def unserved_members(owners: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield the names in the rows of these classes, each with what to use instead."""
+    for row in UNSERVED_MEMBERS:
+        if row.owner in owners:
+            yield from ((name, row.why) for name in row.names.split())
+
+
+class _Unserved:
+    """Stands in a class for a member that it hasn't."""
+
+    def __init__(self, name: str, why: str) -> None:
+        self._name, self._why = name, why
+
+    def __get__(self, found: Any, owner: type[Any]) -> NoReturn:
+        raise UnservedMemberError(f"{owner.__name__}.{self._name} isn't served: {self._why}")
+
+
+def refuse_members(subject: Any) -> None:
+    """Let a class of ours say of the members that it hasn't what to use instead; costs nothing otherwise."""
+    if not isinstance(subject, type) or not subject.__module__.startswith("gleanrl."):
+        return
+    for name, why in unserved_members((subject.__name__,)):
+        if "(" not in name and name not in vars(subject):
+            setattr(subject, name, _Unserved(name, why))
