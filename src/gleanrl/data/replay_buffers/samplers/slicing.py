@@ -17,7 +17,7 @@ from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.data.replay_buffers.samplers.units import Unit
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
-from gleanrl.data.replay_buffers.versions import same_generations
+from gleanrl.data.replay_buffers.versions import Version, same_generations
 from gleanrl.errors import BatchSizeError, EmptyBufferError, InvalidArgumentError, InvalidTypeError
 from gleanrl.native import Episodes
 from gleanrl.records import Draw
@@ -89,6 +89,7 @@ class Slices(Unit):
     def __init__(self, rule: SliceRule, table: EpisodeTable) -> None:
         self.rule, self.table = rule, table
         self._starts: FirstSteps | None = None  # of draws by priority
+        self._drawn: tuple[Version, int] | None = None  # a version of a storage, and a batch size that it served
 
     def follow(self, storage: Storage) -> None:
         """Keep trajectories and first steps up to date; whatever is missing is an error of the draw."""
@@ -105,13 +106,18 @@ class Slices(Unit):
 
     def uniform(self, storage: Storage, batch_size: int, random: RandomSource) -> Draw:
         """Draw a trajectory, then its first step, each uniformly."""
+        asked = storage.version, batch_size
+        if asked == self._drawn:  # such slices are there
+            return self._uniform(storage, batch_size, random)
         random.begin()
         before = random.snapshot()
         try:
-            return self._uniform(storage, batch_size, random)
+            drawn = self._uniform(storage, batch_size, random)
         except EmptyBufferError:
             random.adopt(before)  # a draw that fails uses up no random numbers
             raise
+        self._drawn = asked
+        return drawn
 
     def _uniform(self, storage: Storage, batch_size: int, random: RandomSource) -> Draw:
         count, length = self.rule.sizes(batch_size)
