@@ -15,7 +15,7 @@ from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import ranges_of
 from gleanrl.data.replay_buffers.storages.slots import UNBOUNDED
 from gleanrl.data.replay_buffers.versions import Change, Follower, changes_since, version_from, version_state
-from gleanrl.errors import EmptyBufferError, IndexRangeError, InvalidArgumentError, UnsupportedError
+from gleanrl.errors import EmptyBufferError, InvalidArgumentError, UnsupportedError
 from gleanrl.native import Priorities
 from gleanrl.state import Stateful, StateReader
 
@@ -274,31 +274,21 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         count = slots.shape[0]
         values = per_slot("priority", priority, count, torch.float64)
         expected = None if generation is None else per_slot("generation", generation, count, torch.int64)
-        try:
-            self.dropped += self._apply(native, storage, slots, values, expected)
-        except IndexRangeError:
-            # Records that were forgotten since their draw: too late as well, if they can have been drawn at all.
-            gone = (slots >= len(storage)) & (slots < storage.max_size)
-            if expected is None or not gone.any():
-                raise
-            self.dropped += self._apply(native, storage, torch.where(gone, -1, slots), values, expected)
-            self.dropped += int(gone.sum())
-
-    def _apply(
-        self, native: Priorities, storage: Storage, slots: torch.Tensor, values: torch.Tensor, expected: Any
-    ) -> int:
-        """Update, all or nothing; return how many came too late."""
-        try:
-            return native.update(
-                slots.data_ptr(),
-                values.data_ptr(),
-                slots.shape[0],
-                len(storage),
-                storage.counters_at,
-                0 if expected is None else expected.data_ptr(),
+        expected_at = 0 if expected is None else expected.data_ptr()
+        stored, written_at = len(storage), storage.counters_at
+        try:  # all or nothing
+            self.dropped += native.update(
+                slots.data_ptr(), values.data_ptr(), count, stored, written_at, expected_at
             )
-        except (ValueError, IndexError) as error:
+        except ValueError as error:
             raise as_ours(error) from error
+        except IndexError as error:
+            # Records that were forgotten since their draw: too late as well, if they can have been drawn at all.
+            gone = (slots >= stored) & (slots < storage.max_size)
+            if expected is None or not gone.any():
+                raise as_ours(error) from error
+            self.update(storage, torch.where(gone, -1, slots), values, expected)
+            self.dropped += int(gone.sum())
 
     def snapshot(self) -> PriorityState:
         """Return rule and rows."""
