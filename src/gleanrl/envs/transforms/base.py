@@ -233,6 +233,11 @@ class Transform(Contained):
         owners = [next(c for c in type(self).__mro__ if hook in vars(c)) for hook in _HOOKS]
         return all(vars(owner).get("on_rows", False) for owner in owners) and not self.enable_inv_on_reset
 
+    def stepping(self) -> tuple[Callable[..., Any], bool]:
+        """Return the hook that gets a step's outcome, and whether it gets the root before that: `_step` or `_call`."""
+        own = bool(overridden(self, "_step", of=Transform))
+        return (self._step if own else self._call), own
+
     def idles(self) -> bool:
         """Return whether a step's outcome passes unchanged: no keys, and no hook that would look for more."""
         return not self.pairs() and self._goes_by_keys("_step", "_call")

@@ -78,7 +78,7 @@ class TransformedStepper(Stepper):
         super().__init__(torch.Size(env.batch_size), base.device, rules, base.lease)
         self.through_tensordicts = self._base.through_tensordicts
         self._transform, chain = env.transform, flattened(env.transform)
-        self._steps = [transform._step for transform in chain if not transform.idles()]
+        self._steps = [transform.stepping() for transform in chain if not transform.idles()]
         self._inverts = self._transform.inverts()
         self._keeps_values = all(type(t).__module__.startswith("gleanrl.") for t in chain)
         dims = len(self.batch_size)
@@ -225,8 +225,11 @@ class TransformedStepper(Stepper):
             root, outcome = self._root, self._outcome
             root.t = t
             made = outcome.clear(t)
-            for run in self._steps:
-                run(root, outcome)
+            for run, takes_root in self._steps:
+                if takes_root:
+                    run(root, outcome)
+                else:
+                    run(outcome)
             for key in self._required:
                 if key not in made:
                     made[key] = outcome.get(key)
