@@ -54,6 +54,17 @@ def test_the_limit_of_a_files_size_is_an_error_that_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_without_a_name_grows_and_leaves_nothing(tmp_path):
+    file = fs.nameless_file(tmp_path)
+    try:
+        fs.write_all(file, [b"ab"])
+        fs.reserve(file, 100)
+        assert os.pread(file, 200, 0) == b"ab" + bytes(98)
+        assert not any(tmp_path.iterdir()) and not os.get_inheritable(file)
+    finally:
+        os.close(file)
+
+
 def test_a_map_is_the_file(tmp_path):
     path = tmp_path / "column"
     fs.create_file(path, 8192)

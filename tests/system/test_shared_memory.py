@@ -58,12 +58,13 @@ def test_copies_exclude_each_other():
         pass
 
 
-def test_descriptors_are_closed():
+@pytest.mark.parametrize("in_file", [False, True])
+def test_descriptors_are_closed(in_file, tmp_path):
     before = len(os.listdir("/proc/self/fd"))
-    memory = SharedMemory(64)
+    memory = SharedMemory(64, tmp_path if in_file else None)
     twin = copy.deepcopy(memory)
     del memory, twin
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) == before and not any(tmp_path.iterdir())
 
 
 def test_a_failure_leaves_nothing():
@@ -75,8 +76,10 @@ def test_a_failure_leaves_nothing():
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_memory_that_grows_is_seen_by_whoever_maps_it_anew():
-    memory = SharedMemory(64)
+@pytest.mark.parametrize("in_file", [False, True])
+def test_memory_that_grows_is_seen_by_whoever_maps_it_anew(in_file, tmp_path):
+    memory = SharedMemory(64, tmp_path if in_file else None)
+    assert memory.free_bytes() > 1 << 16
     other = pickle.loads(pickle.dumps(memory))
     earlier = memory.map
     memory.resize(1 << 16)

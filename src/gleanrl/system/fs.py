@@ -54,13 +54,32 @@ def create_file(path: Path, num_bytes: int) -> None:
     with opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as file:
         try:
             faults.point("fs.allocate")
-            _reserve(file, num_bytes)
+            reserve(file, num_bytes)
         except BaseException:
             os.unlink(path)
             raise
 
 
-def _reserve(file: int, num_bytes: int) -> None:
+def nameless_file(folder: Path) -> int:
+    """Return the descriptor of a new file that has no name; the operating system frees it with its last user.
+
+    Args:
+        folder: Which file system it is on.
+
+    Raises:
+        OSError: No such folder, or no right to write there.
+    """
+    faults.point("fs.create")
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return os.dup(file.fileno())
+
+
+def reserve(file: int, num_bytes: int) -> None:
+    """Let an open file have so many bytes at least, their space reserved on the disk; new ones are zeros.
+
+    Raises:
+        OSError: The disk is full.
+    """
     if num_bytes == 0:
         return
     if hasattr(os, "posix_fallocate"):
@@ -285,6 +304,11 @@ def remove_tree(path: Path) -> None:
         shutil.rmtree(path)
     else:
         os.unlink(path)
+
+
+def temporary_place() -> Path:
+    """Return the system's place for temporary files."""
+    return Path(tempfile.gettempdir())
 
 
 def temporary_dir(prefix: str) -> tempfile.TemporaryDirectory[str]:

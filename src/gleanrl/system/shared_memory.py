@@ -1,7 +1,8 @@
 """Memory that processes share by name, with a lock that a dying process can't keep.
 
-It is anonymous memory (Linux's memfd): nothing is left behind, whatever dies. Its name is that of a descriptor of a
-process that has it open, so that it can be pickled by any means; it is opened while that process lives.
+It is anonymous memory (Linux's memfd), or a file without a name: nothing is left behind, whatever dies. Its name is that
+of a descriptor of a process that has it open, so that it can be pickled by any means; it is opened while that process
+lives.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import repeat, starmap
+from pathlib import Path
 from typing import Any
 
-from gleanrl.system import faults
+from gleanrl.system import faults, fs, proc
 from gleanrl.system.forks import renew_in_child
 
 
@@ -26,21 +28,36 @@ class SharedMemory:
 
     Args:
         num_bytes: its size, positive; it begins with zeros.
+        folder: where it is a file, its space reserved on the disk; None for memory.
 
     Raises:
-        OSError: if the system has no memory, or no memfd.
+        OSError: if the system has no memory, no memfd, or no space in `folder`.
     """
 
-    def __init__(self, num_bytes: int) -> None:
+    def __init__(self, num_bytes: int, folder: Path | None = None) -> None:
         faults.point("memory.create")
-        descriptor = os.memfd_create("gleanrl-shared", os.MFD_CLOEXEC)
+        self.folder = folder
+        if folder is None:
+            descriptor = os.memfd_create("gleanrl-shared", os.MFD_CLOEXEC)
+        else:
+            descriptor = fs.nameless_file(folder)
         try:
-            os.ftruncate(descriptor, num_bytes)
+            self._grow(descriptor, num_bytes)
             self._take(descriptor, num_bytes)
         except BaseException:
             self.__dict__.pop("_descriptor", None)
             os.close(descriptor)
             raise
+
+    def _grow(self, descriptor: int, num_bytes: int) -> None:
+        if self.folder is None:
+            os.ftruncate(descriptor, num_bytes)
+        else:
+            fs.reserve(descriptor, num_bytes)
+
+    def free_bytes(self) -> int | None:
+        """Return how many bytes more there may be, about; None if that isn't known."""
+        return proc.available_memory() if self.folder is None else fs.free_bytes(self.folder)
 
     def _take(self, descriptor: int, num_bytes: int) -> None:
         self._descriptor, self._num_bytes = descriptor, num_bytes
@@ -54,14 +71,19 @@ class SharedMemory:
         os.close(inherited)
 
     def resize(self, num_bytes: int) -> None:
-        """Map so many bytes from now on, the same ones at the beginning; earlier maps stay. It doesn't shrink."""
+        """Map so many bytes from now on, the same ones at the beginning; earlier maps stay. It doesn't shrink.
+
+        Raises:
+            OSError: if there is no space for them.
+        """
         if os.fstat(self._descriptor).st_size < num_bytes:
-            os.ftruncate(self._descriptor, num_bytes)
+            self._grow(self._descriptor, num_bytes)
         self.map, self._num_bytes = mmap.mmap(self._descriptor, num_bytes), num_bytes
 
     @classmethod
-    def _open(cls, pid: int, descriptor: int, num_bytes: int) -> SharedMemory:
+    def _open(cls, pid: int, descriptor: int, num_bytes: int, folder: Path | None) -> SharedMemory:
         new = cls.__new__(cls)
+        new.folder = folder
         faults.point("memory.open")
         try:
             opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
@@ -74,11 +96,11 @@ class SharedMemory:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by name: whoever unpickles it must do so while this process lives."""
-        return type(self)._open, (os.getpid(), self._descriptor, self._num_bytes)
+        return type(self)._open, (os.getpid(), self._descriptor, self._num_bytes, self.folder)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedMemory:
         """Return another handle of the same memory."""
-        return self._open(os.getpid(), self._descriptor, self._num_bytes)
+        return self._open(os.getpid(), self._descriptor, self._num_bytes, self.folder)
 
     def acquiring(self) -> Iterator[tuple[int, int]]:
         """Yield what `releasing` takes once others are kept out; made of C code alone (see `descriptors`)."""

@@ -15,6 +15,7 @@ from gleanrl.data.replay_buffers import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
+    PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
@@ -310,12 +311,21 @@ def test_threads_over_one_storage_tear_no_row():
     thread.join()
 
 
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
-def test_a_buffer_that_cant_be_sent_to_a_spawned_process_says_so_at_once(storage):
-    buffer = ReplayBuffer(storage=storage(5))
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        ({"storage": ListStorage(5)}, "can't be sent to a process that is spawned"),
+        (
+            {"storage": LazyTensorStorage(5), "sampler": PrioritizedSampler(5, 1.0, 1.0)},
+            "keeps priorities in one",
+        ),
+    ],
+)
+def test_a_buffer_that_cant_be_sent_to_a_spawned_process_says_so_at_once(parts, why):
+    buffer = ReplayBuffer(**parts)
     buffer.extend(torch.arange(3))
     process = multiprocessing.get_context("spawn").Process(target=print, args=(buffer,))
-    with pytest.raises(UnsupportedError, match="can't be sent to a process that is spawned"):
+    with pytest.raises(UnsupportedError, match=why):
         process.start()
     assert process.pid is None, "nothing was started"
     assert len(copy.deepcopy(buffer)) == 3

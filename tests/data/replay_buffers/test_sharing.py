@@ -15,6 +15,7 @@ import torch
 import torch.multiprocessing
 
 from gleanrl.data.replay_buffers import (
+    LazyMemmapStorage,
     LazyTensorStorage,
     PrioritizedReplayBuffer,
     PrioritizedSampler,
@@ -64,6 +65,18 @@ def test_processes_extend_and_sample_at_once(way, stored):
     # Writes lie side by side, each whole, around the end of the ring.
     key = buffer[:]["key"].roll(-buffer.storage.end)[100 % count :].view(-1, count)
     assert (key.diff(dim=1) == 1).all() and (key[:, 0] % 100_000 % count == 0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_a_buffer_that_is_sent_to_a_spawned_process_becomes_shared(storage):
+    buffer = ReplayBuffer(storage=storage(100), batch_size=16)
+    buffer.extend(rows(0, 0, 50))
+    other = started("spawn", work, buffer, 1, 10, 7)
+    assert buffer.shared
+    other.join(60)
+    assert other.exitcode == 0 and buffer.stats().rows_written == 50 + 10 * 7
+    check(buffer[:])
 
 
 def test_a_process_is_killed_while_it_writes_and_the_others_go_on():

@@ -19,9 +19,11 @@ from gleanrl.data.replay_buffers.pipeline import Pipeline
 from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.server import BufferServer
 from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.shared import is_shareable
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.errors import UnsupportedError
 from gleanrl.overrides import overridden
+from gleanrl.system import proc
 
 _Self = TypeVar("_Self", bound="Composed")
 _OPENING = threading.RLock()
@@ -168,16 +170,18 @@ class Composed(Checkpointed):
         lock is the kernel's: it is free when its holder dies, and what that one was writing is taken back.
 
         Each process has a sampler, transforms, and a sequence of random numbers of its own: an epoch of
-        `SamplerWithoutReplacement` is a process's. Records live in anonymous shared memory, once more for
-        what a write replaces, as far as writes reach.
+        `SamplerWithoutReplacement` is a process's. Records live in anonymous shared memory, once more for what a write
+        replaces, as far as writes reach; those of a `LazyMemmapStorage` in a file without a name in its `scratch_dir`,
+        twice their size. A buffer that is an argument of a process that is spawned becomes shared by that.
 
         Args:
             shared: True; a shared buffer stays one.
 
         Raises:
-            UnsupportedError: a storage other than a `LazyTensorStorage` on the CPU, a sampler with priorities, which
-                would differ from process to process, a writer other than the ring writers, or a rate limiter, which
-                counts in one process.
+            UnsupportedError: a storage other than a `LazyTensorStorage` on the CPU or a `LazyMemmapStorage`, a sampler
+                with priorities, which would differ from process to process, a writer other than the ring writers, or a
+                rate limiter, which counts in one process.
+            CapacityError: too little memory, or too little space on the disk.
         """
         with self._gate.lock:
             if shared and self._gate.limiter is not None:
@@ -236,10 +240,15 @@ class Composed(Checkpointed):
                 self._parts.sampler.follow(self._parts.storage)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle everything; the copy has a lock of its own and goes on with the same sequence of samples."""
+        """Pickle everything; the copy has a lock of its own and goes on with the same sequence of samples.
+
+        For a process that is about to be spawned the buffer is shared (see `share`), if its storage can be.
+        """
         if not self.initialized:
             return dict(self.__dict__)
         with self._gate.lock:
+            if proc.is_spawning() and is_shareable(self._parts.storage):
+                self.share()
             return {name: value for name, value in self.__dict__.items() if name != "_iteration"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -12,7 +12,8 @@ from tensordict import NonTensorData, TensorDict
 from gleanrl.data.replay_buffers import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer
 from gleanrl.data.replay_buffers.storages.shared import SharedTensorStorage, share
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
-from gleanrl.errors import SchemaError, UnsupportedError
+from gleanrl.errors import CapacityError, SchemaError, UnsupportedError
+from gleanrl.system import faults
 from tests.data.replay_buffers.sharing import check, in_child, killed_at, made, rows
 
 POINTS = ["segment.journal", "segment.begun", "segment.commit", "segment.committed"]
@@ -166,7 +167,7 @@ def test_copies_are_of_the_same_records():
 
 
 def test_what_cannot_be_shared():
-    for storage in (ListStorage(3), LazyMemmapStorage(3)):
+    for storage in (ListStorage(3), TensorStorage(torch.zeros(3))):
         with pytest.raises(UnsupportedError, match="needs a LazyTensorStorage on the CPU"):
             ReplayBuffer(storage=storage, shared=True)
     buffer = made(4)
@@ -174,6 +175,43 @@ def test_what_cannot_be_shared():
         buffer.extend(TensorDict({"x": torch.zeros(2), "name": NonTensorData("a", [2])}, [2]))
     buffer.extend(rows(0, 0, 3))
     assert len(buffer) == 3
+
+
+def test_a_memory_mapped_storage_is_a_file_without_a_name(tmp_path):
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(SIZE, scratch_dir=tmp_path))
+    buffer.extend(rows(0, 0, 23))
+    before = looks(buffer)
+    assert any(tmp_path.iterdir())
+    buffer.share()
+    assert looks(buffer) == before and buffer.storage.memory.folder == tmp_path
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+    assert killed_at("segment.commit", lambda: buffer.extend(rows(1, 0, 45)), lambda: spoil(buffer)) == -9
+    assert looks(buffer) == before
+    assert in_child(lambda: buffer.extend(rows(1, 0, 7))) == 0
+    check(buffer[:])
+    assert buffer.stats().rows_written == 27
+
+
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+def test_a_storage_that_fails_to_move_is_what_it_was(kind):
+    buffer = ReplayBuffer(storage=kind(SIZE))
+    buffer.extend(rows(0, 0, 5))
+    before = looks(buffer)
+    with faults.inject({"segment.journal": OSError("no space")}), pytest.raises(OSError, match="no space"):
+        buffer.share()
+    assert type(buffer.storage) is kind and not buffer.shared and looks(buffer) == before
+    buffer.extend(rows(0, 5, 5))
+    check(buffer.share()[:])
+
+
+def test_a_disk_without_room_is_named(tmp_path, monkeypatch):
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(SIZE, scratch_dir=tmp_path), shared=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("gleanrl.system.fs.free_bytes", lambda folder: 100)
+        with pytest.raises(CapacityError, match=rf"20 rows need .* of disk at {tmp_path}, 100 are free"):
+            buffer.extend(rows(0, 0, 5))
+    buffer.extend(rows(0, 0, 5))
+    assert len(buffer) == 5
 
 
 @pytest.mark.parametrize("amended", [False, True])

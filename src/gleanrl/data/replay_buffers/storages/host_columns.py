@@ -212,7 +212,7 @@ class ParentsColumns(OwnColumns):
         """Raise: nothing is to be written."""
         raise UnsupportedError(
             "these memory-mapped files belong to the process that this one was forked from: a write here would change "
-            "its records behind its back; give the child a buffer of its own, or send the records to the parent"
+            "its records behind its back; make the buffer with shared=True, or send the records to the parent"
         )
 
     def views(self, lead: torch.Size, index: tuple[int | slice, ...] = ()) -> list[torch.Tensor]:

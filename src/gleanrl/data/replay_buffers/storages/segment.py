@@ -13,6 +13,7 @@ import secrets
 import threading
 from collections.abc import Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +21,11 @@ import torch
 
 from gleanrl.data.replay_buffers.storages.memory import ALIGNMENT, as_column, check_room
 from gleanrl.data.replay_buffers.versions import Change, ChangeLog, Run, Version, changes_in
-from gleanrl.errors import SchemaError
+from gleanrl.errors import CapacityError, SchemaError
 from gleanrl.schema import Field
-from gleanrl.system import faults, proc
+from gleanrl.system import faults
 from gleanrl.system.shared_memory import SharedMemory
-from gleanrl.tree import Path
+from gleanrl.tree import Path as KeyPath
 
 _WORDS, _RUNS, _SCHEMA_BYTES = 64, 1024, 1 << 20
 _HEAD_BYTES = 8 * (_WORDS + 4 * _RUNS) + _SCHEMA_BYTES
@@ -48,10 +49,13 @@ class Segment:
     """Shared memory of one storage. Whoever calls it holds its lock, but for the log's version and the columns.
 
     A copy, by pickle say, is of the same memory; it has to be made while the process of the original lives.
+
+    Args:
+        folder: where it is a file; None for memory.
     """
 
-    def __init__(self) -> None:
-        self.memory = SharedMemory(_HEAD_BYTES)
+    def __init__(self, folder: Path | None = None) -> None:
+        self.memory = SharedMemory(_HEAD_BYTES, folder)
         self._meet()
         self.log.renew()
         self.commit(Books(0, 0, 0, 1))
@@ -88,7 +92,7 @@ class Segment:
         """Return new columns, ``[num_rows, *field]`` each; they count once `ready` was called.
 
         Raises:
-            CapacityError: too little memory.
+            CapacityError: too little memory, or too little space on the disk.
             SchemaError: a schema of more than a megabyte.
         """
         described = pickle.dumps(schema)
@@ -97,11 +101,17 @@ class Segment:
                 f"a shared storage keeps a schema of at most {_SCHEMA_BYTES} bytes, got {len(described)}"
             )
         needed = 2 * _length_of(fields, num_rows)[-1]
-        check_room("memory", needed, proc.available_memory(), num_rows, "share a smaller storage")
+        what = "memory" if self.memory.folder is None else f"disk at {self.memory.folder}"
+        check_room(what, needed, self.memory.free_bytes(), num_rows, "share a smaller storage")
         start = _HEAD_BYTES - _SCHEMA_BYTES
         self.memory.map[start : start + len(described)] = described
         self._head[_SCHEMA_SIZE], self._head[_ROWS] = len(described), num_rows
-        return self.columns(fields)
+        try:
+            return self.columns(fields)
+        except OSError as cause:
+            raise CapacityError(
+                f"can't reserve {needed:,} bytes of {what} for {num_rows} rows: {cause}"
+            ) from cause
 
     def ready(self) -> None:
         """Let the columns count."""
@@ -191,7 +201,9 @@ class SegmentAllocator:
     def __init__(self, segment: Segment, schema: Any) -> None:
         self._segment, self._schema = segment, schema
 
-    def __call__(self, paths: Sequence[Path], fields: Sequence[Field], num_rows: int) -> list[torch.Tensor]:
+    def __call__(
+        self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
+    ) -> list[torch.Tensor]:
         """Return the segment's columns, new ones if it has none."""
         if self._segment.is_ready:
             return self._segment.columns(fields)

@@ -10,6 +10,7 @@ import torch
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.formats import format_from_state
 from gleanrl.data.replay_buffers.storages.lazy import LazyTensorStorage
+from gleanrl.data.replay_buffers.storages.memmap import LazyMemmapStorage
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.saved import Records
 from gleanrl.data.replay_buffers.storages.segment import Books, Segment, SegmentAllocator
@@ -20,11 +21,12 @@ from gleanrl.data.replay_buffers.versions import Version
 from gleanrl.errors import SchemaError, UnsupportedError
 from gleanrl.records import Placement
 from gleanrl.state import StateReader
+from gleanrl.system import fs
 from gleanrl.system.shared_memory import SharedMemory
 
 
 class SharedTensorStorage(LazyTensorStorage):
-    """What a `LazyTensorStorage` becomes that is shared (see `share`); records, books and log are in a `Segment`.
+    """What a storage becomes that is shared (see `share`); records, books and log are in a `Segment`.
 
     Under the lock of its buffer a storage of this process is like any other. `pull` brings it in step with the
     segment when the lock is taken; each change is all or nothing for the other processes, whatever becomes of this one.
@@ -186,21 +188,44 @@ class SharedTensorStorage(LazyTensorStorage):
 def share(storage: Storage) -> SharedTensorStorage:
     """Make a storage one that several processes may use, and return it; what it holds moves to shared memory.
 
+    That of a `LazyMemmapStorage` is a file without a name in its `scratch_dir`; files that it made there are removed.
+
     Raises:
-        UnsupportedError: another storage than a `LazyTensorStorage` on the CPU.
+        UnsupportedError: another storage than a `LazyTensorStorage` on the CPU or a `LazyMemmapStorage`.
+        CapacityError: too little memory, or space on the disk; the storage is what it was.
     """
     if isinstance(storage, SharedTensorStorage):
         return storage
-    if type(storage) is not LazyTensorStorage or storage.device.type != "cpu":
+    if not is_shareable(storage):
         raise UnsupportedError(
-            f"shared: a buffer that processes share needs a LazyTensorStorage on the CPU, got {storage!r}"
+            "shared: a buffer that processes share needs a LazyTensorStorage on the CPU or a LazyMemmapStorage, got "
+            f"{storage!r}"
         )
+    folder = None
+    if isinstance(storage, LazyMemmapStorage):
+        folder = storage.scratch_dir or fs.temporary_place()
+        fs.make_dir(folder)
+    kind, before, segment = type(storage), dict(storage.__dict__), Segment(folder)
     held = storage.snapshot() if storage.initialized else None
-    shared = _opened(storage, Segment())
-    if held is not None:
-        with shared.guard():
-            shared.adopt(held)
+    shared = _opened(storage, segment)
+    try:
+        if held is not None:
+            with shared.guard():
+                shared.adopt(held)
+    except BaseException:
+        storage.__dict__.clear()
+        storage.__dict__.update(before)
+        storage.__class__ = kind
+        raise
+    before["_allocate"].discard()
     return shared
+
+
+def is_shareable(storage: Storage) -> bool:
+    """Return whether `share` takes a storage."""
+    if isinstance(storage, SharedTensorStorage):
+        return True
+    return type(storage) in (LazyTensorStorage, LazyMemmapStorage) and storage.device.type == "cpu"
 
 
 def _opened(storage: Any, segment: Segment) -> SharedTensorStorage:
