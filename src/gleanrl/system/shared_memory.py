@@ -1,8 +1,8 @@
 """Memory that processes share by name, with a lock that a dying process can't keep.
 
-It is anonymous memory (Linux's memfd), or a file without a name: nothing is left behind, whatever dies. Its name is that
-of a descriptor of a process that has it open, so that it can be pickled by any means; it is opened while that process
-lives.
+It is anonymous memory (Linux's memfd), or a file without a name: nothing is left behind, whatever dies. Its own name
+is that of a descriptor of a process that has it open, so that it can be pickled by any means; it is opened while that
+process lives.
 """
 
 from __future__ import annotations

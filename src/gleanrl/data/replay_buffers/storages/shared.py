@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -17,6 +17,7 @@ from gleanrl.data.replay_buffers.storages.segment import Books, Segment, Segment
 from gleanrl.data.replay_buffers.storages.slots import NO_SLOTS
 from gleanrl.data.replay_buffers.storages.snapshots import StorageState
 from gleanrl.data.replay_buffers.storages.table import Table
+from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.data.replay_buffers.versions import Version
 from gleanrl.errors import SchemaError, UnsupportedError
 from gleanrl.records import Placement
@@ -221,11 +222,10 @@ def share(storage: Storage) -> SharedTensorStorage:
     return shared
 
 
-def is_shareable(storage: Storage) -> bool:
+def is_shareable(storage: Storage) -> TypeGuard[TensorStorage]:
     """Return whether `share` takes a storage."""
-    if isinstance(storage, SharedTensorStorage):
-        return True
-    return type(storage) in (LazyTensorStorage, LazyMemmapStorage) and storage.device.type == "cpu"
+    kinds = LazyTensorStorage, LazyMemmapStorage, SharedTensorStorage
+    return isinstance(storage, kinds) and type(storage) in kinds and storage.device.type == "cpu"
 
 
 def _opened(storage: Any, segment: Segment) -> SharedTensorStorage:
