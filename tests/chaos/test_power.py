@@ -213,7 +213,9 @@ def test_a_file_is_the_older_one_or_the_new_one() -> None:
     with disk.mounted():
         fs.make_lasting_dir(FOLDER)
         for number in range(1, 4):
-            new_files.replace_file(path, [bytes([number]) * 64, bytes([number]) * 64])
+            new_files.replace_file(
+                path, lambda file, half=bytes([number]) * 64: [file.write(half) for _ in range(2)]
+            )
             lengths.append(len(disk.journal))
     for dump, content in cuts(disk, lengths, Remains()):
         found = 0

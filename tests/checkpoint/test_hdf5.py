@@ -13,10 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl.checkpoint.hdf5 import decoded, encoded
+from gleanrl.checkpoint import hdf5
+from gleanrl.checkpoint.hdf5 import decoded, write
+from gleanrl.checkpoint.values import Pieces
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
 
 DTYPES = (torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float16, torch.float64, torch.complex64)
+
+
+def encoded(state: Any, columns: Any, options: Any) -> np.ndarray[Any, Any]:
+    file = io.BytesIO()
+    write(file, state, columns, options)
+    return np.frombuffer(file.getvalue(), np.uint8)
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "lzf", "fletcher32": True}])
@@ -32,6 +40,20 @@ def test_states_and_columns_come_back(options: dict[str, Any]) -> None:
             if column.dtype not in (torch.bfloat16,)
             else torch.equal(found[name], column)
         )
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "gzip"}, {"chunks": (7, 3)}])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32])
+def test_what_is_made_piece_by_piece_comes_back(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(hdf5, "LARGE_BYTES", 100)
+    column = torch.randint(0, 2, (1_000, 3)).to(dtype)
+    data = column.view(torch.uint8).numpy().reshape(1_000, -1)
+    made = Pieces(dtype, (1_000, 3), lambda start, stop: data[start:stop].copy())
+    files = [encoded({"a": value}, {"x": value}, options) for value in (made, column)]
+    for state, found in map(decoded, files):
+        assert torch.equal(state["a"], column) and torch.equal(found["x"], column)
 
 
 def test_what_cant_be_saved_is_refused() -> None:

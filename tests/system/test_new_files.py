@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
 
 from gleanrl.system import faults, new_files
+from gleanrl.system.faults import At
 from gleanrl.system.new_files import NewFile, remove_abandoned, replace_file
 
 
@@ -37,7 +40,7 @@ def test_pieces_are_written_one_after_the_other(tmp_path: Path) -> None:
         ("fs.create", write),
         ("fs.write", write),
         ("fs.sync", write),
-        ("fs.rename", lambda path: replace_file(path, [b"x"])),
+        ("fs.rename", lambda path: replace_file(path, lambda file: file.write(b"x"))),
     ],
 )
 def test_every_act_can_be_made_to_fail_and_leaves_nothing(
@@ -69,3 +72,33 @@ def test_a_file_that_was_removed_before_its_lock_is_made_again(
     file = NewFile(path, [b"x"], locked=True)
     file.close()
     assert path.read_bytes() == b"x"
+
+
+def test_somebody_writes_anywhere_in_it(tmp_path: Path) -> None:
+    def fill(file: BinaryIO) -> None:
+        file.seek(4)
+        file.write(b"behind")
+        file.seek(0)
+        file.write(b"abcd")
+        file.seek(-2, io.SEEK_END)
+        assert file.tell() == 8 and file.read() == b"nd" and file.read(1) == b""
+        file.truncate(9)
+
+    file = NewFile(tmp_path / "a", ())
+    file.fill(fill)
+    assert file.size == 9 and [*file.parts(5)] == [b"abcdb", b"ehin"]
+    file.close()
+    assert (tmp_path / "a").read_bytes() == b"abcdbehin"
+
+
+def test_what_the_disk_refuses_is_told_whatever_the_writer_makes_of_it(tmp_path: Path) -> None:
+    def fill(file: BinaryIO) -> None:
+        try:
+            file.write(b"x")
+        except OSError as cause:
+            raise ValueError("can't write") from cause
+
+    for fault, kind in ((OSError("full"), OSError), (KeyError("else"), KeyError)):
+        with faults.inject({"fs.write": At(fault, visit=2)}), pytest.raises(kind, match=str(fault.args[0])):
+            NewFile(tmp_path / "a", ()).fill(fill)
+        assert not [*tmp_path.iterdir()]

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from gleanrl.checkpoint.folder import Folder
-from gleanrl.checkpoint.values import sources_in
+from gleanrl.checkpoint.values import items_in, sources_in
 from gleanrl.errors import UnsupportedError
 from gleanrl.system.proc import available_memory
 from gleanrl.system.threads import Job
@@ -29,6 +29,8 @@ class Dump:
     """
 
     def __init__(self, folder: Folder, kind: str, state: Any, keep: int) -> None:
+        for items in items_in(state):
+            items.own()
         for source in sources_in(state):  # memory is given, lest writers wait for the disk
             source.room = max(source.room, (available_memory() or 0) // 4)
         left = [state]  # the thread lets go of it once it's written

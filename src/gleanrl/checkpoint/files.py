@@ -53,6 +53,8 @@ class _Job:
     """What may be the same file in an earlier checkpoint."""
     same: bool = False
     """Whether it is, for sure."""
+    written: DataFile | None = None
+    """The file, if it is there already."""
 
 
 class FileWriter:
@@ -128,17 +130,27 @@ class FileWriter:
         return [[job.number, 0, job.size] for job in jobs]
 
     def attach(self, attachment: Attachment) -> list[list[int]]:
-        """Take bytes that get a file of their own; return where they stand, as `store` does.
+        """Take what gets a file of its own, which is written here and now if it writes itself.
+
+        Returns:
+            Where it stands, as `store` says.
 
         Raises:
             CheckpointError: its name isn't one of an attachment.
         """
         if not ATTACHED.fullmatch(attachment.name):
             raise CheckpointError(f"{attachment.name!r} isn't a name of a file: expected {ATTACHED.pattern}")
-        name, data = attachment.name, attachment.data
+        name, content = attachment.name, attachment.content
         if any(job.name == name for job in self._jobs):
             name = f"{len(self._jobs):06d}-{name}"
-        return [[self._add(data.size, [data], name).number, 0, data.size]]
+        if not callable(content):
+            return [[self._add(content.size, [content], name).number, 0, content.size]]
+        file = NewFile(f"{self._folder}/{name}", ())
+        file.fill(content)
+        self._unsynced.append(file)
+        job = self._add(file.size, [], name)
+        job.written = DataFile(name, job.size, checksums(file.parts(BLOCK_BYTES)))
+        return [[job.number, 0, job.size]]
 
     def segments(self, source: Source) -> int:
         """Take rows; return the number of the file of their first segment, which those of the others follow."""
@@ -215,6 +227,8 @@ class FileWriter:
 
     def _put(self, job: _Job) -> DataFile:
         source, number = job.source, job.segment
+        if job.written is not None:
+            return job.written
         if job.same and (found := self._linked(job)):
             if source is not None:
                 source.skip(number)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from gleanrl import optional
 from gleanrl.checkpoint import strict_json
 from gleanrl.checkpoint.migrations import HDF5, migrated
 from gleanrl.checkpoint.segments import Array
-from gleanrl.checkpoint.values import Decoder, Encoder
+from gleanrl.checkpoint.values import LARGE_BYTES, Decoder, Encoder, Pieces
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
 from gleanrl.schema import numpy_dtype, numpy_view
 
@@ -33,10 +34,13 @@ _FILTERS = frozenset((1, 2, 3, 32000))  # deflate, shuffle, fletcher32, lzf: non
 _MOST_RATIO = 1100  # deflate makes at most 1032 bytes of one
 
 
-def encoded(state: Any, columns: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -> Array:
-    """Return the bytes of a file, ``(n,)`` uint8.
+def write(
+    file: BinaryIO, state: Any, columns: Mapping[str, torch.Tensor | Pieces], options: Mapping[str, Any]
+) -> None:
+    """Write a file, piece by piece.
 
     Args:
+        file: an empty one, which can be read and written anywhere.
         state: a value of the kinds that `values` names.
         columns: by their names, in which ``/`` makes groups.
         options: of `h5py.Group.create_dataset`, for columns.
@@ -45,14 +49,13 @@ def encoded(state: Any, columns: Mapping[str, torch.Tensor], options: Mapping[st
         CheckpointError: the state can't be saved, or h5py refuses an option.
         MissingLibraryError: h5py isn't installed.
     """
-    file = io.BytesIO()
-    arrays: list[Array] = []
+    arrays: list[Array | Pieces] = []
 
-    def store(data: Array) -> int:
+    def store(data: Array | Pieces) -> int:
         arrays.append(data)
         return len(arrays) - 1
 
-    tree = Encoder(store).tree(
+    tree = Encoder(store, pieces=store).tree(
         {"state": state, "columns": {name: _kind(column) for name, column in columns.items()}}
     )
     text = strict_json.encoded({"format": FORMAT, "tree": tree})
@@ -60,34 +63,56 @@ def encoded(state: Any, columns: Mapping[str, torch.Tensor], options: Mapping[st
         group = root.create_group("state")
         group.create_dataset("tree", data=np.frombuffer(text, np.uint8))
         for number, data in enumerate(arrays):
-            group.create_dataset(str(number), data=data)
+            if isinstance(data, Pieces):
+                made = group.create_dataset(str(number), (data.width * data.shape[0],), np.uint8)
+                for start, stop in data.cut(LARGE_BYTES):
+                    made[start * data.width : stop * data.width] = data.make(start, stop).reshape(-1)
+            else:
+                group.create_dataset(str(number), data=data)
         records = root.create_group("records")
         for name, column in columns.items():
-            data = numpy_view(column.detach().cpu().contiguous())
             try:
-                records.create_dataset(name, data=data, **_options(options, data))
+                _write_column(records, name, column, options)
             except (TypeError, ValueError) as cause:
                 raise CheckpointError(f"h5_kwargs: {dict(options)} for a column {name!r}: {cause}") from cause
-    found = np.frombuffer(file.getbuffer(), np.uint8)
-    found[:_HEAD_BYTES] = np.frombuffer(_head(found), np.uint8)
-    return found
+    file.seek(_HEAD_BYTES)
+    found = hashlib.sha256()
+    while part := file.read(LARGE_BYTES):
+        found.update(part)
+    file.seek(0)
+    file.write(_head(found))
 
 
-def _head(data: Array) -> bytes:
-    """Return what the file of these bytes begins with."""
-    line = _MAGIC + hashlib.sha256(data[_HEAD_BYTES:].data).hexdigest().encode() + b"\n"
-    return line.ljust(_HEAD_BYTES, b"\0")
+def _head(found: Any) -> bytes:
+    """Return what a file begins with, given the hash of what follows."""
+    return (_MAGIC + found.hexdigest().encode() + b"\n").ljust(_HEAD_BYTES, b"\0")
 
 
-def _kind(column: torch.Tensor) -> dict[str, Any]:
-    return {"dtype": column.dtype, "shape": column.shape}
+def _kind(column: torch.Tensor | Pieces) -> dict[str, Any]:
+    return {"dtype": column.dtype, "shape": torch.Size(column.shape)}
 
 
-def _options(options: Mapping[str, Any], data: Array) -> dict[str, Any]:
-    if not options or not data.size:
-        return {}
-    rows = max(1, _CHUNK_BYTES // max(1, data[0].nbytes))
-    return {"chunks": (min(rows, len(data)), *data.shape[1:]), **options}
+def _write_column(records: Any, name: str, column: torch.Tensor | Pieces, options: Mapping[str, Any]) -> None:
+    dtype, shape = numpy_dtype(column.dtype), tuple(column.shape)
+    width = dtype.itemsize * math.prod(shape[1:])
+    if options and width * shape[0]:
+        options = {"chunks": (min(max(1, _CHUNK_BYTES // width), shape[0]), *shape[1:]), **options}
+    else:
+        options = {}
+    made = records.create_dataset(name, shape, dtype, **options)
+    if not width:
+        return
+    step = made.chunks[0] if made.chunks else 1  # a chunk is compressed once
+    step *= max(1, LARGE_BYTES // (step * width))
+    for start in range(0, shape[0], step):
+        stop = min(start + step, shape[0])
+        made[start:stop] = _rows(column, start, stop, dtype)
+
+
+def _rows(column: torch.Tensor | Pieces, start: int, stop: int, dtype: np.dtype[Any]) -> Array:
+    if isinstance(column, Pieces):
+        return column.make(start, stop).view(dtype).reshape(stop - start, *column.shape[1:])
+    return numpy_view(column[start:stop].detach().cpu().contiguous())
 
 
 def decoded(data: Array) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -97,7 +122,7 @@ def decoded(data: Array) -> tuple[Any, dict[str, torch.Tensor]]:
         CorruptCheckpointError: it is damaged, or something that `encoded` doesn't write.
         MissingLibraryError: h5py isn't installed.
     """
-    if data[:_HEAD_BYTES].tobytes() != _head(data):
+    if data[:_HEAD_BYTES].tobytes() != _head(hashlib.sha256(data[_HEAD_BYTES:].data)):
         raise CorruptCheckpointError("an HDF5 file whose hash doesn't fit")
     h5py = optional.h5py()
     try:

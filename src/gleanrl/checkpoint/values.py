@@ -1,22 +1,26 @@
 """States as plain values: a tree of JSON, whose tensors stand in arrays of bytes beside it.
 
 What can be saved is a short list: None, booleans, integers, floats, strings, bytes, lists, tuples, dictionaries,
-tensors, TensorDicts, `torch.Size`, dtypes and devices. Everything else is refused by name. Reading makes these kinds
+tensors, TensorDicts, also with non-tensor data of these kinds, `torch.Size`, dtypes and devices. Everything else is
+refused by name. Reading makes these kinds
 and no others.
 """
 
 from __future__ import annotations
 
 import base64
+import copy
+import io
 import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, BinaryIO
 
+import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
 from gleanrl.checkpoint.segments import Array, Layout, Segmented, Source, bytes_of, rows_of
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
@@ -46,17 +50,30 @@ def dtype_name(dtype: torch.dtype) -> str:
     return name
 
 
-@dataclass(frozen=True)
 class Attachment:
     """Bytes that are a file of their own in a checkpoint, for other programs to read.
 
-    Attributes:
+    Args:
         name: of the file, as `ATTACHED` says; a number stands before it where the name is taken.
-        data: ``(n,)`` uint8.
+        content: ``(n,)`` uint8, or what writes the file: it is called with an empty one, which can be read and written
+            anywhere.
     """
 
-    name: str
-    data: Array
+    def __init__(self, name: str, content: Array | Callable[[BinaryIO], object]) -> None:
+        self.name, self.content = name, content
+
+    @cached_property
+    def data(self) -> Array:
+        """The bytes, in memory."""
+        if not callable(self.content):
+            return self.content
+        file = io.BytesIO()
+        self.content(file)
+        return np.frombuffer(file.getbuffer(), np.uint8)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the bytes."""
+        return Attachment, (self.name, self.data)
 
 
 class Pieces:
@@ -111,15 +128,41 @@ class Later(ABC):
         """Return it."""
 
 
+class Items(Later):
+    """Objects in a list of their own, which others may have, too; to another process they go as the list."""
+
+    def make(self) -> list[Any]:
+        """Return the list."""
+        found: list[Any] = self.of
+        return found
+
+    def own(self) -> None:
+        """Take copies of the objects: whoever has them goes on while they are written."""
+        self.of = copy.deepcopy(self.of)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the list."""
+        return list, (self.of,)
+
+
 def sources_in(state: Any) -> Iterator[Source]:
     """Yield the rows that stand in a state."""
-    if isinstance(state, Source):
+    return (part for part in _parts_in(state) if isinstance(part, Source))
+
+
+def items_in(state: Any) -> Iterator[Items]:
+    """Yield the lists of objects that stand in a state."""
+    return (part for part in _parts_in(state) if isinstance(part, Items))
+
+
+def _parts_in(state: Any) -> Iterator[Source | Items]:
+    if isinstance(state, (Source, Items)):
         yield state
     elif isinstance(state, Later):
-        yield from sources_in(state.of)
+        yield from _parts_in(state.of)
     elif isinstance(state, (dict, list, tuple)):
         for part in state.values() if isinstance(state, dict) else state:
-            yield from sources_in(part)
+            yield from _parts_in(part)
 
 
 class Encoder:
@@ -169,11 +212,16 @@ class Encoder:
         if isinstance(value, Pieces):
             return self._made(value)
         if isinstance(value, Attachment) and self._attach is not None:
-            return {"$file": self._attach(value), "name": value.name, "size": value.data.size}
+            places = self._attach(value)
+            return {"$file": places, "name": value.name, "size": sum(size for _, _, size in places)}
         if isinstance(value, Later):
             return self.tree(value.make(), where, depth)
         if isinstance(value, Source) and self._segments is not None:
             return self._rows(value, self._segments(value))
+        if type(value) is NonTensorData:
+            return {"$data": self.tree(value.data, where, depth + 1), "batch_size": list(value.batch_size)}
+        if type(value) is NonTensorStack:
+            return {"$stack": self._list(value.tensordicts, where, depth + 1), "dim": value.stack_dim}
         if isinstance(value, TensorDictBase):
             return self._encoded_tensordict(value, where, depth + 1)
         if isinstance(value, torch.dtype):
@@ -299,6 +347,15 @@ class Decoder:
         names = tree["names"]
         return TensorDict(parts, _sizes(tree["batch_size"]), device=device, names=names)
 
+    def _non_tensor(self, tree: dict[str, Any], depth: int) -> NonTensorData:
+        return NonTensorData(data=self.value(tree["$data"], depth), batch_size=_sizes(tree["batch_size"]))
+
+    def _non_tensors(self, tree: dict[str, Any], depth: int) -> NonTensorStack:
+        parts = [self.value(part, depth) for part in _list(tree["$stack"])]
+        if not parts or not all(type(part) in (NonTensorData, NonTensorStack) for part in parts):
+            raise CorruptCheckpointError("a stack of something else than non-tensor data")
+        return NonTensorStack(*parts, stack_dim=_sizes([tree["dim"]])[0])
+
     def _pairs(self, tree: dict[str, Any], depth: int) -> dict[Any, Any]:
         found = {}
         for key_tree, part in _list(tree["$map"]):
@@ -326,6 +383,8 @@ _MAKERS: dict[str, tuple[Callable[[Decoder, dict[str, Any], int], Any], frozense
         ("$rows", Decoder._segmented, "id", "rows", "step", "fields"),
         ("$tensor", Decoder._tensor, "dtype", "shape"),
         ("$tensordict", Decoder._decoded_tensordict, "batch_size", "device", "names"),
+        ("$data", Decoder._non_tensor, "batch_size"),
+        ("$stack", Decoder._non_tensors, "dim"),
     )
 }
 """For each kind of value what makes it, and the keys that its object has."""

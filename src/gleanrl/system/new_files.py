@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import io
 import os
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from gleanrl.system import faults, fs
 
@@ -66,6 +67,32 @@ class NewFile:
             self.drop()
             raise
 
+    def fill(self, write: Callable[[BinaryIO], object]) -> None:
+        """Have somebody write it who reads and writes anywhere in it; it is empty.
+
+        Raises:
+            OSError: The disk is full, or any other failure of the operating system; nothing is left behind.
+            BaseException: What `write` raised; nothing is left behind.
+        """
+        stream = _Stream(self._file)
+        try:
+            write(stream)
+        except BaseException:
+            self.drop()
+            if stream.failure is not None:  # who wrote may have made something else of it
+                raise stream.failure from None
+            raise
+
+    @property
+    def size(self) -> int:
+        """The bytes that it has."""
+        return fs.size_of(self._file)
+
+    def parts(self, size: int) -> Iterator[bytes]:
+        """Yield what was written, in parts of that size."""
+        for offset in range(0, self.size, size):
+            yield os.pread(self._file, size, offset)
+
     def sync(self) -> None:
         """Return once the bytes are on the disk. A sync that failed is final: it's never tried again.
 
@@ -92,8 +119,57 @@ class NewFile:
         self.close()
 
 
+class _Stream(io.RawIOBase, BinaryIO):
+    """An open file for libraries that write by themselves.
+
+    Attributes:
+        failure: What the operating system refused.
+    """
+
+    def __init__(self, file: int) -> None:
+        self._file, self._at = file, 0
+        self.failure: OSError | None = None
+
+    def readinto(self, buffer: Any) -> int:
+        count = fs.read_into(self._file, buffer, self._at)
+        self._at += count
+        return count
+
+    def write(self, data: Any) -> int:
+        try:
+            faults.point("fs.write")
+            left = memoryview(data).cast("B")
+            count = len(left)
+            while left:
+                done = os.pwrite(self._file, left, self._at)
+                self._at, left = self._at + done, left[done:]
+        except OSError as failure:
+            self.failure = self.failure or failure
+            raise
+        return count
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: fs.size_of(self._file)}[whence]
+        self._at = start + offset
+        return self._at
+
+    def truncate(self, size: int | None = None) -> int:
+        size = self._at if size is None else size
+        os.ftruncate(self._file, size)
+        return size
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+
 def _new(path: Path | str) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def _lock_named(file: int) -> bool:
@@ -102,15 +178,20 @@ def _lock_named(file: int) -> bool:
     return bool(os.fstat(file).st_nlink)
 
 
-def replace_file(path: Path, pieces: Iterable[Any]) -> None:
-    """Put a file of these bytes where another one may be: at any moment there is the old one or the new one, whole.
+def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Put a file where another one may be: at any moment there is the old one or the new one, whole.
+
+    Args:
+        path: Where.
+        write: Writes it; see `NewFile.fill`.
 
     Raises:
         OSError: The disk is full, or any other failure of the operating system; the old file is still there.
     """
     draft = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
-    file = NewFile(draft, pieces, locked=True)
+    file = NewFile(draft, (), locked=True)
     try:
+        file.fill(write)
         file.sync()
         fs.rename(draft, path)
     except BaseException:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from gleanrl.checkpoint.folder import Folder
 from gleanrl.data import (
     FlatStorageCheckpointer,
+    H5StorageCheckpointer,
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
@@ -24,6 +28,7 @@ from gleanrl.data import (
     TensorStorageCheckpointer,
 )
 from gleanrl.errors import CheckpointError, IncompatibleCheckpointError, InvalidTypeError, SchemaError
+from gleanrl.system import faults
 
 SAMPLERS = {
     "random": RandomSampler,
@@ -88,6 +93,42 @@ def test_lists_of_objects(tmp_path: Path) -> None:
     assert len(other) == 4
 
 
+@pytest.mark.parametrize("checkpointer", [TensorStorageCheckpointer, H5StorageCheckpointer])
+def test_non_tensor_data_in_a_list(tmp_path: Path, checkpointer: Any) -> None:
+    def empty() -> ReplayBuffer:
+        return ReplayBuffer(storage=ListStorage(4), collate_fn=list, checkpointer=checkpointer())
+
+    made, other = empty(), empty()
+    stack = NonTensorStack("x", "y")
+    record = TensorDict({"a": torch.ones(2), "text": ["t", "u"], "all": NonTensorData({"k": [1]}, [2])}, [2])
+    made.extend([TensorDict({"below": record, "stack": stack}, [2]), TensorDict({"a": 1, "text": "t"})])
+    made.dumps(tmp_path)
+    other.loads(tmp_path)
+    first, second = other[0], other[1]
+    assert first["below", "text"] == ["t", "u"] and first["below"][1]["all"] == {"k": [1]}
+    assert first["stack"] == ["x", "y"] and second["text"] == "t" and first["below"].batch_size == (2,)
+    assert torch.equal(first["below", "a"], torch.ones(2))
+    made.add(TensorDict({"text": NonTensorData(object())}))
+    with pytest.raises(CheckpointError, match=r"\['items'\]\[2\]\['text'\]: a object can't be saved"):
+        made.storage.checkpointer.dumps(made.storage, tmp_path / "other")
+
+
+def test_objects_of_a_list_are_written_as_they_are_and_copied_for_the_background(tmp_path: Path) -> None:
+    made, leave = ReplayBuffer(storage=ListStorage(4), collate_fn=list), threading.Event()
+    made.extend([torch.zeros(2), torch.ones(2)])
+    kept = made.storage.moment_dict()["items"].make()
+    assert kept[0] is made[0] and kept[1] is made[1]
+    with faults.inject({"fs.lock": leave.wait}):
+        dump = made.dumps(tmp_path, wait=False)
+        made[0].fill_(7)
+        made.extend([torch.full((2,), 5.0)] * 4)
+        leave.set()
+        assert dump is not None and dump.wait()
+    other = ReplayBuffer(storage=ListStorage(4), collate_fn=list)
+    other.loads(tmp_path)
+    assert torch.equal(other[0], torch.zeros(2)) and torch.equal(other[1], torch.ones(2)) and len(other) == 2
+
+
 def test_what_doesnt_fit_changes_nothing(tmp_path: Path) -> None:
     made = buffer()
     made.extend(data(0, 10))
@@ -140,3 +181,37 @@ def test_a_form_of_ones_own(tmp_path: Path) -> None:
 def test_a_form_that_nobody_knows_is_named(form: Any) -> None:
     with pytest.raises(IncompatibleCheckpointError, match="isn't known here"):
         StorageCheckpointerBase.unpacked({"form": form, "packed": {}})
+
+
+PEAKS = """
+import sys, threading, torch
+from pathlib import Path
+from gleanrl.data import *
+def status(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith(name))
+buffer = ReplayBuffer(storage=LazyTensorStorage(3_000), batch_size=4)
+rows = torch.zeros(100, 1 << 15, dtype=torch.uint8)
+buffer.extend({"x": rows, "y": torch.zeros(100)})
+forms = (TensorStorageCheckpointer, FlatStorageCheckpointer, NestedStorageCheckpointer, H5StorageCheckpointer)
+for form in forms:  # what the first dump loads is no memory of the second one
+    buffer.storage.checkpointer = form()
+    buffer.dumps(Path(sys.argv[1]) / "first")
+for number in range(29):
+    buffer.extend({"x": rows + number, "y": torch.zeros(100)})
+for form in forms:
+    buffer.storage.checkpointer = form()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = status("VmRSS")
+    buffer.dumps(Path(sys.argv[1]) / form.__name__)
+    print(status("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is Linux's")
+def test_no_form_takes_memory_for_all_records(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PEAKS, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    peaks = [int(line) for line in done.stdout.split()]
+    assert len(peaks) == 4 and max(peaks) < 64, peaks  # MB, of a buffer of 94

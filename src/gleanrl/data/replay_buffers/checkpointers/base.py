@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from gleanrl.checkpoint.folder import Folder
 from gleanrl.checkpoint.segments import Fresh, Segmented
-from gleanrl.checkpoint.values import Later
+from gleanrl.checkpoint.values import Items, Later
 from gleanrl.errors import CheckpointError, CorruptCheckpointError, IncompatibleCheckpointError
 
 _STORAGE = "Storage"
@@ -131,12 +131,14 @@ class _Packed(Later):
 
 
 def with_tensors(state: Any) -> Any:
-    """Return a storage's state with all its columns in memory, be they rows in segments.
+    """Return a storage's state with all its columns in memory, be they rows in segments, and objects in plain lists.
 
     Raises:
         CorruptCheckpointError: the segments are damaged, or hold something else.
     """
     columns = state.get("columns") if isinstance(state, Mapping) else None
+    if isinstance(state, Mapping) and isinstance(items := state.get("items"), Items):
+        return {**state, "items": items.make()}
     if not isinstance(columns, Segmented):
         return state
     if not columns.layout.fields:

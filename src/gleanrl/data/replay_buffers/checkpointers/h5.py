@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ import torch
 from gleanrl import optional
 from gleanrl.arguments import positive
 from gleanrl.checkpoint import hdf5
-from gleanrl.checkpoint.values import ATTACHED, Attachment
+from gleanrl.checkpoint.values import ATTACHED, Attachment, Pieces, sources_in
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
 from gleanrl.data.replay_buffers.checkpointers.nested import NestedStorageCheckpointer
 from gleanrl.data.replay_buffers.checkpointers.trajectories import paths_of
@@ -50,6 +51,7 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
 
     form = "h5"
     makes_columns = True
+    takes_segments = True
 
     def __init__(
         self,
@@ -75,23 +77,22 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
 
     def pack(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the file."""
-        return {"file": Attachment(self.checkpoint_file, self._encoded(state))}
+        return {"file": Attachment(self.checkpoint_file, partial(self._write, state))}
 
-    def _encoded(self, state: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    def _write(self, state: Mapping[str, Any], file: BinaryIO) -> None:
         rest = self._nested.pack(state)
         names: list[str | None] = []
         columns = {}
         if "columns" in rest:
             for place, (path, column) in enumerate(zip(paths_of(rest), rest["columns"], strict=True)):
                 plain = path and all(isinstance(key, str) and _PLAIN.fullmatch(key) for key in path)
-                names.append(
-                    ("/".join(path) if plain else f"#{place}") if isinstance(column, torch.Tensor) else None
-                )
+                dense = isinstance(column, (torch.Tensor, Pieces))
+                names.append(("/".join(path) if plain else f"#{place}") if dense else None)
                 if names[-1] is not None:
                     columns[names[-1]] = column
             kept = [None if name else column for name, column in zip(names, rest["columns"], strict=True)]
             rest = {**rest, "columns": kept}
-        return hdf5.encoded({"storage": rest, "names": names}, columns, self.h5_kwargs)
+        hdf5.write(file, {"storage": rest, "names": names}, columns, self.h5_kwargs)
 
     @classmethod
     def unpack(cls, packed: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,10 +121,14 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
         elif positive("keep", keep) != 1:
             raise InvalidArgumentError(f"keep: {place} is a file, which holds one checkpoint; got {keep}")
         else:
-            data = self._encoded(storage.state_dict())
             fs.make_lasting_dir(place.parent)
             new_files.remove_abandoned(place.parent, ".h5")
-            new_files.replace_file(place, [data])
+            state = storage.moment_dict()
+            try:
+                new_files.replace_file(place, partial(self._write, state))
+            finally:
+                for source in sources_in(state):
+                    source.close()
 
     def loads(self, storage: Any, path: os.PathLike[str] | str, verify: bool = True) -> None:
         """Load a storage alone; see `ReplayBuffer.loads`.

@@ -10,11 +10,12 @@ import torch
 from tensordict import TensorDict, is_tensor_collection
 from torch.utils import _pytree
 
+from gleanrl.checkpoint.values import Items
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.direct import Prepared
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
 from gleanrl.data.replay_buffers.storages.slots import UNBOUNDED
-from gleanrl.data.replay_buffers.storages.snapshots import ContentCopy, StorageState
+from gleanrl.data.replay_buffers.storages.snapshots import Ahead, AtEnd, ContentCopy, StorageState
 from gleanrl.devices import usable_device
 from gleanrl.errors import EmptyBufferError, InvalidTypeError, SchemaError, UnsupportedError
 from gleanrl.state import StateReader
@@ -132,10 +133,17 @@ class ListStorage(Storage):
         """Return several objects as `get` gives them."""
         return items
 
+    def moment_ahead(self) -> Ahead:
+        """Begin a snapshot of the very objects: writers exchange them, and change none."""
+        return AtEnd(self._moment)
+
+    def _moment(self) -> tuple[Items, int]:
+        return Items(list(self._items)), len(self)
+
     def _start_copy(self) -> ContentCopy:
         return _ItemsCopy(self._items)
 
-    def _plain_content(self, content: list[Any]) -> dict[str, Any]:
+    def _plain_content(self, content: list[Any] | Items) -> dict[str, Any]:
         return {"items": content}
 
     def _parse_content(self, reader: StateReader, state: StorageState) -> list[Any]:

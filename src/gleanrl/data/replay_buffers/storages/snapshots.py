@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -157,6 +157,12 @@ class Ahead(Protocol):
         Returns:
             The content, and how many rows' generations aren't in it.
         """
+
+
+class AtEnd(NamedTuple):
+    """A snapshot for which nothing is done before it comes to the end."""
+
+    end: Callable[[], tuple[Any, int]]
 
 
 class Copying:

@@ -22,7 +22,7 @@ from gleanrl.data.replay_buffers.storages.saved import (
     read_records,
     stored_rows,
 )
-from gleanrl.data.replay_buffers.storages.snapshots import Ahead, ContentCopy, StorageState
+from gleanrl.data.replay_buffers.storages.snapshots import Ahead, AtEnd, ContentCopy, StorageState
 from gleanrl.data.replay_buffers.storages.table import Table
 from gleanrl.errors import EmptyBufferError, SchemaError
 from gleanrl.objects import Objects
@@ -89,7 +89,7 @@ class TabledStorage(Storage):
 
     def moment_ahead(self) -> Ahead:
         """Begin a snapshot whose records are copied when they are saved, or written on."""
-        return super().moment_ahead() if self._table is None or not self._alone else _MomentAhead(self)
+        return super().moment_ahead() if self._table is None or not self._alone else AtEnd(self.moment)
 
     def moment(self) -> tuple[Any, int]:
         """Return the records of this moment as a snapshot's content (see `Ahead.end`); the caller holds the lock."""
@@ -251,11 +251,3 @@ class TabledStorage(Storage):
         super().__setstate__(state)
         self.num_steps = 0  # there is nothing to clear: generations are those of the pickle
         self.adopt(self.parse(saved))
-
-
-class _MomentAhead:
-    def __init__(self, storage: TabledStorage) -> None:
-        self._storage = storage
-
-    def end(self) -> tuple[Any, int]:
-        return self._storage.moment()
