@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -24,6 +25,8 @@ from benchmarks.workload import FRAMES_ENV, IMAGE_CHUNK, as_tensordict, rows
 from gleanrl import optional
 from gleanrl.collectors.budget import Budget
 from gleanrl.collectors.distributed import RayCollector
+from gleanrl.collectors.distributed.making import NodeMaker
+from gleanrl.collectors.distributed.shares import Share
 from gleanrl.data import LazyTensorStorage, RayReplayBuffer, ReplayBuffer
 
 BATCH = 256
@@ -145,21 +148,33 @@ def collecting(kind: Kind, name: str) -> float:
     return statistics.median(found[1:])
 
 
-def copies() -> float:
-    """Returns the bytes that are written for a batch of images, into the object store and out of it, over its own.
+class Stored(RayCollector):
+    """One whose nodes lend nothing, as if they were on other machines."""
+
+    def _makers(self, *args: Any) -> list[NodeMaker]:
+        return [replace(maker, num_lent=0) for maker in super()._makers(*args)]
+
+
+def copies(kind: type[RayCollector]) -> float:
+    """Returns the bytes that are written for a batch of images on its way to the learner over its own.
 
     To three digits: what lies between small tensors, so that each begins at a multiple of 16, is no copy.
     """
-    nodes, workers = _collectors("async", FRAMES_ENV)
-    workers.shutdown()
+    nodes = kind(
+        partial(gym_env, FRAMES_ENV),
+        num_collectors=NODES,
+        frames_per_batch=STEPS,
+        ray_init_config=CONFIG,
+        remote_configs={"num_cpus": 0},
+    )
     source, ray = nodes.source, optional.ray()
     source.next(Budget(1, STEPS))
     while not any(node.ready for node in source.fleet.now.nodes):
         source.fleet.wait()
     arrival = next(node.ready[0] for node in source.fleet.now.nodes if node.ready)
-    parcel = ray.get(arrival.batch)
-    batch = parcel.open()
-    found = (parcel.num_bytes + batch.bytes()) / batch.bytes()
+    into_the_store = 0 if isinstance(arrival.batch, Share) else ray.get(arrival.batch).num_bytes
+    batch = nodes.next()
+    found = (into_the_store + batch.bytes()) / batch.bytes()
     nodes.shutdown()
     return round(float(found), 3)
 
@@ -212,12 +227,18 @@ GAUGES = (
         for kind in KINDS
         for label, name in (("cartpole", "CartPole-v1"), ("images", FRAMES_ENV))
     ),
-    Gauge(
-        "ray/copies",
-        "bytes written for a batch of images, into the object store and out of it, over its own",
-        "times",
-        copies,
-        2.0,
+    *(
+        Gauge(
+            f"ray/copies{name}",
+            f"bytes written for a batch of images, {way}, over its own",
+            "times",
+            partial(copies, kind),
+            bound,
+        )
+        for name, way, kind, bound in (
+            ("", "into the object store and out of it", Stored, 2.0),
+            ("-lent", "out of memory that its node lends", RayCollector, 1.0),
+        )
     ),
     Gauge(
         "ray/weights",

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gleanrl.native import Columns
 from gleanrl.objects import Leaf, Objects
 from gleanrl.pool import BufferPool
 from gleanrl.schema import Schema, numpy_twin, numpy_view
@@ -84,8 +85,7 @@ class Block:
     def copied(self, pool: BufferPool | None = None, into: Block | None = None) -> Block:
         """Return a copy; see `owned`."""
         out = into or Block(self.schema, self.batch_size[:-1], self.num_steps, pool=pool)
-        for target, column in zip(out.columns, self.columns, strict=True):
-            target.copy_(column)
+        copy_columns(out.columns, self.columns)
         return out
 
     def column(self, path: Path) -> Leaf:
@@ -157,3 +157,26 @@ class Block:
             size = torch.Size((*size[:-1], num_steps))
         names = [None] * self.time_dim + ["time"]
         return self.schema.layout.build(columns, size, device, names)
+
+
+def copy_columns(targets: Sequence[Leaf], sources: Sequence[Leaf]) -> None:
+    """Copy columns into others of their shapes and dtypes: plain ones by one call of the core, in the caller's thread.
+
+    torch's threads, which would help with large ones on an idle machine, take the cores from those that collect.
+    """
+    plain: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for target, source in zip(targets, sources, strict=True):
+        if (
+            isinstance(source, torch.Tensor)
+            and isinstance(target, torch.Tensor)
+            and (source.shape, source.dtype) == (target.shape, target.dtype)
+            and all(one.is_cpu and one.is_contiguous() and not one.requires_grad for one in (source, target))
+        ):
+            plain.append((target, source))
+        else:
+            target.copy_(source)
+    rows = Columns([source.data_ptr() for _, source in plain], [source.nbytes for _, source in plain], 1)
+    rows.gather(_FIRST.ctypes.data, 1, [target.data_ptr() for target, _ in plain])
+
+
+_FIRST = np.zeros(1, np.int64)

@@ -1,5 +1,7 @@
 """A cluster of two nodes on this machine, with small object stores, of which one is taken away again and again.
 
+That one's batches go through the stores, as if it were elsewhere.
+
 Run as a program with the number of times: a process has one Ray, and that of the tests is another one.
 """
 
@@ -10,10 +12,9 @@ from typing import Any
 
 from ray.cluster_utils import Cluster
 
-from gleanrl.collectors.distributed import RayCollector
 from gleanrl.envs import Timeouts
 from tests import rays
-from tests.collectors.distributed.helpers import Says, check_rows, environments, rows
+from tests.collectors.distributed.helpers import HalfLent, Says, check_rows, environments, rows
 
 STORE = 80 << 20
 FRAMES = 600
@@ -22,14 +23,14 @@ NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": STORE, "include_da
 FAR = {"far": 1}
 
 
-def collected(collector: RayCollector) -> Any:
+def collected(collector: HalfLent) -> Any:
     """Return what says where the next batch's frames come from; the rest is large."""
     batch = collector.next()
     batch["observation"] = batch["observation"][..., :3].clone()
     return batch.select("observation", ("collector", "traj_ids"))
 
 
-def up_to(collector: RayCollector, stream: int) -> list[Any]:
+def up_to(collector: HalfLent, stream: int) -> list[Any]:
     """Return batches up to the first one of a stream."""
     batches: list[Any] = []
     while stream not in rows(batches[-1:]):
@@ -43,7 +44,7 @@ def main(removals: int) -> None:
     cluster = Cluster(initialize_head=True, head_node_args=NODE)
     other = cluster.add_node(**NODE, resources=FAR)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-    collector = RayCollector(
+    collector = HalfLent(
         environments(2),
         Says(),
         frames_per_batch=FRAMES,

@@ -5,7 +5,7 @@ The public collectors and the workers of the multi-process ones are made of this
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ from gleanrl.rollouts.loop import collect
 from gleanrl.rollouts.modes import exploring, with_gradients
 from gleanrl.rollouts.plan import RolloutPlan
 from gleanrl.rollouts.traits import seed_env
+from gleanrl.schema import Schema
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.state import Stateful, StateReader
 from gleanrl.system import clock
@@ -135,6 +136,8 @@ class Collection(Source, Stateful[CollectionState]):
         self._kept: Block | None = None  # what `_batch` shows, where the block itself is borrowed
         self._batch: TensorDict | None = None
         self._pool = BufferPool()
+        self.target: Callable[[Schema, torch.Size, int], Block | None] | None = None
+        """Gives what batches that may be lent are filled into (see `fill`), by columns, dimensions and steps."""
 
     @property
     def goes_on(self) -> bool:  # type: ignore[override]
@@ -173,7 +176,8 @@ class Collection(Source, Stateful[CollectionState]):
 
     def collect(self, grant: Grant, lend: bool = False) -> Collected:
         """Return a batch, ``[*batch, T]``; it is shorter if the rollout was stopped. See `fill`."""
-        filled = self.fill(grant)
+        wants = self.target if lend else None
+        filled = self.fill(grant, wants and wants(self.columns.schema, self.batch_size, grant.num_steps))
         return Collected(self._wrap(filled.block, filled.num_steps, lend), filled.after)
 
     def fill(self, grant: Grant, target: Block | None = None) -> Filled:

@@ -24,7 +24,7 @@ class Descriptors:
         self._open: list[int] = []
 
     def take(self, opened: Iterator[int]) -> list[int]:
-        """Own what `opened` yields, which is made of C code alone: `pipe`, `memory`, `sent_over`; return it."""
+        """Own what `opened` yields, which is made of C code alone (see the functions below); return it."""
         before = len(self._open)
         self._open.extend(opened)
         return self._open[before:]
@@ -49,6 +49,11 @@ def pipe() -> Iterator[int]:
 def memory(name: str) -> Iterator[int]:
     """Yield new anonymous memory; `name` is shown among the open files of a process."""
     return map(os.memfd_create, (name,), (os.MFD_CLOEXEC,))
+
+
+def memory_of(process: int, descriptor: int) -> Iterator[int]:
+    """Yield memory that another process of this machine has open; `OSError` if it hasn't, or doesn't let us."""
+    return map(os.open, (f"/proc/{process}/fd/{descriptor}",), (os.O_RDWR | os.O_CLOEXEC,))
 
 
 def sent_over(link: socket.socket, packet: bytearray) -> Iterator[int]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gleanrl.collectors.distributed import DistributedDataCollector, DistributedSyncDataCollector
+from gleanrl.collectors.distributed import DistributedSyncDataCollector
 from gleanrl.envs import Timeouts
-from tests.collectors.distributed.helpers import Says, environments
+from tests.collectors.distributed.helpers import HalfLent, Says, environments
 
 PATIENT = {
     "timeouts": Timeouts(start_s=400.0),
@@ -17,10 +17,8 @@ PATIENT = {
 
 @pytest.fixture(scope="session")
 def apart(ray_session):
-    """Two nodes whose batches of 20 frames come one by one, endlessly; lost ones are made anew."""
-    collector = DistributedDataCollector(
-        environments(2), Says(), frames_per_batch=20, on_worker_error="restart", **PATIENT
-    )
+    """Two nodes whose batches of 20 frames come one by one, endlessly, one's lent; lost ones are made anew."""
+    collector = HalfLent(environments(2), Says(), frames_per_batch=20, on_worker_error="restart", **PATIENT)
     yield collector
     collector.shutdown()
     assert ray_session.is_initialized()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,8 @@ from gymnasium import spaces
 from tensordict import TensorDictBase
 from torch import nn
 
+from gleanrl.collectors.distributed import DistributedDataCollector
+from gleanrl.collectors.distributed.making import NodeMaker
 from gleanrl.envs import GymEnv, GymWrapper
 from tests.fakes import FakeFailure, OracleEnv, Script
 
@@ -49,6 +52,14 @@ def environments(count: int) -> list[Any]:
 
 def make_cartpole() -> Any:
     return GymEnv("CartPole-v1")
+
+
+class HalfLent(DistributedDataCollector):
+    """The first node lends its batches, those of the others go through the object store, as from elsewhere."""
+
+    def _makers(self, *args: Any) -> list[NodeMaker]:
+        first, *others = super()._makers(*args)
+        return [first, *(replace(maker, num_lent=0) for maker in others)]
 
 
 class Says(nn.Module):

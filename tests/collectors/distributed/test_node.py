@@ -11,7 +11,8 @@ from tensordict import TensorDict
 from gleanrl import parcels
 from gleanrl.collectors import MultiSyncDataCollector, SyncDataCollector
 from gleanrl.collectors.budget import Grant
-from gleanrl.collectors.distributed.node import Node, NodeRecipe, Order, Published
+from gleanrl.collectors.distributed.lending import Borrowed, Offer
+from gleanrl.collectors.distributed.node import Node, NodeDescription, NodeRecipe, Order, Published
 from gleanrl.collectors.tracking import Numbering
 from gleanrl.collectors.workers.servant import Given
 from gleanrl.errors import SchemaError
@@ -21,11 +22,11 @@ from tests.fakes import FakeFailure
 NONE = Published()
 
 
-def started(recipe: NodeRecipe, policy: torch.nn.Module | None = None) -> Node:
+def started(recipe: NodeRecipe, policy: torch.nn.Module | None = None) -> tuple[Node, NodeDescription]:
     node = Node()
     answer = node.start(recipe, Given.of(policy or Says(), None))
     assert answer.report is None, answer.report
-    return node
+    return node, answer.value
 
 
 def recipe(**changes: object) -> NodeRecipe:
@@ -39,9 +40,9 @@ def opened(parcel):
 
 
 def test_orders_are_carried_out_once():
-    node = started(recipe(first_id=5))
+    node, _ = started(recipe(first_id=5))
     first, batch = node.collect(Order(0, (Grant(20), Grant(10)), NONE))
-    assert (first.frames, first.left, first.part, first.report) == (20, 10, (1, 3), None)
+    assert (first.frames, first.left, first.batch.part, first.report) == (20, 10, (1, 3), None)
     again, nothing = node.collect(Order(0, (Grant(20),), NONE))
     assert (again.frames, again.left, nothing) == (0, 10, None)
     second, rest = node.collect(Order(1, (), NONE))
@@ -55,7 +56,9 @@ def test_orders_are_carried_out_once():
     assert second.next_id == int(names.max()) // 3 + 1
     for outcome, found in zip((first, second), batches, strict=True):
         last = found[-1]
-        assert outcome.under_way == (() if last["next", "done"] else (int(last["collector", "traj_ids"]),))
+        assert outcome.batch.under_way == (
+            () if last["next", "done"] else (int(last["collector", "traj_ids"]),)
+        )
     afresh, _ = node.collect(Order(3, (Grant(7),), NONE, afresh=True, reset=True))
     assert (afresh.frames, afresh.left) == (7, 0)
     assert node.ask("close").report is None
@@ -64,7 +67,7 @@ def test_orders_are_carried_out_once():
 def test_failures_are_reported_and_counted():
     policy = Says()
     policy.become(FATAL)
-    node = started(recipe(), policy)
+    node, _ = started(recipe(), policy)
     outcome, batch = node.collect(Order(0, (Grant(20),), NONE))
     assert batch is None and (outcome.frames, outcome.left, outcome.is_final) == (0, 20, False)
     with pytest.raises(FakeFailure, match="broke on purpose"):
@@ -79,7 +82,7 @@ def test_failures_are_reported_and_counted():
 
 
 def test_weights_come_from_the_object_store(ray_session):
-    node = started(recipe())
+    node, _ = started(recipe())
     refs = broadcast(ray_session, value=torch.full((2,), 4.0))
     outcome, batch = node.collect(Order(0, (Grant(20),), Published(1, 7, refs)))
     found = opened(batch)
@@ -100,10 +103,14 @@ def broadcast(ray, **weights: torch.Tensor):
 
 def test_a_node_with_workers_and_its_state():
     keywords = {"frames_per_batch": 20, "cat_results": "stack"}
+    offer = Offer.of(1)
     made = recipe(
-        collector=MultiSyncDataCollector, create_env_fn=[lambda: make_wide(0)] * 2, keywords=keywords
+        collector=MultiSyncDataCollector,
+        create_env_fn=[lambda: make_wide(0)] * 2,
+        keywords=keywords,
+        offer=offer,
     )
-    node = started(made)
+    node, told = started(made)
     try:
         _, batch = node.collect(Order(0, (Grant(10),), NONE))
         found = opened(batch)
@@ -113,10 +120,12 @@ def test_a_node_with_workers_and_its_state():
         state = node.ask("save").value
         stats = node.ask("load", state, True).value
         assert stats.delivered == 20
-        outcome, batch = node.collect(Order(1, (Grant(10),), NONE))
-        assert outcome.frames == 20
-        assert not set(opened(batch)["collector", "traj_ids"].unique().tolist()) & set(
-            names.unique().tolist()
-        )
+        outcome, batch = node.collect(Order(1, (Grant(10),), NONE, lend=True))
+        assert (outcome.frames, batch) == (20, None)
+        memory = Borrowed.opened(told.memory, offer)
+        assert memory is not None
+        lent = memory.share(outcome.batch.place).view()
+        check_rows([lent[1:]])
+        assert not set(lent["collector", "traj_ids"].unique().tolist()) & set(names.unique().tolist())
     finally:
         node.ask("close")

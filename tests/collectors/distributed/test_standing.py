@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from gleanrl.collectors.distributed.node import Outcome
+from gleanrl.collectors.distributed.node import Contents, Outcome
 from gleanrl.collectors.distributed.standing import Call, NodeState, Standing
 from gleanrl.collectors.ledger import Ledger
 from gleanrl.collectors.workers.restarts import Losses
@@ -30,8 +30,8 @@ def state(now: Standing) -> Any:
 def test_batches_arrive_and_are_delivered_once():
     now = standing(0, 1)
     assert state(now).owed == state(now).coming == 20
-    first = outcome(0, 10, 10, left=5, environment=3)._replace(under_way=(4, 7))
-    now = now.arriving(1, first)
+    first = outcome(0, 10, 10, left=5, environment=3)._replace(batch=Contents(under_way=(4, 7)))
+    now = now.arriving(1, first, "batch 0")
     assert state(now).owed == 15 and state(now).coming == 25 and state(now).served == 1
     assert now.ledger.discards == {"environment": 3}
     taken = Taken({1: "batch 0"}, 9, 0, 1, True, 2.0)
@@ -39,28 +39,32 @@ def test_batches_arrive_and_are_delivered_once():
     assert now.ledger.spent == 9 and now.ledger.discards == {"environment": 3, "budget": 1}
     assert now.delivering(taken) is now and not state(now).ready
     assert now.under_way == {(1, 0): (4, 7)}
-    now = now.arriving(1, outcome(1, 10, 20, environment=3))
+    now = now.arriving(1, outcome(1, 10, 20, environment=3), "batch 1")
     assert now.ledger.discards == {"environment": 3, "budget": 1} and state(now).next_id == 2
 
 
 def test_what_is_unwanted_is_discarded_as_it_arrives():
-    now = standing(0, 1).arriving(1, outcome(0, 10, 10)).discarding(1, "reset")
+    now = standing(0, 1).arriving(1, outcome(0, 10, 10), "batch 0").discarding(1, "reset")
     assert now.ledger.discards == {"reset": 10} and state(now).coming == 0
     assert state(now).unwanted.reason == "reset" and state(now).reset and state(now).afresh
-    now = now.arriving(1, outcome(1, 7, 17, left=3))
+    now = now.arriving(1, outcome(1, 7, 17, left=3), "batch 1")
     assert now.ledger.discards == {"reset": 17} and not state(now).unwanted
     assert state(now).owed == 0  # it is told to forget what is left
 
 
 def test_batches_that_an_interrupt_has_hidden_are_discarded_and_what_follows_them():
-    now = standing(0, 1, 2).arriving(1, outcome(0, 10, 10)).arriving(1, outcome(1, 10, 30))
+    now = (
+        standing(0, 1, 2)
+        .arriving(1, outcome(0, 10, 10), "batch 0")
+        .arriving(1, outcome(1, 10, 30), "batch 1")
+    )
     assert now.ledger.discards == {"interrupted": 30} and not state(now).ready
-    now = now.arriving(1, outcome(2, 10, 40))
+    now = now.arriving(1, outcome(2, 10, 40), "batch 2")
     assert now.ledger.discards == {"interrupted": 40} and state(now).reset and not state(now).unwanted
 
 
 def test_a_lost_node_keeps_what_has_arrived():
-    now = standing(0, 1).arriving(1, outcome(0, 10, 10))
+    now = standing(0, 1).arriving(1, outcome(0, 10, 10), "batch 0")
     now = now.losing(1, 10, "worker", Losses(1))
     after = state(now)
     assert now.ledger.discards == {"worker": 10} and after.down and len(after.ready) == 1

@@ -10,6 +10,7 @@ from gleanrl.collectors.distributed.standing import Arrival
 from gleanrl.collectors.source import Collected
 from gleanrl.collectors.workers.standing import Taken
 from gleanrl.errors import UnsupportedError
+from gleanrl.pool import BufferPool
 from gleanrl.ray_runtime import RayRuntime
 from gleanrl.system import clock
 
@@ -28,6 +29,7 @@ class AsynchronousNodes(NodeSource):
     def __init__(self, runtime: RayRuntime, company: Company) -> None:
         super().__init__(runtime, company)
         self.num_envs, self.batch_size = self.width, self.description.batch_size
+        self._pool = BufferPool()
         self._open: int | None = None
         self._frames = self.width
         self._turn = 0
@@ -64,16 +66,16 @@ class AsynchronousNodes(NodeSource):
         self._open, outcome = number, arrival.outcome
         seconds = clock.monotonic() - begin
         taken = Taken({number: arrival.batch}, outcome.frames, outcome.flagged, 0, True, seconds)
-        return Collected(batch, taken, outcome.part)
+        return Collected(batch, taken, outcome.batch.part)
 
     def _batch(self, number: int, arrival: Arrival, lend: bool) -> Any:
         """Return a node's batch, or where it is; None if it was lost with its machine."""
         if self._company.by_reference and not self.fleet.now.nodes[number].losses.number:
             return arrival.batch
-        parcel = self.fleet.fetched(number, arrival)
-        if parcel is None or self._company.by_reference:
-            return parcel and arrival.batch  # of a node that was lost once: it's here
-        return parcel.view() if lend else parcel.open()
+        share = self.fleet.fetched(number, arrival)
+        if share is None or self._company.by_reference:
+            return share and arrival.batch  # of a node that was lost once: it's here
+        return share.view() if lend else share.own(self._pool)
 
     def collect(self, grant: Grant) -> Collected:
         """Refuse: nodes collect ahead, within the budget."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gleanrl.arguments import positive
-from gleanrl.collectors.distributed.fleet import NodeMaker
+from gleanrl.collectors.distributed.making import NodeMaker
 from gleanrl.collectors.distributed.node import NodeRecipe
 from gleanrl.collectors.facade import SyncDataCollector
 from gleanrl.collectors.multi import (
@@ -160,6 +160,7 @@ def makers_of_nodes(
     keywords: Sequence[Mapping[str, Any]],
     policies: tuple[Any, Any],
     options: Sequence[Mapping[str, Any]],
+    num_lent: int,
 ) -> list[NodeMaker]:
     """Return how nodes are made; what their policies are made of is put into the object store once.
 
@@ -170,6 +171,7 @@ def makers_of_nodes(
         keywords: of each.
         policies: the policy, or None and what makes it (or a list with one for each).
         options: of each actor.
+        num_lent: see `NodeMaker`.
     """
     count, fleet = len(environments), next(_fleets)
     given = policies_of(*policies, count)
@@ -186,6 +188,7 @@ def makers_of_nodes(
             ),
             refs[id(given[number])],
             options[number],
+            num_lent,
         )
         for number in range(count)
     ]

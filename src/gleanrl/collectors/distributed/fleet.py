@@ -4,37 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from gleanrl.collectors.budget import Grant
 from gleanrl.collectors.distributed.allowance import Allowance
-from gleanrl.collectors.distributed.node import Answer, Node, NodeDescription, NodeRecipe, Order, Published
+from gleanrl.collectors.distributed.lending import Borrowed
+from gleanrl.collectors.distributed.making import NodeMaker, Starting, unlike
+from gleanrl.collectors.distributed.node import Answer, NodeDescription, NodeRecipe, Order, Published
+from gleanrl.collectors.distributed.shares import Share, StoredShare
 from gleanrl.collectors.distributed.standing import Arrival, Call, NodeState, Standing
 from gleanrl.collectors.ledger import Ledger
 from gleanrl.collectors.workers.restarts import Restarts
-from gleanrl.errors import SchemaError, WorkerCrashedError, WorkerTimeoutError
+from gleanrl.errors import WorkerCrashedError, WorkerTimeoutError
 from gleanrl.ray_runtime import RayRuntime
 from gleanrl.system import clock
 from gleanrl.system.clock import Deadline
 
 LOST = "worker"
 """Why frames of a node that was lost are discarded."""
-
-
-@dataclass(frozen=True)
-class NodeMaker:
-    """How a node's actor is made.
-
-    Attributes:
-        recipe: of its collector.
-        given: where what its policy is made of stands in the object store.
-        options: of the actor.
-    """
-
-    recipe: NodeRecipe
-    given: Any
-    options: Mapping[str, Any]
 
 
 class Fleet:
@@ -76,7 +63,9 @@ class Fleet:
         self.now = Standing(Ledger(), ())
         self.actors: list[Any] = []
         self._makers: list[NodeMaker] = []
-        self._starting: dict[int, tuple[Any, Deadline]] = {}
+        self._starting: dict[int, Starting] = {}
+        self._borrowed: dict[int, Borrowed] = {}
+        """Memory of the nodes that lend theirs: those on this machine."""
         self._descriptions: dict[int, NodeDescription] = {}
         self.closed = False
         self.add(makers)
@@ -114,20 +103,22 @@ class Fleet:
             raise
 
     def _start(self, number: int, recipe: NodeRecipe) -> None:
-        maker = self._makers[number]
-        self.actors[number] = actor = self._ray.remote(Node).options(**maker.options).remote()
-        self._starting[number] = actor.start.remote(recipe, maker.given), Deadline(self._start_s)
+        self._starting[number] = self._makers[number].started(self._ray, recipe, Deadline(self._start_s))
+        self.actors[number] = self._starting[number].actor
 
     def _started(self, number: int) -> None:
         """Take note of a node that was made, or couldn't be."""
-        ref, _ = self._starting.pop(number)
-        answer = self._got(number, ref)
+        starting = self._starting.pop(number)
+        answer = self._got(number, starting.ref)
         if answer is None:
             return
         error = None if answer.report is None else answer.report.error(self._origin(number))
         if error is None:
             self._descriptions[number] = answer.value
-            error = _unlike(self._descriptions, number)
+            found = starting.offer and Borrowed.opened(answer.value.memory, starting.offer)
+            if found is not None:
+                self._borrowed[number] = found
+            error = unlike(self._descriptions, number)
         if error is None:
             self.now = self.now.with_node(number, down=False)
         elif self.now.nodes[number].losses.number:
@@ -165,7 +156,10 @@ class Fleet:
         """
         node = self.now.nodes[number]
         afresh |= node.afresh
-        order = Order(node.asked, tuple(grants), weights, afresh, node.reset)
+        lends = number in self._borrowed
+        if weights.number == node.outcome.weights:
+            weights = weights._replace(refs=())  # it has them, and Ray keeps books of every reference
+        order = Order(node.asked, tuple(grants), weights, afresh, node.reset, node.wanted, lends)
         outcome, batch = self.actors[number].collect.options(num_returns=2).remote(order)
         frames = sum(Allowance.frames(grant, num_envs) for grant in grants)
         call = Call(node.asked, frames, outcome, batch)
@@ -188,7 +182,7 @@ class Fleet:
         self._runtime.check()
         self._revive()
         heads = {node.calls[0].outcome: number for number, node in enumerate(self.now.nodes) if node.calls}
-        starting = {ref: number for number, (ref, _) in self._starting.items()}
+        starting = {one.ref: number for number, one in self._starting.items()}
         refs = [*heads, *starting, *others]
         remaining = [deadline.remaining() for deadline in self._deadlines()]
         soonest = min((seconds for seconds in remaining if seconds is not None), default=None)
@@ -201,12 +195,12 @@ class Fleet:
                 self._receive(heads[ref])
             elif ref in starting:
                 self._started(starting[ref])
-        for number, (_, deadline) in list(self._starting.items()):
-            if deadline.passed():
+        for number, one in list(self._starting.items()):
+            if one.deadline.passed():
                 self._late(number)
 
     def _deadlines(self) -> Iterable[Deadline]:
-        yield from (deadline for _, deadline in self._starting.values())
+        yield from (one.deadline for one in self._starting.values())
         for number, node in enumerate(self.now.nodes):
             if node.down and number not in self._starting and isinstance(node.losses.verdict, Deadline):
                 yield node.losses.verdict
@@ -217,7 +211,9 @@ class Fleet:
         if outcome is None:
             return
         wanted = not self.now.nodes[number].unwanted
-        self.now = self.now.arriving(number, outcome)
+        place = outcome.batch.place
+        batch = self._borrowed[number].share(place) if place else call.batch
+        self.now = self.now.arriving(number, outcome, batch)
         if outcome.report is None:
             return
         error = outcome.report.error(self._origin(number))
@@ -240,10 +236,12 @@ class Fleet:
                 self.now = self.now.with_node(number, calls=calls[1:])
             raise error.as_instanceof_cause() from None
 
-    def fetched(self, number: int, arrival: Arrival) -> Any:
-        """Return the parcel that a node's batch is in; None if that was lost with its machine, and is discarded."""
+    def fetched(self, number: int, arrival: Arrival) -> Share | None:
+        """Return a node's batch; None if it was lost with its machine, and is discarded."""
+        if isinstance(arrival.batch, Share):
+            return arrival.batch
         try:
-            return self._ray.get(arrival.batch)
+            return StoredShare(self._ray.get(arrival.batch))
         except self._losses:
             self.discard(number, LOST)
             return None
@@ -287,6 +285,7 @@ class Fleet:
 
     def _kill(self, number: int) -> None:
         actor, self.actors[number] = self.actors[number], None
+        self._borrowed.pop(number, None)
         if actor is not None and not self._runtime.ended:
             with suppress(Exception):
                 self._ray.kill(actor)
@@ -333,15 +332,3 @@ class Fleet:
         finally:
             for number in range(len(self.actors)):
                 self._kill(number)
-
-
-def _unlike(found: Mapping[int, NodeDescription], number: int) -> SchemaError | None:
-    """Return the error if a node isn't like the others."""
-    other = min(found)
-    one, first = found[number], found[other]
-    if one == first._replace(weights=one.weights):
-        return None
-    return SchemaError(
-        f"create_env_fn: node {number} makes batches {tuple(one.batch_size)} with the flags {one.done_paths}, node "
-        f"{other} {tuple(first.batch_size)} with {first.done_paths}; use a collector for each kind"
-    )

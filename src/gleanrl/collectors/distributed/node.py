@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cloudpickle
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 
 from gleanrl import optional
+from gleanrl.block import Block
 from gleanrl.collectors import saving
 from gleanrl.collectors.budget import Grant
 from gleanrl.collectors.collection import Collection
 from gleanrl.collectors.columns import IDS
 from gleanrl.collectors.distributed.allowance import Allowance
+from gleanrl.collectors.distributed.lending import Lender, Name, Offer, Place
 from gleanrl.collectors.ledger import CollectorStats
+from gleanrl.collectors.source import Source
 from gleanrl.collectors.source_collector import SourceCollector
 from gleanrl.collectors.tracking import Numbering
 from gleanrl.collectors.workers.crew_source import CrewSource
 from gleanrl.collectors.workers.servant import Given
 from gleanrl.collectors.workers.weights import fields_of
-from gleanrl.errors import ClosedError, WorkerError
+from gleanrl.errors import CapacityError, ClosedError, WorkerError
 from gleanrl.parcels import Parcel
-from gleanrl.schema import Field
+from gleanrl.schema import Field, Schema
 from gleanrl.system import clock
 from gleanrl.tree import Path, as_key, iter_leaves
 from gleanrl.workers.main import seed_globals
@@ -54,6 +59,21 @@ class Order(NamedTuple):
     """Whether what was granted before, and is left, is forgotten."""
     reset: bool = False
     """Whether all environments are reset first."""
+    wanted: int = 0
+    """The first order whose batch may still be needed."""
+    lend: bool = False
+    """Whether the batch may stand in memory that the node lends."""
+
+
+class Contents(NamedTuple):
+    """What a batch holds, and where it is."""
+
+    part: tuple[int, int] = (0, 1)
+    """See `Collected.part`; of all nodes."""
+    under_way: tuple[int, ...] = ()
+    """Ids of the trajectories in the batch that don't end there."""
+    place: Place | None = None
+    """Where the batch stands in memory that the node lends; None if it goes through the object store."""
 
 
 class Outcome(NamedTuple):
@@ -72,10 +92,7 @@ class Outcome(NamedTuple):
     idle_share: float
     weights: int
     """The number of the weights that it uses."""
-    part: tuple[int, int] = (0, 1)
-    """See `Collected.part`; of all nodes."""
-    under_way: tuple[int, ...] = ()
-    """Ids of the trajectories in the batch that don't end there."""
+    batch: Contents = Contents()
     report: Report | None = None
     """Of what collecting raised."""
     is_final: bool = False
@@ -97,6 +114,8 @@ class NodeDescription(NamedTuple):
     done_paths: tuple[Path, ...]
     weights: Mapping[Path, Field] | None
     """Shapes and dtypes of the policy's; None if it has none."""
+    memory: Name | None = None
+    """That which it lends, if it can be seen by its owner."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +130,7 @@ class NodeRecipe:
         entropy: seeds the global generators of the actor's process.
         first_id: the first local id that may be used.
         seed: of its first environment, and whether all get the same; None for none.
+        offer: what the owner would borrow; None for nothing.
     """
 
     collector: type[SourceCollector]
@@ -120,6 +140,7 @@ class NodeRecipe:
     entropy: Sequence[int]
     first_id: int = 0
     seed: tuple[int, bool] | None = None
+    offer: Offer | None = None
 
     def made(self, given: Given) -> SourceCollector:
         """Return the collector, with a policy or what makes it."""
@@ -130,12 +151,14 @@ class NodeRecipe:
 class Node:
     """A Ray actor's object. Ray calls one method at a time, in the owner's order.
 
-    The batch of an order is pickled, straight from where it was collected, after `collect` has returned and before
-    the next call: until then nobody writes there.
+    The batch of an order is lent, where it was collected; or it is pickled, straight from there, after `collect` has
+    returned and before the next call: until then nobody writes there.
     """
 
     def __init__(self) -> None:
         self._asked = 0
+        self._lender: Lender | None = None
+        self._lends = False
 
     def start(self, recipe: NodeRecipe, given: Given) -> Answer:
         """Make the collector; answer with its `NodeDescription`."""
@@ -150,12 +173,28 @@ class Node:
             if recipe.seed is not None:
                 self.seed(*recipe.seed)
             source = self._collector.source
+            if recipe.offer is not None:
+                self._offer(recipe.offer, source)
             self._allowance = Allowance(source.num_envs)
             self._weights = Published()
             self._begun, self._busy_s = clock.monotonic(), 0.0
-            return Answer(NodeDescription(source.batch_size, source.done_paths, _weights_of(self._collector)))
+            name = None if self._lender is None else self._lender.name
+            return Answer(
+                NodeDescription(source.batch_size, source.done_paths, _weights_of(self._collector), name)
+            )
         except Exception as error:
             return Answer(report=Report.of(error))
+
+    def _offer(self, offer: Offer, source: Source) -> None:
+        """Have memory to lend, if the machine has any, and a collection fill it as it is."""
+        with suppress(CapacityError):
+            self._lender = Lender(offer)
+        if isinstance(source, Collection):
+            source.target = self._target
+
+    def _target(self, schema: Schema, batch_size: torch.Size, num_steps: int) -> Block | None:
+        """Return the memory that the next batch is to stand in."""
+        return self._lender.block(schema, batch_size, num_steps) if self._lender and self._lends else None
 
     def collect(self, order: Order) -> tuple[Outcome, Parcel | None]:
         """Carry out an order; return what came of it, and the batch if there is one."""
@@ -172,7 +211,7 @@ class Node:
         ended = clock.monotonic()
         self._busy_s += ended - begun
         stats = collector.stats()
-        batch, part, under_way = packed or (None, (0, 1), ())
+        parcel, contents = packed or (None, Contents())
         outcome = Outcome(
             number=order.number,
             frames=handed_out(stats) - handed_out(before),
@@ -182,15 +221,17 @@ class Node:
             stats=stats,
             idle_share=1 - self._busy_s / max(ended - self._begun, 1e-9),
             weights=self._weights.number,
-            part=part,
-            under_way=under_way,
+            batch=contents,
             report=report,
             is_final=is_final,
         )
-        return outcome, batch
+        return outcome, parcel
 
     def _prepare(self, order: Order) -> None:
         source = self._collector.source
+        self._number, self._lends = order.number, order.lend
+        if self._lender is not None:
+            self._lender.take_back(order.wanted)
         if order.afresh:
             self._allowance.clear(source.spent)
         self._allowance.add(order.grants, source.spent)
@@ -204,23 +245,22 @@ class Node:
         if order.reset:
             source.reset()
 
-    def _pack(
-        self, batch: TensorDictBase, part: tuple[int, int]
-    ) -> tuple[Parcel, tuple[int, int], tuple[int, ...]]:
+    def _pack(self, batch: TensorDictBase, part: tuple[int, int]) -> tuple[Parcel | None, Contents]:
         """Return a batch with ids that no other node uses, ready to be sent."""
         if any(leaf.device.type != "cpu" for _, leaf in iter_leaves(batch) if isinstance(leaf, torch.Tensor)):
             batch = batch.to("cpu")
-        ids = batch.get(as_key(IDS))
-        local = ids + self._first_id
+        ids = batch.get(as_key(IDS)).numpy()
+        is_frame, local = ids >= 0, ids + self._first_id
         self._next_id = max(self._next_id, int(local.max()) + 1)
-        names = torch.where(ids < 0, ids, self._numbering(local))
-        batch.set(as_key(IDS), names)
+        np.copyto(ids, self._numbering(local), where=is_frame)  # where it stands: nobody else reads it there
         (worker, num_workers), (node, num_nodes) = part, self._numbering
         of_all = ((worker + self._first_id) % num_workers * num_nodes + node, num_workers * num_nodes)
-        flags = [batch.get(as_key(path)) for path in self._collector.source.done_paths]
-        ended = [names[flag.reshape(*names.shape, -1).any(-1)].unique().tolist() for flag in flags]
-        under_way = {*names[names >= 0].unique().tolist()}.difference(*ended)
-        return Parcel(batch), of_all, tuple(under_way)
+        under_way = {*ids[is_frame].tolist()}
+        for path in self._collector.source.done_paths:
+            flag = batch.get(as_key(path)).numpy().reshape(*ids.shape, -1).any(-1)
+            under_way.difference_update(ids[flag].tolist())
+        place = self._lender.lend(self._number, batch) if self._lender and self._lends else None
+        return None if place else Parcel(batch), Contents(of_all, tuple(under_way), place)
 
     def ask(self, name: str, *arguments: Any) -> Answer:
         """Call one of the methods below, by its name."""

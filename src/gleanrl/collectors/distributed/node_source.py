@@ -13,7 +13,8 @@ from tensordict import TensorDictBase
 
 from gleanrl.collectors import saving
 from gleanrl.collectors.distributed.broadcast import BroadcastWeights, LoadedPolicy
-from gleanrl.collectors.distributed.fleet import Fleet, NodeMaker
+from gleanrl.collectors.distributed.fleet import Fleet
+from gleanrl.collectors.distributed.making import NodeMaker
 from gleanrl.collectors.distributed.node import NodeRecipe
 from gleanrl.collectors.ledger import CollectorStats, Ledger, WorkerStats, mean_of_known
 from gleanrl.collectors.source import Collected, Loading, Source
@@ -245,7 +246,7 @@ class NodeSource(Source):
             self.fleet.discard_all("state")
             now = self.fleet.now
             for number, found in zip(parts, stats, strict=True):
-                outcome = now.nodes[number].outcome._replace(stats=found, left=0)
+                outcome = now.nodes[number].outcome._replace(stats=found, left=0, weights=0)
                 now = now.with_node(number, reset=False, outcome=outcome)
             ledger = replace(counts or now.ledger, spent=counted.spent, batches=counted.batches)
             self.fleet.now = now._replace(ledger=ledger.cutting(len(cut)), under_way={})

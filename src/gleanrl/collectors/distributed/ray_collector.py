@@ -19,7 +19,7 @@ from gleanrl.collectors.distributed.choices import (
     makers_of_nodes,
     options_of_actors,
 )
-from gleanrl.collectors.distributed.fleet import NodeMaker
+from gleanrl.collectors.distributed.making import NodeMaker
 from gleanrl.collectors.distributed.node_source import Company, NodeSource
 from gleanrl.collectors.distributed.synchronous import SynchronousNodes
 from gleanrl.collectors.multi import MultiaSyncDataCollector, WorkersCollector
@@ -194,11 +194,18 @@ class RayCollector(SourceCollector):
             {**keywords, **{name: place[number] for name, place in places.items()}} for number in range(count)
         ]
         seen = (storing, postproc, post_collect_hook, trajs_per_batch, split_trajs or None)
-        by_reference = isinstance(replay_buffer, RayReplayBuffer) and extend_buffer and not sync
+        by_reference = (
+            isinstance(replay_buffer, RayReplayBuffer)
+            and extend_buffer
+            and not sync
+            and all(one is None for one in seen)
+        )
+        ahead = 2 * workers + 1 if issubclass(collector, MultiaSyncDataCollector) else 2
         moved = any(place is not None for place in (*places["device"], *places["policy_device"]))
         self.policy = initialised(policy, _first(environments[0]))
         self._policies = self.policy, policy_factory
         self._sync = sync
+        self._num_lent = 0 if by_reference else 1 if sync else ahead
         self._runtime = RayRuntime(ray_init_config)
         try:
             company = Company(
@@ -208,8 +215,8 @@ class RayCollector(SourceCollector):
                 following_of(update_after_each_batch, moved),
                 interval if interval > -1 else None,
                 patience.start_s,
-                2 * workers + 1 if issubclass(collector, MultiaSyncDataCollector) else 2,
-                by_reference and all(one is None for one in seen),
+                ahead,
+                by_reference,
             )
             source = self._nodes = (
                 SynchronousNodes(self._runtime, company, self._joined)
@@ -242,7 +249,13 @@ class RayCollector(SourceCollector):
             {**self._keywords[number % len(self._keywords)], **more} for number, more in enumerate(extra)
         ]
         return makers_of_nodes(
-            self._runtime.ray, self._collector, environments, keywords, self._policies, options
+            self._runtime.ray,
+            self._collector,
+            environments,
+            keywords,
+            self._policies,
+            options,
+            self._num_lent,
         )
 
     @property

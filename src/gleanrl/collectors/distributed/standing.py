@@ -21,7 +21,7 @@ class Call(NamedTuple):
     outcome: Any
     """Where the outcome will be."""
     batch: Any
-    """Where the batch will be."""
+    """Where the batch will be, unless it is lent."""
 
 
 class Arrival(NamedTuple):
@@ -29,7 +29,7 @@ class Arrival(NamedTuple):
 
     outcome: Outcome
     batch: Any
-    """Where it is."""
+    """Where it is: a reference, or the share itself, which is lent."""
 
 
 class Unwanted(NamedTuple):
@@ -76,6 +76,14 @@ class NodeState(NamedTuple):
         return (0 if self.afresh else self.outcome.left) + sum(call.frames for call in self.calls)
 
     @property
+    def wanted(self) -> int:
+        """The first order whose batch may still be needed."""
+        here = [
+            arrival.outcome.number for arrival in self.ready
+        ]  # maybe of an actor that was lost: no harm done
+        return min([self.asked, *here, *(call.number for call in self.calls)])
+
+    @property
     def coming(self) -> int:
         """Frames of it that are on their way to the user, at most."""
         return (0 if self.unwanted else self.owed) + sum(arrival.outcome.frames for arrival in self.ready)
@@ -94,8 +102,8 @@ class Standing(NamedTuple):
         node = self.nodes[number]._replace(**changes)
         return self._replace(nodes=(*self.nodes[:number], node, *self.nodes[number + 1 :]))
 
-    def arriving(self, number: int, outcome: Outcome) -> Standing:
-        """Return it after the outcome of a node's first order under way has arrived.
+    def arriving(self, number: int, outcome: Outcome, batch: Any) -> Standing:
+        """Return it after the outcome of a node's first order under way has arrived; see `Arrival.batch`.
 
         Batches that the node has made and that nobody can find any more, since an interrupt came between an order and
         its note, are discarded, and what follows them: it would have a hole before it.
@@ -111,7 +119,7 @@ class Standing(NamedTuple):
         if reason:
             ledger = ledger.discarding(outcome.frames + missing, reason)
         elif outcome.frames:
-            ready = (*ready, Arrival(outcome, call.batch))
+            ready = (*ready, Arrival(outcome, batch))
         others = bool(node.unwanted and calls and calls[0].number < node.unwanted.before)
         after = self._replace(ledger=ledger).with_node(
             number,
@@ -157,6 +165,7 @@ class Standing(NamedTuple):
         under_way = dict(self.under_way)
         for number in taken.shares:
             ready = self.nodes[number].ready
-            under_way[number, ready[0].outcome.part[0]] = ready[0].outcome.under_way
+            batch = ready[0].outcome.batch
+            under_way[number, batch.part[0]] = batch.under_way
             after = after.with_node(number, ready=ready[1:])
         return after._replace(under_way=under_way)

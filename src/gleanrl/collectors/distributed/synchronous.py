@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensordict import TensorDictBase
-
-from gleanrl.block import Block
+from gleanrl.block import Block, copy_columns
 from gleanrl.collectors.budget import Grant, Grants
 from gleanrl.collectors.columns import IDS, NONFINITE
 from gleanrl.collectors.distributed.node_source import Company, NodeSource
+from gleanrl.collectors.distributed.shares import Share
 from gleanrl.collectors.source import Collected
 from gleanrl.collectors.workers.assembling import Arrangement, mask_last
 from gleanrl.collectors.workers.crew_source import SIBLING
@@ -17,9 +16,8 @@ from gleanrl.collectors.workers.standing import Taken
 from gleanrl.data.boundaries import MASK
 from gleanrl.pool import BufferPool
 from gleanrl.ray_runtime import RayRuntime
-from gleanrl.schema import Schema
 from gleanrl.system import clock
-from gleanrl.tree import as_key, flatten
+from gleanrl.tree import as_key
 
 
 class SynchronousNodes(NodeSource):
@@ -63,16 +61,16 @@ class SynchronousNodes(NodeSource):
         self.refresh_weights()
         steps = enumerate(self._arrangement.steps(grant.num_steps))
         wanted = {number: Grant(count, grant.random) for number, count in steps if count}
-        shares: dict[int, Any] = {}
+        shares: dict[int, Share] = {}
         try:
             while len(shares) < len(wanted):
                 self._order_missing(wanted)
                 nodes = self.fleet.now.nodes
                 missing = [number for number in wanted if number not in shares and nodes[number].ready]
                 for number in missing:
-                    parcel = self.fleet.fetched(number, nodes[number].ready[0])
-                    if parcel is not None:
-                        shares[number] = parcel.view()
+                    share = self.fleet.fetched(number, nodes[number].ready[0])
+                    if share is not None:
+                        shares[number] = share
                 if not missing:
                     self.fleet.wait()
         except Exception:
@@ -80,20 +78,22 @@ class SynchronousNodes(NodeSource):
             raise
         return self._collected([shares[number] for number in wanted], list(wanted), grant, begin)
 
-    def _joined(self, shares: list[TensorDictBase]) -> Any:
+    def _joined(self, shares: list[Share]) -> Any:
         """Return the batch that shares make, in memory of its own: one copy."""
-        dim, first = self._arrangement.dim, shares[0]
-        lengths = [share.shape[-1] for share in shares]
-        num_steps = sum(lengths) if self._arrangement.in_time else lengths[0]
-        out = Block(Schema.of(first), self._arrangement.size, num_steps, pool=self._pool)
+        blocks, devices = zip(*[share.block() for share in shares], strict=True)
+        dim, in_time = self._arrangement.dim, self._arrangement.in_time
+        num_steps = sum(block.num_steps for block in blocks) if in_time else blocks[0].num_steps
+        out = Block(blocks[0].schema, self._arrangement.size, num_steps, pool=self._pool)
+        axis = 0 if dim == 0 else out.time_dim
         begin = 0
-        for number, share in enumerate(shares):
-            axis = 0 if dim == 0 else out.time_dim
-            count = share.shape[0 if dim == 0 else -1]
-            for target, leaf in zip(out.columns, flatten(share).values(), strict=True):
-                (target[number] if dim is None else target.narrow(axis, begin, count)).copy_(leaf)
+        for number, block in enumerate(blocks):
+            count = block.batch_size[0 if dim == 0 else -1]
+            places = [
+                target[number] if dim is None else target.narrow(axis, begin, count) for target in out.columns
+            ]
+            copy_columns(places, block.columns)
             begin += count
-        return out.batch(None, first.device)
+        return out.batch(None, devices[0])
 
     def lose(self, reason: str) -> None:
         """Discard the shares of the open batch."""
@@ -106,9 +106,7 @@ class SynchronousNodes(NodeSource):
             if not node.down and not node.ready and not node.calls:
                 self.fleet.order(number, [grant], self.width, self.weights.latest(number), afresh=True)
 
-    def _collected(
-        self, shares: list[TensorDictBase], numbers: list[int], grant: Grant, begin: float
-    ) -> Collected:
+    def _collected(self, shares: list[Share], numbers: list[int], grant: Grant, begin: float) -> Collected:
         batch = self._joined(shares)
         ready = {number: self.fleet.now.nodes[number].ready[0] for number in numbers}
         outcomes = [arrival.outcome for arrival in ready.values()]
