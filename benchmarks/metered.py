@@ -15,8 +15,10 @@ values between these, tensordict's TensorDictModule, ProbabilisticTensorDictModu
 isn't counted as the program's: whoever calls a policy decides how its modules are driven.
 
 `environments` is the part that the environments' own steps and resets take: those of simulators made for gymnasium, its
-wrappers left out, and `_step` and `_reset` of environments that the program defines. A count costs about a microsecond,
-which is in `data`, too.
+wrappers left out, and `_step` and `_reset` of environments that the program defines.
+
+`counting` is what counting these parts costs, which is in `data`, too: so many calls, by what a call that does nothing
+costs at the end of the run.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from benchmarks.clock import now
 BUFFERS = ("ReplayBuffer", "TensorDictReplayBuffer", "TensorDictPrioritizedReplayBuffer")
 DRIVERS = (TensorDictModule, ProbabilisticTensorDictModule)
 DRAWS = ("__init__", "sample", "rsample", "log_prob", "sample_and_log_prob", "rsample_and_log_prob")
+CALLS_TIMED, REPEATS = 10_000, 5
 CALLS = ("__init__", "extend", "add", "sample", "update_priority", "update_tensordict_priority", "empty")
 
 
@@ -48,6 +51,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.seconds, self.own = 0.0, {"networks": 0.0, "environments": 0.0}
+        self._counted = self._passed = 0
         self._inside = self._in_own = False
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,9 +74,12 @@ class Meter:
 
         @functools.wraps(call)
         def metered(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            counted = self._inside and not self._in_own
-            if not counted or isinstance(owner, DRIVERS) or ".envs.transforms." in type(owner).__module__:
+            if not self._inside or self._in_own:
                 return call(owner, *args, **kwargs)
+            if isinstance(owner, DRIVERS) or ".envs.transforms." in type(owner).__module__:
+                self._passed += 1
+                return call(owner, *args, **kwargs)
+            self._counted += 1
             self._in_own, start = True, now()
             try:
                 return call(owner, *args, **kwargs)
@@ -81,6 +88,20 @@ class Meter:
                 self.own[part] += now() - start
 
         return metered
+
+    def counting(self) -> float:
+        """Returns the seconds of `seconds`, those of the parts left out, that counting them took."""
+        cost = {}
+        for owner in (object(), object.__new__(TensorDictModule)):  # one that is counted, and one that isn't
+            meter = Meter()
+            meter._inside, run = True, meter.program("networks", _nothing)
+            plain, metered = (
+                min(_seconds_of(call, owner) for _ in range(REPEATS)) for call in (_nothing, run)
+            )
+            own = meter.own["networks"] / REPEATS
+            cost[owner] = max(0.0, metered - plain - own) / CALLS_TIMED
+        counted, passed = cost.values()
+        return self._counted * counted + self._passed * passed
 
     def methods(self, part: str, classes: Iterable[type], names: Iterable[str]) -> None:
         """Counts what classes define under these names as the program's own."""
@@ -99,6 +120,17 @@ class Meter:
                 yield item
 
         return metered
+
+
+def _nothing(owner: Any) -> None:
+    pass
+
+
+def _seconds_of(call: Callable[[Any], Any], owner: Any) -> float:
+    start = now()
+    for _ in range(CALLS_TIMED):
+        call(owner)
+    return now() - start
 
 
 def derived(cls: type) -> Iterator[type]:
@@ -145,7 +177,9 @@ def main() -> None:
     sys.path[0] = str(Path(program).parent)
     start = now()
     runpy.run_path(program, run_name="__main__")
-    print(json.dumps({"whole": now() - start, "data": meter.seconds, **meter.own}))
+    found = {"whole": now() - start, "data": meter.seconds, **meter.own}
+    found["counting"] = meter.counting()
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

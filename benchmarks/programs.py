@@ -25,7 +25,7 @@ LIMIT_S = 900.0
 
 @functools.cache
 def seconds(program: str) -> dict[str, dict[str, float]]:
-    """Returns the medians of `whole`, `data`, `networks` and `environments` by side; see `metered`.
+    """Returns the medians of what a run is made of by side; see `metered`.
 
     Raises:
         RuntimeError: a run failed, or there is no such interpreter.
@@ -81,14 +81,14 @@ GAUGES = tuple(
             "layer",
             "time in collector and buffer, the policy's own modules left out",
             "data",
-            ("networks",),
+            ("networks", "counting"),
             1 / 8,
         ),
         (
             "driving",
             "time in collector and buffer, the policy's own modules and the environments left out",
             "data",
-            ("networks", "environments"),
+            ("networks", "environments", "counting"),
             1 / 8,
         ),
         ("data", "time in collector and buffer, all of it", "data", (), 1.0),
