@@ -52,6 +52,8 @@ class RewardScaling(_OfRewards):
     def _apply_transform(self, value: Tensor) -> Tensor:
         loc, scale = self._buffers["loc"], self._buffers["scale"]
         assert loc is not None and scale is not None
+        if not self.standard_normal and loc.dtype is value.dtype is scale.dtype:  # as mostly
+            return torch.addcmul(loc, value, scale)
         out = (
             (value - loc) / scale
             if self.standard_normal
