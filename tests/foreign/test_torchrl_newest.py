@@ -198,3 +198,17 @@ def test_names_of_dimensions(data):
     )
     assert data.Composite(shape=(2, 3)).refine_names("env", None).names == ["env", None]
     assert spec[0].names == []
+
+
+@BOTH
+def test_first_steps_of_slices_are_flagged(data):
+    buffer = data.TensorDictReplayBuffer(
+        storage=data.LazyTensorStorage(20),
+        sampler=data.SliceSampler(slice_len=4, traj_key="episode", init_key="is_init"),
+        batch_size=8,
+    )
+    t = torch.arange(20)
+    stored = (t % 10 == 0)[:, None]
+    buffer.extend(TensorDict({"episode": t // 10, "t": t, "is_init": stored}, [20]))
+    batch = buffer.sample()
+    assert torch.equal(batch["is_init"][:, 0], (torch.arange(8) % 4 == 0) | stored[batch["t"]][:, 0])

@@ -339,9 +339,6 @@ _OF_SLICE_SAMPLERS = {
         "with a storage of ndim=2",
         off=False,
     ),
-    "init_key": UnservedKeyword(
-        "slices begin where the last one ended: every slice_len rows, or behind each row that is truncated"
-    ),
     "step_key": UnservedKeyword("it's for fragmented=True"),
 }
 _OF_RING_WRITERS = {

@@ -129,6 +129,33 @@ def test_flags_of_another_place_and_of_none():
     assert not batch[TRUNCATED].any() and "deep" not in batch.keys()
 
 
+@pytest.mark.parametrize("truncated_key", [TRUNCATED, None])
+def test_first_steps_are_flagged_beside_what_is_stored(truncated_key):
+    buffer = buffer_of([5, 5], 9, num_slices=3, init_key="is_init", truncated_key=truncated_key)
+    first = torch.tensor([True, False, False] * 3)[:, None]
+    batch, info = buffer.sample(return_info=True)
+    assert torch.equal(batch["is_init"], first) and torch.equal(info["is_init"], first)
+    stored = torch.zeros(10, 1, dtype=torch.bool)
+    stored[[1, 4, 8]] = True
+    buffer["is_init"] = stored
+    for keys in (None, ["t"]):
+        batch = buffer.sample(keys=keys)
+        assert torch.equal(batch["is_init"], first | stored[batch["index"]])
+    assert torch.equal(buffer["is_init"], stored), "the storage was written"
+
+
+def test_first_steps_of_slices_of_unlike_lengths_and_of_filled_ones():
+    short = buffer_of([1, 2, 5], 30, num_slices=10, init_key=("a", "b"), strict_length=False)
+    last = short.sampler.draw(short.storage, 30).last
+    assert last.sum() == 10 and not bool(last.all())
+    batch = short.sample()
+    assert batch["a", "b"][0] and torch.equal(batch["a", "b"][1:], batch[TRUNCATED][:-1])
+    filled = buffer_of(
+        [1, 2, 5], 30, num_slices=10, init_key="is_init", strict_length=False, pad=True
+    ).sample()
+    assert torch.equal(filled["is_init"][:, 0], torch.arange(30) % 3 == 0)
+
+
 def test_flags_in_info_and_with_chosen_columns():
     buffer = buffer_of([5, 5], 6, slice_len=3)
     batch, info = buffer.sample(keys=["t"], return_info=True)

@@ -44,6 +44,8 @@ class SliceSampler(UnitSampler):
         cache_values: has no effect of its own: boundaries are always known, and always right.
         truncated_key: where the last step of every slice is flagged as truncated (and as done beside it), in
             the batches of TensorDict buffers and in ``info``; None for nowhere.
+        init_key: where the first step of every slice is flagged, beside what is stored there, so that recurrent
+            policies begin anew: ``"is_init"``, say; None for nowhere.
         strict_length: whether trajectories shorter than a slice are left out. False takes them whole: the
             batch may then be smaller.
         compile: has no effect: the draw is native code.
@@ -73,6 +75,7 @@ class SliceSampler(UnitSampler):
         trajectories: torch.Tensor | None = None,
         cache_values: bool = False,
         truncated_key: NestedKey | None = ("next", "truncated"),
+        init_key: NestedKey | None = None,
         strict_length: bool = True,
         compile: bool | dict[str, Any] = False,
         span: bool | int | tuple[bool | int, bool | int] = False,
@@ -80,7 +83,7 @@ class SliceSampler(UnitSampler):
         use_gpu: bool | torch.device = False,
         seed: int | None = None,
     ) -> None:
-        rule = slice_rule(num_slices, slice_len, strict_length, span, pad, truncated_key)
+        rule = slice_rule(num_slices, slice_len, strict_length, span, pad, truncated_key, init_key)
         table = _table(_end_keys(end_key, end_keys), traj_key, ends, trajectories, cache_values)
         super().__init__(Slices(rule, table), seed)
         self.span = shown_span(rule)
@@ -137,6 +140,7 @@ class SliceSamplerWithoutReplacement(EpochSampler):
         ends: torch.Tensor | None = None,
         trajectories: torch.Tensor | None = None,
         truncated_key: NestedKey | None = ("next", "truncated"),
+        init_key: NestedKey | None = None,
         strict_length: bool = True,
         shuffle: bool = True,
         compile: bool | dict[str, Any] = False,
@@ -144,7 +148,7 @@ class SliceSamplerWithoutReplacement(EpochSampler):
         use_gpu: bool | torch.device = False,
         seed: int | None = None,
     ) -> None:
-        rule = slice_rule(num_slices, slice_len, strict_length, False, pad, truncated_key)
+        rule = slice_rule(num_slices, slice_len, strict_length, False, pad, truncated_key, init_key)
         table = _table(_end_keys(end_key, end_keys), traj_key, ends, trajectories, True)
         super().__init__(Slices(rule, table), drop_last, shuffle, seed)
 
@@ -188,6 +192,7 @@ class PrioritizedSliceSampler(Prioritized):
         trajectories: torch.Tensor | None = None,
         cache_values: bool = False,
         truncated_key: NestedKey | None = ("next", "truncated"),
+        init_key: NestedKey | None = None,
         strict_length: bool = True,
         compile: bool | dict[str, Any] = False,
         span: bool | int | tuple[bool | int, bool | int] = False,
@@ -197,7 +202,7 @@ class PrioritizedSliceSampler(Prioritized):
         use_gpu: bool | torch.device = False,
         seed: int | None = None,
     ) -> None:
-        rule = slice_rule(num_slices, slice_len, strict_length, span, pad, truncated_key)
+        rule = slice_rule(num_slices, slice_len, strict_length, span, pad, truncated_key, init_key)
         if rule.left:
             warnings.warn(
                 f"span={span!r}: a slice begins with the step that was drawn; the left overhang is turned off",

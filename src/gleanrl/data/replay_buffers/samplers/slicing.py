@@ -22,7 +22,7 @@ from gleanrl.errors import BatchSizeError, EmptyBufferError, InvalidArgumentErro
 from gleanrl.native import Episodes
 from gleanrl.records import Draw
 from gleanrl.seeding import RandomSource
-from gleanrl.tree import NestedKey, Path, key_argument, leaf_at
+from gleanrl.tree import NestedKey, Path, as_key, key_argument, leaf_at
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class SliceRule:
     """Whether slices that were cut, or are short, are filled up to their length."""
     truncated: Path | None
     """Where the last step of every slice is flagged."""
+    init: Path | None = None
+    """Where the first step of every slice is flagged."""
     by_slice: bool = False
     """Whether a batch size counts slices, of `slice_len` steps each, rather than steps."""
 
@@ -189,13 +191,15 @@ class Slices(Unit):
         return cut(table, self.rule, length, first, lengths.clamp(max=length))._replace(asked=batch_size)
 
     def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
-        """Return the flags of a batch, with the last step of each slice truncated, and so done.
+        """Return the flags of a batch, with the last step of each slice truncated, and so done; or the first marked.
 
         ``terminated`` stays as it is stored (False where it isn't).
         """
-        path, last = self.rule.truncated, draw.last
+        path, last, extras = self.rule.truncated, draw.last, draw.extras
+        if last is not None and self.rule.init is not None:
+            extras = {**extras, as_key(self.rule.init): _beginnings(last, extras, records, self.rule.init)}
         if path is None or last is None:
-            return draw.extras
+            return extras
         done_path, terminated_path = (*path[:-1], "done"), (*path[:-1], "terminated")
         truncated, done, terminated = (_flag(records, p) for p in (path, done_path, terminated_path))
         if truncated is not None:
@@ -206,7 +210,7 @@ class Slices(Unit):
                 last[:, None].clone() if like is None else _spread(last, like).expand(like.shape).clone()
             )
         return {
-            **draw.extras,
+            **extras,
             path: cut_off,
             done_path: cut_off if done is None else done | _spread(last, done),
             terminated_path: torch.zeros_like(cut_off) if terminated is None else terminated,
@@ -214,11 +218,12 @@ class Slices(Unit):
 
     def annotated_paths(self, storage: Storage) -> tuple[Path, ...]:
         """Return the stored flags."""
-        path = self.rule.truncated
-        if path is None or not isinstance(storage, TensorStorage):
+        path, init = self.rule.truncated, self.rule.init
+        if not isinstance(storage, TensorStorage):
             return ()
+        names = () if path is None else (path, (*path[:-1], "done"), (*path[:-1], "terminated"))
         schema = storage.format.schema
-        return tuple(p for p in (path, (*path[:-1], "done"), (*path[:-1], "terminated")) if p in schema)
+        return tuple(p for p in (*names, *(() if init is None else (init,))) if p in schema)
 
     def none_left(self, length: int) -> EmptyBufferError:
         """Return the error for a storage without a trajectory that is long enough."""
@@ -230,7 +235,13 @@ class Slices(Unit):
 
 
 def slice_rule(
-    num_slices: Any, slice_len: Any, strict: bool, span: Any, pad: bool, truncated_key: NestedKey | None
+    num_slices: Any,
+    slice_len: Any,
+    strict: bool,
+    span: Any,
+    pad: bool,
+    truncated_key: NestedKey | None,
+    init_key: NestedKey | None = None,
 ) -> SliceRule:
     """Check a user's options."""
     if (num_slices is None) == (slice_len is None):
@@ -245,7 +256,8 @@ def slice_rule(
         raise InvalidArgumentError(f"span: expected one value or (left, right), got {span!r}")
     left, right = (_overhang(value, slice_len) for value in both)
     truncated = None if truncated_key is None else key_argument("truncated_key", truncated_key)
-    return SliceRule(num_slices, slice_len, bool(strict), left, right, bool(pad), truncated)
+    init = None if init_key is None else key_argument("init_key", init_key)
+    return SliceRule(num_slices, slice_len, bool(strict), left, right, bool(pad), truncated, init)
 
 
 def shown_span(rule: SliceRule) -> tuple[bool | int, bool | int]:
@@ -310,6 +322,20 @@ def cut(table: Episodes, rule: SliceRule, length: int, first: torch.Tensor, leng
 def _flag(records: Any, path: Path) -> torch.Tensor | None:
     flag = leaf_at(records, path)
     return flag if flag is not None and flag.dtype == torch.bool else None
+
+
+def _beginnings(
+    last: torch.Tensor, extras: Mapping[NestedKey, torch.Tensor], records: Any, path: Path
+) -> torch.Tensor:
+    """Return the flags at `path`, those of the first steps of slices set; the copies that fill them up are none."""
+    first = torch.ones_like(last)
+    first[1:] = last[:-1]
+    if MASK in extras:
+        mask = extras[MASK]
+        first[1:] |= ~mask[:-1]
+        first &= mask
+    stored = _flag(records, path)
+    return first[:, None] if stored is None else stored | _spread(first, stored)
 
 
 def _spread(last: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
