@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.checkpoint.segments import Array
+from gleanrl.checkpoint.segments import Array, rows_of
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
 from gleanrl.data.replay_buffers.checkpointers.rows import Rows, laid_out
 from gleanrl.data.replay_buffers.checkpointers.trajectories import (
@@ -81,9 +81,10 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
             if len(source) != state["num_steps"] * width or not source.numel():
                 raise CorruptCheckpointError(f"a column at {path[1:]} of other rows")
             column, rows, values = following(source, width), kept["rows"], kept["values"]
-            if rows.dtype is not torch.int64 or values.shape != (*rows.shape, *column.shape[1:]):
+            alike = values.dtype is column.dtype and values.shape == (*rows.shape, *column.shape[1:])
+            if rows.dtype is not torch.int64 or not alike:
                 raise CorruptCheckpointError(f"rows of {path} that aren't those of a column")
-            column[rows] = values
+            rows_of(column)[rows.numpy()] = rows_of(values)  # torch goes byte by byte
             columns[position] = column
         state["columns"] = columns
         return state
