@@ -11,7 +11,7 @@ from typing import BinaryIO
 import numpy as np
 import pytest
 
-from gleanrl.system import faults, new_files
+from gleanrl.system import faults, fs, new_files
 from gleanrl.system.faults import At
 from gleanrl.system.new_files import NewFile, remove_abandoned, replace_file
 
@@ -53,13 +53,13 @@ def test_every_act_can_be_made_to_fail_and_leaves_nothing(
 
 def test_a_file_that_is_written_is_nobody_elses_to_remove(tmp_path: Path) -> None:
     path = tmp_path / f"a.h5.tmp-{0:032x}"
-    with faults.inject({"fs.sync": lambda: remove_abandoned(tmp_path, ".h5")}):
+    with faults.inject({"fs.sync": lambda: remove_abandoned(tmp_path, fs.names(tmp_path), ".h5")}):
         file = NewFile(path, [b"x"], locked=True)
         file.sync()
     assert path.exists()
     file.close()
     (tmp_path / f"a.h4.tmp-{0:032x}").touch()
-    remove_abandoned(tmp_path, ".h5")
+    remove_abandoned(tmp_path, fs.names(tmp_path), ".h5")
     assert [one.name for one in tmp_path.iterdir()] == [f"a.h4.tmp-{0:032x}"]
 
 

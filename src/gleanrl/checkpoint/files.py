@@ -29,6 +29,7 @@ FILE_BYTES = 1 << 26
 """About how large a file of small arrays gets."""
 _PIECE_BYTES = 1 << 20  # compared at once
 _LOOK_BYTES = 1 << 16  # compared first: what differs mostly differs there
+_FEW_BYTES = 1 << 22  # written by one thread: two would mostly hand the interpreter to each other
 _THREADS = 2  # that write: as many as keep a disk busy
 _SHARE_ASIDE = 0.15  # of a processor
 _STINT_BYTES = 1 << 18  # written between two rests: nobody who has to run waits longer than that takes
@@ -197,7 +198,7 @@ class FileWriter:
             for source in self._sources:
                 source.begin()
             fresh = sum(job.size for job in jobs if not job.same)
-            for_each(put, jobs, 1 if self._aside is not None or fresh <= LARGE_BYTES else _THREADS)
+            for_each(put, jobs, 1 if self._aside is not None or fresh <= _FEW_BYTES else _THREADS)
         finally:
             for source in self._sources:
                 source.close()

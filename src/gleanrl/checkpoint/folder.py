@@ -94,12 +94,15 @@ class Folder:
 
     def _commit(self, kind: str, state: Any, keep: int, aside: Event | None) -> Path:
         with self._locked():
-            self._collect()
+            names = fs.names(self.path)
+            self._collect(names)
+            older = self._checkpoints(names)
+            number = older[0][0] + 1 if older else 1
             draft = self.path / f"tmp-{uuid.uuid4().hex}"
-            place = self.path / f"ckpt-{self._next_number():08d}-{uuid.uuid4().hex}"
+            place = self.path / f"ckpt-{number:08d}-{uuid.uuid4().hex}"
             try:
                 fs.make_dir(draft, exist_ok=False)
-                self._write(draft, kind, state, aside)
+                self._write(draft, kind, state, aside, _newest(older))
                 fs.rename(draft, place)
                 fs.sync_dir(self.path)
             except BaseException:
@@ -108,11 +111,12 @@ class Folder:
                 with suppress(OSError):  # a name that isn't surely on the disk is none
                     self._remove(place)
                 raise
-            self._retire(keep)
+            self._retire(older[keep - 1 :])
         return place
 
-    def _write(self, draft: Path, kind: str, state: Any, aside: Event | None) -> None:
-        with FileWriter(draft, self._earlier(), aside) as writer:
+    @staticmethod
+    def _write(draft: Path, kind: str, state: Any, aside: Event | None, earlier: Earlier | None) -> None:
+        with FileWriter(draft, earlier, aside) as writer:
             tree = Encoder(writer.store, writer.attach, writer.segments, writer.pieces).tree(state)
             manifest = Manifest(kind, tree, writer.write(), _libraries()).encoded()
             if len(manifest) > MOST_BYTES:
@@ -122,16 +126,9 @@ class Folder:
             writer.add(_MANIFEST, manifest)
             writer.sync()
 
-    def _earlier(self) -> Earlier | None:
-        """Return the newest checkpoint, for links to its files; None if there is none, or nothing can be told of it."""
-        for _, path in self._names()[:1]:
-            with suppress(CheckpointError):
-                return Earlier(path, Manifest.decoded(_manifest_bytes(path / _MANIFEST)))
-        return None
-
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        if not self._names():
+        if not self._checkpoints(fs.names(self.path)):
             fs.make_lasting_dir(self.path)
         owner = identity()
         try:
@@ -142,21 +139,17 @@ class Folder:
                 f"{self.path}: another process is writing a checkpoint here: {cause}"
             ) from cause
 
-    def _next_number(self) -> int:
-        names = self._names()
-        return names[0][0] + 1 if names else 1
-
-    def _collect(self) -> None:
+    def _collect(self, names: list[str]) -> None:
         """Remove what processes have left that were killed; the lock is held, so that they aren't at it any more."""
-        for name in fs.names(self.path):
+        for name in names:
             if _LEFTOVER.fullmatch(name):
                 fs.remove_tree(self.path / name)
-        remove_abandoned(self.path, ".h5")
+        remove_abandoned(self.path, names, ".h5")
 
-    def _retire(self, keep: int) -> None:
+    def _retire(self, checkpoints: list[tuple[int, Path]]) -> None:
         """Remove older checkpoints; the newest one is complete, whether that succeeds or not."""
         try:
-            for _, old in self._names()[keep:]:
+            for _, old in checkpoints:
                 self._remove(old)
         except OSError as cause:
             warnings.warn(f"{self.path}: older checkpoints are still there: {cause}", stacklevel=4)
@@ -168,9 +161,8 @@ class Folder:
         fs.remove_tree(gone)
 
     # ---------------------------------------------------------------- reading
-    def _names(self) -> list[tuple[int, Path]]:
+    def _checkpoints(self, names: list[str]) -> list[tuple[int, Path]]:
         """Return number and path of what is called like a checkpoint, the newest first."""
-        names = fs.names(self.path)
         found = [
             (int(match[1]), self.path / name) for name in names if (match := _CHECKPOINT.fullmatch(name))
         ]
@@ -193,7 +185,7 @@ class Folder:
             IncompatibleCheckpointError: a later library wrote the newest one.
         """
         skipped: dict[str, str] = {}
-        for _, path in self._names():
+        for _, path in self._checkpoints(fs.names(self.path)):
             try:
                 kind, state = read(path, verify, take)
             except CorruptCheckpointError as damage:
@@ -246,6 +238,14 @@ def read(path: Path, verify: bool = True, take: Callable[[str, Any], Any] | None
 def _libraries() -> dict[str, str]:
     # What was never installed, a source tree on the path, has no metadata.
     return {"gleanrl": __version__, **{name: version(name) for name in _LIBRARIES}}
+
+
+def _newest(checkpoints: list[tuple[int, Path]]) -> Earlier | None:
+    """Return the first of checkpoints, for links to its files; None for none, and if nothing can be told of it."""
+    for _, path in checkpoints[:1]:
+        with suppress(CheckpointError):
+            return Earlier(path, Manifest.decoded(_manifest_bytes(path / _MANIFEST)))
+    return None
 
 
 def _manifest_bytes(path: Path) -> bytes:

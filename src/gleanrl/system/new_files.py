@@ -202,18 +202,19 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     fs.sync_dir(path.parent)
 
 
-def remove_abandoned(folder: Path, kind: str) -> None:
+def remove_abandoned(folder: Path, names: Iterable[str], kind: str) -> None:
     """Remove what processes that were killed in `replace_file` left in a folder; what is being written stays.
 
     Args:
         folder: Where.
+        names: What is in it.
         kind: The suffix of the files that were to be replaced, ``".h5"`` say.
 
     Raises:
         OSError: The operating system refuses, other than for want of permission.
     """
     left = re.compile(rf".*{re.escape(kind)}\.tmp-[0-9a-f]{{32}}")
-    for name in fs.names(folder):
+    for name in names:
         if left.fullmatch(name):
             with (
                 suppress(BlockingIOError, FileNotFoundError, PermissionError),

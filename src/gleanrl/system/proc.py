@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 
 # Where Linux says what it has; tests read a tree of their own.
@@ -97,9 +98,14 @@ def run_on(cpus: Collection[int]) -> None:
 
 def identity() -> str:
     """Return this process's number, when it started and since when the machine runs: together nobody else's, ever."""
+    return _identity(os.getpid())
+
+
+@cache
+def _identity(process: int) -> str:
     start = (_text(_ROOT / "proc/self/stat") or "").rpartition(")")[2].split()
     boot = (_text(_ROOT / "proc/sys/kernel/random/boot_id") or "").strip()
-    return f"process {os.getpid()}, started at {start[19] if len(start) > 19 else '?'}, boot {boot or '?'}"
+    return f"process {process}, started at {start[19] if len(start) > 19 else '?'}, boot {boot or '?'}"
 
 
 def is_alive(pid: int) -> bool:

@@ -122,7 +122,7 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
             raise InvalidArgumentError(f"keep: {place} is a file, which holds one checkpoint; got {keep}")
         else:
             fs.make_lasting_dir(place.parent)
-            new_files.remove_abandoned(place.parent, ".h5")
+            new_files.remove_abandoned(place.parent, fs.names(place.parent), ".h5")
             state = storage.moment_dict()
             try:
                 new_files.replace_file(place, partial(self._write, state))
