@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -306,3 +307,39 @@ def test_whether_extend_copies_at_once():
     assert not copies_at_once(ReplayBuffer())
     assert not copies_at_once(Own(storage=LazyTensorStorage(5)))
     assert not copies_at_once(ReplayBuffer(storage=LazyTensorStorage(5), transform=lambda batch: batch))
+
+
+def passed(call: Any) -> tuple[int, int]:
+    """Return how many functions of the library a call enters, and in how many files."""
+    seen: list[str] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and "gleanrl" in frame.f_globals.get("__name__", ""):
+            seen.append(frame.f_code.co_filename)
+
+    call()  # what is found out once
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return len(seen), len(set(seen))
+
+
+def test_calls_pass_few_layers():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=8, seed=0)
+    rows = TensorDict({"x": torch.zeros(20, 3), "next": TensorDict({"x": torch.zeros(20, 3)}, [20])}, [20])
+    for call, functions, files in ((lambda: buffer.extend(rows), 25, 16), (buffer.sample, 25, 15)):
+        got = passed(call)
+        assert 10 < got[0] <= functions and got[1] <= files
+    buffer = TensorDictPrioritizedReplayBuffer(
+        alpha=0.7, beta=0.5, storage=LazyTensorStorage(100), batch_size=8
+    )
+    index = buffer.extend(rows)
+    for call, functions, files in (
+        (buffer.sample, 29, 17),
+        (lambda: buffer.update_priority(index, torch.ones(20)), 11, 7),
+    ):
+        got = passed(call)
+        assert 5 < got[0] <= functions and got[1] <= files

@@ -115,6 +115,13 @@ def test_a_step_that_reads_the_root():
         assert torch.equal(b["next", "reward"], a["next", "reward"] + a["step_count"])
 
 
+def test_steps_pass_what_a_class_overrides():
+    hook, takes_root = Bonus().stepping()
+    assert hook.__name__ == "_step" and takes_root
+    hook, takes_root = Sine(in_keys=["observation"]).stepping()
+    assert hook.__name__ == "_call" and not takes_root
+
+
 def test_what_goes_in():
     env = single()
     batch = TransformedEnv(env, Doubled(in_keys_inv=["action"])).rollout(3)

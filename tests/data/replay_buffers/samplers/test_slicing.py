@@ -294,3 +294,13 @@ def test_a_draw_that_fails_uses_up_no_random_numbers():
         with pytest.raises(EmptyBufferError):
             buffer.sample()
         assert torch.equal(buffer.sampler.random.state_dict()["generator"], state)
+        buffer.extend(TensorDict({"x": torch.arange(4), "next": {"done": torch.arange(4) == 3}}, [4]))
+        for _ in range(2):
+            assert buffer.sample()["x"].tolist() == [*range(4)] * 2
+        buffer[20:24] = TensorDict(
+            {"x": torch.arange(4), "next": {"done": torch.ones(4, dtype=torch.bool)}}, [4]
+        )
+        state = buffer.sampler.random.state_dict()["generator"]
+        with pytest.raises(EmptyBufferError):  # the same draw as before, of other records
+            buffer.sample()
+        assert torch.equal(buffer.sampler.random.state_dict()["generator"], state)

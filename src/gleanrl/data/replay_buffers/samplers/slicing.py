@@ -91,9 +91,8 @@ class Slices(Unit):
     def __init__(self, rule: SliceRule, table: EpisodeTable) -> None:
         self.rule, self.table = rule, table
         self._starts: FirstSteps | None = None  # of draws by priority
-        self._drawn: tuple[Version, int] | None = (
-            None  # a version of a storage, and a batch size that it served
-        )
+        # A version of a storage, and a batch size that it served.
+        self._drawn: tuple[Version, int] | None = None
 
     def follow(self, storage: Storage) -> None:
         """Keep trajectories and first steps up to date; whatever is missing is an error of the draw."""
