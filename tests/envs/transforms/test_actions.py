@@ -84,7 +84,7 @@ def test_specs_of_discrete_actions():
     assert isinstance(TransformedEnv(single(), ActionDiscretizer(3)).action_spec, MultiCategorical)
     env = TransformedEnv(batched(), ActionDiscretizer(3, out_action_key="choice"))
     assert env.action_keys == ["choice"]
-    assert env.action_spec.shape == (3, 2)
+    assert env.action_spec["choice"].shape == (3, 2)
     collect_both_ways(batched, lambda: [ActionDiscretizer(3, out_action_key="choice")])
 
 
