@@ -3,10 +3,37 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from gleanrl.block import Block
 from gleanrl.collectors.budget import Budget
+from gleanrl.collectors.distributed.synchronous import Joining
+from gleanrl.collectors.workers.assembling import Arrangement
+from gleanrl.pool import BufferPool
+from gleanrl.schema import Field, Schema
 from tests.collectors.distributed.helpers import FATAL, check_rows
 from tests.fakes import FakeFailure
+
+SCHEMA = Schema({("x",): Field(torch.Size((2,)), torch.float32)})
+
+
+@pytest.mark.parametrize("counts", [(5, 5), (5, 4), (2, 5)])
+@pytest.mark.parametrize(
+    ("dim", "batch_size"), [(None, ()), (None, (3,)), (0, ()), (0, (3,)), (-1, ()), (-1, (3,))]
+)
+def test_shares_are_joined_as_they_come(dim, batch_size, counts):
+    arrangement = Arrangement(dim, torch.Size(batch_size), 2)
+    counts = counts if arrangement.in_time else (5, 5)  # side by side all are of one length
+    blocks = [Block(SCHEMA, batch_size, count) for count in counts]
+    for block in blocks:
+        block.column(("x",)).copy_(torch.rand(block.column(("x",)).shape))
+    joining = Joining(arrangement, {0: 5, 2: 5}, (blocks[0], None), BufferPool())
+    joining.take(2, blocks[1])
+    joining.take(0, blocks[0])
+    parts = [block.batch() for block in blocks]
+    expected = torch.stack(parts) if dim is None else torch.cat(parts, 0 if dim == 0 else len(batch_size))
+    batch = joining.batch()
+    assert batch.shape == expected.shape and bool((batch == expected).all()) and batch.names[-1] == "time"
 
 
 def test_batches_have_a_share_of_each_node_in_their_order(together):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+import torch
 
 from gleanrl.block import Block, copy_columns
 from gleanrl.collectors.budget import Grant, Grants
 from gleanrl.collectors.columns import IDS, NONFINITE
 from gleanrl.collectors.distributed.node_source import Company, NodeSource
-from gleanrl.collectors.distributed.shares import Share
 from gleanrl.collectors.source import Collected
 from gleanrl.collectors.workers.assembling import Arrangement, mask_last
 from gleanrl.collectors.workers.crew_source import SIBLING
@@ -18,6 +20,54 @@ from gleanrl.pool import BufferPool
 from gleanrl.ray_runtime import RayRuntime
 from gleanrl.system import clock
 from gleanrl.tree import as_key
+
+
+class Joining:
+    """A batch that shares are copied into, each by one call of the core.
+
+    Args:
+        arrangement: how they are put together.
+        steps: of each node's share, in the order of the nodes.
+        first: the columns of one of them, and what it says of its device.
+        pool: where large columns come from.
+    """
+
+    def __init__(
+        self,
+        arrangement: Arrangement,
+        steps: Mapping[int, int],
+        first: tuple[Block, torch.device | None],
+        pool: BufferPool,
+    ) -> None:
+        self._arrangement, self._steps, self._pool = arrangement, steps, pool
+        self._first, self._device = first
+        self._places, self._shares = dict[int, list[Any]](), dict[int, Block]()
+        num_steps = sum(steps.values()) if arrangement.in_time else max(steps.values())
+        self._block = out = Block(self._first.schema, arrangement.size, num_steps, pool=pool)
+        axis, begin = 0 if arrangement.dim == 0 else out.time_dim, 0
+        for place, (number, count) in enumerate(steps.items()):
+            if arrangement.dim is None:
+                self._places[number] = [column[place] for column in out.columns]
+                continue
+            count = count if arrangement.in_time else self._first.batch_size[0]
+            self._places[number] = [column.narrow(axis, begin, count) for column in out.columns]
+            begin += count
+
+    def take(self, number: int, share: Block) -> None:
+        """Copy a node's share, unless it was cut short."""
+        self._shares[number] = share
+        if share.num_steps == self._steps[number]:
+            copy_columns(self._places[number], share.columns)
+
+    def batch(self) -> Any:
+        """Return the batch, once all shares were taken."""
+        found = {number: self._shares[number].num_steps for number in self._steps}
+        if found == self._steps:
+            return self._block.batch(None, self._device)
+        others = Joining(self._arrangement, found, (self._first, self._device), self._pool)
+        for number, share in self._shares.items():
+            others.take(number, share)
+        return others.batch()
 
 
 class SynchronousNodes(NodeSource):
@@ -61,39 +111,29 @@ class SynchronousNodes(NodeSource):
         self.refresh_weights()
         steps = enumerate(self._arrangement.steps(grant.num_steps))
         wanted = {number: Grant(count, grant.random) for number, count in steps if count}
-        shares: dict[int, Share] = {}
+        joining: Joining | None = None
+        left = {number: given.num_steps for number, given in wanted.items()}
         try:
-            while len(shares) < len(wanted):
+            while left:
                 self._order_missing(wanted)
                 nodes = self.fleet.now.nodes
-                missing = [number for number in wanted if number not in shares and nodes[number].ready]
-                for number in missing:
+                here = [number for number in left if nodes[number].ready]
+                for number in here:
                     share = self.fleet.fetched(number, nodes[number].ready[0])
-                    if share is not None:
-                        shares[number] = share
-                if not missing:
+                    if share is not None:  # it's copied while others are still being made
+                        block, device = share.block()
+                        joining = joining or Joining(
+                            self._arrangement, dict(left), (block, device), self._pool
+                        )
+                        joining.take(number, block)
+                        del left[number]
+                if not here:
                     self.fleet.wait()
         except Exception:
             self.lose(SIBLING)
             raise
-        return self._collected([shares[number] for number in wanted], list(wanted), grant, begin)
-
-    def _joined(self, shares: list[Share]) -> Any:
-        """Return the batch that shares make, in memory of its own: one copy."""
-        blocks, devices = zip(*[share.block() for share in shares], strict=True)
-        dim, in_time = self._arrangement.dim, self._arrangement.in_time
-        num_steps = sum(block.num_steps for block in blocks) if in_time else blocks[0].num_steps
-        out = Block(blocks[0].schema, self._arrangement.size, num_steps, pool=self._pool)
-        axis = 0 if dim == 0 else out.time_dim
-        begin = 0
-        for number, block in enumerate(blocks):
-            count = block.batch_size[0 if dim == 0 else -1]
-            places = [
-                target[number] if dim is None else target.narrow(axis, begin, count) for target in out.columns
-            ]
-            copy_columns(places, block.columns)
-            begin += count
-        return out.batch(None, devices[0])
+        assert joining is not None, "somebody has a share"
+        return self._collected(joining.batch(), list(wanted), grant, begin)
 
     def lose(self, reason: str) -> None:
         """Discard the shares of the open batch."""
@@ -106,8 +146,7 @@ class SynchronousNodes(NodeSource):
             if not node.down and not node.ready and not node.calls:
                 self.fleet.order(number, [grant], self.width, self.weights.latest(number), afresh=True)
 
-    def _collected(self, shares: list[Share], numbers: list[int], grant: Grant, begin: float) -> Collected:
-        batch = self._joined(shares)
+    def _collected(self, batch: Any, numbers: list[int], grant: Grant, begin: float) -> Collected:
         ready = {number: self.fleet.now.nodes[number].ready[0] for number in numbers}
         outcomes = [arrival.outcome for arrival in ready.values()]
         frames, flagged = sum(one.frames for one in outcomes), sum(one.flagged for one in outcomes)

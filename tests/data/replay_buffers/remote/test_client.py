@@ -10,8 +10,13 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.data import LazyTensorStorage, RayReplayBuffer
+from gleanrl.data.replay_buffers.remote import client as module
+from gleanrl.data.replay_buffers.remote.messages import Opened
 from gleanrl.errors import ClosedError, WorkerCrashedError
 from gleanrl.parcels import Parcel
+from gleanrl.ray_runtime import RayRuntime
+from gleanrl.system.clock import Deadline
+from gleanrl.system.threads import Job
 
 
 def mapped() -> list[tuple[int, int]]:
@@ -55,3 +60,12 @@ def test_a_dead_actor_is_told_at_once_with_advice(ray_session):
         with pytest.raises(ClosedError):
             call()
     assert repr(buffer) == "RayReplayBuffer(shut down)"
+
+
+def test_the_end_waits_for_all_messages_together(ray_session, monkeypatch):
+    monkeypatch.setattr(module, "_END_S", 0.1)
+    client = module.Client(RayRuntime(), None, Opened(2, 5))
+    client._line.coming.extend(Job(lambda: None) for _ in range(20))  # that never come
+    deadline = Deadline(1.0)
+    client.end(kill=False)
+    assert not deadline.passed()

@@ -16,10 +16,11 @@ from gleanrl.data.replay_buffers.server import Served
 from gleanrl.errors import WorkerCrashedError
 from gleanrl.parcels import Arrived, Parcel
 from gleanrl.ray_runtime import RayRuntime
+from gleanrl.system.clock import Deadline
 from gleanrl.system.threads import Job, Workers
 
 _END_S = 10.0
-"""How long the end waits for each message that is on its way, at most."""
+"""How long the end waits for messages that are on their way, at most."""
 _MESSAGE_BYTES = 1 << 20
 """What batches that are sent together may come to: of large ones each is sent for itself."""
 
@@ -106,8 +107,9 @@ class Client:
             if kill:
                 self.runtime.ray.kill(self._actor)
             jobs: list[Job[Any]] = [*coming, self._thread.start(_nothing)]
+            end = Deadline(_END_S)
             for job in jobs:  # batches are unpacked out of Ray's memory
-                job.wait(_END_S)
+                job.wait(end.remaining() or 0.0)
         self.runtime.release()
 
     def caller(self) -> Caller:
