@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 
 from gleanrl.collectors.distributed import RayCollector
 from gleanrl.envs import Timeouts
+from gleanrl.system.clock import Deadline, sleep
 from tests.chaos.drills import SHARE, scaled
 from tests.collectors.distributed.helpers import Says, check_rows, environments, rows
 
@@ -27,6 +30,25 @@ def test_nodes_are_taken_away():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     print(done.stdout.strip())
+
+
+def test_a_learner_is_killed():
+    learner = subprocess.Popen(
+        [sys.executable, "-m", "tests.chaos.learners"], stdout=subprocess.PIPE, text=True
+    )
+    assert learner.stdout is not None
+    nodes = [int(word) for word in learner.stdout.readline().split()]
+    lent = [os.readlink(entry) for entry in Path(f"/proc/{learner.pid}/fd").iterdir() if entry.is_symlink()]
+    assert sum("memfd:gleanrl" in name for name in lent) == len(nodes) == 2
+    learner.kill()
+    learner.wait()
+    learner.stdout.close()
+    deadline = Deadline(60.0)
+    while any(
+        Path(f"/proc/{node}/exe").exists() for node in nodes
+    ):  # with them goes the memory, which has no name
+        assert not deadline.passed(), "the nodes outlive their learner"
+        sleep(0.1)
 
 
 def test_actors_are_killed(ray_session):
