@@ -37,6 +37,7 @@ KINDS = {"cartpole": 1_000_000, "image": 20_000}
 BESIDE = {"cartpole": 1_000_000, "image": 4_000}
 FORMS = {"flat": FlatStorageCheckpointer, "nested": NestedStorageCheckpointer}
 ROUNDS, CHUNK = 5, 10_000
+PAUSE_ROUNDS = 9
 PEER_H5_SAVES, PEER_H5_LOADS = 7.04, 2.65
 """MB a second of TorchRL's H5StorageCheckpointer on such rows."""
 Call = Callable[[], object]
@@ -242,7 +243,9 @@ def peak(what: str) -> float:
 def background() -> dict[str, float]:
     """Extends and samples a buffer of 1 GB with and without a dump; returns the pause beyond, in ms, and 1 / share.
 
-    Nobody waits for the dump without an end, so that it doesn't hurry. The share is that of the rows that both threads
+    Nobody waits for the dump, so that it doesn't hurry; who looks whether it is done looks as often without one. The
+    longest pause differs from run to run without any dump, by tens of ms where three threads share two processors: the
+    lines that are printed show it. The share is that of the rows that both threads
     move: what one of them loses the other one may gain.
     """
     rows = {"extend": 50, "sample": 256}
@@ -272,18 +275,25 @@ def background() -> dict[str, float]:
         span = now() - start
         return {name: (max(taken), len(taken) / span) for name, taken in pauses.items()}
 
+    tick = threading.Event()
+
+    def until(done: Callable[[], bool]) -> None:
+        while not done():
+            tick.wait(0.1)
+
     def dump(path: Path) -> None:
         running = buffer.dumps(path, wait=False)
-        while running is not None and not running.wait(1.0):
-            pass
+        assert running is not None
+        until(running.done)
 
     found: dict[str, list[float]] = {"pause": [], "share": []}
     with folder() as place:
-        for turn in range(ROUNDS):
+        for turn in range(PAUSE_ROUNDS):
             start = now()
             busy = run(functools.partial(dump, place / str(turn)))
             span = now() - start
-            idle = run(functools.partial(threading.Event().wait, span))
+            end = now() + span
+            idle = run(functools.partial(until, lambda end=end: now() >= end))
             print(f"  without {idle}, with {busy}", flush=True)
             found["pause"].append(1e3 * max(busy[name][0] - idle[name][0] for name in busy))
             moved = [

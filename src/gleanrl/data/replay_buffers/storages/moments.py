@@ -18,9 +18,9 @@ from gleanrl.data.replay_buffers.versions import Change, Version
 from gleanrl.system.forks import renew_in_child
 
 _PIECE_BYTES = 1 << 18  # copied at once for a writer, who waits for that
-# Memory is taken in slabs and used again: that of a new piece costs ten times what copying to it does. What is as
-# large as this the system gives in huge pages, where it has them, and takes back at once.
-_SLAB_BYTES = 1 << 26
+# Memory is taken in slabs and used again: that of a new piece costs more than copying to it does. From 4 MiB on it may
+# come in huge pages: faster in all, but a writer waits several ms for one that the machine has to find.
+_SLAB_BYTES = 1 << 21
 
 
 class Mark(NamedTuple):
@@ -184,9 +184,7 @@ class Moment(Source):
     def take(self, number: int) -> Array:
         """Return a segment's bytes."""
         size = self.layout.size(number)
-        memory = (
-            self._spare.pop() if self._spare else np.empty(max(self.layout.size(0), _SLAB_BYTES), np.uint8)
-        )
+        memory = self._spare.pop() if self._spare else np.empty(self.layout.size(0), np.uint8)
         data: Array = np.concatenate(self.layout.pieces(number, self._bytes), out=memory[:size])
         with self._turn:
             saved = self._release(number)
