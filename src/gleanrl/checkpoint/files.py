@@ -35,6 +35,7 @@ _SHARE_ASIDE = 0.15  # of a processor
 _STINT_BYTES = 1 << 18  # written between two rests: nobody who has to run waits longer than that takes
 _SYNCS = 16  # files that are synced at the same time: the disk empties its cache once for those that wait
 _UNSYNCED = 64  # files in a batch; while one is synced, another one is written
+_UNSYNCED_BYTES = 1 << 28  # about as many in a batch
 
 
 @dataclass
@@ -190,7 +191,7 @@ class FileWriter:
 
         def put(job: _Job) -> None:
             written[job.name] = self._put(job)
-            if len(self._unsynced) >= _UNSYNCED:
+            if len(self._unsynced) >= min(_UNSYNCED, _UNSYNCED_BYTES // max(job.size, 1)):
                 self._sync_batch()
             self._rest()
 

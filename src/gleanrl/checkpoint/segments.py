@@ -16,7 +16,7 @@ import torch
 Array = np.ndarray[Any, Any]
 
 ALIGNMENT = 64
-_PARTS, _LEAST_BYTES, _MOST_BYTES = 48, 1 << 18, 1 << 22
+_PARTS, _LEAST_BYTES, _MOST_BYTES = 48, 1 << 18, 1 << 24
 _PAGE_BYTES = 1 << 12
 _ZEROS: Array = np.zeros(ALIGNMENT, np.uint8)
 
