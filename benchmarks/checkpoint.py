@@ -216,7 +216,8 @@ def peak(what: str) -> float:
     """Returns by how many MB memory grows while a buffer of 0.5 GB is dumped, or loaded into a fresh one."""
     buffer, most, done = filled("image", KINDS["image"] // 2), 0, threading.Event()
     with folder() as place:
-        buffer.storage.checkpointer = FORMS.get(what, TensorStorageCheckpointer)()
+        forms = {**FORMS, "h5": H5StorageCheckpointer}
+        buffer.storage.checkpointer = forms.get(what, TensorStorageCheckpointer)()
         call: Call = functools.partial(buffer.dumps, place)
         needed = 0
         if what == "load":
@@ -388,7 +389,7 @@ GAUGES = (
             functools.partial(in_fresh_process, what, "benchmarks.checkpoint"),
             64.0,
         )
-        for what in ("dump", "load", *FORMS)
+        for what in ("dump", "load", *FORMS, "h5")
     ),
     Gauge(
         "checkpoint/pause",
