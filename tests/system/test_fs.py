@@ -107,6 +107,8 @@ def test_directories_whose_names_last(tmp_path):
         fs.make_lasting_dir(tmp_path / "file" / "a")
     with pytest.raises(NotADirectoryError):
         fs.names(tmp_path / "file")
+    with pytest.raises(FileNotFoundError):  # nobody makes directories there
+        fs.make_lasting_dir(Path("/proc/none/below"))
 
 
 def test_files_are_read_at_any_place_and_renamed(tmp_path):

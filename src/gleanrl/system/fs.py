@@ -127,12 +127,11 @@ def make_lasting_dir(path: Path) -> None:
         OSError: As `make_dir`; or a directory above it can't be synced. One that was there and can't be read is left
             to whoever made it.
     """
+    if not path.parent.exists():
+        make_lasting_dir(path.parent)
     faults.point("fs.make_dir")
     try:
         os.mkdir(path)
-    except FileNotFoundError:
-        make_lasting_dir(path.parent)
-        make_lasting_dir(path)
     except FileExistsError:
         with suppress(PermissionError):
             sync_dir(path.parent)

@@ -67,6 +67,12 @@ def test_any_environment_can_be_put_behind_a_transform():
     assert env.base_env is base
 
 
+@pytest.mark.parametrize("given", ["CartPole-v1", single, CountingEnv, None])
+def test_what_is_no_environment_is_named(given):
+    with pytest.raises(InvalidTypeError, match="env: expected an environment, got .*; call what makes one"):
+        TransformedEnv(given, RewardSum())
+
+
 def test_attributes_are_those_of_the_environment_inside():
     env = TransformedEnv(single(), StepCounter())
     assert env.unwrapped is env.base_env.unwrapped

@@ -23,7 +23,13 @@ from gleanrl.envs.transforms.compose import Compose, as_transform, flattened
 from gleanrl.envs.transforms.rows import reset_rows
 from gleanrl.envs.transforms.stepper import TransformedStepper
 from gleanrl.envs.transforms.undeclared import undeclared_entries
-from gleanrl.errors import EnvironmentContractError, MissingKeyError, SchemaError, UnsupportedError
+from gleanrl.envs.vector.factories import require_environment
+from gleanrl.errors import (
+    EnvironmentContractError,
+    MissingKeyError,
+    SchemaError,
+    UnsupportedError,
+)
 from gleanrl.overrides import is_native, overridden
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import TensorDictStepper, declared
@@ -75,6 +81,7 @@ class TransformedEnv(EnvBase):
     ) -> None:
         if "batch_size" in kwargs:
             raise UnsupportedError("TransformedEnv: the batch size follows from the environment's")
+        require_environment(env)
         if device is not None:
             env = env.to(device)
         kwargs.setdefault("allow_done_after_reset", EnvTraits.of(env).allow_done_after_reset)

@@ -76,6 +76,15 @@ def is_environment(candidate: Any) -> bool:
     return not isinstance(candidate, type) and all(hasattr(candidate, name) for name in names)
 
 
+def require_environment(candidate: Any) -> None:
+    """Raise InvalidTypeError unless `candidate` is an environment."""
+    if not is_environment(candidate):
+        raise InvalidTypeError(
+            f"env: expected an environment, got {type(candidate).__name__}; call what makes one, wrap gymnasium's in "
+            "GymWrapper"
+        )
+
+
 def require_unused(env: Any) -> None:
     """Raise if `env` was closed or used: copies would all go on from the same state.
 
