@@ -16,7 +16,7 @@ def lent() -> list[str]:
 
 
 def test_a_killed_actor_is_made_anew_and_costs_its_frames(apart, ray_session):
-    victim = 0  # which lends its batches
+    victim, fleet = 0, apart.source.fleet  # the one that lends its batches
     until(lambda: victim in rows([apart.next()]))
     before, opened = apart.stats(), (len(lent()), len(mapped("memfd:gleanrl")))
     batches = [apart.next() for _ in range(4)]
@@ -29,6 +29,8 @@ def test_a_killed_actor_is_made_anew_and_costs_its_frames(apart, ray_session):
         later.append(apart.next())
         new = {name for _, _, name in rows(later[-1:]).get(victim, ())}
         assert len(later) < 20_000
+        while fleet.now.nodes[victim].down:
+            fleet.wait()  # the cores are for what starts
     check_rows([*batches, *later], holes=2)
     after = apart.stats()
     assert after.stepped == after.delivered + after.discarded
