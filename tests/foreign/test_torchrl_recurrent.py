@@ -12,7 +12,7 @@ from tensordict.nn import TensorDictModule, TensorDictSequential  # noqa: E402
 from torchrl import modules  # noqa: E402
 
 from gleanrl.collectors import SyncDataCollector  # noqa: E402
-from gleanrl.envs import GymEnv, InitTracker, ParallelEnv, SerialEnv, TransformedEnv  # noqa: E402
+from gleanrl.envs import Compose, GymEnv, InitTracker, ParallelEnv, SerialEnv, TransformedEnv  # noqa: E402
 from gleanrl.errors import PolicyError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -47,6 +47,22 @@ def test_the_state_is_kept_and_starts_at_zero(make, cls):
         state, after = batch[key], batch["next", key]
         assert not state[began].any() and state[~began].any() and after.any()
         assert torch.equal(state[..., 1:, :, :][~ended], after[..., :-1, :, :][~ended])
+
+
+@pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
+def test_members_may_have_the_primers_of_a_module(kind):
+    recurrent = modules.LSTMModule(input_size=4, hidden_size=5, in_key="observation", out_key="embedding")
+    head = TensorDictModule(lambda x: (x.sum(-1) > 0).long(), ["embedding"], ["action"])
+    primer = recurrent.make_tensordict_primer()
+    env = kind(2, lambda: TransformedEnv(cartpole(), Compose(InitTracker(), primer.clone())))
+    actor = TensorDictSequential(recurrent, head)
+    batch = SyncDataCollector(env, actor, frames_per_batch=80, total_frames=80).next()
+    began = batch["is_init"][:, 1:, 0]
+    assert batch["next", "done"].any()
+    for key in ("recurrent_state_h", "recurrent_state_c"):
+        state, before = batch[key][:, 1:], batch["next", key][:, :-1]
+        assert not state[began].any() and state[~began].any()
+        assert torch.equal(state[~began], before[~began])
 
 
 def test_what_the_module_relies_on_is_named():

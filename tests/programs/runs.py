@@ -60,6 +60,8 @@ PROGRAMS = {
         Program("vecnorm", 60),
         Program("ppo_multi", 200),
         Program("dqn_multi", 80),
+        Program("actors", 100),
+        Program("her", 0.8),
     )
 }
 
