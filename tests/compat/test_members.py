@@ -47,6 +47,26 @@ def test_what_users_define_or_assign_counts():
     assert (buffer.query(), buffer.client) == (3, 4)
 
 
+def test_what_a_users_class_behind_ours_defines_counts():
+    class Theirs:
+        query = 3
+
+        def start(self) -> int:
+            return 4
+
+        @property
+        def client(self) -> int:
+            return 5
+
+    class Mine(ReplayBuffer, Theirs):
+        pass
+
+    buffer = Mine(storage=LazyTensorStorage(3))
+    assert (buffer.query, buffer.start(), buffer.client) == (3, 4, 5)
+    with pytest.raises(UnservedMemberError, match="Mine.shutdown"):
+        buffer.shutdown()
+
+
 def test_classes_of_others_stay_as_they_are(monkeypatch):
     monkeypatch.setattr(members, "UNSERVED_MEMBERS", (UnservedMembers("Theirs", "thing", "no"),))
     theirs, ours = (

@@ -6,7 +6,7 @@ A row is of a class and of those that derive from it. What a user's own class de
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from gleanrl.errors import UnservedMemberError
 
@@ -212,7 +212,11 @@ class _Unserved:
     def __init__(self, name: str, why: str) -> None:
         self._name, self._why = name, why
 
-    def __get__(self, found: Any, owner: type[Any]) -> NoReturn:
+    def __get__(self, found: Any, owner: type[Any]) -> Any:
+        for base in owner.__mro__:  # a class of the user's may stand behind ours
+            if self._name in vars(base) and not base.__module__.startswith("gleanrl."):
+                member = vars(base)[self._name]
+                return member.__get__(found, owner) if hasattr(member, "__get__") else member
         raise UnservedMemberError(f"{owner.__name__}.{self._name} isn't served: {self._why}")
 
 
