@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl.block import Block
+from gleanrl.block import Block, copy_columns
 from gleanrl.schema import Schema, numpy_view
 from tests.fields import FIELDS, SIZES
 
@@ -78,3 +78,11 @@ class TestBlock:
         for ours, theirs in zip(first.columns, second.columns, strict=True):
             ours.zero_(), theirs.fill_(1)
             assert not ours.any()
+
+
+@pytest.mark.parametrize("lazy", [torch.conj, torch._neg_view])
+def test_columns_that_are_conjugated_or_negated_lazily_are_copied_as_the_numbers_that_they_show(lazy):
+    source = lazy(torch.tensor([1 + 2j, 3 - 4j]))
+    target = torch.zeros(2, dtype=source.dtype)
+    copy_columns([target], [source])
+    torch.testing.assert_close(target, source.resolve_conj().resolve_neg(), rtol=0, atol=0)

@@ -171,6 +171,8 @@ def copy_columns(targets: Sequence[Leaf], sources: Sequence[Leaf]) -> None:
             and isinstance(target, torch.Tensor)
             and (source.shape, source.dtype) == (target.shape, target.dtype)
             and all(one.is_cpu and one.is_contiguous() and not one.requires_grad for one in (source, target))
+            and source.is_conj() == target.is_conj()  # what is lazy has other bytes
+            and source.is_neg() == target.is_neg()
         ):
             plain.append((target, source))
         else:
