@@ -123,6 +123,14 @@ def test_hooks_of_buffers_say_how_records_are_written(
     assert (copy[:] == buffer[:]).all()
 
 
+@pytest.mark.parametrize("save", [TED2Flat, TED2Nested])
+def test_what_a_hook_of_a_buffer_was_told_of_flags_is_passed_on(save: Any) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(9))
+    buffer.register_save_hook(save(done_keys=("over",), reward_keys=("gain",)))
+    found = buffer.storage.checkpointer
+    assert (found.done_keys, found.reward_keys) == (("over",), ("gain",))
+
+
 def test_other_hooks_of_buffers_are_refused() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(9))
     for register, wrong in ((buffer.register_save_hook, Flat2TED()), (buffer.register_load_hook, print)):

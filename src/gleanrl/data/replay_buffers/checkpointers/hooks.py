@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from pathlib import Path as File
 from typing import Any
@@ -216,7 +216,7 @@ def _leaves(data: TensorDictBase) -> dict[Path, torch.Tensor]:
     return {as_path(key): data.get(key) for key in data.keys(include_nested=True, leaves_only=True)}
 
 
-_SAVING: dict[type[_Hook], type[StorageCheckpointerBase]] = {
+_SAVING: dict[type[_Hook], Callable[..., StorageCheckpointerBase]] = {
     TED2Flat: FlatStorageCheckpointer,
     TED2Nested: NestedStorageCheckpointer,
     H5Split: H5StorageCheckpointer,
@@ -232,7 +232,7 @@ def save_form(hook: Any) -> StorageCheckpointerBase:
     """
     if type(hook) not in _SAVING:
         raise _no_hook("register_save_hook", hook, _SAVING)
-    return _SAVING[type(hook)]()
+    return _SAVING[type(hook)](done_keys=hook.done_keys, reward_keys=hook.reward_keys)
 
 
 def check_load_hook(hook: Any) -> None:
