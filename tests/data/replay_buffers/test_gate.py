@@ -6,11 +6,14 @@ import copy
 import os
 import pickle
 import threading
+import time
+from collections.abc import Callable
 
 import torch
 
 from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer
 from gleanrl.data.replay_buffers.gate import Gate
+from gleanrl.system import clock
 
 
 def test_the_thread_that_holds_it_may_take_it_again():
@@ -64,3 +67,45 @@ def test_a_forked_process_goes_on_though_another_thread_held_the_lock():
     done.set()
     thread.join()
     assert code == 0
+
+
+class _OthersTurn(clock.SystemClock):
+    """While one sleeps others act."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
+
+    def sleep(self, seconds: float) -> None:
+        self._act()
+
+
+def test_a_draw_that_waits_says_so():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    buffer.extend(torch.arange(4))
+    assert not buffer._gate.asked
+    thread = threading.Thread(target=buffer.sample)
+    with buffer.sampler.guard():
+        thread.start()
+        while not buffer._gate.asked:
+            time.sleep(0)  # the other thread's turn
+    thread.join()
+    assert not buffer._gate.asked
+
+
+def test_a_write_lets_a_draw_that_waits_in_first():
+    buffer, found = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2), []
+    buffer.extend(torch.arange(4))
+    buffer._gate.asked = True
+    with clock.use(_OthersTurn(lambda: found.append((buffer.sample().shape, len(buffer))))):
+        buffer.extend(torch.arange(4, 6))
+    assert found == [((2,), 4)] and len(buffer) == 6
+
+
+def test_nobody_waits_long_for_a_draw_that_does_not_come():
+    gate = Gate()
+    gate.asked = True
+    with clock.use(clock.FakeClock()):
+        before = clock.monotonic()
+        gate.give_way()
+        assert 0 < clock.monotonic() - before < 0.01
+    assert not gate.asked

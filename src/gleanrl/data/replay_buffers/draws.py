@@ -72,7 +72,9 @@ class Draws(Stateful[DrawsState]):
             stamped: whether generations, and what the sampler adds, are wanted.
         """
         paths = flags = None
+        self._gate.asked = True
         with self._gate.sampling:
+            self._gate.asked = False
             if keys is not None:
                 storage = self._parts.storage
                 paths = storage.columns_of(keys)
@@ -85,7 +87,9 @@ class Draws(Stateful[DrawsState]):
                 self._gate.limiter.sampled(ticket.drawn.slots.shape[0])
         fetched = ticket.fetch(paths, flags)
         if ticket.storage.version != ticket.version:
+            self._gate.asked = True
             with self._gate.lock:
+                self._gate.asked = False
                 if ticket.is_gone:
                     ticket = self._replace(size, ticket.drawn, stamped)
                     return ticket, ticket.fetch(paths, flags)
@@ -98,7 +102,9 @@ class Draws(Stateful[DrawsState]):
     def ahead(self, prefetcher: Prefetcher, size: int) -> tuple[Ticket, Fetched]:
         """Return the batch that was drawn first; draws ahead until enough are on their way."""
         sampler = self._parts.sampler
+        self._gate.asked = True
         with self._gate.sampling:
+            self._gate.asked = False
             if prefetcher.forked:
                 self.take_back()
             self._draw_ahead(prefetcher, size)
@@ -109,7 +115,9 @@ class Draws(Stateful[DrawsState]):
                 self._gate.limiter.sampled(ticket.drawn.slots.shape[0])
         fetched = coming.result()
         storage, drawn = ticket.storage, ticket.drawn
+        self._gate.asked = True
         with self._gate.lock:
+            self._gate.asked = False
             if ticket.is_gone:
                 ticket = self._replace(size, drawn, True)
             elif storage.version == ticket.version or torch.equal(

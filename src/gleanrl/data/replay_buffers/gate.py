@@ -10,8 +10,13 @@ from contextlib import AbstractContextManager
 from itertools import starmap
 from typing import Any, Protocol
 
+from gleanrl.system import clock
 from gleanrl.system.forks import renew_in_child
 from gleanrl.system.shared_memory import SharedMemory
+
+_TURN_S = 5e-5
+"""About what a thread needs to wake up."""
+_TURNS = 20
 
 
 class Shared(Protocol):
@@ -56,6 +61,8 @@ class Gate:
     """The lock, for a write of new records."""
     sampling: AbstractContextManager[Any] = _OneForEachUse()  # type: ignore[assignment]
     """The lock, for the draw of a batch that is handed out."""
+    asked: bool = False
+    """Whether a learner waits for the lock: a hint, for those who take it again and again to write (`give_way`)."""
     limiter: Any
     """What may hold back inserts and samples (see `LimitedGate`); None for nothing."""
     _storage: weakref.ref[Any] | None = None
@@ -81,9 +88,22 @@ class Gate:
         self._storage = weakref.ref(storage)
         self.after_fork(())
 
+    def give_way(self) -> None:
+        """Let a thread that has `asked` in first; the caller doesn't hold the lock.
+
+        Python's locks aren't fair: who gives one up and takes it at once has it again before anybody woke up, so that a
+        learner beside a thread that only writes would draw a few times a second.
+        """
+        for _ in range(_TURNS):
+            if not self.asked:
+                return
+            clock.sleep(_TURN_S)
+        self.asked = False  # he was interrupted, or gets no processor: nobody waits for that
+
     def after_fork(self, lineage: tuple[int, ...]) -> None:
         """Open."""
         self.threads = threading.RLock()
+        self.asked = False
         self.outer: Callable[[], Any] = nobody
         """The hold that has the lock of the processes."""
         if self._storage is None:

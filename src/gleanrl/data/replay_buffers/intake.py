@@ -58,6 +58,8 @@ class Intake:
         """
         if self.only_tensordicts and type(data) is not TensorDict:
             _check_tensordicts(data, single, where)
+        if self._gate.asked:
+            self._gate.give_way()
         with self._gate.inserting:
             parts = self._parts
             if not parts.writes:
@@ -111,7 +113,9 @@ class Intake:
 
     def update_priority(self, index: Any, priority: Any, generation: Any) -> None:
         """Take priorities (see `ReplayBuffer.update_priority`)."""
+        self._gate.asked = True
         with self._gate.lock:
+            self._gate.asked = False
             storage, sampler = self._parts.storage, self._parts.sampler
             # With generations a record may be known that isn't stored any more.
             shape = (

@@ -137,6 +137,7 @@ class _Hold:
     def _wait(self, needed: Callable[[], bool]) -> None:
         """Give the lock up and take it again, until there is no need to wait any more."""
         gate, limiter, here = self._gate, self._gate.limiter, threads.here.activity
+        gate.asked = False  # it isn't the lock that is waited for
         deadline = Deadline(limiter.rule.timeout_s)
         while True:
             waiter = threads.Waiter()
