@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
+from inspect import getattr_static
+
+import gymnasium
 import pytest
 
 import gleanrl.collectors
 import gleanrl.data
 import gleanrl.envs
 from gleanrl.compat import members
-from gleanrl.compat.members import UNSERVED_MEMBERS, UnservedMembers, refuse_members
-from gleanrl.data import LazyTensorStorage, ReplayBuffer, RoundRobinWriter
+from gleanrl.compat.members import UNSERVED_MEMBERS, UnservedMembers, _Unserved, refuse_members
+from gleanrl.data import (
+    Composite,
+    DensifyReward,
+    LazyTensorStorage,
+    ReplayBuffer,
+    RoundRobinWriter,
+    Unbounded,
+)
+from gleanrl.envs import (
+    CatFrames,
+    EnvBase,
+    GymEnv,
+    GymWrapper,
+    ParallelEnv,
+    PendulumEnv,
+    SerialEnv,
+    SqueezeTransform,
+    TensorDictPrimer,
+    TicTacToeEnv,
+    TransformedEnv,
+    UnsqueezeTransform,
+    VecNorm,
+    VecNormV2,
+)
 from gleanrl.errors import UnservedMemberError
 
 PUBLIC = {
@@ -24,6 +52,48 @@ def test_rows_are_of_public_classes_and_of_what_these_have_not(row):
     for name in row.names.split():
         if "(" not in name:
             assert not hasattr(PUBLIC[row.owner], name), name
+
+
+ENVIRONMENTS = (
+    PendulumEnv,
+    TicTacToeEnv,
+    partial(GymEnv, "CartPole-v1"),
+    lambda: GymWrapper(gymnasium.make("CartPole-v1")),
+    lambda: TransformedEnv(PendulumEnv(), CatFrames(2, -1, in_keys=["th"])),
+    lambda: SerialEnv(2, PendulumEnv),
+    lambda: ParallelEnv(1, PendulumEnv),
+)
+TRANSFORMS = (
+    lambda: CatFrames(2, -1, in_keys=["th"]),
+    DensifyReward,
+    lambda: TensorDictPrimer(Composite(state=Unbounded((3,)))),
+    lambda: UnsqueezeTransform(-1, in_keys=["th"]),
+    lambda: SqueezeTransform(-1, in_keys=["th"]),
+    lambda: VecNorm(["th"]),
+    lambda: VecNormV2(["th"]),
+)
+
+
+@pytest.mark.parametrize("make", (*ENVIRONMENTS, *TRANSFORMS))
+def test_instances_of_modules_say_it_too(make):
+    subject = make()
+    owners = {base.__name__ for base in type(subject).__mro__}
+    rows = {
+        name: row.why
+        for row in UNSERVED_MEMBERS
+        if row.owner in owners
+        for name in row.names.split()
+        if "(" not in name and isinstance(getattr_static(subject, name), _Unserved)
+    }
+    assert rows
+    for name, why in rows.items():
+        with pytest.raises(UnservedMemberError, match=rf"\.{name} isn't served: {re.escape(why)}"):
+            getattr(subject, name)
+    with pytest.raises(AttributeError) as caught:
+        _ = subject.nothing_of_that_name
+    assert not isinstance(caught.value, UnservedMemberError)
+    if isinstance(subject, EnvBase):
+        subject.close()
 
 
 def test_asking_says_what_to_use():

@@ -55,8 +55,11 @@ INTERNAL = {
     "done_key",
     "done_keys",
     "obs_keys",
+    "CONFLICTING_KWARGS",
+    "SEP",
+    "WRITING_ERR",
 }
-"""Messages, and what transforms of theirs work with inside."""
+"""Messages, and what classes of theirs work with inside: nobody calls it."""
 POSITIONAL = ("test_input_spec", "test_output_spec", "observation_spec")
 """Arguments of the methods that the library itself calls, by position."""
 NOT_OURS = {*dir(torch.nn.Module), *dir(object)}

@@ -5,8 +5,11 @@ A row is of a class and of those that derive from it. What a user's own class de
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+from torch import nn
 
 from gleanrl.errors import UnservedMemberError
 
@@ -28,7 +31,12 @@ _IN_PLACE = "write records, or a column of them: rb[index] = records, rb[key] = 
 _HERE = "a buffer of this process is always there; its threads end with it"
 _LATER = "for who wants to look at what a collector would return: next(iter(collector))"
 _OWN_WEIGHTS = "weights are sent by update_policy_weights_, and your own way by a weight_updater"
+_KEYWORD = "a keyword of the constructor: keep what you gave it"
+_BACK = "to_observation_norm() makes a transform that has an inverse"
 _A_BUFFER = "use the buffers: ensemble[number] is one"
+_BY_PRIORITY = ("PrioritizedSampler", "PrioritizedSliceSampler")
+_OF_SLICES = ("SliceSampler", "SliceSamplerWithoutReplacement", "PrioritizedSliceSampler")
+_PRIORITIZED = ("PrioritizedReplayBuffer", "TensorDictPrioritizedReplayBuffer")
 
 UNSERVED_MEMBERS = (
     # Collectors
@@ -75,8 +83,7 @@ UNSERVED_MEMBERS = (
             ("submit_update_if_present update_if_present", f"{_IN_PLACE}; {_ON_NEW}"),
         )
     ),
-    UnservedMembers("PrioritizedReplayBuffer", "prioritized_sampler", "it's rb.sampler"),
-    UnservedMembers("TensorDictPrioritizedReplayBuffer", "prioritized_sampler", "it's rb.sampler"),
+    *(UnservedMembers(owner, "prioritized_sampler", "it's rb.sampler") for owner in _PRIORITIZED),
     UnservedMembers(
         "ReplayBufferEnsemble",
         "dim_extend end_streams initialized mark_update next register_load_hook register_save_hook set_sampler "
@@ -103,18 +110,8 @@ UNSERVED_MEMBERS = (
         "register hooks with the buffers, which take the checkpointer of that form",
     ),
     UnservedMembers("Sampler", "can_sample", "ask for len(rb)"),
-    UnservedMembers("PrioritizedSampler", "device", "priorities live on the CPU"),
-    UnservedMembers("SliceSampler", "fragmented step_key", "see the constructor's keywords of these names"),
-    UnservedMembers(
-        "SliceSamplerWithoutReplacement",
-        "fragmented step_key",
-        "see the constructor's keywords of these names",
-    ),
-    UnservedMembers(
-        "PrioritizedSliceSampler",
-        "fragmented step_key device",
-        "see the constructor's keywords of these names",
-    ),
+    *(UnservedMembers(owner, "device", "priorities live on the CPU") for owner in _BY_PRIORITY),
+    *(UnservedMembers(owner, "fragmented step_key", _KEYWORD) for owner in _OF_SLICES),
     UnservedMembers(
         "SamplerEnsemble",
         "add can_sample default_priority dumps extend loads mark_update update_priority",
@@ -124,7 +121,6 @@ UNSERVED_MEMBERS = (
         "Writer", "generations_of tracks_generations", "every slot is counted: rb.generation(index)"
     ),
     UnservedMembers("RoundRobinWriter", "write_at", _IN_PLACE),
-    UnservedMembers("ImmutableDatasetWriter", "WRITING_ERR", "writing raises an UnsupportedError"),
     UnservedMembers(
         "TensorDictMaxValueWriter", "get_insert_index", "rb.add and rb.extend return the indices"
     ),
@@ -145,7 +141,6 @@ UNSERVED_MEMBERS = (
         "names ones_update rand_update refine_names zeros_update",
         "use td.update(spec.rand()), and so on",
     ),
-    UnservedMembers("Bounded", "CONFLICTING_KWARGS", "errors name the arguments"),
     # Environments
     UnservedMembers(
         "EnvBase", "collector register_collector", "an environment doesn't know who collects from it"
@@ -163,14 +158,19 @@ UNSERVED_MEMBERS = (
         "give a policy that returns the actions; .to(device) moves what comes back; reset(td, set_state=True) "
         "before, and auto_reset=False",
     ),
+    UnservedMembers("GymLikeEnv", "git_url libname", "ask the package: importlib.metadata.metadata(name)"),
+    UnservedMembers("GymLikeEnv", "validated", "check_env_specs(env) looks at what it returns"),
+    UnservedMembers("GymLikeEnv", "info_dict_reader", "keep what you give to set_info_dict_reader"),
+    UnservedMembers("GymLikeEnv", "available_envs", "GymEnv.available_envs lists them"),
     UnservedMembers(
-        "GymLikeEnv", "git_url libname validated available_envs info_dict_reader", "of the wrapped library"
+        "GymWrapper", "rebuild_with_kwargs", "make another one: GymWrapper(gymnasium.make(name, ...))"
     ),
-    UnservedMembers("GymWrapper", "rebuild_with_kwargs", "make another one"),
     UnservedMembers("SerialEnv", "non_blocking select_and_clone", "what is returned is always a copy"),
     UnservedMembers("ParallelEnv", "non_blocking select_and_clone", "what is returned is always a copy"),
     UnservedMembers("TransformedEnv", "set_missing_tolerance", "a transform has it: env.transform[0]"),
-    UnservedMembers("PendulumEnv", "angle_normalize make_composite_from_td metadata", "gleanrl.envs has it"),
+    UnservedMembers("PendulumEnv", "angle_normalize", "(angle + torch.pi) % (2 * torch.pi) - torch.pi"),
+    UnservedMembers("PendulumEnv", "make_composite_from_td", "import it from gleanrl.envs"),
+    UnservedMembers("PendulumEnv", "metadata", "it doesn't render; gymnasium's Pendulum-v1 does"),
     UnservedMembers("TicTacToeEnv", "full get_action_mask win", "read the board and the mask of the batch"),
     UnservedMembers("EnvMetaData", "clone expand metadata_from_env tensordict", "use get_env_metadata"),
     UnservedMembers("EnvCreator", "init_", "it is ready once it is made"),
@@ -188,14 +188,8 @@ UNSERVED_MEMBERS = (
     UnservedMembers("TensorDictPrimer", "device", "specs have it: primer.primers.device"),
     UnservedMembers("UnsqueezeTransform", "unsqueeze_dim", "dim is it"),
     UnservedMembers("SqueezeTransform", "squeeze_dim unsqueeze_dim", "dim is it"),
-    UnservedMembers(
-        "VecNorm", "SEP denorm standard_normal", "to_observation_norm() makes a transform with an inverse"
-    ),
-    UnservedMembers(
-        "VecNormV2",
-        "SEP denorm prefix standard_normal",
-        "to_observation_norm() makes a transform with an inverse",
-    ),
+    UnservedMembers("VecNorm", "denorm standard_normal", _BACK),
+    UnservedMembers("VecNormV2", "denorm prefix standard_normal", _BACK),
 )
 
 
@@ -217,7 +211,38 @@ class _Unserved:
             if self._name in vars(base) and not base.__module__.startswith("gleanrl."):
                 member = vars(base)[self._name]
                 return member.__get__(found, owner) if hasattr(member, "__get__") else member
-        raise UnservedMemberError(f"{owner.__name__}.{self._name} isn't served: {self._why}")
+        raise self.error(owner)
+
+    def error(self, owner: type[Any]) -> UnservedMemberError:
+        """Return what says of a class what to use instead."""
+        return UnservedMemberError(f"{owner.__name__}.{self._name} isn't served: {self._why}")
+
+
+class TellingModule(nn.Module):
+    """A module that looks for attributes elsewhere, too, and of those that nobody has says what to use instead.
+
+    Python asks `__getattr__` of a module after the class, and forgets what the class said.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a parameter, a buffer, a module, or what is found elsewhere."""
+        own = self.__dict__
+        for kind in ("_parameters", "_buffers", "_modules"):  # as the base class does, a call less
+            if name in own.get(kind, ()):
+                return own[kind][name]
+        if name.startswith("_"):
+            return super().__getattr__(name)  # which raises
+        try:
+            return self._elsewhere(name)
+        except AttributeError:
+            unserved = inspect.getattr_static(type(self), name, None)
+            if isinstance(unserved, _Unserved):
+                raise unserved.error(type(self)) from None
+            raise
+
+    def _elsewhere(self, name: str) -> Any:
+        """Return an attribute that the module hasn't; `AttributeError` if nobody has it."""
+        return super().__getattr__(name)  # which raises
 
 
 def refuse_members(subject: Any) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torch import nn
 
 from gleanrl.arguments import integer
+from gleanrl.compat.members import TellingModule
 from gleanrl.data.specs import Composite
 from gleanrl.devices import as_device
 from gleanrl.envs.construction import EnvType
@@ -45,7 +45,7 @@ REPLACED = ("step", "reset", "maybe_reset", "step_and_maybe_reset", "_step", "_r
 """The methods that a stepper with means of its own replaces: it is chosen only where they are a class's own."""
 
 
-class EnvBase(Running, GymRegistration, nn.Module, metaclass=EnvType):
+class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
     """Abstract environment: TensorDict in, TensorDict out.
 
     A subclass sets its specs (`observation_spec`, `action_spec`, and where the defaults don't fit

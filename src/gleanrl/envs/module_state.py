@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from gleanrl.compat.members import TellingModule
 from gleanrl.errors import MissingKeyError, SchemaError
 from gleanrl.overrides import overridden
 from gleanrl.schema import Field
@@ -25,7 +26,7 @@ from gleanrl.tree import NestedKey
 State = Mapping[str, Any]
 
 
-class StatefulModule(Stateful[State], nn.Module):
+class StatefulModule(Stateful[State], TellingModule):
     """A module whose state is a value.
 
     Beside registered parameters and buffers a subclass may have `carried`, if it says in `carries` what it holds, and

@@ -7,6 +7,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from gleanrl.arguments import positive
+from gleanrl.compat.members import TellingModule
 from gleanrl.data.boundaries import trajectory_ends
 from gleanrl.data.rows import take_rows
 from gleanrl.errors import InvalidArgumentError, MissingKeyError, SchemaError, UnsupportedError
@@ -193,7 +194,7 @@ def _last_rows(steps: Tensor) -> Tensor:
     return own + steps.flatten() - 1
 
 
-class DensifyReward(nn.Module):
+class DensifyReward(TellingModule):
     """Replace each reward by the discounted sum of the rewards from its step to the end of its trajectory.
 
     For rewards that come at the end only. What goes on after the batch is summed up to the batch's end.

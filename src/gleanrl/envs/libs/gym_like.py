@@ -138,14 +138,11 @@ class GymLikeEnv(EnvBase):
         masks = self._simulator.mode is AutoresetMode.NEXT_STEP
         return replace(super().traits, masks_frames=masks, resets_some=self._simulator.partial)
 
-    def __getattr__(self, name: str) -> Any:
+    def _elsewhere(self, name: str) -> Any:
         """Return the wrapped environment's attribute of that name; outer wrappers come first."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            simulator = self.__dict__.get("_simulator")
-            if simulator is None or name.startswith("_"):
-                raise
+        simulator = self.__dict__.get("_simulator")
+        if simulator is None:
+            return super()._elsewhere(name)
         env = simulator.env
         try:
             return env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name)

@@ -425,15 +425,10 @@ class TransformedEnv(EnvBase):
         for part in base:
             adopt_state(self.base_env, part)
 
-    def __getattr__(self, name: str) -> Any:
+    def _elsewhere(self, name: str) -> Any:
         """Return the base environment's attribute of that name."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            known = "base_env" in self.__dict__ or "base_env" in self.__dict__.get("_modules", {})
-            if name.startswith("_") or not known:
-                raise
-        return getattr(self.base_env, name)
+        known = "base_env" in self.__dict__ or "base_env" in self.__dict__.get("_modules", {})
+        return getattr(self.base_env, name) if known else super()._elsewhere(name)
 
     def __repr__(self) -> str:
         """Show the base environment and the transforms."""

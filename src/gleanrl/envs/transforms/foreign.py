@@ -55,14 +55,10 @@ class ForeignTransform(Transform):
         """Return the attributes without what stands in for the parent."""
         return {**super().__getstate__(), "_around": None}
 
-    def __getattr__(self, name: str) -> Any:
+    def _elsewhere(self, name: str) -> Any:
         """Return the transform's attribute of that name."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("_") or "foreign" not in self.__dict__.get("_modules", {}):
-                raise
-        return getattr(self.foreign, name)
+        known = "foreign" in self.__dict__.get("_modules", {})
+        return getattr(self.foreign, name) if known else super()._elsewhere(name)
 
     # ----------------------------------------------------------------- hooks
     def _call(self, tensordict: Record) -> Record:

@@ -346,13 +346,10 @@ class BatchedEnv(EnvBase):
         self._seed_members(seeds, static_seed)
 
     # --------------------------------------------------------------- dispatch
-    def __getattr__(self, name: str) -> Any:
+    def _elsewhere(self, name: str) -> Any:
         """Return the members' attributes of that name as a list, or what calls their method of that name."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("_") or "meta_data" not in self.__dict__:
-                raise
+        if "meta_data" not in self.__dict__:
+            return super()._elsewhere(name)
         self.start()
         return self._attribute(name)
 
