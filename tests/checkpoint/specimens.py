@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from gleanrl.data import (
     FlatStorageCheckpointer,
@@ -67,6 +67,7 @@ SPECIMENS: dict[str, Callable[[], Any]] = {
         checkpointer=H5StorageCheckpointer(h5_kwargs={"compression": "gzip", "shuffle": True})
     ),
     "list": lambda: ReplayBuffer(storage=ListStorage(CAPACITY), batch_size=4, collate_fn=list),
+    "texts": lambda: ReplayBuffer(storage=ListStorage(CAPACITY), batch_size=4, collate_fn=list),
     "types": lambda: ReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=4),
     "priorities": lambda: TensorDictPrioritizedReplayBuffer(
         alpha=0.6, beta=0.4, storage=LazyTensorStorage(CAPACITY), batch_size=4
@@ -93,6 +94,9 @@ def records(name: str, begin: int, end: int) -> Any:
     """Return what is stored in specimens of this name."""
     if name == "list":
         return [{"text": f"é{n}", "values": (torch.arange(n), n / 3, None)} for n in range(begin, end)]
+    if name == "texts":
+        texts = [NonTensorStack(f"é{n}", "two", f"{-n}") for n in range(begin, end)]
+        return [TensorDict({"text": f"{n}", "texts": texts[n - begin]}, [3]) for n in range(begin, end)]
     if name == "types":
         number = torch.arange(begin, end)
         return TensorDict({str(dtype): (number % 2).to(dtype) for dtype in DTYPES}, [end - begin])
@@ -133,6 +137,8 @@ def as_values(state: Any) -> Any:
     """Return tensors, and what holds some, as lists and strings: equal ones for what is equal, bit for bit."""
     if isinstance(state, torch.Tensor):
         return [str(state.dtype), list(state.shape), repr(state.tolist())]
+    if isinstance(state, (NonTensorData, NonTensorStack)):
+        return [type(state).__name__, list(state.batch_size), as_values(state.tolist())]
     if isinstance(state, (dict, TensorDict)):
         return {str(key): as_values(value) for key, value in state.items()}
     if isinstance(state, (list, tuple)):

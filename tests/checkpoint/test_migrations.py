@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gleanrl.checkpoint import hdf5, manifest, migrations
+from gleanrl.checkpoint import hdf5, manifest, migrations, values
 from gleanrl.checkpoint.migrations import migrated
 from gleanrl.errors import CorruptCheckpointError, IncompatibleCheckpointError
 
@@ -42,3 +42,17 @@ def test_what_a_step_stumbles_over_is_damage(tree: dict[str, Any]) -> None:
 )
 def test_the_tables_have_no_gaps(steps: dict[int, Any], newest: int) -> None:
     assert sorted(steps) == list(range(min(steps, default=newest), newest))
+
+
+KINDS = {
+    1: {"float", "bytes", "dtype", "device", "file", "size", "tuple", "map", "tensor", "tensordict"},
+    2: {"rows"},
+    3: {"data", "stack"},
+}
+"""The kinds of values that each format of manifests has beside those of the one before."""
+
+
+def test_a_kind_of_value_more_makes_another_format() -> None:
+    """An older library shall say that a later one wrote a checkpoint, not that it's damaged."""
+    assert {f"${kind}" for kinds in KINDS.values() for kind in kinds} == set(values._MAKERS)
+    assert max(KINDS) == manifest.FORMAT

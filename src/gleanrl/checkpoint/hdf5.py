@@ -25,7 +25,7 @@ from gleanrl.checkpoint.values import LARGE_BYTES, Decoder, Encoder, Pieces
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
 from gleanrl.schema import numpy_dtype, numpy_view
 
-FORMAT = 1
+FORMAT = 2
 """The version of the layout that this library writes; it reads this one, and earlier ones as `migrations` says."""
 _HEAD_BYTES = 512
 _MAGIC = b"gleanrl h5 sha256 "

@@ -13,7 +13,7 @@ from gleanrl.checkpoint.migrations import MANIFESTS, migrated
 from gleanrl.checkpoint.values import ATTACHED
 from gleanrl.errors import CorruptCheckpointError
 
-FORMAT = 2
+FORMAT = 3
 """The version of the layout that this library writes; it reads this one, and earlier ones as `migrations` says."""
 BLOCK_BYTES = 1 << 22
 """Bytes of a data file that have one checksum."""

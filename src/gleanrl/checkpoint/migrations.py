@@ -16,10 +16,10 @@ from gleanrl.errors import CorruptCheckpointError, IncompatibleCheckpointError
 Tree = dict[str, Any]
 Migrations = Mapping[int, Callable[[Tree], Tree]]
 
-MANIFESTS: Migrations = {1: lambda tree: tree}
-"""Of manifests. The second format has one kind of value more: rows in segments."""
-HDF5: Migrations = {}
-"""Of the trees in HDF5 files."""
+MANIFESTS: Migrations = {1: lambda tree: tree, 2: lambda tree: tree}
+"""Of manifests. The second format has one kind of value more, rows in segments; the third two, of non-tensor data."""
+HDF5: Migrations = {1: lambda tree: tree}
+"""Of the trees in HDF5 files. The second format has the two kinds of non-tensor data."""
 
 
 def migrated(tree: Tree, newest: int, steps: Migrations, what: str) -> Tree:
