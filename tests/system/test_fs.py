@@ -109,6 +109,12 @@ def test_directories_whose_names_last(tmp_path):
         fs.names(tmp_path / "file")
     with pytest.raises(FileNotFoundError):  # nobody makes directories there
         fs.make_lasting_dir(Path("/proc/none/below"))
+    fs.make_dir(tmp_path / "gone")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path / "gone")
+        fs.remove_tree(tmp_path / "gone")
+        with pytest.raises(FileNotFoundError):
+            fs.make_lasting_dir(Path("below"))
 
 
 def test_files_are_read_at_any_place_and_renamed(tmp_path):

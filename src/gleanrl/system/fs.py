@@ -127,11 +127,15 @@ def make_lasting_dir(path: Path) -> None:
         OSError: As `make_dir`; or a directory above it can't be synced. One that was there and can't be read is left
             to whoever made it.
     """
-    if not path.parent.exists():
-        make_lasting_dir(path.parent)
     faults.point("fs.make_dir")
     try:
-        os.mkdir(path)
+        try:
+            os.mkdir(path)
+        except FileNotFoundError:
+            if path == path.parent:  # the current directory was removed
+                raise
+            make_lasting_dir(path.parent)
+            os.mkdir(path)
     except FileExistsError:
         with suppress(PermissionError):
             sync_dir(path.parent)
