@@ -148,3 +148,17 @@ def test_following_rows_are_those_behind(count: int, by: int, shape: tuple[int, 
     column = torch.arange(count * max(1, *shape, 1)).reshape(count, *shape).clone()
     moved = following(column, by)
     assert torch.equal(moved, column.roll(-by, 0)) and moved.data_ptr() != column.data_ptr()
+
+
+@pytest.mark.parametrize("rows", [8, 24, 400])
+def test_what_trajectories_share_is_moved_apart_in_its_own_memory(rows: int) -> None:
+    ends = np.sort(np.random.default_rng(rows).choice(np.arange(1, rows), rows // 8 - 1, replace=False))
+    offsets = torch.from_numpy(np.concatenate(([0], ends, [rows])))
+    steps = offsets.diff().tolist()
+    several = torch.arange((rows + len(steps)) << 12).reshape(-1, 1 << 12)  # 13 MB of 400: two threads
+    trajectories = several.clone().split([count + 1 for count in steps])
+    beside = torch.cat([trajectory[:-1] for trajectory in trajectories])
+    after = torch.cat([trajectory[1:] for trajectory in trajectories])
+    found = join([("a",), ("next", "a")], [several, None], Streams(range(rows), rows), offsets)
+    assert torch.equal(found[0], beside) and torch.equal(found[1], after)
+    assert found[0].data_ptr() == several.data_ptr()

@@ -57,7 +57,7 @@ class StorageCheckpointerBase(ABC):
     @classmethod
     @abstractmethod
     def unpack(cls, packed: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state that `pack` was given.
+        """Return the state that `pack` was given; it may be in the memory of `packed`, which is nobody's any more.
 
         Raises:
             CorruptCheckpointError: `packed` is nothing that it returned.

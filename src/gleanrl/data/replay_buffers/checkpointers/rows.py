@@ -53,7 +53,7 @@ class Rows(ABC):
 
     def taken(self, place: int, index: Array) -> Pieces:
         """Return rows of a column as a tensor."""
-        return self.made(place, len(index), lambda start, stop: self.pick(place, _run(index[start:stop])))
+        return self.made(place, len(index), lambda start, stop: self.pick(place, run_of(index[start:stop])))
 
     def unlike(self, place: int, other: int, rows: Array, following: Array) -> Array:
         """Return where rows of one column aren't the rows of another one that follow, ``(k,)`` bool, byte for byte.
@@ -68,11 +68,13 @@ class Rows(ABC):
         size = max(1, _BLOCK_BYTES // self.width(place))
         for begin in range(0, len(rows), size):
             part = slice(begin, begin + size)
-            found[part] = _differ(self.pick(place, _run(rows[part])), self.pick(other, _run(following[part])))
+            found[part] = _differ(
+                self.pick(place, run_of(rows[part])), self.pick(other, run_of(following[part]))
+            )
         return found
 
 
-def _run(rows: Array) -> Array | slice:
+def run_of(rows: Array) -> Array | slice:
     """Return row numbers as a slice where they follow each other: such rows are copied at once."""
     if not len(rows) or rows[-1] - rows[0] != len(rows) - 1 or not (rows[1:] > rows[:-1]).all():
         return rows

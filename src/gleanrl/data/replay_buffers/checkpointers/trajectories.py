@@ -17,7 +17,7 @@ import torch
 
 from gleanrl.checkpoint.segments import rows_of
 from gleanrl.checkpoint.values import Pieces
-from gleanrl.data.replay_buffers.checkpointers.rows import Rows, typed
+from gleanrl.data.replay_buffers.checkpointers.rows import Rows, run_of, typed
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
 from gleanrl.native import Columns
 from gleanrl.system.threads import for_each
@@ -26,6 +26,8 @@ Path = tuple[Any, ...]
 Array = np.ndarray[Any, Any]
 DONE = ("done", "terminated", "truncated")
 _BLOCK_BYTES = 1 << 22
+_HOT_BYTES = 1 << 20  # that are still in the cache when they are read again
+_MOST_MORE = 8  # of the memory of a column, one part in so many may stay without use
 
 
 @dataclass(frozen=True)
@@ -132,12 +134,13 @@ def split(
         trajectories begin, and the last one ends: ``(trajectories + 1,)`` int64.
     """
     order, count = streams.rows(), len(streams.order)
+    everything = run_of(order)
     ends = np.zeros(count, bool)
     ends[streams.length - 1 :: max(streams.length, 1)] = True
     for place, path in enumerate(paths):
         field = rows.fields[place]
         if field is not None and is_flag(path, done) and rows.width(place) and count:
-            flags = typed(rows.pick(place, order), *field)
+            flags = typed(rows.pick(place, everything), *field)
             single = flags.reshape(count, -1).bool().numpy()
             ends |= single[:, 0] if single.shape[1] == 1 else single.any(1)
     found = [
@@ -176,7 +179,7 @@ def _shared(rows: Rows, place: int, beside: int, source: Array, final: Array) ->
 
 
 def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offsets: torch.Tensor) -> list[Any]:
-    """Return the columns that `split` was given; those that were whole, and in order, may be the very ones.
+    """Return the columns that `split` was given, some of them in the memory of those that it returned.
 
     Raises:
         CorruptCheckpointError: it returned no such columns.
@@ -212,12 +215,11 @@ def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offset
     for place, column in enumerate(columns):
         if isinstance(column, torch.Tensor) and place not in shared and len(column) != count:
             raise CorruptCheckpointError(f"a column at {paths[place]} of other rows")
-    # All that is read at the same rows is read in one pass.
-    twins = _take(
-        [part for place in shared for part in (columns[place], columns[place][1:])], count, among_more
-    )
     for place, beside in shared.items():
-        rows[place], rows[beside] = next(twins), next(twins)
+        if places is None and _MOST_MORE * len(steps) <= count:
+            rows[beside], rows[place] = _apart(columns[place], count, among_more)
+        else:  # what is read at the same rows is read in one pass
+            rows[place], rows[beside] = _take([columns[place], columns[place][1:]], count, among_more)
     if places is not None:
         moved = [
             place
@@ -228,6 +230,47 @@ def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offset
         for place, column in zip(moved, taken, strict=True):
             rows[place] = column
     return rows
+
+
+def _apart(
+    column: torch.Tensor, count: int, index: Callable[[int, int], Array]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows behind some of a column, in fresh memory, and those themselves, in the memory of the column.
+
+    Args:
+        column: ``[rows, *shape]``; it holds something else then.
+        count: how many rows there are of each.
+        index: returns the numbers of the ``[begin, end)`` ones, ``(end - begin,)`` int64, which rise.
+
+    Raises:
+        IndexError: there is no such row.
+    """
+    source = rows_of(column)
+    after: Array = np.empty((count, source.shape[1]), np.uint8)
+    before, behind = (
+        Columns([rows.ctypes.data], [rows.shape[1]], len(rows)) for rows in (source, source[1:])
+    )
+
+    def take(begin: int, end: int, to: Array) -> None:
+        numbers = np.ascontiguousarray(index(begin, end), np.int64)
+        behind.gather(numbers.ctypes.data, end - begin, [after[begin:].ctypes.data])
+        before.gather(numbers.ctypes.data, end - begin, [to.ctypes.data])
+
+    def move(span: tuple[int, int]) -> None:
+        """Fill a span from its beginning on: no row is read where another one was written before."""
+        for begin in range(span[0], span[1], step):
+            take(begin, min(begin + step, span[1]), source[begin:])
+
+    # Two halves at once. Those rows of the first one that come from where the second one is written are taken before.
+    step, half = max(1, _HOT_BYTES // max(source.shape[1], 1)), count // 2
+    least = max(half - max(len(source) - count, 0) - 1, 0)
+    first = least + int(np.searchsorted(index(least, half), half - 1)) if half else 0
+    middle: Array = np.empty((half - first, source.shape[1]), np.uint8)
+    if len(middle):
+        take(first, half, middle)
+    for_each(move, ((0, first), (half, count)), 2 if count > 2 * step else 1)
+    source[first:half] = middle
+    return typed(after, column.dtype, column.shape[1:]), typed(source[:count], column.dtype, column.shape[1:])
 
 
 def _take(
