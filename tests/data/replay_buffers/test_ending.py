@@ -88,7 +88,9 @@ def test_slices_end_there_and_priorities_stay() -> None:
     assert (ranked.sample()["n"] == 2).all()
 
 
-def test_records_in_a_list_are_looked_through_by_age() -> None:
+@pytest.mark.parametrize("records", [1 << 10, 4, 1])
+def test_records_in_a_list_are_looked_through_by_age(records: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "_RECORDS", records)
     buffer = TensorDictReplayBuffer(storage=ListStorage(6), batch_size=4)
     buffer.end_trajectories([0])  # there is nothing yet
     buffer.extend(steps([0, 1, 2, 3, 4, 5]))
@@ -107,6 +109,24 @@ def test_other_objects_in_a_list_stay_as_they_are() -> None:
     buffer.end_trajectories([0, 7])
     assert buffer.storage.get(0)["next", "truncated"].all()
     assert all(one is other for one, other in zip(before[1:], buffer.storage.get([1, 2, 3]), strict=True))
+
+
+def test_records_in_a_list_are_fetched_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "_RECORDS", 4)
+    fetched: list[int] = []
+
+    class Counting(ListStorage):
+        def fetch(self, slots: torch.Tensor, paths: Any = None) -> list[Any]:
+            fetched.append(len(slots))
+            return super().fetch(slots, paths)
+
+    buffer = TensorDictReplayBuffer(storage=Counting(10), batch_size=4)
+    several = [steps([0, 1, 1]), steps([2]), steps([2, 0])]
+    buffer.extend([*steps([9] * 5).unbind(0), *several])
+    buffer.end_trajectories([1, 2])
+    assert fetched == [4, 1, 1]  # of the newest four, two end there
+    after = [buffer.storage.get(slot)["next", "truncated"].flatten().tolist() for slot in (5, 6, 7)]
+    assert after == [[False, False, True], [False], [True, False]]
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ from gleanrl.errors import MissingKeyError, UnsupportedError
 from gleanrl.tree import Path, flatten, leaf_at
 
 _ROWS = 1 << 20  # looked through at once
+_RECORDS = 1 << 10  # likewise of a list, whose records may have to be unpacked
+_NONE = torch.empty(0, dtype=torch.int64, device="cpu")
 _CUT = ("done", "truncated")
 _MASK: Path = ("collector", "mask")
 
@@ -77,37 +81,51 @@ def _marked(record: TensorDictBase, ids: torch.Tensor, places: list[int]) -> int
 def _last_steps(storage: Storage, ids: set[int]) -> dict[int, list[int]]:
     """Return where the newest step of each trajectory stands that has one: slots, and places among a record's steps."""
     found: dict[int, list[int]] = {}
-    for slots, column in _ids_by_age(storage):
+    for slots, column, ends in _ids_by_age(storage):
+        mine = torch.isin(column, torch.tensor(sorted(ids), device="cpu")).nonzero().flatten()
+        newest = dict(zip(column[mine].tolist(), mine.tolist(), strict=True))
+        for place in newest.values():
+            record = bisect(ends, place)
+            begin = ends[record - 1] if record else 0
+            found.setdefault(int(slots[record]), []).append(place - begin)
+        ids = ids - newest.keys()
         if not ids:
             break
-        width = column.numel() // len(slots)
-        flat = column.reshape(-1)
-        mine = torch.isin(flat, torch.tensor(sorted(ids), device="cpu")).nonzero().flatten()
-        newest = dict(zip(flat[mine].tolist(), mine.tolist(), strict=True))
-        for place in newest.values():
-            found.setdefault(int(slots[place // width]), []).append(place % width)
-        ids = ids - newest.keys()
     return found
 
 
-def _ids_by_age(storage: Storage) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield slots, ``(n,)`` int64, and the ids of their steps, ``(n, *steps)``, the newest last; -1 for padding."""
+def _ids_by_age(storage: Storage) -> Iterator[tuple[torch.Tensor, torch.Tensor, Sequence[int]]]:
+    """Yield slots, ``(n,)`` int64, the ids of their steps, ``(steps,)``, the newest last, and where each slot's end.
+
+    Padding, and records without ids, have the id -1, or no steps.
+    """
     count = len(storage)
     first = storage.end * storage.rows_per_step if storage.num_steps == storage.capacity_steps else 0
     listed = isinstance(storage, ListStorage)
     paths = None if listed else _columns(storage)
     if paths == ():
         return
-    step = 1 if listed else _ROWS
+    step = _RECORDS if listed else _ROWS
     for stop in range(count, 0, -step):
         slots = (first + torch.arange(max(0, stop - step), stop, device="cpu")) % count
         records: Any = storage.fetch(slots, paths)
-        record = records[0] if listed else records
-        ids, mask = leaf_at(record, TRAJ_IDS), leaf_at(record, _MASK)
-        if ids is not None and ids.numel():
-            if mask is not None and mask.dtype is torch.bool and mask.numel() == ids.numel():
-                ids = torch.where(mask.reshape(ids.shape), ids, -1)
-            yield slots, ids.cpu()
+        if listed:
+            each = [_ids_of(record) for record in records]
+            yield slots, torch.cat(each), [*accumulate(map(torch.numel, each))]
+        elif (column := _ids_of(records)).numel():
+            width = column.numel() // len(slots)
+            yield slots, column, range(width, column.numel() + 1, width)
+
+
+def _ids_of(record: Any) -> torch.Tensor:
+    """Return the ids of a record's steps, ``(steps,)`` on the CPU; none of what has none."""
+    ids = leaf_at(record, TRAJ_IDS)
+    if ids is None:
+        return _NONE
+    mask = leaf_at(record, _MASK)
+    if mask is not None and mask.dtype is torch.bool and mask.numel() == ids.numel():
+        ids = torch.where(mask.reshape(ids.shape), ids, -1)
+    return ids.cpu().reshape(-1)
 
 
 def _columns(storage: Storage) -> tuple[Path, ...]:
