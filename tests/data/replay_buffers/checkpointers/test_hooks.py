@@ -133,6 +133,12 @@ def test_what_a_hook_of_a_buffer_was_told_of_flags_is_passed_on(save: Any) -> No
 
 def test_other_hooks_of_buffers_are_refused() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(9))
-    for register, wrong in ((buffer.register_save_hook, Flat2TED()), (buffer.register_load_hook, print)):
+    derived = [type("Derived", (hook,), {})() for hook in (TED2Flat, Flat2TED)]
+    saving, loading = buffer.register_save_hook, buffer.register_load_hook
+    for register, wrong in (
+        (saving, Flat2TED()),
+        (loading, print),
+        *zip((saving, loading), derived, strict=True),
+    ):
         with pytest.raises(UnsupportedError, match=r"expected one of .* derive from StorageCheckpointerBase"):
             register(wrong)

@@ -228,7 +228,7 @@ def save_form(hook: Any) -> StorageCheckpointerBase:
     """Return the checkpointer that writes what a `TED2Flat`, `TED2Nested` or `H5Split` makes of records.
 
     Raises:
-        UnsupportedError: anything else.
+        UnsupportedError: anything else, classes derived from these, too: what they do otherwise would have no effect.
     """
     if type(hook) not in _SAVING:
         raise _no_hook("register_save_hook", hook, _SAVING)
@@ -236,8 +236,8 @@ def save_form(hook: Any) -> StorageCheckpointerBase:
 
 
 def check_load_hook(hook: Any) -> None:
-    """Raise `UnsupportedError` for anything but a `Flat2TED`, `Nested2TED` or `H5Combine`."""
-    if not isinstance(hook, _LOADING):
+    """Raise `UnsupportedError` for anything but a `Flat2TED`, `Nested2TED` or `H5Combine`; see `save_form`."""
+    if type(hook) not in _LOADING:
         raise _no_hook("register_load_hook", hook, _LOADING)
 
 
