@@ -267,3 +267,11 @@ def test_an_interrupt_leaves_the_lock_free_and_a_write_whole(stored):
             other.extend(rows(2, 0, 2))
             other.storage.check_valid()
         assert len(outcomes) <= 2
+
+
+def test_a_buffer_that_cant_be_shared_says_what_to_send_to_a_spawned_process():
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(4), sampler=PrioritizedSampler(4, 0.6, 0.4), batch_size=2
+    )
+    with pytest.raises(UnsupportedError, match=r"spawned .*: send its state_dict\(\), or make it there"):
+        started("spawn", print, buffer)

@@ -114,7 +114,8 @@ class Parts(Stateful[PartsState]):
         if sampler.takes_priorities:
             raise UnsupportedError(
                 f"shared: a {type(sampler).__name__} keeps priorities in one process, the others would draw by theirs; "
-                "use RandomSampler, SamplerWithoutReplacement or a sampler of slices without priorities"
+                "use RandomSampler, SamplerWithoutReplacement or a sampler of slices without priorities. A buffer that "
+                "is sent to a process that is spawned becomes shared, too: send its state_dict(), or make it there"
             )
         if not isinstance(writer, (RoundRobinWriter, ImmutableDatasetWriter)) or writer.given is not writer:
             raise UnsupportedError(
