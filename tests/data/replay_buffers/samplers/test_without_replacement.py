@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
-from gleanrl.errors import InvalidArgumentError, SchemaError
+from gleanrl.data.replay_buffers import (
+    LazyTensorStorage,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    SliceSamplerWithoutReplacement,
+)
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
 from tests.data.replay_buffers.oracle import fill
 
 
@@ -205,3 +212,12 @@ def test_a_restored_epoch_loses_nothing_that_was_drawn_ahead_and_is_taken_back(s
         while not each.sampler.ran_out:
             rows += each.sample().tolist()
         assert sorted(rows) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    "made", [SamplerWithoutReplacement, partial(SliceSamplerWithoutReplacement, slice_len=2)]
+)
+@pytest.mark.parametrize("name", ["drop_last", "shuffle"])
+def test_flags_are_flags(made, name):
+    with pytest.raises(InvalidTypeError, match=f"{name}: expected True or False, got 'x'"):
+        made(**{name: "x"})

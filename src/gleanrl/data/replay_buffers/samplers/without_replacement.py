@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gleanrl.arguments import flag
 from gleanrl.data.replay_buffers.samplers.base import SamplerState
 from gleanrl.data.replay_buffers.samplers.random import UnitSampler
 from gleanrl.data.replay_buffers.samplers.units import Transitions, Unit
@@ -53,14 +54,17 @@ class EpochSampler(UnitSampler):
         drop_last: whether a rest smaller than a batch is left out.
         shuffle: whether the order is random.
         seed: see `Sampler`.
+
+    Raises:
+        InvalidTypeError: `drop_last` or `shuffle` is neither True nor False.
     """
 
     uses_up = True
 
     def __init__(self, unit: Unit, drop_last: bool, shuffle: bool, seed: int | None) -> None:
         super().__init__(unit, seed)
-        self.drop_last = bool(drop_last)
-        self.shuffle = bool(shuffle)
+        self.drop_last = flag("drop_last", drop_last)
+        self.shuffle = flag("shuffle", shuffle)
         self.running = _NONE
 
     def follow(self, storage: Storage) -> None:
@@ -252,6 +256,9 @@ class SamplerWithoutReplacement(EpochSampler):
         drop_last: whether a rest smaller than a batch is left out.
         shuffle: whether the order is random; otherwise slots come in storage order.
         seed: see `Sampler`.
+
+    Raises:
+        InvalidTypeError: `drop_last` or `shuffle` is neither True nor False.
     """
 
     def __init__(self, drop_last: bool = False, shuffle: bool = True, seed: int | None = None) -> None:
