@@ -219,7 +219,7 @@ class SyncDataCollector(SourceCollector):
             list_of_kwargs: keywords for each call; None for none.
 
         Raises:
-            InvalidArgumentError: as many of the one as of the other there aren't.
+            InvalidArgumentError: lists of unlike lengths.
         """
         count = len(list_of_args or list_of_kwargs or ())
         args, kwargs = list_of_args or [()] * count, list_of_kwargs or [{}] * count

@@ -78,9 +78,8 @@ class NodeState(NamedTuple):
     @property
     def wanted(self) -> int:
         """The first order whose batch may still be needed."""
-        here = [
-            arrival.outcome.number for arrival in self.ready
-        ]  # maybe of an actor that was lost: no harm done
+        # Maybe of an actor that was lost: no harm done.
+        here = [arrival.outcome.number for arrival in self.ready]
         return min([self.asked, *here, *(call.number for call in self.calls)])
 
     @property

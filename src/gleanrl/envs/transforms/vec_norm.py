@@ -78,9 +78,8 @@ class VecNorm(EntryTransform):
         self.decay, self.eps = float(decay), float(eps)
         self.shapes = None if shapes is None else [torch.Size(shape) for shape in shapes]
         self.frozen = False
-        self._untouched = (
-            shared_td is None
-        )  # whether nothing but resets was counted, since the transform was made
+        # Whether nothing but resets was counted, since the transform was made.
+        self._untouched = shared_td is None
         self._sums = shared_td
         self._saved: Sums | None = None  # what was loaded before the shapes were known
         if shared_td is not None:

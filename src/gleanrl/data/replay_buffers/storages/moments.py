@@ -219,8 +219,8 @@ class Moment(Source):
             first, last = rows.min(), rows.max()
             before = sum(self.layout.widths[:column])
             for number, pieces in saved:
-                start, stop = self.layout.span(number)
-                if start <= last and first < stop:
+                begin, end = self.layout.span(number)
+                if begin <= last and first < end:
                     for piece, copied in pieces.items():
                         start, stop = self._span(number, piece)
                         count = stop - start
