@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -13,11 +15,13 @@ from gleanrl.data import (
     ReplayBuffer,
     ReplayBufferEnsemble,
     RoundRobinWriter,
+    SamplerWithoutReplacement,
+    SamplesPerInsert,
     StorageEnsemble,
     TensorDictReplayBuffer,
 )
 from gleanrl.data.replay_buffers.members import assemble
-from gleanrl.errors import InvalidArgumentError, SchemaError
+from gleanrl.errors import EmptyBufferError, InvalidArgumentError, SchemaError
 
 
 def test_each_buffer_gets_its_parts():
@@ -92,3 +96,48 @@ def test_members_with_differing_keys():
     )
     with pytest.raises(SchemaError, match="float32"):
         kinds.sample()
+
+
+@pytest.mark.parametrize("prefetch", [None, 3])
+def test_what_members_have_drawn_isnt_used_up_by_an_interrupt(prefetch: int | None) -> None:
+    stops = [KeyboardInterrupt]
+
+    def collate(parts: list[Any]) -> Any:
+        if stops:
+            raise stops.pop()
+        return torch.stack(parts)
+
+    members = [
+        ReplayBuffer(
+            storage=LazyTensorStorage(10),
+            sampler=SamplerWithoutReplacement(seed=0),
+            batch_size=2,
+            prefetch=prefetch,
+        )
+        for _ in range(2)
+    ]
+    for member in members:
+        member.extend(torch.arange(10))
+    both = ReplayBufferEnsemble(*members, batch_size=4, sample_from_all=True, collate_fn=collate)
+    with pytest.raises(KeyboardInterrupt):
+        both.sample()
+    rows = torch.cat([both.sample()[0] for _ in range(5)])
+    assert rows.sort().values.tolist() == [*range(10)]
+
+
+@pytest.mark.parametrize("made", [RandomSampler, SamplerWithoutReplacement])
+def test_permits_of_draws_that_nobody_gets_are_given_back(made: Any) -> None:
+    limited = ReplayBuffer(
+        storage=LazyTensorStorage(10),
+        sampler=made(),
+        batch_size=2,
+        rate_limiter=SamplesPerInsert(1.0, min_size=4, tolerance=2, timeout_s=0.0),
+    )
+    limited.extend(torch.arange(4))
+    empty = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    both = ReplayBufferEnsemble(limited, empty, batch_size=4, sample_from_all=True)
+    for _ in range(3):
+        with pytest.raises(EmptyBufferError):
+            both.sample()
+    empty.extend(torch.arange(4))
+    assert both.sample()[0].shape == (2,)

@@ -40,6 +40,8 @@ class Place(NamedTuple):
     """The sampler's place."""
     batches: int
     """Batches handed out until then."""
+    permits: int | None
+    """Rows that the rate limiter has counted until then; None where there is no limiter."""
 
 
 class Draws(Stateful[DrawsState]):
@@ -155,19 +157,26 @@ class Draws(Stateful[DrawsState]):
         to_the_end(change)
 
     def place(self) -> Place | None:
-        """Return where the next batch is drawn, to go back there; None where draws use no records up."""
-        sampler, prefetcher = self._parts.sampler, self.prefetcher
-        if not sampler.uses_up:
+        """Return where the next batch is drawn, to go back there; None where draws use nothing up."""
+        sampler, prefetcher, limiter = self._parts.sampler, self.prefetcher, self._gate.limiter
+        if not sampler.uses_up and limiter is None:
             return None
         with self._gate.lock:
-            sampler.random.begin()
-            place = prefetcher.place if prefetcher is not None and len(prefetcher) else sampler.place()
-            return Place(place, self._batches_sampled)
+            place = None
+            if sampler.uses_up:
+                sampler.random.begin()
+                place = prefetcher.place if prefetcher is not None and len(prefetcher) else sampler.place()
+            return Place(place, self._batches_sampled, None if limiter is None else limiter.counts.sampled)
 
     def go_back(self, place: Place, batches: int) -> None:
         """Take back so many batches, which nobody gets, if they are all that were handed out since a place."""
+        limiter = self._gate.limiter
         with self._gate.lock:
-            if place.sampler is not None and self._batches_sampled == place.batches + batches:
+            if self._batches_sampled != place.batches + batches:
+                return
+            if limiter is not None and place.permits is not None:
+                limiter.counts = limiter.counts._replace(sampled=place.permits)
+            if place.sampler is not None:
                 self._go_to(place.sampler)
                 self._batches_sampled = place.batches
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensordict import TensorDictBase
 
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
-from gleanrl.data.replay_buffers.draws import Keys
+from gleanrl.data.replay_buffers.draws import Keys, Place
 from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.pipeline import Pipeline, none_returned
-from gleanrl.data.replay_buffers.samplers.ensemble import join_infos
+from gleanrl.data.replay_buffers.samplers.ensemble import all_or_none, join_infos
 from gleanrl.data.replay_buffers.samplers.mixture import Mixture
 from gleanrl.data.replay_buffers.server import Served, Server
 from gleanrl.data.replay_buffers.storages.ensemble import StorageEnsemble
@@ -23,8 +22,8 @@ from gleanrl.errors import InvalidArgumentError
 class EnsembleServer(Server):
     """Has members serve parts of a batch and puts them together; no two locks are held at a time.
 
-    Where one refuses its part, those that the others have drawn by then aren't used up, unless somebody else drew from
-    them meanwhile.
+    Where one refuses its part, or an interrupt comes, those that the others have drawn by then aren't used up, unless
+    somebody else drew from them meanwhile.
 
     Args:
         gate: for the choices.
@@ -61,20 +60,18 @@ class EnsembleServer(Server):
         with self._gate.lock:
             chosen = self._mixture.choose()
         numbers, parts = chosen.tolist(), list[Served]()
-        servers = [self._members[number].server for number in numbers]
-        places = {number: server.draws.place() for number, server in zip(numbers, servers, strict=True)}
-        try:
-            for server in servers:
-                parts.append(server.as_user(each, keys, True))
+        draws = {number: self._members[number].server.draws for number in numbers}
+        places = {number: place for number, of in draws.items() if (place := of.place()) is not None}
+
+        def go_back(number: int, place: Place) -> None:
+            draws[number].go_back(place, numbers[: len(parts)].count(number))
+
+        with all_or_none(places, go_back):
+            for number in numbers:
+                parts.append(self._members[number].server.as_user(each, keys, True))
             info = join_infos(chosen, [part.info for part in parts])
             index = info.get("index") if keys is None else None
             batch = self.finish([part.batch for part in parts], numbers, index)
-        except Exception:
-            drawn = Counter(numbers[: len(parts)])
-            for number, place in places.items():  # what nobody gets isn't used up
-                if place is not None:
-                    self._members[number].server.draws.go_back(place, drawn[number])
-            raise
         return Served(batch, info if wants_info else None, any(part.ran_out for part in parts), 0)
 
     def finish(self, samples: list[Any], members: Sequence[int], index: Any = None) -> Any:

@@ -119,3 +119,20 @@ def test_what_others_have_drawn_isnt_used_up_when_one_refuses():
     held = storages(10, 10)
     rows = torch.cat([samplers.sample(held, 4)[0]["index"][0] for _ in range(5)])
     assert rows.sort().values.tolist() == [*range(10)]
+
+
+def test_what_others_have_drawn_isnt_used_up_by_an_interrupt(monkeypatch):
+    samplers = SamplerEnsemble(
+        SamplerWithoutReplacement(seed=0), SamplerWithoutReplacement(seed=1), sample_from_all=True
+    )
+    held = storages(10, 10)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(samplers[1], "sample", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            samplers.sample(held, 4)
+    rows = torch.cat([samplers.sample(held, 4)[0]["index"][0] for _ in range(5)])
+    assert rows.sort().values.tolist() == [*range(10)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from gleanrl.data.replay_buffers.showing import Shown
 from gleanrl.data.replay_buffers.storages.indexing import members_at
 from gleanrl.data.replay_buffers.utils import load_all, states_in
 from gleanrl.errors import InvalidArgumentError, SchemaError
+from gleanrl.system.interrupts import to_the_end
 
 
 class SamplerEnsemble(Shown):
@@ -103,19 +105,16 @@ class SamplerEnsemble(Shown):
         each = self.mixture.share(batch_size)
         chosen = self.mixture.choose()
         infos, places = [], {}
-        try:
+        for member in dict.fromkeys(chosen.tolist()):
+            sampler = self._samplers[member]
+            if sampler.uses_up:
+                sampler.random.begin()
+                places[member] = sampler.place()
+        with all_or_none(places, lambda member, place: self._samplers[member].adopt(place)):
             for member in chosen.tolist():
-                sampler = self._samplers[member]
-                if sampler.uses_up and member not in places:
-                    sampler.random.begin()
-                    places[member] = sampler.place()
-                index, extras = sampler.sample(storages[member], each)
+                index, extras = self._samplers[member].sample(storages[member], each)
                 infos.append({"index": index, **extras})
             info = join_infos(chosen, infos)
-        except Exception:
-            for member, place in places.items():  # what nobody gets isn't used up
-                self._samplers[member].adopt(place)
-            raise
         return info.get("index"), info
 
     def set_seed(self, seed: int) -> int:
@@ -144,6 +143,26 @@ class SamplerEnsemble(Shown):
         """
         states = states_in(state_dict, "samplers", len(self._samplers))
         load_all([self.mixture, *self._samplers], [state_dict.get("mixture"), *states])
+
+
+@contextmanager
+def all_or_none(places: Mapping[int, Any], go_back: Callable[[int, Any], None]) -> Iterator[None]:
+    """Draw parts of a batch; where that raises, an interrupt say, members go back: what nobody gets isn't used up.
+
+    Args:
+        places: where the next batch of each member was drawn beforehand; members without one stay.
+        go_back: has a member draw there again; doing it twice is the same.
+    """
+    try:
+        yield
+    except BaseException:
+
+        def change() -> None:
+            for member, place in places.items():
+                go_back(member, place)
+
+        to_the_end(change)
+        raise
 
 
 def join_infos(chosen: torch.Tensor, infos: Sequence[Mapping[Any, Any]]) -> TensorDict:
