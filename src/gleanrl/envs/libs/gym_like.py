@@ -326,7 +326,8 @@ class GymLikeEnv(EnvBase):
             InvalidArgumentError: if an entry's key is taken, or the reader doesn't say what it reads.
         """
         reader = ready_reader(info_dict_reader, ignore_private, self._sample_infos)
-        self.observation_spec = with_entries_of(reader, self.observation_spec, _RESERVED)
+        acted = {leaf.key[0] for leaf in leaves(self._action)}
+        self.observation_spec = with_entries_of(reader, self.observation_spec, acted.union(_RESERVED))
         self._readers.append(reader)
         return self
 
