@@ -195,7 +195,7 @@ class TensorDictStepper(Stepper):
         self._outcome = Layout(path for path, *_ in self._next)
         after = {path: column for path, _, column in self._next}
         # What of a root isn't the outcome's.
-        self._kept = [(path, column) for path, column in self._root.items() if path not in after]
+        self._kept = {path: column for path, column in self._root.items() if path not in after}
         self._ends = [path for path in self._root if path[-1] == "done"]
         flags = [column.arrays for path in self._ends if (column := after.get(path)) is not None]
         known = [rows for rows in flags if rows is not None]
@@ -210,7 +210,7 @@ class TensorDictStepper(Stepper):
         )  # `step` knows what becomes of a "next" that is there
         self._last, self._has_lists = block.num_steps - 1, bool(schema.lists)
         assert self._carry is not None
-        self._write_root(0, self._carry)
+        self._write_root(0, self._carry, self._root)
 
     def step(self, t: int) -> None:
         """Step all environments with the actions of row `t`."""
@@ -233,10 +233,9 @@ class TensorDictStepper(Stepper):
             if self.rules.reset_when_done and (self._outcome_of is None or self._any_done(t, root)):
                 root = self._reset_done(root)
             if root is not following or not root_too:
-                self._write_root(t + 1, root)
-            elif self._kept and t < self._last:
-                for path, column in self._kept:
-                    column.write(t + 1, leaf_at(root, path))
+                self._write_root(t + 1, root, self._root)
+            elif self._kept:
+                self._write_root(t + 1, root, self._kept)
         except Exception as cause:
             self._carry = None
             raise StepFault(t, self._index(), during, cause) from cause
@@ -264,11 +263,11 @@ class TensorDictStepper(Stepper):
             self._warn(f"step returned {keys}, which no spec declares; they aren't recorded")
         return False
 
-    def _write_root(self, t: int, root: TensorDictBase) -> None:
+    def _write_root(self, t: int, root: TensorDictBase, columns: dict[Path, Column]) -> None:
         if t > self._last:
             return
         found = flatten(root) if self._has_lists else None
-        for path, column in self._root.items():
+        for path, column in columns.items():
             column.write(t, leaf_at(root, path) if found is None else found.get(path))
 
     def _column(self, block: Block, path: Path, field: Field, root: Column | None = None) -> Column:
