@@ -146,3 +146,13 @@ def test_a_process_runs_on_what_it_is_told():
 def test_a_process_knows_who_it_is():
     assert proc.identity() == proc.identity()
     assert proc.identity().startswith(f"process {os.getpid()}, started at ") and "?" not in proc.identity()
+
+
+def test_a_forked_process_looks_who_it_is_though_it_has_the_number_of_an_ancestor(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "getpid", lambda: 4)
+    assert "?" not in proc.identity()
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(proc, "_ROOT", tmp_path)
+        os._exit(int("started at ?" not in proc.identity()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

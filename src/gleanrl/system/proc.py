@@ -108,6 +108,10 @@ def _identity(process: int) -> str:
     return f"process {process}, started at {start[19] if len(start) > 19 else '?'}, boot {boot or '?'}"
 
 
+# A descendant may get the number of an ancestor that has ended.
+os.register_at_fork(after_in_child=_identity.cache_clear)
+
+
 def is_alive(pid: int) -> bool:
     """Return whether a process of that number exists; one that ended and wasn't waited for still does.
 
