@@ -2,8 +2,7 @@
 
 What can be saved is a short list: None, booleans, integers, floats, strings, bytes, lists, tuples, dictionaries,
 tensors, TensorDicts, also with non-tensor data of these kinds, `torch.Size`, dtypes and devices. Everything else is
-refused by name. Reading makes these kinds
-and no others.
+refused by name. Reading makes these kinds and no others.
 """
 
 from __future__ import annotations

@@ -165,8 +165,10 @@ UNSERVED_MEMBERS = (
     UnservedMembers(
         "GymWrapper", "rebuild_with_kwargs", "make another one: GymWrapper(gymnasium.make(name, ...))"
     ),
-    UnservedMembers("SerialEnv", "non_blocking select_and_clone", "what is returned is always a copy"),
-    UnservedMembers("ParallelEnv", "non_blocking select_and_clone", "what is returned is always a copy"),
+    *(
+        UnservedMembers(owner, "non_blocking select_and_clone", "what is returned is always a copy")
+        for owner in ("SerialEnv", "ParallelEnv")
+    ),
     UnservedMembers("TransformedEnv", "set_missing_tolerance", "a transform has it: env.transform[0]"),
     UnservedMembers("PendulumEnv", "angle_normalize", "(angle + torch.pi) % (2 * torch.pi) - torch.pi"),
     UnservedMembers("PendulumEnv", "make_composite_from_td", "import it from gleanrl.envs"),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gleanrl.system import faults, fs, proc
+from gleanrl.system.descriptors import memory_of
 from gleanrl.system.forks import renew_in_child
 
 
@@ -86,7 +87,7 @@ class SharedMemory:
         new.folder = folder
         faults.point("memory.open")
         try:
-            opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+            opened = next(memory_of(pid, descriptor))
         except FileNotFoundError as cause:
             raise FileNotFoundError(
                 f"shared memory of process {pid}: it has ended, or let go of it; unpickle while it lives"

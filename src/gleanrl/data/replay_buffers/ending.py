@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.data.boundaries import TRAJ_IDS
+from gleanrl.data.boundaries import MASK, TRAJ_IDS
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.errors import MissingKeyError, UnsupportedError
@@ -20,7 +20,6 @@ _ROWS = 1 << 20  # looked through at once
 _RECORDS = 1 << 10  # likewise of a list, whose records may have to be unpacked
 _NONE = torch.empty(0, dtype=torch.int64, device="cpu")
 _CUT = ("done", "truncated")
-_MASK: Path = ("collector", "mask")
 
 
 def end_trajectories(storage: Storage, given: Iterable[int]) -> int:
@@ -122,7 +121,7 @@ def _ids_of(record: Any) -> torch.Tensor:
     ids = leaf_at(record, TRAJ_IDS)
     if ids is None:
         return _NONE
-    mask = leaf_at(record, _MASK)
+    mask = leaf_at(record, MASK)
     if mask is not None and mask.dtype is torch.bool and mask.numel() == ids.numel():
         ids = torch.where(mask.reshape(ids.shape), ids, -1)
     return ids.cpu().reshape(-1)
@@ -131,7 +130,7 @@ def _ids_of(record: Any) -> torch.Tensor:
 def _columns(storage: Storage) -> tuple[Path, ...]:
     """Return the columns of ids and mask, as far as there are any."""
     found: tuple[Path, ...] = ()
-    for key in (TRAJ_IDS, _MASK):
+    for key in (TRAJ_IDS, MASK):
         try:
             found += storage.columns_of([key])
         except (MissingKeyError, UnsupportedError):
