@@ -34,6 +34,9 @@ _THREADS = 2  # that write: as many as keep a disk busy
 _SHARE_ASIDE = 0.15  # of a processor
 _STINT_BYTES = 1 << 18  # written between two rests: nobody who has to run waits longer than that takes
 _SYNCS = 16  # files that are synced at the same time: the disk empties its cache once for those that wait
+_FEW_SYNCS = (
+    5  # are made in turn: the first one commits the journal for all, threads take longer than the rest
+)
 _UNSYNCED = 64  # files in a batch; while one is synced, another one is written
 _UNSYNCED_BYTES = 1 << 28  # about as many in a batch
 
@@ -221,8 +224,9 @@ class FileWriter:
         with suppress(IndexError):  # another thread took it
             while len(files) < _UNSYNCED:
                 files.append(self._unsynced.popleft())
+        calls = [*(file.sync for file in files), *others]
         try:
-            for_each(lambda call: call(), [*(file.sync for file in files), *others], _SYNCS)
+            for_each(lambda call: call(), calls, 1 if self._unhurried or len(calls) <= _FEW_SYNCS else _SYNCS)
         finally:
             for file in files:
                 file.close()
@@ -272,8 +276,12 @@ class FileWriter:
 
     def _rest(self) -> None:
         """Leave the processor to others, unless there is haste."""
-        if self._aside is not None and not self._aside.is_set():
+        if self._unhurried:
             self._pace.keep()
+
+    @property
+    def _unhurried(self) -> bool:
+        return self._aside is not None and not self._aside.is_set()
 
     def _kept(self, found: DataFile, file: NewFile | None) -> DataFile:
         if file is not None:

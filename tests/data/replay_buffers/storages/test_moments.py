@@ -128,6 +128,24 @@ def test_memory_of_copies_is_used_again() -> None:
     assert not moment._free and not moment._spare
 
 
+def test_memory_of_copies_is_given_back_as_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moments, "_SLAB_BYTES", 200 * 24)  # a piece
+    monkeypatch.setattr(moments, "_KEPT_BYTES", 2 * 200 * 24)
+    made = buffer()
+    made.extend(data(0, ROWS))
+    before = made.storage.state_dict()["columns"]
+    moment = moment_of(made)
+    made.extend(data(90_000, ROWS))
+    assert moment._held == ROWS * 24
+    for taken, number in enumerate(moment.order(), 1):
+        copied = moment.take(number)
+        _, *columns = moment.layout.columns(number, copied)
+        rows = slice(*moment.layout.span(number))
+        assert all(torch.equal(column, saved[rows]) for column, saved in zip(columns, before, strict=True))
+        moment.give(copied)
+        assert len(moment._free) == min(taken, 2) and moment._held == (ROWS - 200 * taken) * 24
+
+
 def test_what_is_settled_is_copied_for_nobody() -> None:
     made = buffer()
     made.extend(data(0, ROWS))

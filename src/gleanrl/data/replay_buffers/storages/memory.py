@@ -236,7 +236,7 @@ def zeroed(num_bytes: int, num_rows: int) -> np.ndarray[Any, Any]:
         skip = -memory.ctypes.data % ALIGNMENT
         return memory[skip : skip + num_bytes]
     try:
-        region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        region = _mapping(num_bytes)
     except OSError as cause:
         raise CapacityError(
             f"{num_rows} rows: the system refuses {num_bytes:,} bytes of memory: {cause}"
@@ -244,6 +244,22 @@ def zeroed(num_bytes: int, num_rows: int) -> np.ndarray[Any, Any]:
     with suppress(OSError):  # a system may be built or set not to have them
         region.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(region, np.uint8)
+
+
+def mapped(num_bytes: int) -> np.ndarray[Any, Any]:
+    """Return zeroed bytes, 1 or more, in a mapping of their own, which goes back to the system with its last view.
+
+    What the allocator has goes back once nothing behind it is in use any more: then it may be a GB by one call, for a
+    tenth of a second in which every thread of Python waits.
+    """
+    try:
+        return np.frombuffer(_mapping(num_bytes), np.uint8)
+    except OSError as cause:
+        raise MemoryError(f"the system refuses {num_bytes:,} bytes of memory: {cause}") from cause
+
+
+def _mapping(num_bytes: int) -> mmap.mmap:
+    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def file_of(directory: Path, path: KeyPath) -> Path:

@@ -14,13 +14,16 @@ import numpy as np
 import torch
 
 from gleanrl.checkpoint.segments import Array, Layout, Source, bytes_of, rows_at, rows_of
+from gleanrl.data.replay_buffers.storages.memory import mapped
 from gleanrl.data.replay_buffers.versions import Change, Version
 from gleanrl.system.forks import renew_in_child
 
 _PIECE_BYTES = 1 << 18  # copied at once for a writer, who waits for that
-# Memory is taken in slabs and used again: that of a new piece costs more than copying to it does. From 4 MiB on it may
-# come in huge pages: faster in all, but a writer waits several ms for one that the machine has to find.
+# Memory is taken in slabs and used again: that of a new piece costs more than copying to it does.
 _SLAB_BYTES = 1 << 21
+_KEPT_BYTES = (
+    1 << 24
+)  # for the next pieces; the rest is given back as segments are taken, not all of it at the end
 
 
 class Mark(NamedTuple):
@@ -111,7 +114,7 @@ class Moment(Source):
         """Return memory for a piece; under the lock."""
         if not self._free:
             size = self._rows_a_piece * self._row_bytes
-            slab: Array = np.empty(max(_SLAB_BYTES // size, 1) * size, np.uint8)
+            slab = mapped(max(_SLAB_BYTES // size, 1) * size)
             self._free += [slab[begin : begin + size] for begin in range(0, slab.size, size)]
         return self._free.pop()
 
@@ -184,7 +187,7 @@ class Moment(Source):
     def take(self, number: int) -> Array:
         """Return a segment's bytes."""
         size = self.layout.size(number)
-        memory = self._spare.pop() if self._spare else np.empty(self.layout.size(0), np.uint8)
+        memory = self._spare.pop() if self._spare else mapped(self.layout.size(0))
         data: Array = np.concatenate(self.layout.pieces(number, self._bytes), out=memory[:size])
         with self._turn:
             saved = self._release(number)
@@ -196,7 +199,7 @@ class Moment(Source):
                 begin, size = offset + (start - first) * width, (stop - start) * width
                 data[begin : begin + size] = copied[at : at + size]
                 at += size
-        self._free += saved.values()
+        self._reuse(saved)
         return data
 
     def give(self, data: Array) -> None:
@@ -232,7 +235,12 @@ class Moment(Source):
         """Say that a segment isn't needed."""
         with self._turn:
             saved = self._release(number)
-        self._free += saved.values()
+        self._reuse(saved)
+
+    def _reuse(self, saved: dict[int, Array]) -> None:
+        """Keep the memory of pieces for the next ones, as far as that is little."""
+        room = _KEPT_BYTES // (self._rows_a_piece * self._row_bytes) - len(self._free)
+        self._free += list(saved.values())[: max(room, 0)]
 
     def close(self) -> None:
         """Copy for writers no more, and let nobody wait."""
