@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from gleanrl.data import SamplesPerInsert
 from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
 from gleanrl.errors import EmptyBufferError
 from tests.interrupts import interruptions
@@ -85,3 +86,39 @@ def test_a_forked_process_serves_nothing_that_its_parent_drew_ahead():
 
     assert in_child(epochs, rest), "the epoch goes on where it stood"
     assert rest()
+
+
+@pytest.mark.parametrize("depth", [None, 2])
+@pytest.mark.parametrize("where", ["transform", "collate", "fetch"])
+def test_permits_of_a_batch_that_nobody_gets_are_given_back(where: str, depth: int | None) -> None:
+    failing = True
+
+    def fail(data: Any) -> Any:
+        if failing:
+            raise RuntimeError("not today")
+        return data
+
+    class Failing(LazyTensorStorage):
+        def fetch(self, slots: torch.Tensor, paths: Any = None) -> Any:
+            return fail(super().fetch(slots, paths)) if where == "fetch" else super().fetch(slots, paths)
+
+    buffer = ReplayBuffer(
+        storage=Failing(12),
+        batch_size=2,
+        prefetch=depth,
+        collate_fn=fail if where == "collate" else None,
+        transform=fail if where == "transform" else None,
+        rate_limiter=SamplesPerInsert(1.0, min_size=4, tolerance=2, timeout_s=0.0),
+    )
+    failing = False
+    buffer.extend(torch.arange(4))
+    failing = True
+    for _ in range(4):
+        with pytest.raises(RuntimeError, match="not today"):
+            buffer.sample()
+        found = buffer.stats()
+        assert found.batches_sampled == 0
+        assert found.rate_limiter is not None and found.rate_limiter.sampled == 0
+    failing = False
+    if where != "fetch" or depth is None:  # else the next one may have been fetched already
+        assert buffer.sample().shape == (2,)

@@ -141,3 +141,30 @@ def test_permits_of_draws_that_nobody_gets_are_given_back(made: Any) -> None:
             both.sample()
     empty.extend(torch.arange(4))
     assert both.sample()[0].shape == (2,)
+
+
+def test_a_member_that_fails_at_its_second_part_goes_back_before_the_first() -> None:
+    calls = list[int]()
+
+    def collate(rows: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return rows
+
+    member = ReplayBuffer(
+        storage=LazyTensorStorage(10),
+        sampler=SamplerWithoutReplacement(seed=0),
+        batch_size=2,
+        collate_fn=collate,
+        rate_limiter=SamplesPerInsert(1.0, min_size=4, tolerance=10, timeout_s=0.0),
+    )
+    member.extend(torch.arange(10))
+    both = ReplayBufferEnsemble(member, member, batch_size=4, sample_from_all=True)
+    with pytest.raises(KeyboardInterrupt):
+        both.sample()
+    found = member.stats()
+    assert found.batches_sampled == 0
+    assert found.rate_limiter is not None and found.rate_limiter.sampled == 0
+    rows = torch.cat([member.sample() for _ in range(5)])
+    assert rows.sort().values.tolist() == [*range(10)]

@@ -49,7 +49,7 @@ class Draws(Stateful[DrawsState]):
 
     A batch whose rows were all still the ones that were drawn when its fetch had ended is good. Of a batch
     that was fetched at once the overwritten rows are drawn again; one that was fetched ahead is drawn again
-    as a whole. A batch whose call was interrupted counts as drawn.
+    as a whole. A batch whose call fails or is interrupted isn't counted, but its rows stay drawn.
 
     Args:
         gate: the buffer's.
@@ -87,18 +87,22 @@ class Draws(Stateful[DrawsState]):
             self._batches_sampled += 1
             if self._gate.limiter is not None:
                 self._gate.limiter.sampled(ticket.drawn.slots.shape[0])
-        fetched = ticket.fetch(paths, flags)
-        if ticket.storage.version != ticket.version:
-            self._gate.asked = True
-            with self._gate.lock:
-                self._gate.asked = False
-                if ticket.is_gone:
-                    ticket = self._replace(size, ticket.drawn, stamped)
-                    return ticket, ticket.fetch(paths, flags)
-                stale = touched(ticket.drawn.slots, ticket.storage.changed_since(ticket.version))
-                if stale.any():
-                    ticket = self._redraw(ticket, stale, stamped)
-                    fetched = ticket.fetch(paths, flags)
+        try:
+            fetched = ticket.fetch(paths, flags)
+            if ticket.storage.version != ticket.version:
+                self._gate.asked = True
+                with self._gate.lock:
+                    self._gate.asked = False
+                    if ticket.is_gone:
+                        ticket = self._replace(size, ticket.drawn, stamped)
+                        return ticket, ticket.fetch(paths, flags)
+                    stale = touched(ticket.drawn.slots, ticket.storage.changed_since(ticket.version))
+                    if stale.any():
+                        ticket = self._redraw(ticket, stale, stamped)
+                        fetched = ticket.fetch(paths, flags)
+        except BaseException:
+            self.not_served(ticket)
+            raise
         return ticket, fetched
 
     def ahead(self, prefetcher: Prefetcher, size: int) -> tuple[Ticket, Fetched]:
@@ -115,24 +119,42 @@ class Draws(Stateful[DrawsState]):
             self._batches_sampled += 1
             if self._gate.limiter is not None:
                 self._gate.limiter.sampled(ticket.drawn.slots.shape[0])
-        fetched = coming.result()
-        storage, drawn = ticket.storage, ticket.drawn
-        self._gate.asked = True
+        try:
+            fetched = coming.result()
+            storage, drawn = ticket.storage, ticket.drawn
+            self._gate.asked = True
+            with self._gate.lock:
+                self._gate.asked = False
+                if ticket.is_gone:
+                    ticket = self._replace(size, drawn, True)
+                elif storage.version == ticket.version or torch.equal(
+                    storage.generation(drawn.slots), stamps(drawn)
+                ):
+                    sampler.on_serve(storage, drawn)
+                    return ticket, fetched
+                else:
+                    everything = torch.ones(drawn.slots.shape, dtype=torch.bool, device="cpu")
+                    ran_out = ticket.ran_out
+                    ticket = self._redraw(ticket, everything, True)._replace(ran_out=ran_out)
+                    sampler.ran_out = ran_out  # later batches may be on their way
+                return ticket, ticket.fetch()
+        except BaseException:
+            self.not_served(ticket)
+            raise
+
+    def not_served(self, ticket: Ticket) -> None:
+        """Take a batch that nobody gets off the counts, and give back its permits; its rows stay drawn."""
+        limiter, rows = self._gate.limiter, ticket.drawn.slots.shape[0]
+
+        def change() -> None:
+            self._batches_sampled = batches
+            if limiter is not None and not ticket.is_gone:
+                limiter.sampled(sampled - limiter.counts.sampled)
+
         with self._gate.lock:
-            self._gate.asked = False
-            if ticket.is_gone:
-                ticket = self._replace(size, drawn, True)
-            elif storage.version == ticket.version or torch.equal(
-                storage.generation(drawn.slots), stamps(drawn)
-            ):
-                sampler.on_serve(storage, drawn)
-                return ticket, fetched
-            else:
-                everything = torch.ones(drawn.slots.shape, dtype=torch.bool, device="cpu")
-                ran_out = ticket.ran_out
-                ticket = self._redraw(ticket, everything, True)._replace(ran_out=ran_out)
-                sampler.ran_out = ran_out  # later batches may be on their way
-            return ticket, ticket.fetch()
+            batches = self._batches_sampled - 1
+            sampled = 0 if limiter is None else max(limiter.counts.sampled - rows, 0)
+            to_the_end(change)
 
     def take_back(self) -> None:
         """Take back what was drawn ahead: what it was drawn from, or by, becomes another one; under the lock."""

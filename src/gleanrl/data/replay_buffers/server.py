@@ -167,17 +167,21 @@ class BufferServer(Server):
             ticket, (records, flags) = draws.ahead(draws.prefetcher, size)
         else:
             ticket, (records, flags) = draws.now(size, keys, stamped)
-        parts, drawn, info = self._parts, ticket.drawn, None
-        extras = parts.sampler.annotate(drawn, records if flags is None else flags) if stamped else {}
-        collate = parts.collate_fn or ticket.storage.collate
-        batch = records if collate is None else _collated(collate, records)
-        if self._carries:
-            self._carry(batch, drawn, extras)
-        if wants_info:
-            index = coordinates(drawn.slots, ticket.storage)
-            info = {"index": index, "generation": drawn.generation, **extras}
-        if parts.transforms.reads or self._pin_memory:
-            batch = self._delivered(batch)
+        try:
+            parts, drawn, info = self._parts, ticket.drawn, None
+            extras = parts.sampler.annotate(drawn, records if flags is None else flags) if stamped else {}
+            collate = parts.collate_fn or ticket.storage.collate
+            batch = records if collate is None else _collated(collate, records)
+            if self._carries:
+                self._carry(batch, drawn, extras)
+            if wants_info:
+                index = coordinates(drawn.slots, ticket.storage)
+                info = {"index": index, "generation": drawn.generation, **extras}
+            if parts.transforms.reads or self._pin_memory:
+                batch = self._delivered(batch)
+        except BaseException:
+            draws.not_served(ticket)
+            raise
         served = new_tuple(Served, (batch, info, ticket.ran_out, ticket.epoch))
         if self._last is not None:
             self._last.served = served
