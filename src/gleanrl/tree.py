@@ -202,6 +202,11 @@ def level_of(batch: Any) -> Mapping[str, Any]:
     return {key: batch.get(key) for key in batch.keys()}
 
 
+def num_entries(batch: Any) -> int:
+    """Return how many entries one level has, groups included."""
+    return len(batch._tensordict if type(batch) is TensorDict else batch.keys())
+
+
 def leaf_at(batch: Any, path: Path) -> torch.Tensor | None:
     """Return the tensor at `path`; None if there is none, or `batch` is no TensorDict."""
     for part in path:
@@ -216,17 +221,17 @@ def leaf_at(batch: Any, path: Path) -> torch.Tensor | None:
 
 def put_leaf(batch: Any, path: Path, value: Any) -> None:
     """Set an entry of a TensorDict, past its checks where they can't find anything."""
-    group, (*above, key) = batch, path
-    for part in above:
+    group = batch
+    for part in path[:-1]:
         group = group._tensordict.get(part) if type(group) is TensorDict else None
     if (
         type(group) is TensorDict
         and not group.is_locked
         and isinstance(value, torch.Tensor)
-        and value.shape[: len(group.batch_size)] == group.batch_size
-        and group.device in (None, value.device)
+        and (not (size := group._batch_size) or value.shape[: len(size)] == size)
+        and ((device := group._device) is None or device == value.device)
     ):
-        group._tensordict[key] = value
+        group._tensordict[path[-1]] = value
     else:
         batch.set(path, value)
 

@@ -15,7 +15,7 @@ from gleanrl.collectors import RandomPolicy, SyncDataCollector
 from gleanrl.data import OneHot
 from gleanrl.envs import GymEnv, ParallelEnv, SerialEnv
 from gleanrl.errors import EnvironmentFailure, PolicyError
-from gleanrl.rollouts.fitting import Conversions, first_change, with_shape
+from gleanrl.rollouts.fitting import Conversions, RowWriter, first_change, with_shape
 from gleanrl.schema import Field, Schema
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv
@@ -199,3 +199,44 @@ def test_scores_never_reach_the_environment() -> None:
 def test_a_random_policy_has_to_draw_what_is_declared() -> None:
     with pytest.raises(PolicyError, match="'action' expected shape"):
         taken(categorical, RandomPolicy(OneHot(2)))
+
+
+class TestRowsWrittenByTheCore:
+    """What a policy may put out that isn't plain memory of the CPU arrives all the same."""
+
+    FIELDS = {
+        ("action",): Field(torch.Size((2,)), torch.float32),
+        ("value",): Field(torch.Size(()), torch.int64),
+    }
+
+    def written(self, action: torch.Tensor, value: Any = 7) -> torch.Tensor:
+        """Return the actions of a block in whose second row `action` was written."""
+        block = Block(Schema(self.FIELDS), (), 3)
+        for path in self.FIELDS:
+            block.column(path).zero_()
+        values = {("action",): action, ("value",): torch.as_tensor(value)}
+        RowWriter(block, self.FIELDS, (("action",),)).write(1, values)
+        assert block.column(("value",)).tolist() == [0, 7, 0]
+        return block.column(("action",))
+
+    @pytest.mark.parametrize(
+        "action",
+        [
+            torch.tensor([1.0, -2.0]),
+            torch.tensor([1.0, -2.0], requires_grad=True),
+            torch.nn.Parameter(torch.tensor([1.0, -2.0])),
+            torch.tensor([1.0, 0.0, -2.0])[::2],
+            torch._neg_view(torch.tensor([-1.0, 2.0])),
+            torch.tensor([1.0, -2.0], dtype=torch.float64),
+            torch.tensor([[1.0], [-2.0]])[:, 0],
+        ],
+        ids=["plain", "graph", "parameter", "strided", "negated", "double", "view"],
+    )
+    def test_a_row(self, action: torch.Tensor) -> None:
+        assert torch.equal(self.written(action), torch.tensor([[0, 0], [1, -2], [0, 0]]).float())
+
+    def test_nothing_is_written_of_what_does_not_fit(self) -> None:
+        with pytest.raises(PolicyError, match="'action' expected shape"):
+            self.written(torch.zeros(3))
+        with pytest.raises(PolicyError, match="'value' expected shape"):
+            self.written(torch.zeros(2), [7, 7])

@@ -26,7 +26,7 @@ from gleanrl.rollouts.modules import Values, inputs_of
 from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.schema import Field, new_column
 from gleanrl.seeding import OwnedTorchGenerator
-from gleanrl.tree import Path, as_key, flatten, is_private, leaf_at, put_leaf
+from gleanrl.tree import Path, as_key, flatten, is_private, leaf_at, num_entries, put_leaf
 
 _ONES = (torch.int64, torch.bool, torch.float32)
 """Dtypes of one-hot vectors that the core writes."""
@@ -234,19 +234,18 @@ class _CallsActor:
         inputs = inputs_of([member.call for member in members if member.call is not None])
         self._calls = [member.on_values() for member in members]
         self._device = layout.policy_device
-        self._rows = [(path, block.rows(path)) for path in inputs]
+        self._inputs, self._records = inputs, _records(block, inputs)
 
     def __call__(self, t: int) -> Values:
-        device = self._device
-        values: Values = {path: rows[t] for path, rows in self._rows}
-        given = [*values.values()]
+        device, given = self._device, self._records[t]
         versions = [row._version for row in given]
+        values: Values = dict(zip(self._inputs, given, strict=True))
         if device is not None:
             values = {path: row.to(device) for path, row in values.items()}
         for call in self._calls:
             call(values)
         if [row._version for row in given] != versions:
-            raise _changed_input([path for path, _ in self._rows], given, versions, t)
+            raise _changed_input(self._inputs, given, versions, t)
         return values
 
 
@@ -264,12 +263,11 @@ class _TensorDictCall:
 
     def bind(self, policy: Callable[[Any], Any], block: Block) -> _TensorDictCall:
         """Call `policy` from now on, and read from `block`."""
-        self._policy = policy
-        self._rows = [block.rows(path) for path in self._layout.paths]
+        self._policy, self._records = policy, _records(block, self._layout.paths)
         return self
 
     def __call__(self, t: int) -> Values:
-        given = [rows[t] for rows in self._rows]
+        given = self._records[t]
         versions = [row._version for row in given]
         root: TensorDictBase = self._layout.build(given, self._row.batch_size, self._row.device)
         if self._row.policy_device is not None:
@@ -278,7 +276,7 @@ class _TensorDictCall:
             put_leaf(root, path, value)
         out = self._policy(root)
         try:
-            if len(out.keys()) != self._num_keys:
+            if num_entries(out) != self._num_keys:
                 self._check_keys(out)
             values: Values = {path: _entry(out, path) for path in self._fields}
             if self._carried:
@@ -307,13 +305,20 @@ class _TensorDictCall:
         self._num_keys = len(out.keys())
 
 
+def _records(block: Block, paths: Sequence[Path]) -> list[tuple[Any, ...]]:
+    """Return the rows at `paths` of each step."""
+    if not paths:
+        return [()] * block.num_steps
+    return list(zip(*[block.rows(path) for path in paths], strict=True))
+
+
 def _entry(out: Any, path: Path) -> Any:
     leaf = leaf_at(out, path)
     return out.get(path) if leaf is None else leaf
 
 
 def _changed_input(
-    paths: Iterable[Path], given: list[torch.Tensor], versions: list[int], t: int
+    paths: Iterable[Path], given: Sequence[torch.Tensor], versions: list[int], t: int
 ) -> PolicyError:
     """Return the error for a policy that changed its input in place: the row is the record of what it saw.
 
