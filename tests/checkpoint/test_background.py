@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -10,13 +11,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import BinaryIO
 
+import numpy as np
 import pytest
 import torch
 
 from gleanrl.checkpoint import files
 from gleanrl.checkpoint.background import Dump
 from gleanrl.checkpoint.folder import Folder
+from gleanrl.checkpoint.values import Attachment
 from gleanrl.errors import CheckpointError, UnsupportedError
 from gleanrl.system import clock, faults
 from gleanrl.system.clock import FakeClock
@@ -44,6 +48,28 @@ def test_it_rests_most_of_the_time(tmp_path: Path) -> None:
         while not dump.done():
             os.sched_yield()
         assert 0.01 < sum(fake.slept) < 10 * (time.process_time() - begin)
+
+
+def test_it_rests_where_somebody_else_writes_a_file(tmp_path: Path) -> None:
+    def write(file: BinaryIO) -> None:
+        data = np.random.default_rng(0).integers(0, 255, 1 << 20, np.uint8)
+        for _ in range(20):
+            hashlib.sha256(data)
+            file.write(data)
+            file.flush()
+
+    state, fake = {"a": Attachment("a.h5", write)}, FakeClock()
+    with clock.use(fake):
+        begin = time.process_time()
+        Folder(tmp_path / "a").commit("thing", state)
+        assert fake.slept == []
+        dump = Dump(Folder(tmp_path / "b"), "thing", state, 1)
+        while not dump.done():
+            os.sched_yield()
+        assert len(fake.slept) >= 10
+        assert 0.01 < sum(fake.slept) < 10 * (time.process_time() - begin)
+    written, again = (next((tmp_path / name).glob("ckpt-*/a.h5")) for name in "ab")
+    assert written.read_bytes() == again.read_bytes()
 
 
 def test_it_writes_a_little_at_a_time(tmp_path: Path) -> None:

@@ -42,6 +42,22 @@ def test_states_and_columns_come_back(options: dict[str, Any]) -> None:
         )
 
 
+def test_files_are_flushed_between_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(io.BytesIO):
+        flushed = 0
+
+        def flush(self) -> None:
+            self.flushed += 1
+
+    monkeypatch.setattr(hdf5, "LARGE_BYTES", 1_000)
+    made = Pieces(torch.uint8, (5_000,), lambda start, stop: np.ones((stop - start, 1), np.uint8))
+    for column in (made, made.tensor()):
+        file = Counting()
+        write(file, {}, {"x": column}, {})
+        parts = (len(file.getvalue()) - 512) // 1_000  # are read for the hash
+        assert file.flushed >= 5 + parts >= 10
+
+
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip"}, {"chunks": (7, 3)}])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32])
 def test_what_is_made_piece_by_piece_comes_back(

@@ -151,10 +151,10 @@ class FileWriter:
         if not callable(content):
             return [[self._add(content.size, [content], name).number, 0, content.size]]
         file = NewFile(f"{self._folder}/{name}", ())
-        file.fill(content)
+        file.fill(content, self._rest)
         self._unsynced.append(file)
         job = self._add(file.size, [], name)
-        job.written = DataFile(name, job.size, checksums(file.parts(BLOCK_BYTES)))
+        job.written = DataFile(name, job.size, checksums(self._in_stints(file.parts(BLOCK_BYTES))))
         return [[job.number, 0, job.size]]
 
     def segments(self, source: Source) -> int:
@@ -267,10 +267,10 @@ class FileWriter:
             file.append([part])
         return data, file
 
-    def _in_stints(self, pieces: list[Array]) -> Iterator[Array]:
+    def _in_stints(self, pieces: Iterable[Any]) -> Iterator[memoryview]:
         """Yield pieces, resting between parts of them."""
         for piece in pieces:
-            for part in _cut(piece, _STINT_BYTES):
+            for part in _cut(memoryview(piece), _STINT_BYTES):
                 yield part
                 self._rest()
 
@@ -343,5 +343,5 @@ def _step(size: int) -> int:
     return LARGE_BYTES // 2 if size <= FILE_BYTES else BLOCK_BYTES
 
 
-def _cut(data: Array, size: int) -> Iterator[Array]:
-    return (data[begin : begin + size] for begin in range(0, data.size, size))
+def _cut(data: Any, size: int) -> Iterator[Any]:
+    return (data[begin : begin + size] for begin in range(0, len(data), size))

@@ -40,7 +40,8 @@ def write(
     """Write a file, piece by piece.
 
     Args:
-        file: an empty one, which can be read and written anywhere.
+        file: an empty one, which can be read and written anywhere; it's flushed between pieces, where h5py is left and
+            nobody waits for it.
         state: a value of the kinds that `values` names.
         columns: by their names, in which ``/`` makes groups.
         options: of `h5py.Group.create_dataset`, for columns.
@@ -67,18 +68,20 @@ def write(
                 made = group.create_dataset(str(number), (data.width * data.shape[0],), np.uint8)
                 for start, stop in data.cut(LARGE_BYTES):
                     made[start * data.width : stop * data.width] = data.make(start, stop).reshape(-1)
+                    file.flush()
             else:
                 group.create_dataset(str(number), data=data)
         records = root.create_group("records")
         for name, column in columns.items():
             try:
-                _write_column(records, name, column, options)
+                _write_column(file, records, name, column, options)
             except (TypeError, ValueError) as cause:
                 raise CheckpointError(f"h5_kwargs: {dict(options)} for a column {name!r}: {cause}") from cause
     file.seek(_HEAD_BYTES)
     found = hashlib.sha256()
     while part := file.read(LARGE_BYTES):
         found.update(part)
+        file.flush()
     file.seek(0)
     file.write(_head(found))
 
@@ -92,7 +95,9 @@ def _kind(column: torch.Tensor | Pieces) -> dict[str, Any]:
     return {"dtype": column.dtype, "shape": torch.Size(column.shape)}
 
 
-def _write_column(records: Any, name: str, column: torch.Tensor | Pieces, options: Mapping[str, Any]) -> None:
+def _write_column(
+    file: BinaryIO, records: Any, name: str, column: torch.Tensor | Pieces, options: Mapping[str, Any]
+) -> None:
     dtype, shape = numpy_dtype(column.dtype), tuple(column.shape)
     width = dtype.itemsize * math.prod(shape[1:])
     if options and width * shape[0]:
@@ -107,6 +112,7 @@ def _write_column(records: Any, name: str, column: torch.Tensor | Pieces, option
     for start in range(0, shape[0], step):
         stop = min(start + step, shape[0])
         made[start:stop] = _rows(column, start, stop, dtype)
+        file.flush()
 
 
 def _rows(column: torch.Tensor | Pieces, start: int, stop: int, dtype: np.dtype[Any]) -> Array:

@@ -67,14 +67,18 @@ class NewFile:
             self.drop()
             raise
 
-    def fill(self, write: Callable[[BinaryIO], object]) -> None:
+    def fill(self, write: Callable[[BinaryIO], object], flushed: Callable[[], object] | None = None) -> None:
         """Have somebody write it who reads and writes anywhere in it; it is empty.
+
+        Args:
+            write: gets the file.
+            flushed: is called whenever `write` flushes it: there he bears to be held up.
 
         Raises:
             OSError: The disk is full, or any other failure of the operating system; nothing is left behind.
             BaseException: What `write` raised; nothing is left behind.
         """
-        stream = _Stream(self._file)
+        stream = _Stream(self._file, flushed)
         try:
             write(stream)
         except BaseException:
@@ -82,6 +86,8 @@ class NewFile:
             if stream.failure is not None:  # who wrote may have made something else of it
                 raise stream.failure from None
             raise
+        finally:
+            stream.flushed = None  # it is flushed once more when it is forgotten
 
     @property
     def size(self) -> int:
@@ -124,11 +130,17 @@ class _Stream(io.RawIOBase, BinaryIO):
 
     Attributes:
         failure: What the operating system refused.
+        flushed: Is called by `flush`, if there is something.
     """
 
-    def __init__(self, file: int) -> None:
+    def __init__(self, file: int, flushed: Callable[[], object] | None) -> None:
         self._file, self._at = file, 0
         self.failure: OSError | None = None
+        self.flushed = flushed
+
+    def flush(self) -> None:
+        if self.flushed is not None:
+            self.flushed()
 
     def readinto(self, buffer: Any) -> int:
         count = fs.read_into(self._file, buffer, self._at)
