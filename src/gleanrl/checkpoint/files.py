@@ -34,9 +34,6 @@ _THREADS = 2  # that write: as many as keep a disk busy
 _SHARE_ASIDE = 0.15  # of a processor
 _STINT_BYTES = 1 << 18  # written between two rests: nobody who has to run waits longer than that takes
 _SYNCS = 16  # files that are synced at the same time: the disk empties its cache once for those that wait
-_FEW_SYNCS = (
-    5  # are made in turn: the first one commits the journal for all, threads take longer than the rest
-)
 _UNSYNCED = 64  # files in a batch; while one is synced, another one is written
 _UNSYNCED_BYTES = 1 << 28  # about as many in a batch
 
@@ -226,7 +223,7 @@ class FileWriter:
                 files.append(self._unsynced.popleft())
         calls = [*(file.sync for file in files), *others]
         try:
-            for_each(lambda call: call(), calls, 1 if self._unhurried or len(calls) <= _FEW_SYNCS else _SYNCS)
+            for_each(lambda call: call(), calls, 1 if self._unhurried else _SYNCS)
         finally:
             for file in files:
                 file.close()

@@ -12,6 +12,7 @@ import torch
 from gleanrl.data import SamplesPerInsert
 from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
 from gleanrl.errors import EmptyBufferError
+from tests.data.replay_buffers.overtaken import Overtaken
 from tests.interrupts import interruptions
 
 
@@ -122,3 +123,21 @@ def test_permits_of_a_batch_that_nobody_gets_are_given_back(where: str, depth: i
     failing = False
     if where != "fetch" or depth is None:  # else the next one may have been fetched already
         assert buffer.sample().shape == (2,)
+
+
+def test_a_batch_that_is_fetched_again_takes_the_memory_of_the_first_one() -> None:
+    places = list[int]()
+
+    class Noting(Overtaken):
+        def fetch(self, slots: torch.Tensor, paths: Any = None) -> Any:
+            found = super().fetch(slots, paths)
+            places.append(found.data_ptr())
+            return found
+
+    rows = torch.ones(8, 1 << 18)  # a MB each
+    buffer = ReplayBuffer(storage=Noting(8), batch_size=2)
+    buffer.extend(rows)
+    buffer.storage.act = lambda: buffer.extend(2 * rows)
+    assert (buffer.sample() == 2).all()
+    first, again = places
+    assert first == again

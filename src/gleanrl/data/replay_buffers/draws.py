@@ -95,10 +95,12 @@ class Draws(Stateful[DrawsState]):
                     self._gate.asked = False
                     if ticket.is_gone:
                         ticket = self._replace(size, ticket.drawn, stamped)
+                        del fetched  # memory for the new one
                         return ticket, ticket.fetch(paths, flags)
                     stale = touched(ticket.drawn.slots, ticket.storage.changed_since(ticket.version))
                     if stale.any():
                         ticket = self._redraw(ticket, stale, stamped)
+                        del fetched
                         fetched = ticket.fetch(paths, flags)
         except BaseException:
             self.not_served(ticket)
@@ -137,6 +139,7 @@ class Draws(Stateful[DrawsState]):
                     ran_out = ticket.ran_out
                     ticket = self._redraw(ticket, everything, True)._replace(ran_out=ran_out)
                     sampler.ran_out = ran_out  # later batches may be on their way
+                del coming, fetched  # memory for the new one, if the thread has let go of it, too
                 return ticket, ticket.fetch()
         except BaseException:
             self.not_served(ticket)
