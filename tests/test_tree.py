@@ -21,7 +21,6 @@ from gleanrl.errors import SchemaError
 from gleanrl.objects import Objects
 from gleanrl.tree import (
     Path,
-    add_entries,
     as_key,
     as_path,
     check_uniform,
@@ -120,47 +119,6 @@ def test_the_outermost_groups() -> None:
     assert outermost([("a",), (), ("a", "b")]) == [()]
     assert outermost([("a", "b"), ("c",), ("a", "d"), ("c", "e"), ("c",)]) == [("a", "b"), ("c",), ("a", "d")]
     assert outermost([]) == []
-
-
-class TestAddEntries:
-    def test_entries_stand_beside_and_below_others(self) -> None:
-        batch = TensorDict({"a": torch.zeros(3), "b": {"c": torch.zeros(3)}}, [3])
-        weight, flag = torch.rand(3), torch.ones(3, 1, dtype=torch.bool)
-        add_entries(batch, {"w": weight, ("b", "d"): flag, ("new", "deep", "e"): flag, "a": weight}, 3)
-        assert batch["w"] is weight and torch.equal(batch["a"], weight)
-        assert batch["b", "d"] is flag and batch["new", "deep", "e"] is flag
-        assert set(batch.keys(True, True)) == {"a", "w", ("b", "c"), ("b", "d"), ("new", "deep", "e")}
-        assert batch["new"].batch_size == batch["new", "deep"].batch_size == (3,)
-
-    def test_a_group_that_was_a_leaf(self) -> None:
-        batch = TensorDict({"b": torch.zeros(3)}, [3])
-        add_entries(batch, {("b", "c"): torch.ones(3)}, 3)
-        assert set(batch.keys(True, True)) == {("b", "c")}
-
-    @pytest.mark.parametrize("shape", [(3,), (3, 1), (3, 2, 5)], ids=str)
-    def test_values_of_rows_are_repeated_over_further_dimensions(self, shape: tuple[int, ...]) -> None:
-        batch, value = TensorDict({"a": torch.zeros(3, 4)}, [3, 4]), torch.rand(shape)
-        add_entries(batch, {"w": value, ("deep", "w"): value}, 3)
-        for found in (batch["w"], batch["deep", "w"]):
-            assert found.shape == (3, 4, *shape[1:])
-            assert all(torch.equal(found[:, i], value) for i in range(4))
-
-    def test_values_of_the_whole_shape_stay(self) -> None:
-        batch, value = TensorDict({"a": torch.zeros(3, 4)}, [3, 4]), torch.rand(3, 4, 1)
-        add_entries(batch, {"w": value}, 3)
-        assert torch.equal(batch["w"], value)
-
-    def test_values_go_to_the_device_of_the_batch(self) -> None:
-        batch = TensorDict({"a": torch.zeros(3, device="meta")}, [3], device="meta")
-        add_entries(batch, {"w": torch.ones(3), ("deep", "w"): torch.ones(3)}, 3)
-        assert batch["w"].device.type == batch["deep", "w"].device.type == "meta"
-
-    @pytest.mark.parametrize(
-        "batch", [TensorDict({}, [2]), TensorDict({}, []), torch.zeros(3), [1, 2, 3], None], ids=repr
-    )
-    def test_what_holds_other_rows(self, batch: Any) -> None:
-        with pytest.raises(SchemaError, match="'w'.* can't be added .* expected a TensorDict of 3 rows"):
-            add_entries(batch, {"w": torch.ones(3)}, 3)
 
 
 class TestPutLeaf:

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from tensordict import MemoryMappedTensor, TensorDict
 
+from gleanrl.layout import dict_batch
 from gleanrl.pool import BufferPool
-from gleanrl.tree import dict_batch, level_of
+from gleanrl.tree import level_of
 
 _Buffer: TypeAlias = Any  # of the buffer protocol
 _SMALL = 1 << 14

@@ -175,26 +175,6 @@ def is_private(path: Path) -> bool:
     return any(part.startswith("_") for part in path)
 
 
-_new = object.__new__
-_Entries: Any = type(vars(TensorDict())["_tensordict"])
-
-
-def dict_batch(
-    entries: Mapping[str, Any],
-    batch_size: torch.Size,
-    device: torch.device | None = None,
-    names: list[str | None] | None = None,
-) -> TensorDict:
-    """Return a TensorDict around `entries`, tensors or TensorDicts of that size; no check, no copy.
-
-    What the container's own constructor without checks does, in a third of its time: every batch is made here.
-    """
-    made: Any = _new(TensorDict)
-    made._device, made._tensordict = device, _Entries(entries)
-    made._batch_size, made._td_dim_names = batch_size, names
-    return made
-
-
 def level_of(batch: Any) -> Mapping[str, Any]:
     """Return the entries of one level: TensorDict's own dictionary, or one made by the public interface."""
     if type(batch) is TensorDict:
@@ -234,60 +214,3 @@ def put_leaf(batch: Any, path: Path, value: Any) -> None:
         group._tensordict[path[-1]] = value
     else:
         batch.set(path, value)
-
-
-def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows: int) -> None:
-    """Put tensors ``(num_rows, ...)`` into a batch of its own, replacing what stands at their keys.
-
-    With more batch dimensions than one each row's value is repeated over the rest. Tensors move to the batch's
-    device; missing groups of nested keys are made.
-
-    Args:
-        batch: a TensorDict ``[num_rows, *item]`` that nobody else holds.
-        entries: the tensors by key.
-        num_rows: the size of their first dimension.
-
-    Raises:
-        SchemaError: the batch is no TensorDict of that many rows.
-    """
-    if not isinstance(batch, TensorDictBase) or batch.batch_size[:1] != (num_rows,):
-        found = (
-            f"batch size {tuple(batch.batch_size)}"
-            if isinstance(batch, TensorDictBase)
-            else type(batch).__name__
-        )
-        raise SchemaError(
-            f"{sorted(map(str, entries))} can't be added to the batch: expected a TensorDict of {num_rows} rows, "
-            f"got {found}; collate_fn has to keep the rows"
-        )
-    size, device = batch.batch_size, batch.device
-    # Entries of a plain TensorDict with one batch dimension are put past its checks: this runs for each sample.
-    plain = type(batch) is TensorDict and len(size) == 1 and (device is None or device.type == "cpu")
-    for key, value in entries.items():
-        group: Any = batch
-        last: Any = key
-        if plain and type(key) is tuple:
-            *parts, last = key
-            for part in parts:
-                group = group._tensordict.get(part) if type(group) is TensorDict else None
-        if plain and type(group) is TensorDict:
-            group._tensordict[last] = value
-        else:
-            _add_entry(batch, as_path(key), value, size, device)
-
-
-def _add_entry(
-    batch: TensorDictBase, path: Path, value: torch.Tensor, size: torch.Size, device: torch.device | None
-) -> None:
-    group: Any = batch
-    for part in path[:-1]:
-        below = group.get(part, None)
-        if not isinstance(below, TensorDictBase):
-            below = dict_batch({}, size, device)
-            group.set(part, below)
-            below = group.get(part)
-        group = below
-    if len(size) > 1 and value.shape[: len(size)] != size:
-        value = value.view(size[0], *[1] * (len(size) - 1), *value.shape[1:])
-        value = value.expand(*size, *value.shape[len(size) :])
-    group.set(path[-1], value if device is None else value.to(device))

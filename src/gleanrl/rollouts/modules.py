@@ -22,9 +22,10 @@ from tensordict.nn.probabilistic import interaction_type
 from torch.distributions import Distribution
 
 from gleanrl.errors import PolicyError
+from gleanrl.layout import dict_batch
 from gleanrl.overrides import is_native
 from gleanrl.rollouts.compiling import Compiler
-from gleanrl.tree import Path, as_key, as_path, dict_batch
+from gleanrl.tree import Path, as_key, as_path
 
 _NUMBERS = (np.ndarray, np.generic, bool, int, float)
 """What becomes a tensor: modules and functions may put it out, too."""

@@ -9,8 +9,9 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_non_tensor
 
 from gleanrl.errors import MissingKeyError
+from gleanrl.layout import dict_batch
 from gleanrl.rollouts.traits import Env
-from gleanrl.tree import NestedKey, Path, as_path, dict_batch, level_of, put_leaf
+from gleanrl.tree import NestedKey, Path, as_path, level_of, put_leaf
 
 _TENSORS = {torch.Tensor}
 

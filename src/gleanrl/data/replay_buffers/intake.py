@@ -78,7 +78,8 @@ class Intake:
             priorities = self._brought(data, single, dim_extend, where) if takes else None
             index = (self.put or parts.writer.store)(data, single, dim_extend, where)
             transforms.settled = True
-            parts.sampler.follow(storage)
+            if parts.follows:
+                parts.sampler.follow(storage)
             if priorities is not None:
                 slots = slots_of_update(index, storage.shape)
                 stored = slots >= 0

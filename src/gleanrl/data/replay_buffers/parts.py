@@ -94,6 +94,8 @@ class Parts(Stateful[PartsState]):
         self._dim_extend = dim_extend
         self.writes = False
         """Whether this buffer is the one that writes to the storage."""
+        self.follows = True
+        """Whether the sampler has to be told of writes."""
         self._owner: weakref.ref[Any] | None = None
         for name in _KINDS:
             self._check(name, getattr(self, name), shared=name == "storage")
@@ -166,6 +168,7 @@ class Parts(Stateful[PartsState]):
         self._settle_time()
         self.writer.register_storage(self.storage)
         self.sampler.use_storage(self.storage)
+        self.follows = self.sampler.follows
 
     def exchange(
         self, name: str, part: Any, gate: Gate, collate_fn: Callable[[Any], Any] | None = None

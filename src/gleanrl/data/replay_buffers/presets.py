@@ -14,7 +14,7 @@ from gleanrl.data.replay_buffers.intake import TensorDictIntake
 from gleanrl.data.replay_buffers.parts import Parts
 from gleanrl.data.replay_buffers.samplers.prioritized import PrioritizedSampler
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
-from gleanrl.data.replay_buffers.writers.tensordict import TensorDictRoundRobinWriter
+from gleanrl.data.replay_buffers.writers.round_robin import TensorDictRoundRobinWriter
 from gleanrl.errors import InvalidArgumentError
 from gleanrl.overrides import is_native
 from gleanrl.tree import NestedKey, as_key, key_argument

@@ -23,8 +23,9 @@ from gleanrl.data.replay_buffers.storages.formats import swap_batch_dims
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, is_position, slots_at, swapped
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.errors import InvalidArgumentError, MissingKeyError, UnsupportedError
+from gleanrl.layout import add_entries
 from gleanrl.records import Draw, new_tuple
-from gleanrl.tree import NestedKey, add_entries
+from gleanrl.tree import NestedKey
 
 
 class Served(NamedTuple):

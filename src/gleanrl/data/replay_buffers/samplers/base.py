@@ -117,6 +117,11 @@ class Sampler(Part, Stateful[Any]):
         """Return how many of the stored records can be drawn: what ``len(buffer)`` says."""
         return len(storage)
 
+    @property
+    def follows(self) -> bool:
+        """Whether `follow` does anything; a buffer asks when it takes the sampler, not at every write."""
+        return bool(overridden(self, "follow", of=Sampler))
+
     def follow(self, storage: Storage) -> None:
         """Learn that `storage` changed, whatever happened; called after every change, and at every use at the latest.
 

@@ -13,8 +13,7 @@ from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.samplers.episodes import EpisodeTable, later, locate
 from gleanrl.data.replay_buffers.samplers.masked import redrawn_masked
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
-from gleanrl.data.replay_buffers.samplers.random import UnitSampler
-from gleanrl.data.replay_buffers.samplers.units import Unit
+from gleanrl.data.replay_buffers.samplers.units import Unit, UnitSampler
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.errors import EmptyBufferError, MissingKeyError, UnsupportedError

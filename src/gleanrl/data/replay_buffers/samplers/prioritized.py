@@ -10,8 +10,7 @@ import torch
 from gleanrl.data.replay_buffers.samplers.base import Sampler, SamplerState
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.data.replay_buffers.samplers.priority_values import check_reduction, reduce_priority
-from gleanrl.data.replay_buffers.samplers.random import UnitSampler
-from gleanrl.data.replay_buffers.samplers.units import Transitions, Unit
+from gleanrl.data.replay_buffers.samplers.units import Transitions, Unit, UnitSampler
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.records import Draw
 

@@ -13,8 +13,8 @@ from typing_extensions import Self
 from gleanrl.data.replay_buffers.samplers.episodes import BoundaryKeys, EpisodeTable
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.data.replay_buffers.samplers.prioritized import Prioritized, PrioritizedSampler
-from gleanrl.data.replay_buffers.samplers.random import UnitSampler
 from gleanrl.data.replay_buffers.samplers.slicing import Slices, shown_span, slice_rule
+from gleanrl.data.replay_buffers.samplers.units import UnitSampler
 from gleanrl.data.replay_buffers.samplers.without_replacement import EpochSampler, SamplerWithoutReplacement
 from gleanrl.errors import InvalidTypeError, UnsupportedError
 from gleanrl.tree import NestedKey, Path, key_argument

@@ -1,4 +1,4 @@
-"""What a batch is made of: single transitions, or slices of trajectories."""
+"""What a batch is made of, single transitions or slices of trajectories, and samplers that draw it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.samplers.masked import check_any_step, redrawn_masked
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.errors import EmptyBufferError
+from gleanrl.overrides import overridden
 from gleanrl.records import Draw
 from gleanrl.seeding import RandomSource
 from gleanrl.tree import NestedKey, Path
@@ -22,6 +24,9 @@ class Unit(ABC):
 
     by_generation: bool
     """Whether an item of an epoch is gone once its slot was written again."""
+
+    follows = True
+    """Whether anything is derived from what is stored, so that `follow` does something."""
 
     @abstractmethod
     def follow(self, storage: Storage) -> None:
@@ -82,6 +87,7 @@ class Transitions(Unit):
     """Single rows. One that was overwritten during an epoch is served with what it holds, if that is a step."""
 
     by_generation = False
+    follows = False
 
     def follow(self, storage: Storage) -> None:
         """Nothing is derived from what is stored."""
@@ -138,3 +144,39 @@ class Transitions(Unit):
     def none_left(self, length: int) -> EmptyBufferError:
         """Return the error for a storage without a step."""
         return EmptyBufferError("can't sample: every stored row is masked out, none is a step")
+
+
+class UnitSampler(Sampler):
+    """Draws units, each with the same probability, with replacement; the base of those that choose otherwise.
+
+    Args:
+        unit: what is drawn.
+        seed: see `Sampler`.
+    """
+
+    def __init__(self, unit: Unit, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self.unit = unit
+
+    @property
+    def follows(self) -> bool:
+        """Whether the units, or the way to choose among them, follow the storage."""
+        return self.unit.follows or bool(overridden(self, "follow", of=UnitSampler))
+
+    def follow(self, storage: Storage) -> None:
+        """Keep what is known of the units up to date."""
+        self.unit.follow(storage)
+
+    def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
+        """Return what else is delivered with each row."""
+        return draw.extras if draw.last is None else self.unit.annotate(draw, records)
+
+    def annotated_paths(self, storage: Storage) -> tuple[Path, ...]:
+        """Return the columns that `annotate` looks at."""
+        return self.unit.annotated_paths(storage)
+
+    def _draw(self, storage: Storage, batch_size: int) -> Draw:
+        return self.unit.uniform(storage, batch_size, self.random)
+
+    def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
+        return self.unit.again(storage, draw, stale, self.random)

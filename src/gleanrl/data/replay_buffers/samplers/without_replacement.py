@@ -8,8 +8,7 @@ import torch
 
 from gleanrl.arguments import flag
 from gleanrl.data.replay_buffers.samplers.base import SamplerState
-from gleanrl.data.replay_buffers.samplers.random import UnitSampler
-from gleanrl.data.replay_buffers.samplers.units import Transitions, Unit
+from gleanrl.data.replay_buffers.samplers.units import Transitions, Unit, UnitSampler
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.errors import InvalidArgumentError
 from gleanrl.records import Draw, new_tuple

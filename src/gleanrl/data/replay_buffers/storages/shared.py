@@ -118,14 +118,8 @@ class SharedTensorStorage(LazyTensorStorage):
         super()._copy_slots(rows, slots)
         self._copied = object()  # `_put` has only its counts to publish from here on
 
-    @property
-    def end(self) -> int:
-        """The time step after the newest one (see `Slots.end`)."""
-        return self._end
-
-    @end.setter
-    def end(self, step: int) -> None:
-        self._changing(None, lambda: LazyTensorStorage.end.fset(self, step), lambda: True)  # type: ignore[attr-defined]
+    def _go_on_at(self, step: int) -> None:
+        self._changing(None, lambda: super(SharedTensorStorage, self)._go_on_at(step), lambda: True)
 
     def clear(self) -> None:
         """Forget every record, in all processes."""

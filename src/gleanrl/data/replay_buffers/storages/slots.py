@@ -86,16 +86,7 @@ class Slots(Access, Versioned):
         """Sizes of the batch dimensions after time; fixed by the first write if ``ndim > 1``, 0 before."""
         return torch.Size((0,) * (self.ndim - 1)) if self._batch_shape is None else self._batch_shape
 
-    @property
-    def end(self) -> int:
-        """The time step after the newest one, around the ring: where a ring writer goes on.
-
-        Before the storage is full that is `num_steps`; a full one may be told another step.
-        """
-        return self._end
-
-    @end.setter
-    def end(self, step: int) -> None:
+    def _go_on_at(self, step: int) -> None:
         capacity = self.capacity_steps
         if not 0 <= step < capacity or (self.num_steps < capacity and step != self.num_steps):
             raise IndexRangeError(
@@ -106,6 +97,16 @@ class Slots(Access, Versioned):
             # Trajectories are cut elsewhere.
             self._log.note_ranges([(0, len(self))], self.max_size, amended=True)
             self._end = step
+
+    # Every write asks: read without a call.
+    end = property(
+        attrgetter("_end"),
+        lambda self, step: self._go_on_at(step),
+        doc="""The time step after the newest one, around the ring: where a ring writer goes on.
+
+        Before the storage is full that is `num_steps`; a full one may be told another step.
+        """,
+    )
 
     @property
     def shape(self) -> torch.Size:

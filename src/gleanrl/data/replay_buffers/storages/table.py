@@ -34,6 +34,8 @@ class Table:
 
     def __init__(self, form: RecordFormat, num_rows: int, allocate: Allocator) -> None:
         self.form = form
+        self.build = form.builder()
+        """What makes records of leaves, their batch size and device."""
         self._allocate = allocate
         self.stored = StoredSchema(form.schema)
         stored = [*zip(self.stored.paths, self.stored.fields, strict=True)]
@@ -52,7 +54,9 @@ class Table:
         """What columns can't hold, by path: ``[num_rows, *field]`` objects each, kept beside the columns."""
         self.mask: torch.Tensor | None = None
         """Which rows are steps, ``(num_rows,)`` bool, all columns' rows; None while all are."""
-        self._all = self.stored.wanted()
+        self.is_plain = self.stored.is_plain and not self.lists
+        """Whether columns are all there is, one for each leaf in the records' order: mostly, and ways past `Table`
+        save a call."""
         if allocate.shared:
             renew_in_child(self)
         self._undo = weakref.finalize(self, allocate.discard)
@@ -152,13 +156,12 @@ class Table:
         """Return the records in `slots`, ``(n,)`` int64, as ``[*lead]`` with n elements, in fresh memory."""
         if self.lists:
             form, leaves = self._fetch_with_lists(slots, paths)
-        elif paths is None:
-            form, leaves = self.form, self.columns.gather((slots,), self._all)
         else:
-            form, leaves = self.form.narrow(paths), self.columns.gather((slots,), self.stored.wanted(paths))
+            form = self.form if paths is None else self.form.narrow(paths)
+            leaves = self.columns.gather((slots,), self.stored.wanted(paths))
         if len(lead) != 1:
             leaves = [leaf.reshape(*lead, *leaf.shape[1:]) for leaf in leaves]
-        return form.build(leaves, lead, self.device)
+        return (self.build if paths is None else form.build)(leaves, lead, self.device)
 
     def _fetch_with_lists(
         self, slots: torch.Tensor, paths: tuple[Path, ...] | None

@@ -28,6 +28,7 @@ from gleanrl.data.rows import take_rows
 from gleanrl.devices import usable_device
 from gleanrl.errors import GleanError, IndexRangeError, InvalidArgumentError, SchemaError
 from gleanrl.objects import Objects
+from gleanrl.records import new_tuple
 from gleanrl.tree import NestedKey, Path, as_key
 
 
@@ -139,7 +140,8 @@ class TensorStorage(TabledStorage):
                 # Whatever fails does so before the memory is taken and the schema fixed.
                 leaves = [plain(leaf, self.device) for leaf in leaves]
                 table = self._initialize(form, batch)
-            return Prepared(table.ready(leaves), num_steps, kept)
+            ready = table.columns.ready if table.is_plain else table.ready
+            return new_tuple(Prepared, (ready(leaves), num_steps, kept))
         except GleanError:
             raise
         except Exception:
@@ -171,10 +173,10 @@ class TensorStorage(TabledStorage):
 
     def _copy_span(self, rows: list[torch.Tensor], skipped: int, start: int, count: int) -> None:
         per_step, table = self.rows_per_step, self._table or self._initialized()
-        if table.lists or skipped:
-            table.write(rows, skipped, start * per_step, count * per_step)
-        else:  # most writes: nothing stands in between
+        if table.is_plain and not skipped:
             table.columns.write(start * per_step, count * per_step, rows)
+        else:
+            table.write(rows, skipped, start * per_step, count * per_step)
 
     def _copy_slots(self, rows: list[torch.Tensor], slots: torch.Tensor) -> None:
         self._initialized().put(rows, slots)
@@ -212,7 +214,10 @@ class TensorStorage(TabledStorage):
 
     def fetch(self, slots: torch.Tensor, paths: tuple[Path, ...] | None = None) -> Any:
         """Return the records in `slots`, whole or with some columns only, on the storage's device."""
-        return (self._table or self._initialized()).fetch(slots, slots.shape, paths)
+        table, lead = self._table or self._initialized(), slots.shape
+        if paths is None and table.is_plain:
+            return table.build(table.columns.gather((slots,)), lead, table.device)
+        return table.fetch(slots, lead, paths)
 
     def columns_of(self, keys: Iterable[NestedKey]) -> tuple[Path, ...]:
         """Return the columns that `keys` name (see `Storage.columns_of`)."""

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from gleanrl.data.replay_buffers.storages.record_format import (
+    Builder,
     RecordFormat,
     check_storable,
     leading,
@@ -83,6 +84,10 @@ class TensorDictFormat(RecordFormat):
         size = lead + self.item_shape if self.item_shape else lead
         record = self.schema.layout.build(leaves, size, device)
         return wrap(record, self.classes) if self.classes else record
+
+    def builder(self) -> Builder:
+        """Return what builds plain TensorDicts, where records are that."""
+        return self.build if self.item_shape or self.classes else self.schema.layout.build
 
     def select(self, keys: Iterable[NestedKey]) -> tuple[Path, ...]:
         """Return the leaves that `keys` name (see `RecordFormat.select`)."""

@@ -5,8 +5,7 @@ from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.data.replay_buffers.writers.ensemble import WriterEnsemble
 from gleanrl.data.replay_buffers.writers.immutable import ImmutableDatasetWriter
 from gleanrl.data.replay_buffers.writers.max_value import TensorDictMaxValueWriter
-from gleanrl.data.replay_buffers.writers.round_robin import RoundRobinWriter
-from gleanrl.data.replay_buffers.writers.tensordict import TensorDictRoundRobinWriter
+from gleanrl.data.replay_buffers.writers.round_robin import RoundRobinWriter, TensorDictRoundRobinWriter
 
 __all__ = [
     "ImmutableDatasetWriter",

@@ -15,7 +15,7 @@ from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.data.replay_buffers.versions import Change, Follower, Version, slots_in
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.data.replay_buffers.writers.ranking import Floats, Ranking
-from gleanrl.data.replay_buffers.writers.tensordict import check_collections
+from gleanrl.data.replay_buffers.writers.round_robin import check_collections
 from gleanrl.errors import GleanError, InvalidArgumentError, MissingKeyError, NonFiniteError, SchemaError
 from gleanrl.records import Selection
 from gleanrl.state import StateReader

@@ -1,13 +1,16 @@
-"""The ring writer: oldest out first."""
+"""The ring writers: oldest out first."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from tensordict import TensorDict, is_tensor_collection
+
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.direct import Prepared
 from gleanrl.data.replay_buffers.storages.snapshots import StorageState
 from gleanrl.data.replay_buffers.writers.base import Writer
+from gleanrl.errors import SchemaError
 from gleanrl.records import Placement, new_tuple
 from gleanrl.state import StateReader
 
@@ -81,3 +84,31 @@ class RoundRobinWriter(Writer):
         stored, capacity = self.storage.num_steps, self.storage.capacity_steps
         assert 0 <= self.cursor < capacity
         assert stored == capacity or self.cursor == stored
+
+
+class TensorDictRoundRobinWriter(RoundRobinWriter):
+    """A `RoundRobinWriter` for TensorDicts and tensorclasses; it refuses other records.
+
+    Nothing is written into the data: the ``index`` of a sample comes from its draw.
+    """
+
+    def check_write(self, data: Any, where: str) -> None:
+        """Raise `SchemaError` unless `data` is a TensorDict, a tensorclass or a list of them."""
+        if type(data) is not TensorDict:
+            check_collections(self, data, where)
+
+
+def check_collections(writer: Any, data: Any, where: str) -> None:
+    """Raise `SchemaError` unless `data` is a TensorDict, a tensorclass or a list of them.
+
+    Args:
+        writer: who asks.
+        data: what is to be written.
+        where: the call that the message names.
+    """
+    for record in data if isinstance(data, list) else (data,):
+        if not is_tensor_collection(record):
+            raise SchemaError(
+                f"{where}: a {type(writer).__name__} takes TensorDicts, got {type(record).__name__}; make it a "
+                "TensorDict, or use RoundRobinWriter, which takes any data"
+            )
