@@ -14,3 +14,6 @@ if CLOCK not in ("wall", "cpu"):
     raise SystemExit(f"BENCH_CLOCK: expected wall or cpu, got {CLOCK!r}")
 now = time.process_time if CLOCK == "cpu" else time.perf_counter
 """Returns seconds."""
+
+in_thread = time.thread_time if CLOCK == "cpu" else time.perf_counter
+"""Returns seconds; of processor time that of the calling thread alone."""

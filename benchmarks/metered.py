@@ -7,7 +7,10 @@ of them calls of the others isn't counted twice.
 
 `data` is the time in the constructor and the iteration of the collector, and in the constructor, extend, add, sample,
 priority updates and iteration of buffers: all of it, policies and environments included. What programs reach past these
-calls isn't in it (`rb[:]`, `len`, updates of weights that loss modules make).
+calls isn't in it (`rb[:]`, `len`, updates of weights that loss modules make). With processor time, that of all other
+threads belongs to it, whenever they work: they are those of buffers that fetch ahead, whose work isn't less for being
+done between two calls, since the interpreter runs one thread at a time. The wall's clock can't tell it from the
+program's own.
 
 `networks` is the part of it that the policy's own modules take, which is the program's on either side: networks and
 distributions, on tensors, and the modules that work on TensorDicts (choices of values, exploration). What carries
@@ -18,7 +21,7 @@ isn't counted as the program's: whoever calls a policy decides how its modules a
 wrappers left out, and `_step` and `_reset` of environments that the program defines.
 
 `counting` is what counting these parts costs, which is in `data`, too: so many calls, by what a call that does nothing
-costs at the end of the run.
+costs at the end of the run. `threads` is the processor time of other threads that is in `data`.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ import torch
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule
 from torch.distributions import Distribution
 
-from benchmarks.clock import now
+from benchmarks.clock import CLOCK, in_thread, now
 
 BUFFERS = ("ReplayBuffer", "TensorDictReplayBuffer", "TensorDictPrioritizedReplayBuffer")
 DRIVERS = (TensorDictModule, ProbabilisticTensorDictModule)
@@ -61,11 +64,11 @@ class Meter:
         def metered(*args: Any, **kwargs: Any) -> Any:
             if self._inside:
                 return call(*args, **kwargs)
-            self._inside, start = True, now()
+            self._inside, start = True, in_thread()
             try:
                 return call(*args, **kwargs)
             finally:
-                self._inside, self.seconds = False, self.seconds + now() - start
+                self._inside, self.seconds = False, self.seconds + in_thread() - start
 
         return metered
 
@@ -80,12 +83,12 @@ class Meter:
                 self._passed += 1
                 return call(owner, *args, **kwargs)
             self._counted += 1
-            self._in_own, start = True, now()
+            self._in_own, start = True, in_thread()
             try:
                 return call(owner, *args, **kwargs)
             finally:
                 self._in_own = False
-                self.own[part] += now() - start
+                self.own[part] += in_thread() - start
 
         return metered
 
@@ -127,10 +130,10 @@ def _nothing(owner: Any) -> None:
 
 
 def _seconds_of(call: Callable[[Any], Any], owner: Any) -> float:
-    start = now()
+    start = in_thread()
     for _ in range(CALLS_TIMED):
         call(owner)
-    return now() - start
+    return in_thread() - start
 
 
 def derived(cls: type) -> Iterator[type]:
@@ -175,9 +178,11 @@ def main() -> None:
     collectors.Collector.__init__ = make_after_environments
     sys.argv[:] = [program, *arguments]
     sys.path[0] = str(Path(program).parent)
-    start = now()
+    start, start_here = now(), in_thread()
     runpy.run_path(program, run_name="__main__")
-    found = {"whole": now() - start, "data": meter.seconds, **meter.own}
+    whole, here = now() - start, in_thread() - start_here
+    others = whole - here if CLOCK == "cpu" else 0.0
+    found = {"whole": whole, "data": meter.seconds + others, **meter.own, "threads": others}
     found["counting"] = meter.counting()
     print(json.dumps(found))
 
