@@ -124,6 +124,8 @@ class Draws(Stateful[DrawsState]):
         try:
             fetched = coming.result()
             storage, drawn = ticket.storage, ticket.drawn
+            if storage.version == ticket.version and not sampler.takes_priorities:
+                return ticket, fetched
             self._gate.asked = True
             with self._gate.lock:
                 self._gate.asked = False
@@ -256,13 +258,13 @@ class Draws(Stateful[DrawsState]):
 
     # The caller holds the lock
 
-    def _draw(self, size: int, stamped: bool, ahead: bool = False) -> Ticket:
-        """Draw a batch, to be handed out now or ahead of that."""
+    def _draw(self, size: int, stamped: bool, ahead: bool = False, place: Any = None) -> Ticket:
+        """Draw a batch, to be handed out now or ahead of that; `place` is the sampler's before."""
         storage, sampler = self._parts.storage, self._parts.sampler
         drawn = sampler.draw(storage, size, stamped)
         if not ahead and sampler.takes_priorities:
             sampler.on_serve(storage, drawn)
-        return new_tuple(Ticket, (drawn, storage, storage.version, sampler.ran_out, sampler.epoch, None))
+        return new_tuple(Ticket, (drawn, storage, storage.version, sampler.ran_out, sampler.epoch, place))
 
     def _draw_ahead(self, prefetcher: Prefetcher, size: int) -> None:
         """Draw until enough batches are on their way; of a draw that fails nothing is left."""
@@ -272,7 +274,7 @@ class Draws(Stateful[DrawsState]):
         while prefetcher.wants_more:
             place, drawn = sampler.place(), len(prefetcher)
             try:
-                prefetcher.put(self._draw(size, True, ahead=True)._replace(place=place))
+                prefetcher.put(self._draw(size, True, True, place))
             except BaseException:
                 if len(prefetcher) == drawn:
                     sampler.adopt(place)

@@ -66,8 +66,7 @@ class Prefetcher:
         self._queue.append((ticket, self._start(ticket)))
 
     def take(self) -> tuple[Ticket, Coming]:
-        """Return the oldest draw and its records to come."""
-        self._leave_parent()
+        """Return the oldest draw and its records to come; a forked process has put one of its own before."""
         ticket, coming = self._queue.popleft()
         return ticket, coming or Left(self, ticket)
 
