@@ -24,7 +24,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from gleanrl.overrides import is_native
 from gleanrl.rollouts.compiling import Compiler
-from gleanrl.rollouts.modules import CALL, ModuleCall, Values, call_of, is_hooked
+from gleanrl.rollouts.modules import CALL, ModuleCall, ProbabilisticCall, Values, call_of, is_hooked
 from gleanrl.tree import leaf_at, put_leaf
 
 
@@ -44,14 +44,20 @@ class Member:
 
     def on_values(self) -> Callable[[Values], Any]:
         """Return what reads the inputs from tensors by path and adds the outputs."""
-        assert self.call is not None
-        return self._typed(self.call)
+        return self._typed(self._settled())
 
     def on_batch(self) -> Callable[[Any], Any]:
         """Return what runs on a TensorDict, past its checks where `call` is known, and returns it."""
-        return self._typed(self.module if self.call is None else self._run)
+        return self._typed(self.module if self.call is None else partial(self._run, self._settled()))
 
-    def _run(self, batch: Any) -> Any:
+    def _settled(self) -> Callable[[Values], Any]:
+        """Return the call, with the interaction type that it runs with looked up: that takes as long as a draw."""
+        assert self.call is not None
+        if isinstance(self.call, ProbabilisticCall):
+            return self.call.of_type(self.kind or interaction_type())
+        return self.call
+
+    def _run(self, run: Callable[[Values], Any], batch: Any) -> Any:
         call, values = self.call, {}
         assert call is not None
         for path in call.inputs:
@@ -59,7 +65,7 @@ class Member:
             if leaf is None:  # text, or nothing yet: the module knows what to make of that
                 return self.module(batch)
             values[path] = leaf
-        call(values)
+        run(values)
         for path in call.outputs:
             put_leaf(batch, path, values[path])
         return batch

@@ -66,16 +66,17 @@ class PlainCall:
             self._write(values, out)
 
     def _write(self, values: Values, out: Any) -> None:
-        if isinstance(out, (dict, TensorDictBase)):
-            named = tuple(out.get(as_key(path), None) for path in self.outputs)
+        if not isinstance(out, tuple):  # asked first: to be no TensorDict takes long to find out
+            named: tuple[Any, ...] = (None,)
+            if isinstance(out, (dict, TensorDictBase)):
+                named = tuple(out.get(as_key(path), None) for path in self.outputs)
             out = (out,) if any(value is None for value in named) else named
-        elif not isinstance(out, tuple):
-            out = (out,)
         if len(out) != len(self.outputs):
             keys = [as_key(path) for path in self.outputs]
             raise PolicyError(f"policy: {len(out)} outputs for the {len(keys)} out_keys {keys}")
         for path, value in zip(self.outputs, out, strict=True):
-            values[path] = torch.as_tensor(value) if isinstance(value, _NUMBERS) else value
+            plain = isinstance(value, torch.Tensor) or not isinstance(value, _NUMBERS)
+            values[path] = value if plain else torch.as_tensor(value)
 
 
 class ProbabilisticCall:
@@ -97,41 +98,58 @@ class ProbabilisticCall:
         self._scores = bool(module.return_log_prob)
         # Another number of outputs is a composite distribution's.
         self._on_tensors = module._generator is None and len(self.outputs) == 1 + self._scores
+        self._known: type[Distribution] | None = None  # what came before, and is one of tensors
         known = hasattr(module.distribution_class, "rsample_and_log_prob")
         self._draws_with_score = self._scores and known and _safe_class(module) is not None
 
     def __call__(self, values: Values) -> None:
         """Sample from the distribution of the inputs and add the outputs to `values`."""
-        distribution = self._distribution(values) if self._on_tensors else None
-        if distribution is None:
-            given = {path[0]: values[path] for path in self.inputs}
-            batch = self._module.forward(dict_batch(given, self._batch_size))
-            for path in self.outputs:
-                values[path] = batch.get(as_key(path))
-            return
-        random = (interaction_type() or self._module.default_interaction_type) is InteractionType.RANDOM
-        if random and self._draws_with_score:
-            values[self.outputs[0]], values[self.outputs[1]] = _draw_with_score(distribution)
-            return
-        drawn: Any
-        if random:
-            drawn = (distribution.rsample if distribution.has_rsample else distribution.sample)(_ONE)
-        else:
-            drawn = self._module._dist_sample(distribution, interaction_type=interaction_type())
-        values[self.outputs[0]] = drawn
-        if self._scores:
-            values[self.outputs[1]] = distribution.log_prob(drawn)
+        self.of_type(interaction_type())(values)
+
+    def of_type(self, kind: InteractionType | None) -> Callable[[Values], None]:
+        """Return the call where `kind` is the interaction type that is set, and stays so."""
+        if not self._on_tensors:
+            return self._on_batch
+        random = (kind or self._module.default_interaction_type) is InteractionType.RANDOM
+        drawn_key, score_key = self.outputs[0], self.outputs[-1]
+
+        def draw(values: Values) -> None:
+            distribution: Any = self._distribution(values)
+            if distribution is None:
+                self._on_batch(values)
+                return
+            if random and self._draws_with_score:
+                values[drawn_key], values[score_key] = _draw_with_score(distribution)
+                return
+            if random:
+                drawn = (distribution.rsample if distribution.has_rsample else distribution.sample)(_ONE)
+            else:
+                drawn = self._module._dist_sample(distribution, interaction_type=kind)
+            values[drawn_key] = drawn
+            if self._scores:
+                values[score_key] = distribution.log_prob(drawn)
+
+        return draw
+
+    def _on_batch(self, values: Values) -> None:
+        given = {path[0]: values[path] for path in self.inputs}
+        batch = self._module.forward(dict_batch(given, self._batch_size))
+        for path in self.outputs:
+            values[path] = batch.get(as_key(path))
 
     def _distribution(self, values: Values) -> Distribution | None:
         """Return the distribution that the module would make, if it's one of tensors."""
         module = self._module
         parameters = {name: values[path] for name, path in self._parameters}
         try:
-            found = module.distribution_class(**parameters, **module.distribution_kwargs)
+            found: Distribution = module.distribution_class(**parameters, **module.distribution_kwargs)
         except TypeError:  # which the module explains
             return None
-        of_tensors = isinstance(found, Distribution) and not isinstance(found, CompositeDistribution)
-        return found if of_tensors else None
+        if found.__class__ is not self._known:
+            if not isinstance(found, Distribution) or isinstance(found, CompositeDistribution):
+                return None
+            self._known = found.__class__
+        return found
 
 
 def _draw_with_score(distribution: Any) -> Any:
