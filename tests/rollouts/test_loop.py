@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -24,6 +25,8 @@ class Recorder:
         self.ready, self.at, self.error = ready, at, error
         self.calls: list[Any] = []
         self.primed = [("next", "x")]
+        self.seen: list[Any] | None = [("x",)]
+        self.deferred: list[Any] = []
         self.wrong: PolicyError | None = None
 
     def note(self, *call: Any) -> None:
@@ -39,6 +42,12 @@ class Recorder:
 
     def stop(self, num_steps: int) -> None:
         self.note("stop", num_steps)
+
+    def defer(self, seen: Any) -> None:
+        self.deferred.append(seen)
+
+    def settle(self) -> None:
+        self.deferred.append("settled")
 
     def run(self, block: Block) -> None:
         Stepper.run(self, block)  # type: ignore[arg-type]
@@ -73,6 +82,17 @@ def test_a_whole_block(ready: bool, watched: bool) -> None:
     assert collect(part, part, block, stop if watched else None) == T == block.num_whole
     assert part.calls == [("bind",), ("bind", ready), *rows(T, ready)]
     assert seen == ([(t, t + 1) for t in range(T)] if watched else [])
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("act")], ids=["whole", "failed"])
+def test_rows_that_nobody_else_looks_at_may_be_written_later(error: Exception | None) -> None:
+    part, hidden, watched = (Recorder(at=("act", 2), error=error) for _ in range(3))
+    hidden.seen = None
+    for actor, stop in ((part, None), (hidden, None), (watched, lambda t: False)):
+        with contextlib.suppress(RuntimeError):
+            collect(actor, actor, make_block(), stop)
+    assert part.deferred == [[("x",)], "settled"]
+    assert hidden.deferred == watched.deferred == ["settled"]
 
 
 @pytest.mark.parametrize("ready", [False, True])

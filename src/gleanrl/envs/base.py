@@ -34,7 +34,7 @@ from gleanrl.rollouts.steppers import TensorDictStepper
 from gleanrl.rollouts.stepping import advance
 from gleanrl.rollouts.traits import EnvTraits, has_mask
 from gleanrl.rollouts.usage import Usage
-from gleanrl.tree import NestedKey, as_key
+from gleanrl.tree import NestedKey, as_key, leaf_at
 
 # How an environment is put behind a transform; `envs.transforms` fills this in, as the base class can't import those
 # who derive from it.
@@ -201,7 +201,7 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         if outcome is tensordict:
             raise EnvironmentContractError("_step returned its input; return a new TensorDict")
         outcome = complete_outcome(outcome, self._specs)
-        mask = tensordict.get("_step", None)
+        mask = leaf_at(tensordict, ("_step",))
         if mask is not None:
             outcome = with_rows_held(outcome, tensordict, mask, self._specs)
         if self.run_type_checks:

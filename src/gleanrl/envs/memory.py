@@ -40,7 +40,7 @@ from gleanrl.tree import flatten
 _FIXED: Fixed = {
     ArrayCodec: ("accepted",),
     EnvBase: ("usage",),
-    EnvSpecs: ("_known",),
+    EnvSpecs: ("_known", "_forms"),
     gymnasium.Wrapper: ("_cached_spec",),
     Transform: ("_holder", "_parent_found", "_pairs_found", "_pairs_inv_found"),
 }

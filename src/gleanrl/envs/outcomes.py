@@ -55,15 +55,10 @@ def _came_whole(batch: TensorDictBase, specs: EnvSpecs) -> bool:
     """Return whether rewards and flags came as they are declared, all of them, as they mostly do."""
     if batch.batch_size != specs.batch_size:
         return False
-    for role in ("reward", "done"):
-        for key, spec in specs.leaves(role).items():
-            leaf = leaf_at(batch, as_path(key))
-            if (
-                leaf is None
-                or leaf.shape != spec.shape
-                or (role == "reward" and leaf.dtype is not spec.dtype)
-            ):
-                return False
+    for path, shape, dtype in specs.forms():
+        leaf = leaf_at(batch, path)
+        if leaf is None or leaf.shape != shape or not (dtype is None or leaf.dtype is dtype):
+            return False
     return True
 
 

@@ -6,7 +6,7 @@ policy puts out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,7 @@ class RandomActor:
         self._fields = fields
         self._each_step = each_step
         self.primed = below_next(fields)
+        self.seen: Collection[Path] | None = None
         self._owned = generator
         self.carry = PolicyCarry()  # nothing, for ever
 
@@ -146,6 +147,7 @@ class PolicyActor:
         self._layout = layout
         self._first = first
         self.primed = below_next(fields)
+        self.seen: Collection[Path] | None = None
         self.carry = PolicyCarry(layout.batch_size, layout.policy_device)
         self._on_tensordict = _TensorDictCall(fields, layout, self.carry)
         if first is not None:
@@ -162,8 +164,11 @@ class PolicyActor:
         """Read from and write into `block` from now on; return what acts on a row."""
         call: Callable[[int], Values]
         members, compiler = self._members(), self._compiler
+        self.seen = None
         if self._on_tensors(members):
             call = _CallsActor(members, self._layout, block)
+            if self._fields.keys().isdisjoint(self._layout.roots):
+                self.seen = call.inputs
         elif compiler is None:
             call = self._on_tensordict.bind(InTurn(members), block)
         else:
@@ -231,7 +236,7 @@ class _CallsActor:
     """Makes the calls of a policy on tensor views of a row."""
 
     def __init__(self, members: Sequence[Member], layout: RowLayout, block: Block) -> None:
-        inputs = inputs_of([member.call for member in members if member.call is not None])
+        self.inputs = inputs = inputs_of([member.call for member in members if member.call is not None])
         self._calls = [member.on_values() for member in members]
         self._device = layout.policy_device
         self._inputs, self._records = inputs, _records(block, inputs)

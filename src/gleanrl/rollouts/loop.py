@@ -42,6 +42,8 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
         elif act is None:
             stepper.run(block)
         else:
+            if actor.seen is not None:
+                stepper.defer(actor.seen)
             for t in range(block.num_steps):
                 act(t)
                 step(t)
@@ -60,3 +62,5 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
         # What the owner must account for: the steps before the one that failed, and this one if `stop` failed.
         block.num_whole = max(t, block.num_whole)
         raise
+    finally:
+        stepper.settle()

@@ -191,6 +191,15 @@ class Stepper(Stateful[Carry]):
             block.num_whole = t
             raise
 
+    def defer(self, seen: Collection[Path]) -> None:
+        """Learn that until `settle` nobody looks at the bound block but the actor, at the root columns `seen`.
+
+        For steppers that write whole columns in less time than row by row.
+        """
+
+    def settle(self) -> None:
+        """Write what was deferred, of the steps that are whole."""
+
     def stop(self, num_steps: int) -> None:
         """End a block before it is full: row `num_steps` becomes the carry.
 
@@ -207,6 +216,10 @@ class Actor(Protocol):
     @property
     def primed(self) -> Collection[Path]:
         """What it writes below ``"next"``: its state, which it finds in the root of the following row."""
+
+    @property
+    def seen(self) -> Collection[Path] | None:
+        """The root columns that it reads of the bound block, where it writes none of them; None for any."""
 
     def bind(self, block: Block) -> Callable[[int], None] | None:
         """Write into `block` from now on.

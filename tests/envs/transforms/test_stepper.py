@@ -59,6 +59,29 @@ def test_a_policy_sees_the_transformed_root(env):
     assert torch.equal(torch.stack(seen[-count:], time), batch["stack"])
 
 
+@pytest.mark.parametrize("env", [single, batched])
+def test_what_a_policy_reads_stands_in_its_row_in_time(env):
+    def act(count, total):
+        return torch.cat([torch.sin(count * 1.0), torch.cos(total)], -1)
+
+    policy = TensorDictModule(act, in_keys=["step_count", "episode_reward"], out_keys=["action"])
+    parts = collect_both_ways(env, lambda: [RewardSum(), StepCounter(3)], policy=policy, sizes=(7, 5))
+    batch = joined(parts)
+    assert torch.equal(batch["action"], act(batch["step_count"], batch["episode_reward"]))
+
+
+def test_what_a_policy_overwrites_stays_overwritten():
+    env = TransformedEnv(single(), Compose(RewardSum(), StepCounter(3)))
+    policy = TensorDictModule(
+        lambda seen, total: (seen[..., :2].clamp(-1, 1), total + 1),
+        in_keys=["observation", "episode_reward"],
+        out_keys=["action", "episode_reward"],
+    )
+    _, parts = batches(env, policy=policy)
+    batch = joined(parts)
+    assert torch.equal(batch["next", "episode_reward"], batch["episode_reward"] + batch["next", "reward"])
+
+
 @pytest.mark.parametrize("kind", [ReusingEnv, DictEnv])
 def test_environments_that_reuse_arrays_or_return_dictionaries(kind):
     key = "observation"

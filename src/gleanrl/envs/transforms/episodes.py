@@ -9,7 +9,7 @@ import torch
 from gleanrl.data.specs import Bounded, Categorical, Composite, Unbounded
 from gleanrl.envs.transforms.compose import flattened
 from gleanrl.envs.transforms.following import Following
-from gleanrl.envs.transforms.rows import Record, sibling
+from gleanrl.envs.transforms.rows import Record, Row, sibling
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 from gleanrl.schema import Field
 from gleanrl.tree import NestedKey
@@ -63,6 +63,8 @@ class StepCounter(Following):
         self.truncated_key = truncated_key or "truncated"
         self.step_count_key = step_count_key or "step_count"
         self.update_done = update_done
+        # Of each count the tensor that was made of it last, and the highest in that.
+        self._highest: dict[NestedKey, tuple[torch.Tensor, int]] = {}
         # To add it is faster than to add a number.
         self._one = torch.ones((), dtype=torch.int64, device="cpu")
 
@@ -87,20 +89,31 @@ class StepCounter(Following):
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
         limit = self.max_steps
         for done_key, truncated_key, count_key in self._groups_found or self._groups():
-            count = torch.add(self.last(tensordict, count_key), self._one)
+            before = self.last(tensordict, count_key)
+            count = torch.add(before, self._one)
             self.carried[count_key] = count
             next_tensordict.set(count_key, count)
             if limit is None:
                 continue
-            over = count >= limit
-            if bool(over.any()):
-                before = next_tensordict.get(truncated_key, None)
-                next_tensordict.set(truncated_key, over if before is None else before | over)
+            if self._highest_of(tensordict, count_key, before, count) >= limit:
+                over = count >= limit
+                truncated = next_tensordict.get(truncated_key, None)
+                next_tensordict.set(truncated_key, over if truncated is None else truncated | over)
                 if self.update_done:
                     next_tensordict.set(done_key, next_tensordict.get(done_key) | over)
             elif next_tensordict.get(truncated_key, None) is None:
-                next_tensordict.set(truncated_key, over)
+                next_tensordict.set(truncated_key, count >= limit)
         return next_tensordict
+
+    def _highest_of(self, root: Record, key: NestedKey, before: torch.Tensor, count: torch.Tensor) -> int:
+        """Return the highest count after a step; from row to row it's known, where nothing was reset."""
+        last, highest = self._highest.get(key, (None, 0))
+        if last is before and isinstance(root, Row):  # a tensor that nobody else has seen
+            highest += 1
+        else:
+            highest = int(count.max()) if count.numel() else 0
+        self._highest[key] = count, highest
+        return highest
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         for done_key, truncated_key, count_key in self._groups():

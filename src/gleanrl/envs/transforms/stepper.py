@@ -97,6 +97,7 @@ class TransformedStepper(Stepper):
         self._spare = SpareRow()
         self._carry: Values | None = None
         self._schema: Schema | None = None
+        self._late: list[LateOutput] = []  # what is written at the end, see `defer`
         self._masked = False  # whether some rows are resets of the base environment's own, and no frames
         self._inner_schema: Schema | None = None
         self._root, self._outcome, self._fresh, self._request, self._input = (
@@ -172,7 +173,8 @@ class TransformedStepper(Stepper):
         if self._carry is None:
             self.reset()
         assert self._carry is not None
-        self._last = block.num_steps - 1
+        self._last, self._late = block.num_steps - 1, []
+        self._root.clear(0)
         actions = action_fields(self._env.base_env, len(self.batch_size))
         if self._inner_schema is None:  # one and the same for all blocks: steppers go by that
             self._inner_schema = Schema({**self._base.schema().items(), **actions})
@@ -246,7 +248,8 @@ class TransformedStepper(Stepper):
                 made = self._turn(t, made, extra, due)
                 if t < self._last:
                     self._write_root(t + 1, made)
-            self._latest = made
+            if self._late:
+                root.made = made
             if t == self._last:
                 self._carry = {key: v.clone() for key, v in made.items() if as_path(key) in self._observed}
         except StepFault as fault:
@@ -261,27 +264,35 @@ class TransformedStepper(Stepper):
             raise StepFault(t, self._index(), during, cause) from cause
 
     def run(self, block: Block) -> None:
-        """Take all steps of the block, where nobody looks at the rows in between.
-
-        The transforms' small values are written at the end, column by column, if none of them is changed later: the
-        transforms of this library see to that, a user's may not.
-        """
-        late: list[LateOutput] = []
-        if self._keeps_values:
-            late = [LateOutput(self._block, as_path(k)) for k in self._required if self._is_small(k)]
-            self._outputs |= {output.key: output for output in late}
-            assert self._carry is not None
-            self._root.made = dict(self._carry)
+        """Take all steps of the block, where nobody looks at the rows in between."""
+        self.defer(())
         try:
             for t in range(block.num_steps):
                 block.num_whole = t
                 self.step(t)
-                if late:
-                    self._root.made = self._latest
         finally:
-            self._root.made = {}
-            for output in late:
-                output.flush()
+            self.settle()
+
+    def defer(self, seen: Collection[Path]) -> None:
+        """Write the transforms' small values at the end, column by column, if none of them is changed later.
+
+        The transforms of this library see to that, a user's may not.
+        """
+        if not self._keeps_values:
+            return
+        keys = [key for key in self._required if as_path(key) not in seen and self._is_small(key)]
+        self._late = [LateOutput(self._block, as_path(key)) for key in keys]
+        if self._late:
+            assert self._carry is not None
+            self._root.made = dict(self._carry)
+            self._outputs |= {output.key: output for output in self._late}
+
+    def settle(self) -> None:
+        """Write what was deferred."""
+        late, self._late = self._late, []
+        self._root.clear(0)
+        for output in late:
+            output.flush()
 
     def _is_small(self, key: NestedKey) -> bool:
         path = ("next", *as_path(key))
