@@ -172,7 +172,8 @@ class Composed(Checkpointed):
         Each process has a sampler, transforms, and a sequence of random numbers of its own: an epoch of
         `SamplerWithoutReplacement` is a process's. Records live in anonymous shared memory, once more for what a write
         replaces, as far as writes reach; those of a `LazyMemmapStorage` in a file without a name in its `scratch_dir`,
-        twice their size. A buffer that is an argument of a process that is spawned becomes shared by that.
+        twice their size. A buffer that is an argument of a process that is spawned becomes shared by that, and stays so
+        if the process fails to start: nothing tells whether somebody has opened the memory already.
 
         Args:
             shared: True; a shared buffer stays one.

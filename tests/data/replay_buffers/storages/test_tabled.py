@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 
 from gleanrl.checkpoint.folder import Folder
 from gleanrl.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorStorage
+from gleanrl.data.replay_buffers.storages.table import Table
 from gleanrl.errors import CorruptCheckpointError, SchemaError
 
 ROWS = 3_000
@@ -103,3 +105,31 @@ def test_a_state_that_is_taken_later_is_compared_first(tmp_path: Path) -> None:
     records.write_bytes(content)
     with pytest.raises(CorruptCheckpointError, match=records.name):
         Folder(tmp_path).load()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_writers_go_on_while_records_are_copied_for_a_dump(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shared: bool
+) -> None:
+    def rows(first: int) -> TensorDict:
+        texts = NonTensorStack(*(f"row {k}" for k in range(first, first + 4)))
+        return TensorDict({"x": torch.arange(first, first + 4), **({} if shared else {"text": texts})}, [4])
+
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4, shared=shared)
+    buffer.extend(rows(0))
+    copy, written = Table.copy_rows, list[bool]()
+
+    def copy_rows(table: Table, *args: Any) -> None:
+        copy(table, *args)
+        if not written:
+            written.append(True)
+            writer = threading.Thread(target=buffer.extend, args=(rows(4),))
+            writer.start()
+            writer.join(timeout=30)
+            assert not writer.is_alive(), "a writer waited for a dump"
+
+    monkeypatch.setattr(Table, "copy_rows", copy_rows)
+    buffer.dumps(tmp_path)
+    other = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4)
+    other.loads(tmp_path)
+    assert written and (other[:] == buffer[:]).all() and len(other) == 8

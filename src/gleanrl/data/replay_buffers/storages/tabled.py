@@ -88,8 +88,11 @@ class TabledStorage(Storage):
     _marks: dict[str, Mark] = {}
 
     def moment_ahead(self) -> Ahead:
-        """Begin a snapshot whose records are copied when they are saved, or written on."""
-        return super().moment_ahead() if self._table is None or not self._alone else AtEnd(self.moment)
+        """Begin a snapshot whose records are copied when they are saved, or written on; those with lists are now."""
+        table = self._table
+        return (
+            super().moment_ahead() if table is None or table.lists or not self._alone else AtEnd(self.moment)
+        )
 
     def moment(self) -> tuple[Any, int]:
         """Return the records of this moment as a snapshot's content (see `Ahead.end`); the caller holds the lock."""
