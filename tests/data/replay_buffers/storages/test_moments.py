@@ -146,6 +146,21 @@ def test_memory_of_copies_is_given_back_as_they_are_taken(monkeypatch: pytest.Mo
         assert len(moment._free) == min(taken, 2) and moment._held == (ROWS - 200 * taken) * 24
 
 
+def test_many_copies_take_few_mappings(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = list[int]()
+    mapped = moments.mapped
+    monkeypatch.setattr(moments, "mapped", lambda size: (sizes.append(size), mapped(size))[1])
+    for name, pieces in {"_PIECE_BYTES": 1, "_SLAB_BYTES": 1, "_MOST_SLAB_BYTES": 200}.items():
+        monkeypatch.setattr(moments, name, pieces * 24)  # a piece is a row
+    monkeypatch.setattr(moments, "_SLABS", 4)
+    made = buffer()
+    made.extend(data(0, ROWS))
+    moment = moment_of(made)
+    made.extend(data(90_000, ROWS))
+    assert moment._held == ROWS * 24
+    assert sizes[0] == 24 and max(sizes) == 200 * 24 and len(sizes) < 80
+
+
 def test_what_is_settled_is_copied_for_nobody() -> None:
     made = buffer()
     made.extend(data(0, ROWS))

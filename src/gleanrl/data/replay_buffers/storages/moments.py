@@ -19,8 +19,9 @@ from gleanrl.data.replay_buffers.versions import Change, Version
 from gleanrl.system.forks import renew_in_child
 
 _PIECE_BYTES = 1 << 18  # copied at once for a writer, who waits for that
-# Memory is taken in slabs and used again: that of a new piece costs more than copying to it does.
-_SLAB_BYTES = 1 << 21
+# Memory is taken in slabs and used again: that of a new piece costs more than copying to it does. They are larger where
+# many were taken, of which the system has a limit, but never so large that giving one back takes long.
+_SLAB_BYTES, _MOST_SLAB_BYTES, _SLABS = 1 << 21, 1 << 26, 256
 _KEPT_BYTES = (
     1 << 24
 )  # for the next pieces; the rest is given back as segments are taken, not all of it at the end
@@ -114,7 +115,8 @@ class Moment(Source):
         """Return memory for a piece; under the lock."""
         if not self._free:
             size = self._rows_a_piece * self._row_bytes
-            slab = mapped(max(_SLAB_BYTES // size, 1) * size)
+            wanted = min(max(_SLAB_BYTES, self._held // _SLABS), _MOST_SLAB_BYTES)
+            slab = mapped(max(wanted // size, 1) * size)
             self._free += [slab[begin : begin + size] for begin in range(0, slab.size, size)]
         return self._free.pop()
 
