@@ -76,6 +76,18 @@ class RayRuntime:
         """Whether Ray, or this part in it, has ended."""
         return self._released or self._running != self._session
 
+    @property
+    def losses(self) -> tuple[type[Exception], ...]:
+        """What Ray raises where an actor or an object was lost, with its process or its machine."""
+        found = self.ray.exceptions
+        return (
+            found.RayActorError,
+            found.ObjectLostError,
+            found.WorkerCrashedError,
+            found.OutOfMemoryError,
+            found.LocalRayletDiedError,
+        )
+
     def check(self) -> None:
         """Raise `ClosedError` if it has ended."""
         if self.ended:

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from gleanrl.system.descriptors import Descriptors, memory, pipe, sent_over
+from gleanrl.system.descriptors import Descriptors, memory, pipe, pipe_of, sent_over
 from tests.leaks import Holdings
 
 
@@ -32,6 +32,19 @@ def test_they_are_closed_once_and_with_their_owner():
     del held
     with pytest.raises(OSError):
         os.fstat(kept)
+
+
+def test_a_pipe_of_another_process_ends_with_the_last_that_has_it_open():
+    held, own = Descriptors(), Descriptors()
+    reading, writing = held.take(pipe())
+    (far,) = own.take(pipe_of(os.getpid(), writing, os.O_WRONLY))
+    os.write(far, b"x")
+    held.close(writing)
+    assert os.read(reading, 2) == b"x"
+    own.close()
+    assert os.read(reading, 1) == b""
+    with pytest.raises(OSError):
+        own.take(pipe_of(os.getpid(), writing, os.O_RDONLY))
 
 
 def test_one_that_is_sent():

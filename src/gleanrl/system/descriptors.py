@@ -56,6 +56,12 @@ def memory_of(process: int, descriptor: int) -> Iterator[int]:
     return map(os.open, (f"/proc/{process}/fd/{descriptor}",), (os.O_RDWR | os.O_CLOEXEC,))
 
 
+def pipe_of(process: int, descriptor: int, end: int) -> Iterator[int]:
+    """Yield an end, `os.O_RDONLY` or `os.O_WRONLY`, of a pipe that another process has open; `OSError` if it hasn't."""
+    # A pipe whose other end nobody has would be waited for.
+    return map(os.open, (f"/proc/{process}/fd/{descriptor}",), (end | os.O_NONBLOCK | os.O_CLOEXEC,))
+
+
 def sent_over(link: socket.socket, packet: bytearray) -> Iterator[int]:
     """Read one packet of `link` into `packet`; yield the descriptor that came with it, if one did."""
     received = starmap(link.recvmsg_into, [([packet], _ONE, socket.MSG_CMSG_CLOEXEC)])

@@ -12,7 +12,7 @@ import torch
 
 from gleanrl.block import Block
 from gleanrl.collectors.columns import IDS
-from gleanrl.collectors.distributed.lending import Borrowed, Lender, Name, Offer
+from gleanrl.collectors.distributed.lending import Borrowed, Lender, Offer
 from gleanrl.errors import CapacityError
 from gleanrl.schema import Field, Schema
 from gleanrl.system.descriptors import Descriptors, memory, pipe
@@ -96,17 +96,17 @@ def test_short_memory_lends_nothing(offer: Offer, monkeypatch: pytest.MonkeyPatc
 
 
 def test_memory_of_others_is_left_alone(offer: Offer) -> None:
-    lender, process = Lender(offer), os.getpid()
+    lender = Lender(offer)
     held = Descriptors()
     others = [*held.take(memory("gleanrl")), *held.take(pipe())]
     os.truncate(others[0], 4096)
-    assert all(Borrowed.opened(Name(process, other), offer) is None for other in others)
+    assert all(Borrowed.opened(lender.name._replace(descriptor=other), offer) is None for other in others)
     assert Borrowed.opened(None, offer) is None
     assert Borrowed.opened(lender.name, Offer.of(2)) is None, "that of a node that was given another token"
-    assert Borrowed.opened(Name(process, 10**6), offer) is None
+    assert Borrowed.opened(lender.name._replace(descriptor=10**6), offer) is None
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    assert Borrowed.opened(Name(ended.pid, lender.name.descriptor), offer) is None
+    assert Borrowed.opened(lender.name._replace(process=ended.pid), offer) is None
     assert os.fstat(others[0]).st_size == 4096
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from gleanrl.collectors.distributed.attending import PipeNames
 from gleanrl.collectors.distributed.lending import Name
 from gleanrl.collectors.distributed.making import unlike
 from gleanrl.collectors.distributed.node import NodeDescription
@@ -13,7 +14,7 @@ DONE = (("next", "done"),)
 
 def test_nodes_make_batches_of_the_same_kind() -> None:
     one = NodeDescription(torch.Size((2,)), DONE, None)
-    alike, other = one._replace(memory=Name(1, 2)), one._replace(batch_size=torch.Size())
+    alike, other = one._replace(memory=Name(1, 2, PipeNames(3, 4))), one._replace(batch_size=torch.Size())
     assert unlike({0: one, 1: alike}, 1) is None
     error = unlike({0: one, 1: alike, 2: other}, 2)
     assert error is not None and "node 2 makes batches ()" in str(error)

@@ -17,6 +17,7 @@ from gleanrl.collectors.tracking import Numbering
 from gleanrl.collectors.workers.servant import Given
 from gleanrl.errors import SchemaError
 from tests.collectors.distributed.helpers import FATAL, Says, check_rows, environments, make_wide
+from tests.collectors.distributed.test_near import Actor
 from tests.fakes import FakeFailure
 
 NONE = Published()
@@ -99,6 +100,32 @@ def test_weights_come_from_the_object_store(ray_session):
 
 def broadcast(ray, **weights: torch.Tensor):
     return (ray.put(parcels.Parcel(TensorDict(weights))),)
+
+
+def test_orders_through_the_pipe_and_by_ray_are_carried_out_in_their_sequence():
+    offer = Offer.of(2)
+    node, told = started(recipe(offer=offer))
+    memory = Borrowed.opened(told.memory, offer)
+    assert memory is not None
+    line, given = memory.line, Order(0, (Grant(10),), NONE, lend=True)
+    for number in range(2):
+        line.give(given._replace(number=number))
+    line.attend(Actor(), NONE)
+    line.give(given._replace(number=3, wanted=3))
+    line.leave()
+    _, batch = node.collect(Order(2, (Grant(10),), NONE, after=2))
+    node.attend(1, NONE)
+    assert node.ask("nothing", after=3).report is not None
+    line.pull()
+    batches, numbers = [], []
+    while (message := line.first()) is not None:
+        outcome, _ = message.value
+        numbers.append(outcome.number)
+        batches.append(memory.share(outcome.batch.place).view())
+        line.drop()
+    assert numbers == [0, 1, 3] and outcome.frames == 10
+    check_rows([batches[1], opened(batch), batches[2]])
+    node.ask("close")
 
 
 def test_a_node_with_workers_and_its_state():

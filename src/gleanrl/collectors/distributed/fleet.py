@@ -8,9 +8,9 @@ from typing import Any
 
 from gleanrl.collectors.budget import Grant
 from gleanrl.collectors.distributed.allowance import Allowance
-from gleanrl.collectors.distributed.lending import Borrowed
 from gleanrl.collectors.distributed.making import NodeMaker, Starting, unlike
-from gleanrl.collectors.distributed.node import Answer, NodeDescription, NodeRecipe, Order, Published
+from gleanrl.collectors.distributed.near import NearNodes
+from gleanrl.collectors.distributed.node import Answer, NodeDescription, NodeRecipe, Order, Outcome, Published
 from gleanrl.collectors.distributed.shares import Share, StoredShare
 from gleanrl.collectors.distributed.standing import Arrival, Call, NodeState, Standing
 from gleanrl.collectors.ledger import Ledger
@@ -19,6 +19,7 @@ from gleanrl.errors import WorkerCrashedError, WorkerTimeoutError
 from gleanrl.ray_runtime import RayRuntime
 from gleanrl.system import clock
 from gleanrl.system.clock import Deadline
+from gleanrl.workers.reports import Report
 
 LOST = "worker"
 """Why frames of a node that was lost are discarded."""
@@ -52,20 +53,11 @@ class Fleet:
     ) -> None:
         self._runtime, self._ray = runtime, runtime.ray
         self._restarts, self._made_again, self._start_s = restarts, made_again, start_s
-        exceptions = self._ray.exceptions
-        self._losses = (
-            exceptions.RayActorError,
-            exceptions.ObjectLostError,
-            exceptions.WorkerCrashedError,
-            exceptions.OutOfMemoryError,
-            exceptions.LocalRayletDiedError,
-        )
         self.now = Standing(Ledger(), ())
         self.actors: list[Any] = []
         self._makers: list[NodeMaker] = []
         self._starting: dict[int, Starting] = {}
-        self._borrowed: dict[int, Borrowed] = {}
-        """Memory of the nodes that lend theirs: those on this machine."""
+        self._near = NearNodes(self._ray)
         self._descriptions: dict[int, NodeDescription] = {}
         self.closed = False
         self.add(makers)
@@ -106,18 +98,17 @@ class Fleet:
         self._starting[number] = self._makers[number].started(self._ray, recipe, Deadline(self._start_s))
         self.actors[number] = self._starting[number].actor
 
-    def _started(self, number: int) -> None:
+    def _started(self, number: int, ref: Any) -> None:
         """Take note of a node that was made, or couldn't be."""
-        starting = self._starting.pop(number)
-        answer = self._got(number, starting.ref)
+        offer = self._starting.pop(number).offer
+        answer = self._got(number, ref)
         if answer is None:
             return
         error = None if answer.report is None else answer.report.error(self._origin(number))
         if error is None:
             self._descriptions[number] = answer.value
-            found = starting.offer and Borrowed.opened(answer.value.memory, starting.offer)
-            if found is not None:
-                self._borrowed[number] = found
+            if offer is not None:
+                self._near.meet(number, answer.value.memory, offer)
             error = unlike(self._descriptions, number)
         if error is None:
             self.now = self.now.with_node(number, down=False)
@@ -156,11 +147,9 @@ class Fleet:
         """
         node = self.now.nodes[number]
         afresh |= node.afresh
-        lends = number in self._borrowed
-        if weights.number == node.outcome.weights:
-            weights = weights._replace(refs=())  # it has them, and Ray keeps books of every reference
+        lends = number in self._near
         order = Order(node.asked, tuple(grants), weights, afresh, node.reset, node.wanted, lends)
-        outcome, batch = self.actors[number].collect.options(num_returns=2).remote(order)
+        outcome, batch = self._near.give(number, self.actors[number], order, node.outcome)
         frames = sum(Allowance.frames(grant, num_envs) for grant in grants)
         call = Call(node.asked, frames, outcome, batch)
         self.now = self.now.with_node(
@@ -181,20 +170,26 @@ class Fleet:
         """
         self._runtime.check()
         self._revive()
-        heads = {node.calls[0].outcome: number for number, node in enumerate(self.now.nodes) if node.calls}
-        starting = {one.ref: number for number, one in self._starting.items()}
-        refs = [*heads, *starting, *others]
+        heads = {number: node.calls[0].outcome for number, node in enumerate(self.now.nodes) if node.calls}
+        near = [number for number, head in heads.items() if isinstance(head, int)]
+        if any(self._heard(number) for number in near):
+            return
+        takers = {head: (self._receive, number) for number, head in heads.items() if number not in near}
+        takers |= {one.ref: (self._started, number) for number, one in self._starting.items()}
+        takers |= {ref: (self._attended, number) for ref, number in self._near.attendances.items()}
         remaining = [deadline.remaining() for deadline in self._deadlines()]
         soonest = min((seconds for seconds in remaining if seconds is not None), default=None)
-        if not refs:
+        refs = [*takers, *others]
+        if not refs and not near:
             clock.sleep(soonest or 0.0)
             return
-        found, _ = self._ray.wait(refs, num_returns=1, timeout=soonest)
+        found = self._near.wait(near, refs, soonest)
+        for number in near:
+            self._heard(number)
         for ref in found:
-            if ref in heads:
-                self._receive(heads[ref])
-            elif ref in starting:
-                self._started(starting[ref])
+            if ref in takers:
+                take, number = takers[ref]
+                take(number, ref)
         for number, one in list(self._starting.items()):
             if one.deadline.passed():
                 self._late(number)
@@ -205,14 +200,50 @@ class Fleet:
             if node.down and number not in self._starting and isinstance(node.losses.verdict, Deadline):
                 yield node.losses.verdict
 
-    def _receive(self, number: int) -> None:
-        call = self.now.nodes[number].calls[0]
-        outcome = self._got(number, call.outcome)
-        if outcome is None:
-            return
+    def _heard(self, number: int) -> bool:
+        """Take what came through a node's pipe; return whether anything did."""
+        heard = False
+        while (message := self._near.first(number)) is not None:
+            heard, calls = True, self.now.nodes[number].calls
+            if calls and calls[0].outcome == message.ticket:
+                self._answered(number, message.value)
+            elif any(call.outcome == message.ticket for call in calls):
+                break  # what was ordered before comes by Ray
+            self._near.drop(number)
+        calls = self.now.nodes[number].calls
+        if calls and isinstance(calls[0].outcome, int):
+            self._near.go_on(number, self.actors[number])
+        return heard
+
+    def _answered(self, number: int, value: Any) -> None:
+        """Take what came of a node's first order under way, which went through its pipe."""
+        if isinstance(value, Report):
+            self._unsent(number)
+            raise value.error(self._origin(number))
+        outcome, batch = value
+        self._arrived(number, outcome, batch and StoredShare(batch))
+
+    def _attended(self, number: int, ref: Any) -> None:
+        """Take note of a call in which a node attended, which has ended."""
+        if self._near.attendances.get(ref) == number:
+            try:
+                self._ray.get(ref)
+            except Exception as error:
+                self._lost(number, error)
+            else:
+                self._near.ended(number)
+
+    def _receive(self, number: int, ref: Any) -> None:
+        calls = self.now.nodes[number].calls
+        if calls and calls[0].outcome == ref:  # else the node was lost just now
+            outcome = self._got(number, ref)
+            if outcome is not None:
+                self._arrived(number, outcome, calls[0].batch)
+
+    def _arrived(self, number: int, outcome: Outcome, batch: Any) -> None:
         wanted = not self.now.nodes[number].unwanted
         place = outcome.batch.place
-        batch = self._borrowed[number].share(place) if place else call.batch
+        batch = self._near.share(number, place) if place else batch
         self.now = self.now.arriving(number, outcome, batch)
         if outcome.report is None:
             return
@@ -226,15 +257,18 @@ class Fleet:
         """Return what a node's call gave; None if the node was lost."""
         try:
             return self._ray.get(ref)
-        except self._losses as error:
+        except self._runtime.losses as error:
             self._lost(number, error)
             return None
         except self._ray.exceptions.RayTaskError as error:
-            # Its batch couldn't be sent: the next outcome tells of its frames.
             calls = self.now.nodes[number].calls
             if calls and calls[0].outcome == ref:
-                self.now = self.now.with_node(number, calls=calls[1:])
+                self._unsent(number)
             raise error.as_instanceof_cause() from None
+
+    def _unsent(self, number: int) -> None:
+        """Drop a node's first order under way, whose batch couldn't be sent: the next outcome tells of its frames."""
+        self.now = self.now.with_node(number, calls=self.now.nodes[number].calls[1:])
 
     def fetched(self, number: int, arrival: Arrival) -> Share | None:
         """Return a node's batch; None if it was lost with its machine, and is discarded."""
@@ -242,7 +276,7 @@ class Fleet:
             return arrival.batch
         try:
             return StoredShare(self._ray.get(arrival.batch))
-        except self._losses:
+        except self._runtime.losses:
             self.discard(number, LOST)
             return None
 
@@ -265,11 +299,11 @@ class Fleet:
     def _lost(self, number: int, error: BaseException) -> None:
         """Count what a lost node had under way; raise, unless another one is to take its place."""
         node = self.now.nodes[number]
-        self._kill(number)
-        self._starting.pop(number, None)
         before = [other.losses for other in self.now.nodes]
         losses = self._restarts.after_loss(before, number, node.served, node.owed)
         self.now = self.now.losing(number, node.owed, LOST, losses)
+        self._kill(number)  # afterwards: an interrupt before that leaves what tells of the loss
+        self._starting.pop(number, None)
         if isinstance(losses.verdict, str):
             with suppress(Exception):
                 self.close()
@@ -285,7 +319,7 @@ class Fleet:
 
     def _kill(self, number: int) -> None:
         actor, self.actors[number] = self.actors[number], None
-        self._borrowed.pop(number, None)
+        self._near.forget(number)
         if actor is not None and not self._runtime.ended:
             with suppress(Exception):
                 self._ray.kill(actor)
@@ -306,7 +340,8 @@ class Fleet:
                 actor = self.actors[number]
                 if number not in answers and not self.now.nodes[number].down:
                     if number not in asked or asked[number][0] is not actor:
-                        asked[number] = actor, actor.ask.remote(name, *values)
+                        after = self._near.let_go(number)
+                        asked[number] = actor, actor.ask.remote(name, *values, after=after)
             refs = {ref: number for number, (_, ref) in asked.items() if number not in answers}
             self.wait(*refs)
             for ref in self._ray.wait([*refs], num_returns=len(refs), timeout=0)[0] if refs else ():
@@ -326,7 +361,11 @@ class Fleet:
         self.closed = True
         try:
             if close_s and not self._runtime.ended:
-                refs = [actor.ask.remote("close") for actor in self.actors if actor is not None]
+                refs = [
+                    actor.ask.remote("close", after=self._near.let_go(number))
+                    for number, actor in enumerate(self.actors)
+                    if actor is not None
+                ]
                 if refs:
                     self._ray.wait(refs, num_returns=len(refs), timeout=close_s)
         finally:

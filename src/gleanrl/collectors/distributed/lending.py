@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 
 from gleanrl.block import Block, copy_columns
 from gleanrl.collectors.columns import IDS
+from gleanrl.collectors.distributed.attending import Line, NodeEnd, PipeNames
 from gleanrl.collectors.distributed.shares import LentShare
 from gleanrl.errors import CapacityError
 from gleanrl.schema import Schema
@@ -39,10 +40,11 @@ class Offer(NamedTuple):
 
 
 class Name(NamedTuple):
-    """What a process calls memory of its own."""
+    """What a process calls memory of its own, and the pipes through which its owner talks to it."""
 
     process: int
     descriptor: int
+    pipes: PipeNames
 
 
 class Place(NamedTuple):
@@ -80,11 +82,13 @@ class Lender:
         """The orders whose batches stand in blocks, by block."""
         self._given = 0
         """The block that was given to fill last."""
+        self.end = NodeEnd()
+        """Of the pipes."""
 
     @property
     def name(self) -> Name:
-        """What the memory is called."""
-        return Name(os.getpid(), self._segment.descriptor)
+        """What the memory and the pipes are called."""
+        return Name(os.getpid(), self._segment.descriptor, self.end.names)
 
     def take_back(self, before: int) -> None:
         """Have the blocks of orders with numbers below that again."""
@@ -150,10 +154,11 @@ class Borrowed:
 
     Args:
         held: its descriptor; it is closed with this object, and what was borrowed stays readable.
+        line: to the node.
     """
 
-    def __init__(self, held: Descriptors, descriptor: int) -> None:
-        self._held = held
+    def __init__(self, held: Descriptors, descriptor: int, line: Line) -> None:
+        self._held, self.line = held, line
         self._segment = Segment(1, descriptor)
         self._layout = b""
         self._blocks: list[Block] = []
@@ -164,14 +169,18 @@ class Borrowed:
         """Return a node's memory; None if it has none, or it can't be seen from here, as that of another machine."""
         if name is None:
             return None
+        shown = f"/proc/{name.process}/fd/{name.descriptor}"
         try:
-            if not os.readlink(f"/proc/{name.process}/fd/{name.descriptor}").startswith(_MEMORY):
+            if not os.readlink(shown).startswith(_MEMORY):
                 return None
             held = Descriptors()
             (descriptor,) = held.take(memory_of(name.process, name.descriptor))
             if os.pread(descriptor, _TOKEN_BYTES, OWN * 8) != offer.token:
                 return None  # another machine's process of that number
-            return cls(held, descriptor)
+            line = Line(held, name.process, name.pipes)
+            if not os.path.samestat(os.stat(shown), os.fstat(descriptor)):
+                return None  # it ended meanwhile, and another one has its number
+            return cls(held, descriptor, line)
         except (OSError, CapacityError):
             return None
 

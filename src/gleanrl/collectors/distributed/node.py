@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from gleanrl.collectors.budget import Grant
 from gleanrl.collectors.collection import Collection
 from gleanrl.collectors.columns import IDS
 from gleanrl.collectors.distributed.allowance import Allowance
+from gleanrl.collectors.distributed.attending import Message, NodeEnd
 from gleanrl.collectors.distributed.lending import Lender, Name, Offer, Place
 from gleanrl.collectors.ledger import CollectorStats
 from gleanrl.collectors.source import Source
@@ -44,7 +45,8 @@ class Published(NamedTuple):
     version: int = 0
     """What frames say of them."""
     refs: tuple[Any, ...] = ()
-    """Where they are: one reference, to a `Parcel`, in a tuple, so that Ray fetches it only where it's asked for."""
+    """Where they are: one reference, to a `Parcel`, in a tuple, so that Ray fetches it only where it's asked for. None
+    where the node has them, or an attendance brought them."""
 
 
 class Order(NamedTuple):
@@ -63,6 +65,8 @@ class Order(NamedTuple):
     """The first order whose batch may still be needed."""
     lend: bool = False
     """Whether the batch may stand in memory that the node lends."""
+    after: int = 0
+    """How many orders were given through the pipe before this one, which Ray brings."""
 
 
 class Contents(NamedTuple):
@@ -159,6 +163,7 @@ class Node:
         self._asked = 0
         self._lender: Lender | None = None
         self._lends = False
+        self._sent = Published()
 
     def start(self, recipe: NodeRecipe, given: Given) -> Answer:
         """Make the collector; answer with its `NodeDescription`."""
@@ -196,8 +201,33 @@ class Node:
         """Return the memory that the next batch is to stand in."""
         return self._lender.block(schema, batch_size, num_steps) if self._lender and self._lends else None
 
+    def attend(self, attendance: int, weights: Published) -> None:
+        """Carry out the orders that come through the pipe; see `NodeEnd.attend`.
+
+        Args:
+            attendance: its number.
+            weights: those that are asked for meanwhile.
+        """
+        self._sent = weights
+        self._carry_out(lambda end: end.attend(attendance))
+
+    def _carry_out(self, orders: Callable[[NodeEnd], Iterator[Message]]) -> None:
+        """Carry out orders of the pipe, if there is one."""
+        if self._lender is None:
+            return
+        end = self._lender.end
+        for ticket, order in orders(end):
+            try:
+                end.answer(Message(ticket, self._collected(order)))
+            except Exception as error:  # the batch can't be sent: the next outcome tells of its frames
+                end.answer(Message(ticket, Report.of(error)))
+
     def collect(self, order: Order) -> tuple[Outcome, Parcel | None]:
         """Carry out an order; return what came of it, and the batch if there is one."""
+        self._carry_out(lambda end: end.given_before(order.after))
+        return self._collected(order)
+
+    def _collected(self, order: Order) -> tuple[Outcome, Parcel | None]:
         collector, begun = self._collector, clock.monotonic()
         before, packed, report, is_final = collector.stats(), None, None, False
         if order.number >= self._asked:
@@ -238,7 +268,8 @@ class Node:
         weights = order.weights
         if weights.number != self._weights.number:
             source.policy_version = weights.version - 1
-            source.push_weights(optional.ray().get(weights.refs[0]).view())
+            (ref,) = weights.refs or self._sent.refs
+            source.push_weights(optional.ray().get(ref).view())
         else:
             source.policy_version = weights.version
         self._weights = weights
@@ -262,8 +293,9 @@ class Node:
         place = self._lender.lend(self._number, batch) if self._lender and self._lends else None
         return None if place else Parcel(batch), Contents(of_all, tuple(under_way), place)
 
-    def ask(self, name: str, *arguments: Any) -> Answer:
-        """Call one of the methods below, by its name."""
+    def ask(self, name: str, *arguments: Any, after: int = 0) -> Answer:
+        """Call one of the methods below, by its name, after so many orders of those that come through the pipe."""
+        self._carry_out(lambda end: end.given_before(after))
         try:
             method: Callable[..., Any] = getattr(self, name)
             return Answer(method(*arguments))

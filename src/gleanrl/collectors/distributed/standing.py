@@ -19,9 +19,9 @@ class Call(NamedTuple):
     frames: int
     """That it grants."""
     outcome: Any
-    """Where the outcome will be."""
+    """Where the outcome will be: a reference, or the ticket of an order that went through a pipe."""
     batch: Any
-    """Where the batch will be, unless it is lent."""
+    """Where the batch will be, unless it is lent or comes with the outcome."""
 
 
 class Arrival(NamedTuple):
