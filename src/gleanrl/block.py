@@ -92,6 +92,11 @@ class Block:
         """Return the whole column at `path`, ``[*batch, T, *leaf]``."""
         return self.columns[self.schema.index(path)]
 
+    def time_first(self, path: Path) -> Any:
+        """Return the column at `path`, time first, ``[T, *batch, *leaf]``."""
+        column = self.column(path)
+        return column.movedim(self.time_dim, 0) if self.time_dim else column
+
     def array(self, path: Path) -> np.ndarray[Any, Any]:
         """Return a NumPy view of the column at `path` (CPU blocks only; bfloat16 as uint16); of a list, the objects."""
         array = self._arrays.get(path)
@@ -113,7 +118,7 @@ class Block:
             or numpy_twin(column.dtype) is not column.dtype
         ):
             return None
-        rows: np.ndarray[Any, Any] = column.movedim(self.time_dim, 0).numpy()
+        rows: np.ndarray[Any, Any] = self.time_first(path).numpy()
         return rows
 
     def rows(self, path: Path) -> tuple[Leaf, ...]:
@@ -134,8 +139,7 @@ class Block:
 
     def fill(self, path: Path, values: torch.Tensor) -> None:
         """Write the whole column at `path`; `values` have time first, ``(T, *batch, *leaf)``."""
-        column = self.column(path)
-        (column.movedim(self.time_dim, 0) if self.time_dim else column).copy_(values)
+        self.time_first(path).copy_(values)
 
     def record(self, t: int, device: torch.device | None = None) -> Any:
         """Return the TensorDict of step `t` over the rows' memory; `device` as in `batch`."""

@@ -110,7 +110,7 @@ class GymRows(Stepper):
         """Take views of a block's action columns."""
         columns: list[Array] = []
         for codec in self._action_leaves:
-            column = block.column(codec.key).movedim(block.time_dim, 0)  # (T, *batch, *leaf)
+            column = block.time_first(codec.key)  # (T, *batch, *leaf)
             codec.check_action(column.shape[1:], column.dtype)
             columns.append(numpy_view(column))
         self._action_columns = list(zip(self._action_leaves, columns, strict=True))

@@ -108,7 +108,7 @@ class Output:
         """Return the column's rows, as arrays on the CPU, and the distance from one row to the next."""
         there = path in block.schema
         if there:
-            column = block.column(path).movedim(block.time_dim, 0)
+            column = block.time_first(path)
         else:
             column = torch.empty((1, *self._shape), dtype=self._dtype, device=block.columns[0].device)
         return (numpy_view(column) if self._on_cpu else column), int(there)
@@ -207,12 +207,12 @@ class DoneFlags:
     """
 
     def __init__(self, block: Block, groups: Sequence[Path]) -> None:
-        columns = [block.column(("next", *group, "done")).movedim(block.time_dim, 0) for group in groups]
+        columns = [block.time_first(("next", *group, "done")) for group in groups]
         self._columns = columns
         self._arrays = None if _elsewhere(block) else [numpy_view(column) for column in columns]
         self._cells: Any = None
         if self._arrays is not None and len(columns) == 1:
-            if columns[0][0].numel() == 1 and columns[0].is_contiguous():
+            if columns[0].numel() == block.num_steps and columns[0].is_contiguous():
                 self._cells = memoryview(self._arrays[0].reshape(-1))  # type: ignore[arg-type]  # read in no time
 
     def any(self, t: int) -> bool:

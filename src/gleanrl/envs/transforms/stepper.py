@@ -83,6 +83,8 @@ class TransformedStepper(Stepper):
         self._keeps_values = all(type(t).__module__.startswith("gleanrl.") for t in chain)
         dims = len(self.batch_size)
         self._groups = [as_path(key)[:-1] for key in env.reset_keys]
+        self._ruling = outermost(self._groups)
+        self._done_keys = frozenset(as_key((*group, "done")) for group in self._ruling)
         self._observed = {**declared(env.full_observation_spec, dims), **declared(env.full_done_spec, dims)}
         self._rewards = declared(env.full_reward_spec, dims)
         self._changed = {
@@ -100,6 +102,7 @@ class TransformedStepper(Stepper):
         self._late: list[LateOutput] = []  # what is written at the end, see `defer`
         self._masked = False  # whether some rows are resets of the base environment's own, and no frames
         self._inner_schema: Schema | None = None
+        self._outer_schema: Schema | None = None
         self._root, self._outcome, self._fresh, self._request, self._input = (
             Row(self.batch_size, env.device) for _ in range(5)
         )
@@ -175,35 +178,44 @@ class TransformedStepper(Stepper):
         assert self._carry is not None
         self._last, self._late = block.num_steps - 1, []
         self._root.clear(0)
-        actions = action_fields(self._env.base_env, len(self.batch_size))
-        if self._inner_schema is None:  # one and the same for all blocks: steppers go by that
-            self._inner_schema = Schema({**self._base.schema().items(), **actions})
-        fields = self._inner_schema.items()
-        columns = [self._column(block, path, field, path in actions) for path, field in fields.items()]
+        if block.schema is not self._outer_schema:
+            self._lay_out(block.schema)
+        assert self._inner_schema is not None
+        columns = [
+            block.column(path) if shared else self._own_column(block, path, field)
+            for path, field, shared in self._places
+        ]
         inner = Block(self._inner_schema, self.batch_size, block.num_steps, columns=columns)
         self._base.bind(inner, actions_ready and not self._inverts)
         self._inner = inner
         outer_root = OpenedColumns(block, False, list(primed))
         inner_next = OpenedColumns(inner, True)
-        self._required = [as_key(path) for path in self._changed if ("next", *path) in block.schema]
         self._root.over(outer_root)
         self._input.over(outer_root)
         self._outcome.over(inner_next)
-        self._entering = [(as_key(path), inner.rows(path)) for path in actions] if self._inverts else []
-        ruling = outermost(self._groups)
-        self._done = DoneFlags(block, ruling)
+        self._entering = [(as_key(path), inner.rows(path)) for path in self._actions] if self._inverts else []
+        self._done = DoneFlags(block, self._ruling)
         self._frames = block.rows(MASK) if self._masked else ()
-        self._done_keys = frozenset(as_key((*group, "done")) for group in ruling)
         self._inner_next = inner_next
         self._block, self._outputs = block, {key: Output(block, as_path(key)) for key in self._root_keys}
         self._write_root(0, self._carry)
 
-    def _column(self, block: Block, path: Path, field: Field, is_action: bool) -> torch.Tensor:
-        """Return the inner block's column at `path`: the outer one's where both sides have the same values."""
-        inner = path[1:] if path[0] == "next" else path
-        changed = self._inverts if is_action else inner in self._changed
-        if not changed and path in block.schema and block.schema[path] == field:
-            return block.column(path)
+    def _lay_out(self, outer: Schema) -> None:
+        """Find out what is the same for all blocks of a schema: which columns both sides have, with the same values."""
+        actions = action_fields(self._env.base_env, len(self.batch_size))
+        if self._inner_schema is None:  # one and the same for all blocks: steppers go by that
+            self._inner_schema = Schema({**self._base.schema().items(), **actions})
+        self._actions, self._places = tuple(actions), []
+        for path, field in self._inner_schema.items().items():
+            inner = path[1:] if path[0] == "next" else path
+            changed = self._inverts if path in actions else inner in self._changed
+            shared = not changed and path in outer and outer[path] == field
+            self._places.append((path, field, shared))
+        self._required = [as_key(path) for path in self._changed if ("next", *path) in outer]
+        self._outer_schema = outer
+
+    def _own_column(self, block: Block, path: Path, field: Field) -> torch.Tensor:
+        """Return the inner block's column at `path` where it isn't the outer one's."""
         if path[-1] in FLAGS:
             return torch.zeros(
                 (*self.batch_size, block.num_steps, *field.shape), dtype=field.dtype, device=self.device
@@ -388,11 +400,11 @@ class TransformedStepper(Stepper):
 
     def _write_root(self, t: int, values: Values) -> None:
         for key, value in values.items():
-            if (output := self._output(key)) is not None:
+            if (output := self._outputs.get(key) or self._output(key)) is not None:
                 output.write_root(t, value)
 
     def _output(self, key: NestedKey) -> Output | None:
-        """Return where the values of `key` go; None for private ones."""
+        """Return where the values of a key that wasn't written before go; None for private ones."""
         path = as_path(key)
         if is_private(path):
             return None
@@ -401,4 +413,5 @@ class TransformedStepper(Stepper):
                 f"transform: it wrote {key!r}, which the transformed specs don't declare; declare it in "
                 "transform_observation_spec"
             )
-        return self._outputs.setdefault(key, Output(self._block, path))
+        self._outputs[key] = output = Output(self._block, path)
+        return output

@@ -183,7 +183,7 @@ class ParallelStepper(Stepper):
             self._crew.signal(STEP_CODE, "step")
             return
         block, mine = self._block, self.schema()
-        given = {path: _rows(block, path)[t] for path in block.schema.lists if path not in mine}
+        given = {path: block.time_first(path)[t] for path in block.schema.lists if path not in mine}
         arguments = {
             w: (t, {path: row[share.start : share.stop] for path, row in given.items()})
             for w, share in enumerate(self._crew.shares)
@@ -196,7 +196,7 @@ class ParallelStepper(Stepper):
             for path, objects in found.items():
                 assert self._block is not None
                 row = t if path[0] == "next" else t + 1
-                _rows(self._block, path)[row][share.start : share.stop].copy_(objects)
+                self._block.time_first(path)[row][share.start : share.stop].copy_(objects)
 
     def run(self, block: Block) -> None:
         """Take all steps of the block with the actions that stand there; no worker waits for another."""
@@ -218,11 +218,6 @@ class ParallelStepper(Stepper):
 
 def _leaf(value: Any) -> Leaf:
     return value if isinstance(value, Objects) else torch.tensor(value)
-
-
-def _rows(block: Block, path: Path) -> Any:
-    """Return the column at `path` with time first."""
-    return block.column(path).movedim(block.time_dim, 0)
 
 
 class _Mirror:

@@ -212,7 +212,7 @@ class EnvServant:
         """
         assert self._bound is not None
         for path, objects in given.items():
-            _rows(self._bound[0], path)[t].copy_(objects)
+            self._bound[0].time_first(path)[t].copy_(objects)
         self._take(t)
         return self._lists(t)
 
@@ -224,7 +224,7 @@ class EnvServant:
         for path in block.schema.lists:
             row = t if path[0] == "next" else t + 1
             if path in mine and 0 <= row < block.num_steps:
-                found[path] = _rows(block, path)[row]
+                found[path] = block.time_first(path)[row]
         return found
 
     def _rebind(self) -> None:
@@ -240,8 +240,3 @@ class EnvServant:
     def close(self) -> None:
         """Close every environment."""
         self._group.close()
-
-
-def _rows(block: Block, path: Path) -> Any:
-    """Return the column at `path` with time first."""
-    return block.column(path).movedim(block.time_dim, 0)
