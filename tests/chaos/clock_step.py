@@ -1,0 +1,108 @@
+"""A training whose time of day jumps by a year all the while: `python -m tests.chaos.clock_step FOLDER ROUNDS WORKERS`.
+
+Prints the hash of all that it collected, drew and restored. `clock_step.c` has to be preloaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gleanrl import Checkpoint
+from gleanrl.collectors import MultiSyncDataCollector, SyncDataCollector
+from gleanrl.data import LazyTensorStorage, ReplayBuffer, SamplesPerInsert
+from gleanrl.envs import GymEnv
+from gleanrl.errors import RateLimiterTimeoutError
+from gleanrl.tree import flatten
+from tests.chaos.drills import patience
+from tests.leaks import children
+
+YEAR_S, EVERY_S, WAIT_S = 366 * 86_400, 0.002, 0.2
+
+
+@contextmanager
+def jumping(path: Path) -> Iterator[None]:
+    """Set the time of day a year ahead, a year back and right again, in turns."""
+    over = threading.Event()
+
+    def jump() -> None:
+        with path.open("r+b", buffering=0) as file:
+            for seconds in cycle((YEAR_S, -YEAR_S, 0)):
+                file.seek(0)
+                file.write(seconds.to_bytes(8, sys.byteorder, signed=True))
+                if over.wait(EVERY_S):
+                    return
+
+    thread = threading.Thread(target=jump)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def wait_in_vain() -> None:
+    """A limit of time lasts as long as it says, whatever the time of day does meanwhile."""
+    rule = SamplesPerInsert(1.0, min_size=1, timeout_s=WAIT_S)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2, rate_limiter=rule)
+    begin = time.monotonic()
+    with pytest.raises(RateLimiterTimeoutError):
+        buffer.sample()
+    assert WAIT_S <= time.monotonic() - begin < 100 * WAIT_S
+
+
+def collector_of(workers: int) -> Any:
+    """Return a collector with so many workers, or none."""
+    env, options = partial(GymEnv, "CartPole-v1"), {"frames_per_batch": 20, "total_frames": -1}
+    if workers:
+        return MultiSyncDataCollector([env] * workers, None, timeouts=patience(20.0), **options)
+    return SyncDataCollector(env, None, **options)
+
+
+def train(folder: Path, rounds: int, workers: int) -> str:
+    """Collect, draw, save and restore; return the hash."""
+    torch.manual_seed(0)
+    digest, collector = hashlib.sha256(), collector_of(workers)
+    collector.set_seed(3)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=7, prefetch=2)
+    checkpoint = Checkpoint(collector=collector, buffer=buffer)
+    for _ in range(rounds):
+        batch = collector.next()
+        buffer.extend(batch.reshape(-1))
+        for part in (batch, buffer.sample()):
+            for path, value in sorted(flatten(part).items(), key=str):
+                digest.update(f"{path}".encode() + value.numpy().tobytes())
+        checkpoint.save(folder, keep=2)
+        checkpoint.load(folder)
+    collector.shutdown()
+    return digest.hexdigest()
+
+
+def main() -> None:
+    """Train, and print the hash."""
+    folder, rounds, workers = sys.argv[1:]
+    begin = time.time()
+    with jumping(Path(os.environ["CLOCK_STEP"])):
+        seen = {round((time.time() - begin) / YEAR_S) for _ in range(50) if not time.sleep(EVERY_S)}
+        assert seen == {-1, 0, 1}, f"the time of day was to jump, and stood at {seen} years"
+        wait_in_vain()
+        found = train(Path(folder), int(rounds), int(workers))
+    assert all("clock_step" in Path(f"/proc/{pid}/maps").read_text() for pid in children())
+    print(found)
+
+
+if __name__ == "__main__":
+    main()
