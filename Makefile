@@ -8,6 +8,9 @@ ifeq ($(origin CXX),default)
   CXX := c++
 endif
 export CXX
+# Compiled modules are kept whatever the shell says: each process of the tests would compile the sources anew, and
+# rewrite the assertions of all tests.
+export PYTHONDONTWRITEBYTECODE :=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
