@@ -15,7 +15,7 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dis import opmap
 from functools import lru_cache
 from pathlib import Path
@@ -210,6 +210,20 @@ def _comes_from_interrupt(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def in_turn(rows: Sequence[Any], columns: Sequence[Any], turns: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
+    """Return every pair of the first two parameters with a value of the third, by turns; in `make chaos` with each.
+
+    The values of the third one meet all of the first and all of the second ones, where there are enough of these.
+    """
+    return [
+        (row, column, turn)
+        for i, row in enumerate(rows)
+        for j, column in enumerate(columns)
+        for k, turn in enumerate(turns)
+        if SHARE == 1 or (i + j) % len(turns) == k
+    ]
 
 
 def in_another_thread(call: Callable[[], Any], seconds: float = 20.0) -> Any:

@@ -100,12 +100,13 @@ class Tape:
         if cut is not None:
             for key in ("truncated", "done"):
                 expected["next", key] |= cut[..., None]
-        found = {key for key in rows.keys(True, True) if key not in (*ADDED, MASK)}
-        assert found == set(expected.keys(True, True))
-        for key in found:
-            assert rows[key].dtype == expected[key].dtype, key
-            assert torch.equal(rows[key], expected[key]), (
-                f"{key} doesn't belong to (stream, episode, step) of its row:\n{rows[key]}\n{expected[key]}"
+        found = {key: leaf for key, leaf in rows.items(True, True) if key not in (*ADDED, MASK)}
+        right = dict(expected.items(True, True))
+        assert found.keys() == right.keys()
+        for key, leaf in found.items():
+            assert leaf.dtype == right[key].dtype, key
+            assert torch.equal(leaf, right[key]), (
+                f"{key} doesn't belong to (stream, episode, step) of its row:\n{leaf}\n{right[key]}"
             )
         return stream, t
 

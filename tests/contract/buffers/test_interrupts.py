@@ -11,13 +11,14 @@ import torch
 from gleanrl.data import replay_buffers as parts
 from tests.contract.buffers.cases import EPOCHS, SLICES, make_buffer, make_sampler, make_storage
 from tests.contract.buffers.tape import Tape
-from tests.interrupts import in_another_thread, interruptions, trace
+from tests.interrupts import in_another_thread, in_turn, interruptions, trace
 
 pytestmark = pytest.mark.slow
 
 CAPACITY, BATCH = 12, 4
 TAPE = Tape((3, 4))
 WIDE = Tape((3, 4), (2,))
+SAMPLERS = ["random", "once", "prioritized", *SLICES]
 MOST = 120  # lines that are tried of one call
 
 # What a write that was interrupted may have moved, and what depends on where the memory is.
@@ -155,9 +156,7 @@ def check_all_or_nothing(
             raise AssertionError(f"interrupted at {place}: {error}") from error
 
 
-@pytest.mark.parametrize("call", [*writes(TAPE)])
-@pytest.mark.parametrize("sampler", ["random", "once", "prioritized", *SLICES])
-@pytest.mark.parametrize("depth", [None, 2])
+@pytest.mark.parametrize(("call", "sampler", "depth"), in_turn([*writes(TAPE)], SAMPLERS, [None, 2]))
 @pytest.mark.filterwarnings("ignore:update_priority")
 def test_writes(call: str, sampler: str, depth: int | None) -> None:
     def make() -> Any:
@@ -223,7 +222,7 @@ def test_priorities_in_records(call: str) -> None:
     check_all_or_nothing(make, calls[call], TAPE, "prioritized")
 
 
-@pytest.mark.parametrize("sampler", ["random", "once", "prioritized", *SLICES])
+@pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("depth", [None, 2])
 def test_loads(sampler: str, depth: int | None) -> None:
     other = buffer(sampler, 23, prefetch=depth)
@@ -273,9 +272,9 @@ def test_exchanges(part: str, depth: int | None) -> None:
             raise AssertionError(f"interrupted at {place}: {error}") from error
 
 
-@pytest.mark.parametrize("sampler", ["random", "once", "prioritized", *SLICES])
-@pytest.mark.parametrize("depth", [None, 1, 3])
-@pytest.mark.parametrize("kind", ["plain", "tensordict"])
+@pytest.mark.parametrize(
+    ("sampler", "depth", "kind"), in_turn(SAMPLERS, [None, 1, 3], ["plain", "tensordict"])
+)
 def test_samples(sampler: str, depth: int | None, kind: str) -> None:
     def make() -> Any:
         made = buffer(sampler, 12, prefetch=depth, kind=kind)
