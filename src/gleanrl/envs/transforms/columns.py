@@ -221,7 +221,10 @@ class DoneFlags:
             return bool(self._cells[t])
         if self._arrays is None:
             return any(bool(column[t].any()) for column in self._columns)
-        return any(np.count_nonzero(array[t]) for array in self._arrays)
+        for array in self._arrays:  # noqa: SIM110  # a generator costs more than they do
+            if np.count_nonzero(array[t]):
+                return True
+        return False
 
 
 def _elsewhere(block: Block) -> bool:
