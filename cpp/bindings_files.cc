@@ -1,8 +1,12 @@
 // The Python face of what reads and checks bytes for checkpoints.
+#include <array>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <stdexcept>
 #include <vector>
 
+#include "addresses.h"
 #include "bindings.h"
 #include "checksum.h"
 #include "files.h"
@@ -48,34 +52,71 @@ std::uint32_t checksum(nb::handle pieces, std::uint32_t before) {
   return before;
 }
 
-// A piece is a buffer to be filled, or a number of bytes that nobody wants.
-Piece piece_of(PyObject* item, Buffers& held) {
-  if (PyLong_Check(item)) {
-    const std::int64_t bytes = as_number(item);
-    if (bytes < 0) throw std::invalid_argument("read_files: a negative number of bytes");
-    return {nullptr, static_cast<std::size_t>(bytes)};
+// Values that stand one after the other in memory of the caller.
+template <class Value>
+std::span<const Value> table(const char* call, nb::handle address, nb::handle count) {
+  return array_at<Value>(call, as_address<std::uintptr_t>(address.ptr()), as_number(count.ptr()));
+}
+
+nb::tuple parts_of(nb::handle item, std::size_t count, const char* what) {
+  const nb::tuple parts = nb::cast<nb::tuple>(item);
+  if (parts.size() != count) throw std::invalid_argument(what);
+  return parts;
+}
+
+Target target_of(const char* call, nb::handle item) {
+  const nb::tuple parts = parts_of(item, 5, "expected address, stride, from, to and their number");
+  const auto from = table<std::int64_t>(call, parts[2], parts[4]), to = table<std::int64_t>(call, parts[3], parts[4]);
+  const std::int64_t stride = as_number(parts[1].ptr());
+  if (from.empty() || from[0] != 0 || stride < 1) {
+    throw std::invalid_argument("expected runs of rows from row 0 on, and a stride of 1 or more");
   }
-  const Py_buffer& view = held.add(item, PyBUF_WRITABLE);
-  return {static_cast<std::byte*>(view.buf), static_cast<std::size_t>(view.len)};
+  return {as_address<std::byte*>(parts[0].ptr()), static_cast<std::size_t>(stride), from, to};
+}
+
+Rows rows_of(const char* call, nb::handle item) {
+  const nb::tuple parts = parts_of(item, 4, "expected bytes of a row, those before, how many, and targets");
+  std::array<std::int64_t, 3> sizes;
+  for (std::size_t k = 0; k < 3; ++k) sizes[k] = as_number(parts[k].ptr());
+  if (sizes[0] < 1 || sizes[1] < 0 || sizes[2] < 0) throw std::invalid_argument("expected rows of 1 byte or more");
+  Rows rows{static_cast<std::size_t>(sizes[0]), static_cast<std::size_t>(sizes[1]), static_cast<std::size_t>(sizes[2]), {}};
+  for (const nb::handle target : parts[3]) rows.targets.push_back(target_of(call, target));
+  return rows;
 }
 
 nb::object read_all(nb::list files, std::int64_t block, int threads) {
+  const char* const call = "read_files";
   if (block < 1) throw std::invalid_argument("read_files: expected blocks of 1 byte or more");
-  Buffers held;
   std::vector<Reading> readings;
+  readings.reserve(files.size());
   for (const nb::handle file : files) {
-    const nb::tuple parts = nb::cast<nb::tuple>(file);
-    if (parts.size() != 3) throw std::invalid_argument("read_files: expected path, pieces and checksums");
-    const char* path = PyBytes_AsString(parts[0].ptr());
-    if (path == nullptr) throw nb::python_error();
-    readings.push_back({path, read_list<Piece>(parts[1], [&](PyObject* item) { return piece_of(item, held); }),
-                        read_list<std::uint32_t>(
-                            parts[2], [](PyObject* item) { return static_cast<std::uint32_t>(as_number(item)); })});
+    const nb::tuple parts = parts_of(file, 3, "read_files: expected path, memory and checksums");
+    Reading& reading = readings.emplace_back();
+    reading.path = PyBytes_AsString(parts[0].ptr());
+    if (reading.path == nullptr) throw nb::python_error();
+    const nb::tuple memory = nb::cast<nb::tuple>(parts[1]);
+    if (memory.size() == 2) {
+      reading.pieces = table<Piece>(call, memory[0], memory[1]);
+      for (const Piece& piece : reading.pieces) {
+        if (static_cast<std::int64_t>(piece.bytes) < 0) throw std::invalid_argument("read_files: a negative number of bytes");
+      }
+    } else {
+      reading.rows = rows_of(call, memory);
+    }
+    reading.checksums = read_list<std::uint32_t>(
+        parts[2], [](PyObject* item) { return static_cast<std::uint32_t>(as_number(item)); });
   }
   std::optional<Damage> damage;
   run(true, [&] { damage = read_files(readings, static_cast<std::size_t>(block), threads); });
   if (!damage) return nb::none();
   return nb::make_tuple(damage->file, static_cast<int>(damage->kind), damage->detail);
+}
+
+void spread_all(std::uintptr_t source, nb::handle rows, int threads) {
+  const char* const call = "spread_rows";
+  const Rows found = rows_of(call, rows);
+  const auto bytes = array_at<std::byte>(call, source, static_cast<std::int64_t>(found.bytes));
+  run(is_long(1, static_cast<std::int64_t>(found.bytes)), [&] { spread_rows(bytes.data(), found, threads); });
 }
 
 }  // namespace
@@ -85,9 +126,10 @@ void bind_files(nb::module_& m) {
         "CRC-32, as zlib's, of the bytes of contiguous buffers, one after the other, behind those of the checksum "
         "before.");
   m.def("read_files", &read_all, "files"_a, "block"_a, "threads"_a,
-        "Read a list of (path, pieces, checksums of each block of bytes); None, or (file, kind, detail) of the first "
+        "Read a list of (path, memory, checksums of each block of bytes); None, or (file, kind, detail) of the first "
         "damage: kind 0 with errno, 1 with where the file ends, 2 with where a block begins that has another checksum. "
-        "A piece is a buffer, or a number of bytes that nobody wants; no checksums, no comparing.");
+        "No checksums, no comparing.");
+  m.def("spread_rows", &spread_all, "source"_a, "rows"_a, "threads"_a, "Copy rows in memory to where they go.");
 }
 
 }  // namespace gleanrl

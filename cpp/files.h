@@ -1,11 +1,11 @@
 // Files read into memory, and compared with their checksums on the way.
 //
-// Each file is read from its beginning on, a quarter of a MB at once, which is checked while it's still in the cache: a
-// checksum costs a fifth of the reading then, not a second pass over memory. Large memory that nobody touched before
-// costs more than either: the threads share that, too.
+// A file is read a quarter of a MB at once, which is checked, and copied to where else it belongs, while it's still in
+// the cache: a checksum costs a fifth of the reading then, not a second pass over memory. Large memory that nobody
+// touched before costs more than either: the threads share that, too.
 //
-// Threads.   A call's own threads, which end with it; each file is read by one of them. No thread is needed but the
-//   caller's: where none can be started it does all.
+// Threads.   A call's own threads, which end with it; each block of a file is read by one of them. No thread is needed
+//   but the caller's: where none can be started it does all.
 // Memory.    The caller keeps all of it alive, and apart; what nobody wants is read into some of the call's own.
 // Safety.    A path's last part is never followed as a link, and what isn't a plain file isn't read.
 // Failure.   A call returns the first thing that is wrong, by the order of the files; what was read until then stays.
@@ -25,10 +25,25 @@ struct Piece {
   std::size_t bytes;
 };
 
-// What stands in a file from its beginning on, piece after piece.
+// Where rows go that follow each other. From row from[k] on to the next run they go to the rows to[k], to[k] + stride and
+// so on of the memory at `at`, or nowhere if that is negative; from[0] is 0.
+struct Target {
+  std::byte* at;
+  std::size_t stride;
+  std::span<const std::int64_t> from, to;
+};
+
+// Bytes of rows, some of the middle of them maybe: how many, and how many stand before them.
+struct Rows {
+  std::size_t row_bytes, before, bytes;
+  std::vector<Target> targets;
+};
+
+// What stands in a file from its beginning on: pieces, one after the other, or rows.
 struct Reading {
   const char* path;
-  std::vector<Piece> pieces;
+  std::span<const Piece> pieces;
+  std::optional<Rows> rows;
   // Of each block of bytes; the last one may be short, and ends with the last piece. None for no comparing.
   std::vector<std::uint32_t> checksums;
 };
@@ -43,5 +58,8 @@ struct Damage {
 
 // `block` bytes have one checksum; at most `threads` threads read.
 std::optional<Damage> read_files(std::span<const Reading> files, std::size_t block, int threads);
+
+// Copies rows in memory to where they go.
+void spread_rows(const std::byte* source, const Rows& rows, int threads);
 
 }  // namespace gleanrl

@@ -12,6 +12,8 @@ from typing import Any
 from numpy import ndarray
 from typing_extensions import Buffer
 
+_Rows = tuple[int, int, int, Sequence[tuple[int, int, int, int, int]]]
+
 class Columns:
     """k columns of `num_rows` rows, rows back to back, at addresses that the caller keeps alive.
 
@@ -70,14 +72,14 @@ def crc32(pieces: Iterable[Buffer], before: int = 0) -> int:
     """
 
 def read_files(
-    files: list[tuple[bytes, Sequence[Buffer | int], Sequence[int]]], block: int, threads: int
+    files: list[tuple[bytes, tuple[int, int] | _Rows, Sequence[int]]], block: int, threads: int
 ) -> tuple[int, int, int] | None:
     """Read plain files from their beginnings on, without the interpreter lock.
 
     Args:
-        files: path, pieces and checksums of each. A piece is memory to be filled, or a number of bytes that nobody
-            wants. A checksum is the CRC-32 of a block of these bytes, of which the last one may be short; none for no
-            comparing.
+        files: path, memory and checksums of each. Memory is the address of pieces and their number, ``(k, 2)`` int64:
+            address, or 0 for bytes that nobody wants, and size of each; or rows, see `spread_rows`. A checksum is the
+            CRC-32 of a block of these bytes, of which the last one may be short; none for no comparing.
         block: bytes in a block, 1 or more.
         threads: how many read, at most.
 
@@ -86,8 +88,20 @@ def read_files(
         where a block begins that has another checksum.
 
     Raises:
-        ValueError: `block`, or a number of bytes, is too small; or a file isn't three values.
-        BufferError: a piece can't be written.
+        ValueError: `block`, or a number of bytes, is too small; or a file isn't three values; or as `spread_rows`.
+    """
+
+def spread_rows(source: int, rows: _Rows, threads: int) -> None:
+    """Copy rows in memory to where they go; long calls without the interpreter lock.
+
+    Args:
+        source: address of their bytes.
+        rows: bytes of a row, how many bytes stand before these, how many these are, and targets: address, stride,
+            addresses of the first rows of runs and of the rows that they become, and the number of runs.
+        threads: how many copy, at most.
+
+    Raises:
+        ValueError: a size is negative, a row empty; or runs don't begin at row 0.
     """
 
 def record(

@@ -19,6 +19,7 @@ try:
         positions_of_ones,
         read_files,
         record,
+        spread_rows,
         write_ones,
     )
 except ImportError as cause:
@@ -43,5 +44,6 @@ __all__ = [
     "positions_of_ones",
     "read_files",
     "record",
+    "spread_rows",
     "write_ones",
 ]

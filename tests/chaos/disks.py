@@ -7,6 +7,7 @@ happens or doesn't. What a sync returned for stays.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import itertools
 import os
@@ -17,9 +18,11 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gleanrl.checkpoint import earlier, files
+from gleanrl.native import spread_rows
 from gleanrl.system import file_reading, fs, new_files
 from gleanrl.system.threads import for_each
 
@@ -219,7 +222,7 @@ class Disk:
 
     def read_files(self, files: Any, block: int, threads: int) -> tuple[int, int, int] | None:
         """Is `gleanrl.native.read_files`, and reads what this disk gives at once."""
-        for number, (path, pieces, checksums) in enumerate(files):
+        for number, (path, memory, checksums) in enumerate(files):
             try:
                 file = self.open(os.fsdecode(path), os.O_RDONLY)
                 content = bytes(self.content[self._files[file]])  # type: ignore[arg-type]
@@ -227,12 +230,18 @@ class Disk:
                 self.close(file)
             except OSError as cause:
                 return number, 0, cause.errno or 0
-            at = 0
-            for piece in pieces:
-                part = content[at : at + (piece if isinstance(piece, int) else len(piece))]
-                if not isinstance(piece, int):
-                    piece[: len(part)] = part
-                at += piece if isinstance(piece, int) else len(piece)
+            source = np.frombuffer(content or b"0", np.uint8).ctypes.data
+            if len(memory) == 4:
+                at = memory[2]
+                if at <= len(content):
+                    spread_rows(source, memory, 1)
+            else:
+                at = 0
+                table = (ctypes.c_int64 * (2 * memory[1])).from_address(memory[0])
+                for place, size in zip(table[::2], table[1::2], strict=True):
+                    if place and at < len(content):
+                        ctypes.memmove(place, source + at, min(size, len(content) - at))
+                    at += size
             if at > len(content):
                 return number, 1, len(content)
             for begin, checksum in zip(range(0, at, block), checksums, strict=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import torch
 
 from gleanrl.checkpoint.files import FileWriter
 from gleanrl.checkpoint.manifest import BLOCK_BYTES
-from gleanrl.checkpoint.reading import FileReader, Stored
-from gleanrl.checkpoint.segments import Layout
-from gleanrl.checkpoint.values import LARGE_BYTES
+from gleanrl.checkpoint.reading import FileReader, Stored, all_read, spread
+from gleanrl.checkpoint.segments import Layout, Unread, rows_of
+from gleanrl.checkpoint.values import LARGE_BYTES, Decoder, Encoder
 from gleanrl.errors import CorruptCheckpointError
 from gleanrl.system import faults
+from gleanrl.system.file_reading import Target
 from tests.checkpoint.helpers import Plain, arrays, arrays_from, columns, on_disk
 
 
@@ -116,6 +118,37 @@ def test_no_byte_is_read_twice(tmp_path: Path) -> None:
     assert visits.counts["fs.read"] == 1
     with pytest.raises(CorruptCheckpointError, match="where another one stands"):
         arrays_from(reader, [place], [data.size])
+
+
+def test_columns_of_a_form_stay_in_their_files_until_they_are_spread(tmp_path: Path) -> None:
+    writer = FileWriter(tmp_path)
+    large = torch.arange(LARGE_BYTES // 8 + 3).view(-1, 1)
+    state = {"form": "any", "packed": {"columns": [large, torch.arange(3)], "beside": large + 1}}
+    tree = Encoder(writer.store).tree([state, large + 2])
+    files = on_disk(writer)
+
+    def decoded() -> tuple[Any, Any, Any]:
+        reader, copied = FileReader(tmp_path, files, verify=True), json.loads(json.dumps(tree))
+        reader.fill(copied, unread=True)
+        (found, other) = Decoder(reader.fetch).value(copied)
+        reader.finish(rows=False)
+        return found["packed"]["columns"], found["packed"]["beside"], other
+
+    left, beside, other = decoded()
+    assert torch.equal(beside, large + 1) and torch.equal(other, large + 2)
+    assert isinstance(left[0], Unread) and (left[0].shape, left[0].width) == (large.shape, 8)
+    assert torch.equal(left[1], torch.arange(3)) and torch.equal(all_read(left)[0], large)
+    made, half = torch.zeros_like(large), len(large) // 2
+    runs = np.array([0, half]), np.array([len(large) - half, 0])
+    spread([(left[0], [Target(rows_of(made), *runs)])])
+    assert torch.equal(made, large.roll(-half, 0))
+    flip(tmp_path / files[0].name, 9)
+    left, _, _ = decoded()
+    with pytest.raises(CorruptCheckpointError, match=files[0].name):
+        all_read(left)
+    tree[0]["packed"]["columns"].append(tree[0]["packed"]["columns"][0])
+    with pytest.raises(CorruptCheckpointError, match="where another one stands"):
+        decoded()
 
 
 def rows_in(folder: Path) -> tuple[FileWriter, Layout, list[Any], str, Any]:

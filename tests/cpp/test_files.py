@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gleanrl.native import read_files
+from gleanrl.native import read_files, spread_rows
 
 STEP = 256 << 10  # what the core reads at once
 BLOCK = STEP + 1_000
@@ -31,6 +31,23 @@ def file_of(folder: Path, number: int, content: bytes) -> bytes:
     return os.fsencode(path)
 
 
+def read(files: list[tuple[bytes, list[Any], Any]], block: int, threads: int) -> tuple[int, int, int] | None:
+    """Reads files into memory, or into nothing where there is a number of bytes."""
+    tables = [
+        np.array(
+            [(0, p) if isinstance(p, int) else (p.ctypes.data, p.size) for p in pieces], np.int64
+        ).reshape(-1, 2)
+        for _, pieces, _ in files
+    ]
+    return read_files(
+        [(f[0], (t.ctypes.data, len(t)), f[2]) for f, t in zip(files, tables, strict=True)], block, threads
+    )
+
+
+def room(size: int) -> Any:
+    return np.zeros(size, np.uint8)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("verify", [False, True])
 def test_pieces_of_any_size_get_their_bytes(tmp_path: Path, verify: bool, threads: int) -> None:
@@ -45,10 +62,10 @@ def test_pieces_of_any_size_get_their_bytes(tmp_path: Path, verify: bool, thread
             if position % 3 == 0:
                 pieces.append(end - begin)  # nobody wants it
             else:
-                pieces.append(memoryview(bytearray(end - begin)))
+                pieces.append(room(end - begin))
                 expected.append((pieces[-1], content[begin:end]))
         files.append((file_of(tmp_path, number, content), pieces, checksums(content) if verify else ()))
-    assert read_files(files, BLOCK, threads) is None
+    assert read(files, BLOCK, threads) is None
     assert all(bytes(piece) == content for piece, content in expected)
 
 
@@ -58,14 +75,14 @@ def test_the_block_that_was_damaged_is_named(tmp_path: Path, position: int) -> N
     sums = checksums(bytes(content))
     content[position] ^= 4
     good, bad = content_of(4, 100), bytes(content)
-    for pieces in ([len(bad)], [memoryview(bytearray(7)), 20, memoryview(bytearray(len(bad) - 27))]):
+    for pieces in ([len(bad)], [room(7), 20, room(len(bad) - 27)]):
         files = [
-            (file_of(tmp_path, 0, good), [memoryview(bytearray(100))], checksums(good)),
+            (file_of(tmp_path, 0, good), [room(100)], checksums(good)),
             (file_of(tmp_path, 1, bad), pieces, sums),
         ]
-        assert read_files(files, BLOCK, 2) == (1, 2, position // BLOCK * BLOCK)
-        assert read_files([(path, pieces, ()) for path, pieces, _ in files], BLOCK, 2) is None
-    assert read_files([(files[1][0], [len(bad)], sums[:1])], BLOCK, 1) == (
+        assert read(files, BLOCK, 2) == (1, 2, position // BLOCK * BLOCK)
+        assert read([(path, pieces, ()) for path, pieces, _ in files], BLOCK, 2) is None
+    assert read([(files[1][0], [len(bad)], sums[:1])], BLOCK, 1) == (
         0,
         2,
         min(position // BLOCK, 1) * BLOCK,
@@ -74,7 +91,7 @@ def test_the_block_that_was_damaged_is_named(tmp_path: Path, position: int) -> N
 
 def test_a_file_that_is_too_short(tmp_path: Path) -> None:
     path = file_of(tmp_path, 0, bytes(STEP + 10))
-    assert read_files([(path, [memoryview(bytearray(STEP)), 11], ())], BLOCK, 1) == (0, 1, STEP + 10)
+    assert read([(path, [room(STEP), 11], ())], BLOCK, 1) == (0, 1, STEP + 10)
 
 
 def test_only_plain_files_are_read(tmp_path: Path) -> None:
@@ -88,24 +105,70 @@ def test_only_plain_files_are_read(tmp_path: Path) -> None:
         "/dev/zero": errno.EINVAL,
         str(tmp_path / "none"): errno.ENOENT,
     }.items():
-        piece = memoryview(bytearray(3))
-        assert read_files([(path, [3], ()), (os.fsencode(name), [piece], ())], BLOCK, 1) == (1, 0, code)
+        piece = room(3)
+        assert read([(path, [3], ()), (os.fsencode(name), [piece], ())], BLOCK, 1) == (1, 0, code)
         assert bytes(piece) == bytes(3)
 
 
 def test_the_first_damage_is_told(tmp_path: Path) -> None:
     missing = [(os.fsencode(tmp_path / str(number)), [1], ()) for number in range(50)]
     for threads in (1, 4):
-        found = read_files(missing, BLOCK, threads)
+        found = read(missing, BLOCK, threads)
         assert found is not None and found[0] < threads and found[1:] == (0, errno.ENOENT)
-    assert read_files([], BLOCK, 2) is None
+    assert read([], BLOCK, 2) is None
 
 
 def test_other_arguments(tmp_path: Path) -> None:
-    path = file_of(tmp_path, 0, b"abc")
-    for file in ((path, [-1], ()), (path, [b"abc"], ()), ("text", [3], ()), (path, 3, ()), (path, [3])):
-        with pytest.raises((TypeError, ValueError, BufferError, IndexError)):
-            read_files([file], BLOCK, 1)
+    path, table = file_of(tmp_path, 0, b"abc"), np.array([0, 3, 0, -1], np.int64)
+    place = table.ctypes.data
+    for file in (
+        *((path, (place, 2), ()), (path, (place, -1), ()), (path, (0, 1), ()), (path, (place + 1, 1), ())),
+        *((path, [], ()), ("text", (place, 1), ()), (path, 3, ()), (path, (place, 1))),
+        *((path, (0, 0, 3, []), ()), (path, (1, -1, 3, []), ()), (path, (1, 0, -3, []), ())),
+        *((path, (1, 0, 3, [(place, 0, place, place, 1)]), ()), (path, (1, 0, 3, [(place, 1)]), ())),
+        (path, (1, 0, 3, [(place, 1, place + 8, place, 1)]), ()),
+    ):
+        with pytest.raises((TypeError, ValueError, IndexError, RuntimeError)):
+            read_files([file], BLOCK, 1)  # type: ignore[list-item]
     with pytest.raises(ValueError):
-        read_files([(path, [3], ())], 0, 1)
-    assert read_files([(path, [3], ())], 1, -5) is None
+        read([(path, [3], ())], 0, 1)
+    assert read([(path, [3], ())], 1, -5) is None
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("stride", [1, 3])
+@pytest.mark.parametrize("width, count", [(1, 2_000), (24, 60_000), (28_000, 60)])
+def test_rows_go_to_all_targets_from_files_and_from_memory(
+    tmp_path: Path, width: int, count: int, stride: int, threads: int
+) -> None:
+    random = np.random.default_rng(width)
+    rows = random.integers(0, 256, (count, width), np.uint8)
+    cuts = [0, *sorted(random.integers(0, rows.size, 3).tolist()), rows.size]  # files end within rows
+    parts = [rows.reshape(-1)[begin:end].tobytes() for begin, end in zip(cuts, cuts[1:], strict=False)]
+    paths = [file_of(tmp_path, number, part) for number, part in enumerate(parts)]
+    for runs in (1, 2, count // 7):
+        starts = np.unique(np.append(0, random.integers(0, count, runs - 1)))
+        lengths = np.diff(np.append(starts, count))
+        order = random.permutation(len(starts))
+        to = np.empty(len(starts), np.int64)
+        to[order] = (np.cumsum(lengths[order]) - lengths[order]) * stride  # apart, and in any order
+        to[1::4] = -1
+        expected = np.zeros((count * stride, width), np.uint8)
+        for begin, length, place in zip(starts, lengths, to, strict=True):
+            if place >= 0:
+                expected[place : place + length * stride : stride] = rows[begin : begin + length]
+        made = [np.zeros_like(expected) for _ in range(4)]
+
+        runs_of = starts.ctypes.data, to.ctypes.data, len(starts)
+        one, other = ([(m.ctypes.data, stride, *runs_of) for m in made[k : k + 2]] for k in (0, 2))
+        files = [
+            (path, (width, begin, len(part), one), checksums(part))
+            for path, part, begin in zip(paths, parts, cuts, strict=False)
+        ]
+        assert read_files(files, BLOCK, threads) is None
+        spread_rows(rows.ctypes.data, (width, 0, rows.size, other), threads)
+        assert all(np.array_equal(memory, expected) for memory in made)
+        with open(paths[-1], "r+b") as file:
+            file.write(bytes([parts[-1][0] ^ 1]))
+        assert read_files(files, BLOCK, threads) == (3, 2, 0)
+        file_of(tmp_path, 3, parts[3])

@@ -228,7 +228,7 @@ def read(path: Path, verify: bool = True, take: Callable[[str, Any], Any] | None
     """
     manifest = Manifest.decoded(_manifest_bytes(path / _MANIFEST))
     reader = FileReader(path, manifest.files, verify)
-    reader.fill(manifest.state)
+    reader.fill(manifest.state, unread=take is not None)
     state = Decoder(reader.fetch, reader.rows).value(manifest.state)
     reader.finish(rows=take is None)
     return manifest.kind, state if take is None else take(manifest.kind, state)

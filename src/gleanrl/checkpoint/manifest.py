@@ -119,6 +119,21 @@ def arrays_in(tree: Any) -> Iterator[tuple[dict[str, Any], str]]:
                 yield node, key
 
 
+def columns_in(tree: Any) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a tree that say where columns of a storage's records in some form stand."""
+    left = [tree]
+    while left:
+        part = left.pop()
+        if isinstance(part, list):
+            left += part
+        elif isinstance(part, dict):
+            left += part.values()
+            packed = part.get("packed") if part.keys() == {"form", "packed"} else None
+            columns = packed.get("columns") if isinstance(packed, dict) else None
+            if isinstance(columns, list):
+                yield from (column for column in columns if isinstance(column, dict) and "$tensor" in column)
+
+
 def file_name(number: int) -> str:
     """Return the name of a data file."""
     return f"{number:06d}.bin"

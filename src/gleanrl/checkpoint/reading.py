@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from gleanrl.checkpoint.manifest import BLOCK_BYTES, DataFile, arrays_in
-from gleanrl.checkpoint.segments import ALIGNMENT, Array, Layout, Segmented, bytes_of
+from gleanrl.checkpoint.manifest import BLOCK_BYTES, DataFile, arrays_in, columns_in
+from gleanrl.checkpoint.segments import (
+    ALIGNMENT,
+    Array,
+    Layout,
+    Segmented,
+    Unread,
+    empty_columns,
+    rows_of,
+)
 from gleanrl.errors import CorruptCheckpointError
 from gleanrl.system import fs
-from gleanrl.system.file_reading import Reading, read_files
+from gleanrl.system.file_reading import Reading, Spread, Target, read_files, spread_rows
 
-_CALL_BYTES = 1 << 26  # read by one call, for which interrupts wait
+_CALL_BYTES = 1 << 28  # read by one call, for which interrupts wait
 _FEW_BYTES = 1 << 22  # read by one thread
 _THREADS = 2
 
@@ -36,7 +44,7 @@ class FileReader:
         self._folder, self._files, self._verify = folder, files, verify
         self._reached: dict[int, int] = {}  # where the last array ends, of each file of arrays
         self._rows: list[Stored] = []
-        self._of_rows: set[int] = set()
+        self._later: set[int] = set()  # files that are read by who takes their rows
         for entry in files:
             path = f"{folder}/{entry.name}"
             try:
@@ -46,31 +54,49 @@ class FileReader:
             if size != entry.size:
                 raise CorruptCheckpointError(f"{path}: {size} bytes instead of {entry.size}")
 
-    def fill(self, tree: Any) -> None:
+    def fill(self, tree: Any, unread: bool = False) -> None:
         """Read the arrays of a state's tree, and put each one in the tree in place of what was noted of it.
+
+        Args:
+            tree: of a state.
+            unread: whether columns with files of their own are left there, for who takes them (`Unread`).
 
         Raises:
             CorruptCheckpointError: an array stands nowhere, or where another one does, or was damaged.
         """
-        pieces: dict[int, list[memoryview | int]] = {}
+        pieces: dict[int, list[tuple[int, int]]] = {}
+        columns = {id(node) for node in columns_in(tree)} if unread else ()
         for node, key in arrays_in(tree):
-            node[key] = self._place(node[key], pieces)
+            places = self._checked(node[key])
+            own = id(node) in columns and self._left(places)
+            node[key] = own or self._place(places, pieces)
         self._read(pieces)
 
-    def _place(self, noted: Any, pieces: dict[int, list[memoryview | int]]) -> Array:
+    def _left(self, places: list[tuple[int, int, int]]) -> Unread | None:
+        """Return an array that is left in its files; None if it's short, or these aren't its own."""
+        numbers = [number for number, _, _ in places]
+        entries = [self._files[number] for number in numbers]
+        size = sum(entry.size for entry in entries)
+        if not size or [(0, entry.size) for entry in entries] != [place[1:] for place in places]:
+            return None
+        for number in numbers:
+            if number in self._reached or number in self._later:
+                raise CorruptCheckpointError(f"an array in file {number}, where another one stands")
+            self._later.add(number)
+        files = tuple(_reading(self._folder, entry, (), self._verify) for entry in entries)
+        return Unread(torch.uint8, (size,), files)
+
+    def _place(self, places: list[tuple[int, int, int]], pieces: dict[int, list[tuple[int, int]]]) -> Array:
         """Return memory for an array, whose pieces are noted to be read, file by file."""
-        places = self._checked(noted)
         data: Array = np.empty(sum(count for _, _, count in places), np.uint8)
-        view, at = data.data, 0
+        at = data.ctypes.data
         for number, offset, count in places:
             gap = offset - self._reached.get(number, 0)
-            if gap < 0:
+            if gap < 0 or number in self._later:
                 raise CorruptCheckpointError(
                     f"an array at {[number, offset, count]}, where another one stands"
                 )
-            pieces.setdefault(number, []).extend(
-                [gap, view[at : at + count]] if gap else [view[at : at + count]]
-            )
+            pieces.setdefault(number, []).extend([(0, gap), (at, count)] if gap else [(at, count)])
             self._reached[number] = offset + count
             at += count
         return data
@@ -93,15 +119,15 @@ class FileReader:
             found.append((number, offset, count))
         return found
 
-    def _read(self, pieces: dict[int, list[memoryview | int]]) -> None:
+    def _read(self, pieces: dict[int, list[tuple[int, int]]]) -> None:
         """Read files of arrays to their ends, as far as anybody wants or compares them."""
         for number, parts in pieces.items():
             if self._verify and (rest := self._files[number].size - self._reached.get(number, 0)):
-                parts.append(rest)
+                parts.append((0, rest))
         _read_all(_reading(self._folder, self._files[n], parts, self._verify) for n, parts in pieces.items())
 
-    def fetch(self, array: Any, size: int) -> Array:
-        """Return the bytes of an array, in memory of their own.
+    def fetch(self, array: Any, size: int) -> Array | Unread:
+        """Return the bytes of an array, in memory of their own, or unread.
 
         Args:
             array: what `fill` put into the tree.
@@ -110,7 +136,8 @@ class FileReader:
         Raises:
             CorruptCheckpointError: it put nothing there, or another number of bytes.
         """
-        if not isinstance(array, np.ndarray) or array.size != size:
+        found = array.shape[0] if isinstance(array, Unread) else getattr(array, "size", None)
+        if found != size:
             raise CorruptCheckpointError(f"an array of {size} bytes that stands in others")
         return array
 
@@ -127,12 +154,12 @@ class FileReader:
         """
         numbers = range(first, first + layout.count)
         fits = layout.count <= len(self._files) and numbers.stop <= len(self._files)
-        if not fits or any(number in self._reached or number in self._of_rows for number in numbers):
+        if not fits or any(number in self._reached or number in self._later for number in numbers):
             raise CorruptCheckpointError(f"rows in files {first} to {numbers.stop}, where others stand")
         files = self._files[first : numbers.stop]
         if [file.size for file in files] != layout.sizes():
             raise CorruptCheckpointError(f"rows in files {first} to {numbers.stop} that have other sizes")
-        self._of_rows.update(numbers)
+        self._later.update(numbers)
         stored = Stored(self._folder, files, layout, identity, self._verify)
         self._rows.append(stored)
         return stored
@@ -149,7 +176,7 @@ class FileReader:
         if not self._verify:
             return
         numbers = range(len(self._files))
-        self._read({n: [] for n in numbers if n not in self._of_rows and n not in self._reached})
+        self._read({n: [] for n in numbers if n not in self._later and n not in self._reached})
         for stored in self._rows if rows else ():
             stored.check()
 
@@ -173,37 +200,40 @@ class Stored(Segmented):
         Raises:
             CorruptCheckpointError: a file is damaged; columns hold something then.
         """
-        rows = self.layout.rows
-        memory = [
-            bytes_of(column).data if column.is_cpu and column.is_contiguous() else None for column in columns
-        ]
+        layout = self.layout
+        at_once = max(_CALL_BYTES // max(layout.size(0), 1), 1) if layout.count else 1
+        for first in range(0, layout.count, at_once):
+            self._read_some(np.arange(first, min(first + at_once, layout.count)), columns, behind)
+
+    def _read_some(self, numbers: Array, columns: Sequence[torch.Tensor], behind: int) -> None:
+        """Read segments that follow each other; see `read`."""
+        layout, rows = self.layout, self.layout.rows
+        starts = numbers * layout.step
+        stops = np.minimum(starts + layout.step, rows)
+        begin, end = int(starts[0]), int(stops[-1])
+        middle = np.clip(behind, starts, stops)  # what is before it goes elsewhere than what is behind it
+        edges, counts = np.stack((starts, middle), 1), np.stack((middle - starts, stops - middle), 1)
+        pieces = np.zeros(
+            (len(numbers), len(columns), 3, 2), np.int64
+        )  # of each column: before, behind, padding
         staged: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-        def reading(number: int) -> Reading:
-            spans = [
-                ((start - behind) % rows, stop - start)
-                for start, stop in _cut_at(behind, *self.layout.span(number))
-            ]
-            count = sum(rows_in for _, rows_in in spans)
-            pieces: list[memoryview | int] = []
-            for column, whole, width in zip(columns, memory, self.layout.widths, strict=True):
-                for start, rows_in in spans:
-                    if whole is None:
-                        part = torch.empty(rows_in, *column.shape[1:], dtype=column.dtype, device="cpu")
-                        staged.append((column[start : start + rows_in], part))
-                        pieces.append(bytes_of(part).data)
-                    else:
-                        pieces.append(whole[start * width : (start + rows_in) * width])
-                if padding := -count * width % ALIGNMENT:
-                    pieces.append(padding)
-            return _reading(self._folder, self._files[number], pieces, self._verify)
-
-        def settle() -> None:
-            for place, part in staged:
-                place.copy_(part)
-            staged.clear()
-
-        _read_all(map(reading, range(self.layout.count)), settle)
+        for place, (column, width) in enumerate(zip(columns, layout.widths, strict=True)):
+            to = (edges - behind) % rows
+            if not (column.is_cpu and column.is_contiguous()):
+                part = torch.empty(end - begin, *column.shape[1:], dtype=column.dtype, device="cpu")
+                staged.append((column, part))
+                column, to = part, edges - begin
+            pieces[:, place, :2, 0] = column.data_ptr() + to * width
+            pieces[:, place, :2, 1] = counts * width
+            pieces[:, place, 2, 1] = -(stops - starts) * width % ALIGNMENT
+        _read_all(
+            _reading(self._folder, self._files[number], table.reshape(-1, 2), self._verify)
+            for number, table in zip(numbers, pieces, strict=True)
+        )
+        for column, part in staged:
+            for start, stop in _cut_at(behind, begin, end):
+                first = (start - behind) % rows
+                column[first : first + stop - start].copy_(part[start - begin : stop - begin])
 
     def check(self) -> None:
         """Compare checksums only.
@@ -211,7 +241,7 @@ class Stored(Segmented):
         Raises:
             CorruptCheckpointError: a file is damaged.
         """
-        _read_all(_reading(self._folder, file, [file.size], self._verify) for file in self._files)
+        _read_all(_reading(self._folder, file, [(0, file.size)], self._verify) for file in self._files)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return all columns in memory.
@@ -224,18 +254,57 @@ class Stored(Segmented):
         return columns
 
 
-def _reading(folder: Path, file: DataFile, pieces: list[memoryview | int], verify: bool) -> Reading:
-    return Reading(f"{folder}/{file.name}", file.size, pieces, file.checksums if verify else ())
+def spread(columns: Iterable[tuple[Unread | torch.Tensor, Sequence[Target]]]) -> None:
+    """Copy rows of columns to where they go, out of their files or out of memory.
+
+    Raises:
+        CorruptCheckpointError: a file is damaged; targets hold something then.
+    """
+    files: list[Reading] = []
+    for column, targets in columns:
+        if isinstance(column, Unread):
+            before = 0
+            for file in column.files:
+                files.append(file._replace(into=Spread(column.width, before, targets)))
+                before += file.size
+        elif column.numel():
+            spread_rows(rows_of(column), targets, _THREADS)
+    _read_all(files)
 
 
-def _read_all(files: Iterable[Reading], settle: Callable[[], object] = lambda: None) -> None:
-    """Read files, some at a time, after which each time `settle` is called."""
+def all_read(columns: Sequence[Any]) -> list[Any]:
+    """Return columns, of which those that are unread are in memory of their own.
+
+    Raises:
+        CorruptCheckpointError: a file is damaged.
+    """
+    found = [
+        empty_columns([(column.dtype, column.shape[1:])], column.shape[0])[0]
+        if isinstance(column, Unread)
+        else column
+        for column in columns
+    ]
+    start = np.zeros(1, np.int64)
+    spread(
+        (column, [Target(rows_of(made), start, start)])
+        for column, made in zip(columns, found, strict=True)
+        if isinstance(column, Unread)
+    )
+    return found
+
+
+def _reading(folder: Path, file: DataFile, pieces: Sequence[Any] | Array, verify: bool) -> Reading:
+    into = np.ascontiguousarray(pieces, np.int64).reshape(-1, 2)
+    return Reading(f"{folder}/{file.name}", file.size, into, file.checksums if verify else ())
+
+
+def _read_all(files: Iterable[Reading]) -> None:
+    """Read files, some at a time."""
     for some in _parted(files):
         threads = _THREADS if sum(file.size for file in some) > _FEW_BYTES else 1
         damage = read_files(some, BLOCK_BYTES, threads)
         if damage is not None:
             raise CorruptCheckpointError(f"{damage.path}: {damage.what}")
-        settle()
 
 
 def _parted(files: Iterable[Reading]) -> Iterator[list[Reading]]:

@@ -8,10 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
+
+from gleanrl.system.file_reading import Reading
 
 Array = np.ndarray[Any, Any]
 
@@ -127,7 +130,27 @@ class Layout:
 
     def empty(self) -> list[torch.Tensor]:
         """Return memory for the columns on the CPU, ``[rows, *shape]`` each."""
-        return [torch.empty(self.rows, *shape, dtype=dtype, device="cpu") for dtype, shape in self.fields]
+        return empty_columns(self.fields, self.rows)
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A tensor that isn't empty, in files of its own that aren't read yet.
+
+    Attributes:
+        dtype: of the tensor.
+        shape: with its rows first.
+        files: its bytes, one file after the other, into nothing yet.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    files: tuple[Reading, ...]
+
+    @cached_property
+    def width(self) -> int:
+        """Bytes of a row."""
+        return self.dtype.itemsize * math.prod(self.shape[1:])
 
 
 class Fresh(list[Any]):
@@ -218,6 +241,23 @@ class Source(Segmented):
         finally:
             self.close()
         return columns
+
+
+def empty_columns(fields: Sequence[tuple[torch.dtype, tuple[int, ...]]], rows: int) -> list[torch.Tensor]:
+    """Return memory for columns on the CPU, ``[rows, *shape]`` each.
+
+    One array for all: large ones get large pages, which the short columns share with the long ones.
+    """
+    sizes = [rows * dtype.itemsize * math.prod(shape) for dtype, shape in fields]
+    starts = [*accumulate(map(_aligned, sizes), initial=0)]
+    memory: Array = np.empty(starts[-1] + ALIGNMENT, np.uint8)
+    memory = memory[-memory.ctypes.data % ALIGNMENT :]
+    return [
+        torch.from_numpy(memory[start : start + size]).view(dtype).view(rows, *shape)
+        if size
+        else torch.empty(rows, *shape, dtype=dtype, device="cpu")
+        for start, size, (dtype, shape) in zip(starts, sizes, fields, strict=False)
+    ]
 
 
 def bytes_of(tensor: torch.Tensor) -> Array:

@@ -14,6 +14,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, BinaryIO
 
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
-from gleanrl.checkpoint.segments import Array, Layout, Segmented, Source, bytes_of, rows_of
+from gleanrl.checkpoint.segments import Array, Layout, Segmented, Source, Unread, bytes_of, rows_of
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
 
 _DTYPES = {
@@ -286,13 +287,14 @@ class Decoder:
     """Turns a tree of JSON into values again.
 
     Args:
-        fetch: returns the bytes that `Encoder` was given, from what was noted of them, and their number.
+        fetch: returns the bytes that `Encoder` was given, from what was noted of them, and their number; those of a
+            tensor may be unread.
         rows: returns rows, by the number of their first file, their layout and name; None where there can't be any.
     """
 
     def __init__(
         self,
-        fetch: Callable[[Any, int], Array],
+        fetch: Callable[[Any, int], Array | Unread],
         rows: Callable[[int, Layout, str], Segmented] | None = None,
     ) -> None:
         self._fetch, self._rows = fetch, rows
@@ -324,9 +326,11 @@ class Decoder:
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as cause:
             raise CorruptCheckpointError(f"a broken value of kind {kind!r}: {cause}") from cause
 
-    def _tensor(self, tree: dict[str, Any], depth: int) -> torch.Tensor:
+    def _tensor(self, tree: dict[str, Any], depth: int) -> torch.Tensor | Unread:
         dtype, shape = _DTYPES[tree["dtype"]], _sizes(tree["shape"])
         data = self._fetch(tree["$tensor"], math.prod(shape) * dtype.itemsize)
+        if isinstance(data, Unread):
+            return replace(data, dtype=dtype, shape=tuple(shape))
         if not data.size:
             return torch.empty(shape, dtype=dtype, device="cpu")
         return torch.from_numpy(data).view(dtype).reshape(shape)
@@ -338,7 +342,10 @@ class Decoder:
         return self._rows(first, layout, identity)
 
     def _attachment(self, tree: dict[str, Any], depth: int) -> Attachment:
-        return Attachment(str(tree["name"]), self._fetch(tree["$file"], *_sizes([tree["size"]])))
+        data = self._fetch(tree["$file"], *_sizes([tree["size"]]))
+        if isinstance(data, Unread):
+            raise CorruptCheckpointError("an attachment where a column belongs")
+        return Attachment(str(tree["name"]), data)
 
     def _decoded_tensordict(self, tree: dict[str, Any], depth: int) -> TensorDict:
         device = tree["device"]

@@ -7,10 +7,45 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from gleanrl import native
 from gleanrl.system import faults
+
+Array = np.ndarray[Any, Any]
+
+
+class Target(NamedTuple):
+    """Where rows go that follow each other, run after run."""
+
+    memory: Array
+    """``(n, bytes of a row)`` uint8, contiguous."""
+    starts: Array
+    """The first row of each run, ``(k,)`` int64, rising from 0 on; the last one takes all that follow."""
+    to: Array
+    """Which row of `memory` that becomes, ``(k,)`` int64; -1 where nobody wants the run."""
+    stride: int = 1
+    """How many rows of `memory` further the next row of the run goes."""
+
+
+class Spread(NamedTuple):
+    """Bytes of rows, which are copied to all targets."""
+
+    width: int
+    """Bytes of a row."""
+    before: int
+    """How many bytes of the rows stand before these."""
+    targets: Sequence[Target]
+
+    def numbers(self, size: int) -> tuple[Any, ...]:
+        """Return what the core is told of so many bytes."""
+        targets = [
+            (t.memory.ctypes.data, t.stride, t.starts.ctypes.data, t.to.ctypes.data, len(t.starts))
+            for t in self.targets
+        ]
+        return self.width, self.before, size, targets
 
 
 class Reading(NamedTuple):
@@ -19,8 +54,9 @@ class Reading(NamedTuple):
     path: str
     size: int
     """Its bytes."""
-    pieces: list[memoryview | int]
-    """Memory that is filled, piece after piece; a number is of bytes that nobody wants."""
+    into: Array | Spread
+    """Address and size of memory that is filled, piece after piece, ``(k, 2)`` int64; address 0 for bytes that nobody
+    wants. Or rows, which the whole file consists of. Somebody keeps the memory."""
     checksums: Sequence[int]
     """The crc32 of each block, the last one may be short: pieces are the whole file then. None for no comparing."""
 
@@ -49,7 +85,7 @@ def read_files(files: Sequence[Reading], block: int, threads: int) -> Damage | N
     for _ in files:
         faults.point("fs.open")
         faults.point("fs.read")
-    found = native.read_files([(os.fsencode(f.path), f.pieces, f.checksums) for f in files], block, threads)
+    found = native.read_files([(os.fsencode(f.path), _memory(f), f.checksums) for f in files], block, threads)
     if found is None:
         return None
     number, kind, detail = found
@@ -61,3 +97,13 @@ def read_files(files: Sequence[Reading], block: int, threads: int) -> Damage | N
         f"bytes {detail} to {end} aren't what was written",
     )
     return Damage(file.path, what[kind])
+
+
+def _memory(file: Reading) -> tuple[Any, ...]:
+    into = file.into
+    return into.numbers(file.size) if isinstance(into, Spread) else (into.ctypes.data, len(into))
+
+
+def spread_rows(rows: Array, targets: Sequence[Target], threads: int) -> None:
+    """Copy rows in memory, ``(n, bytes of a row)`` uint8, contiguous, to all targets, in some threads at most."""
+    native.spread_rows(rows.ctypes.data, Spread(rows.shape[1], 0, targets).numbers(rows.nbytes), threads)

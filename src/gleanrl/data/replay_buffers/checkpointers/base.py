@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from gleanrl.checkpoint.folder import Folder
-from gleanrl.checkpoint.segments import Fresh, Segmented
+from gleanrl.checkpoint.reading import all_read
+from gleanrl.checkpoint.segments import Fresh, Segmented, Unread
 from gleanrl.checkpoint.values import Items, Later
 from gleanrl.errors import CheckpointError, CorruptCheckpointError, IncompatibleCheckpointError
 
@@ -31,7 +32,7 @@ class StorageCheckpointerBase(ABC):
     takes_segments: ClassVar[bool] = False
     """Whether `pack` and `unpack` bear rows in segments, generations first, in the place of ``"columns"``."""
     makes_columns: ClassVar[bool] = False
-    """Whether nobody else has the memory of the columns that `unpack` returns: it needn't be copied."""
+    """Whether `unpack` takes columns that are `Unread`, and nobody else has the memory of those that it returns."""
     _forms: ClassVar[dict[str, type[StorageCheckpointerBase]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -86,7 +87,8 @@ class StorageCheckpointerBase(ABC):
         if kind is None:
             raise IncompatibleCheckpointError(f"the storage's form, {form!r:.100}, isn't known here")
         try:
-            found = kind.unpack(state[_PACKED] if kind.takes_segments else with_tensors(state[_PACKED]))
+            packed = state[_PACKED] if kind.makes_columns else _read(state[_PACKED])
+            found = kind.unpack(packed if kind.takes_segments else with_tensors(packed))
             return (
                 {**found, "columns": Fresh(found["columns"])}
                 if kind.makes_columns and "columns" in found
@@ -140,11 +142,19 @@ def with_tensors(state: Any) -> Any:
     if isinstance(state, Mapping) and isinstance(items := state.get("items"), Items):
         return {**state, "items": items.make()}
     if not isinstance(columns, Segmented):
-        return state
+        return _read(state)
     if not columns.layout.fields:
         raise CorruptCheckpointError("rows without generations")
     generations, *rest = columns.tensors()
     return {**state, "generations": generations, "columns": rest}
+
+
+def _read(state: Any) -> Any:
+    """Return a storage's state whose columns are read, if they weren't."""
+    columns = state.get("columns") if isinstance(state, Mapping) else None
+    if not isinstance(columns, list) or not any(isinstance(column, Unread) for column in columns):
+        return state
+    return {**state, "columns": all_read(columns)}
 
 
 def in_memory(state: Any) -> Any:

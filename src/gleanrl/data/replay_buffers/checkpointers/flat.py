@@ -9,18 +9,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.checkpoint.segments import Array, rows_of
+from gleanrl.checkpoint.reading import spread
+from gleanrl.checkpoint.segments import Array, Unread, rows_of
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
 from gleanrl.data.replay_buffers.checkpointers.rows import Rows, laid_out
 from gleanrl.data.replay_buffers.checkpointers.trajectories import (
     DONE,
+    IN_PLACE,
+    Plan,
+    Runs,
     check_flags,
     check_rows,
-    following,
     paths_of,
+    spread_out,
     twins,
 )
 from gleanrl.errors import CorruptCheckpointError
+from gleanrl.system.file_reading import Target
 
 
 class FlatStorageCheckpointer(StorageCheckpointerBase):
@@ -71,22 +76,33 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
         if "columns" not in state:
             return state
         check_rows(state)
-        apart = state.pop("apart")
-        paths, columns, width = paths_of(state), list(state["columns"]), prod(state["batch_shape"])
+        apart, paths, columns = state.pop("apart"), paths_of(state), list(state["columns"])
+        width = prod(state["batch_shape"])
+        count = state["num_steps"] * width
+        # What stands under "next" is the row that was written after: around the end, the first ones come last.
+        following = Runs(np.array([0, width]), np.array([count - width, 0]))
+        plan: Plan = {}
+        for place, column in enumerate(columns):
+            if isinstance(column, (torch.Tensor, Unread)):
+                if column.shape[0] != count:
+                    raise CorruptCheckpointError(f"a column at {paths[place]} of other rows")
+                plan[place] = [(place, IN_PLACE)]
         for position, kept in apart.items():
             path = paths[position]
-            source = columns[paths.index(path[1:])]
             if path[:1] != ("next",) or columns[position] is not None:
                 raise CorruptCheckpointError(f"a column at {path} that stands elsewhere")
-            if len(source) != state["num_steps"] * width or not source.numel():
-                raise CorruptCheckpointError(f"a column at {path[1:]} of other rows")
-            column, rows, values = following(source, width), kept["rows"], kept["values"]
+            source = paths.index(path[1:])
+            column, rows, values = columns[source], kept["rows"], kept["values"]
             alike = values.dtype is column.dtype and values.shape == (*rows.shape, *column.shape[1:])
-            if rows.dtype is not torch.int64 or not alike:
+            inside = rows.dtype is torch.int64 and rows.ndim == 1 and ((rows >= 0) & (rows < count)).all()
+            if not inside or not alike or not count:
                 raise CorruptCheckpointError(f"rows of {path} that aren't those of a column")
-            rows_of(column)[rows.numpy()] = rows_of(values)  # torch goes byte by byte
-            columns[position] = column
-        state["columns"] = columns
+            plan[source].append((position, following))
+        made = spread_out(columns, count, plan)
+        for position, kept in apart.items():
+            rows = np.ascontiguousarray(kept["rows"].numpy())
+            spread([(kept["values"], [Target(rows_of(made[position]), np.arange(len(rows)), rows)])])
+        state["columns"] = made
         return state
 
 

@@ -76,8 +76,7 @@ class _Hook:
             raise CorruptCheckpointError(f"nothing that a hook made of trajectories: {cause}") from cause
         made = TensorDict({}, shape)
         for path, column in zip(columns, found, strict=True):
-            own = column.clone() if column is columns[path] else column
-            made.set(path, own.reshape(*shape, *own.shape[1:]))
+            made.set(path, column.reshape(*shape, *column.shape[1:]))
         return made if out is None else out.update_(made)
 
 

@@ -7,27 +7,45 @@ with a twin gets a row for each step and one for each trajectory, and any data c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from gleanrl.checkpoint.segments import rows_of
+from gleanrl.checkpoint.reading import spread
+from gleanrl.checkpoint.segments import Unread, empty_columns, rows_of
 from gleanrl.checkpoint.values import Pieces
 from gleanrl.data.replay_buffers.checkpointers.rows import Rows, run_of, typed
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
-from gleanrl.native import Columns
-from gleanrl.system.threads import for_each
+from gleanrl.system.file_reading import Target
 
 Path = tuple[Any, ...]
 Array = np.ndarray[Any, Any]
+Plan = dict[int, list[tuple[int, "Runs"]]]
 DONE = ("done", "terminated", "truncated")
-_BLOCK_BYTES = 1 << 22
-_HOT_BYTES = 1 << 20  # that are still in the cache when they are read again
-_MOST_MORE = 8  # of the memory of a column, one part in so many may stay without use
+
+
+_FIRST = np.zeros(1, np.int64)
+
+
+class Runs(NamedTuple):
+    """Where rows go that follow each other: see `Target`."""
+
+    starts: Array
+    to: Array
+    stride: int = 1
+
+    def with_gaps(self, rows: Array) -> Runs:
+        """Return the same without some rows, ``(k,)`` int64, before which, or behind which, runs end."""
+        starts = np.append(self.starts, rows)
+        order = starts.argsort(kind="stable")
+        return Runs(starts[order], np.append(self.to, np.full(len(rows), -1))[order], self.stride)
+
+
+IN_PLACE = Runs(_FIRST, _FIRST)
 
 
 @dataclass(frozen=True)
@@ -55,14 +73,16 @@ class Streams:
         """Return the rows, ``(n,)`` int64."""
         return np.arange(len(self.order)) if isinstance(self.order, range) else self.order
 
-    def places(self) -> Array | None:
-        """Return where each row stands in the order, ``(n,)`` int64; None if that is its own number."""
-        count = len(self.order)
-        if isinstance(self.order, range) or np.array_equal(self.order, np.arange(count)):
-            return None
-        places = np.empty(count, np.int64)
-        places[self.order] = np.arange(count)
-        return places
+    def runs(self, cuts: Array) -> Runs:
+        """Return which rows of the columns those in this order are; `cuts`, rising from 0 on, begin runs, too."""
+        if isinstance(self.order, range) or len(self.order) < 2:
+            return Runs(cuts, cuts)
+        steps = np.diff(self.order)
+        stride = max(int(steps[0]), 1)
+        begins = np.append(True, steps != stride)
+        begins[cuts] = True
+        starts = np.flatnonzero(begins)
+        return Runs(starts, self.order[starts], stride)
 
 
 def check_rows(state: Mapping[str, Any]) -> None:
@@ -179,7 +199,7 @@ def _shared(rows: Rows, place: int, beside: int, source: Array, final: Array) ->
 
 
 def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offsets: torch.Tensor) -> list[Any]:
-    """Return the columns that `split` was given, some of them in the memory of those that it returned.
+    """Return the columns that `split` was given, in memory of their own, of those that it returned, be they unread.
 
     Raises:
         CorruptCheckpointError: it returned no such columns.
@@ -195,133 +215,45 @@ def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offset
         or (steps <= 0).any()
     ):
         raise CorruptCheckpointError("trajectories that aren't the storage's rows")
-    places = streams.places()
-    after = None if places is None else places + np.repeat(np.arange(len(steps)), steps)[places]
-
-    def among_more(begin: int, end: int) -> Array:
-        """Return where rows stand in a column that has one more for each trajectory."""
-        if after is not None:
-            return after[begin:end]
-        first, last = np.searchsorted(begins, (begin, end - 1), "right") - 1
-        within = np.diff(np.clip(begins[first : last + 2], begin, end))
-        return np.arange(begin, end) + np.repeat(np.arange(first, last + 1), within)
-
     shared = {
         paths.index(path[1:]): place
         for place, path in enumerate(paths)
         if columns[place] is None and path[1:] in paths
     }
-    rows: list[Any] = list(columns)
+    apart, runs = streams.runs(_FIRST), streams.runs(begins[:-1] if count else _FIRST)
+    numbers = np.searchsorted(begins, runs.starts, "right") - 1
+    first = begins[:-1] + np.arange(len(steps))
+    last = first + steps
+    before = Runs(runs.starts + numbers, *runs[1:]).with_gaps(last)
+    after = Runs(runs.starts + numbers + 1, *runs[1:]).with_gaps(first)
+    plan: Plan = {}
     for place, column in enumerate(columns):
-        if isinstance(column, torch.Tensor) and place not in shared and len(column) != count:
-            raise CorruptCheckpointError(f"a column at {paths[place]} of other rows")
-    for place, beside in shared.items():
-        if places is None and _MOST_MORE * len(steps) <= count:
-            rows[beside], rows[place] = _apart(columns[place], count, among_more)
-        else:  # what is read at the same rows is read in one pass
-            rows[place], rows[beside] = _take([columns[place], columns[place][1:]], count, among_more)
-    if places is not None:
-        moved = [
-            place
-            for place, column in enumerate(columns)
-            if isinstance(column, torch.Tensor) and place not in shared
-        ]
-        taken = _take([columns[place] for place in moved], count, lambda begin, end: places[begin:end])
-        for place, column in zip(moved, taken, strict=True):
-            rows[place] = column
-    return rows
+        if isinstance(column, (torch.Tensor, Unread)):
+            if column.shape[0] != count + (len(steps) if place in shared else 0):
+                raise CorruptCheckpointError(f"a column at {paths[place]} of other rows")
+            both = place in shared
+            plan[place] = [(place, before), (shared[place], after)] if both else [(place, apart)]
+    return spread_out(columns, count, plan)
 
 
-def _apart(
-    column: torch.Tensor, count: int, index: Callable[[int, int], Array]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows behind some of a column, in fresh memory, and those themselves, in the memory of the column.
+def spread_out(columns: Sequence[Any], count: int, plan: Plan) -> list[Any]:
+    """Return columns in memory of their own.
 
     Args:
-        column: ``[rows, *shape]``; it holds something else then.
-        count: how many rows there are of each.
-        index: returns the numbers of the ``[begin, end)`` ones, ``(end - begin,)`` int64, which rise.
+        columns: tensors, and unread ones; what isn't planned stays as it is.
+        count: rows of each that is made.
+        plan: which ones are made of a column, by its place: their places, and where its rows go.
 
     Raises:
-        IndexError: there is no such row.
+        CorruptCheckpointError: a file is damaged.
     """
-    source = rows_of(column)
-    after: Array = np.empty((count, source.shape[1]), np.uint8)
-    before, behind = (
-        Columns([rows.ctypes.data], [rows.shape[1]], len(rows)) for rows in (source, source[1:])
+    fields = [
+        (columns[source].dtype, columns[source].shape[1:]) for source, made in plan.items() for _ in made
+    ]
+    places = [place for made in plan.values() for place, _ in made]
+    found = dict(zip(places, empty_columns(fields, count), strict=True))
+    spread(
+        (columns[source], [Target(rows_of(found[place]), *runs) for place, runs in made])
+        for source, made in plan.items()
     )
-
-    def take(begin: int, end: int, to: Array) -> None:
-        numbers = np.ascontiguousarray(index(begin, end), np.int64)
-        behind.gather(numbers.ctypes.data, end - begin, [after[begin:].ctypes.data])
-        before.gather(numbers.ctypes.data, end - begin, [to.ctypes.data])
-
-    def move(span: tuple[int, int]) -> None:
-        """Fill a span from its beginning on: no row is read where another one was written before."""
-        for begin in range(span[0], span[1], step):
-            take(begin, min(begin + step, span[1]), source[begin:])
-
-    # Two halves at once. Those rows of the first one that come from where the second one is written are taken before.
-    step, half = max(1, _HOT_BYTES // max(source.shape[1], 1)), count // 2
-    least = max(half - max(len(source) - count, 0) - 1, 0)
-    first = least + int(np.searchsorted(index(least, half), half - 1)) if half else 0
-    middle: Array = np.empty((half - first, source.shape[1]), np.uint8)
-    if len(middle):
-        take(first, half, middle)
-    for_each(move, ((0, first), (half, count)), 2 if count > 2 * step else 1)
-    source[first:half] = middle
-    return typed(after, column.dtype, column.shape[1:]), typed(source[:count], column.dtype, column.shape[1:])
-
-
-def _take(
-    columns: Sequence[torch.Tensor], count: int, index: Callable[[int, int], Array]
-) -> Iterator[torch.Tensor]:
-    """Yield `count` rows of each column, on the CPU: the very bytes, of any dtype.
-
-    Args:
-        columns: ``[rows, *shape]`` each.
-        count: how many rows are taken.
-        index: returns the numbers of the ``[begin, end)`` ones, ``(end - begin,)`` int64.
-
-    Raises:
-        IndexError: there is no such row.
-    """
-    sources = [rows_of(column) for column in columns]
-    made: list[Array] = [np.empty((count, source.shape[1]), np.uint8) for source in sources]
-    pairs = [(source, out) for source, out in zip(sources, made, strict=True) if out.size]
-    if pairs:
-        native = Columns(
-            [source.ctypes.data for source, _ in pairs],
-            [source.shape[1] for source, _ in pairs],
-            min(len(source) for source, _ in pairs),
-        )
-
-        def take(begin: int, end: int) -> None:
-            numbers = np.ascontiguousarray(index(begin, end), np.int64)
-            outs = [out[begin:end].ctypes.data for _, out in pairs]
-            native.gather(numbers.ctypes.data, end - begin, outs)
-
-        _in_parts(count, sum(out.shape[1] for _, out in pairs), take)
-    return (typed(out, column.dtype, column.shape[1:]) for out, column in zip(made, columns, strict=True))
-
-
-def following(column: torch.Tensor, by: int) -> torch.Tensor:
-    """Return a column that isn't empty with each row in the place of the one `by` before it, around the end; a copy."""
-    rows = rows_of(column)
-    moved: Array = np.empty_like(rows)
-    cut = len(rows) - by
-
-    def copy(begin: int, end: int) -> None:
-        middle = min(max(begin, cut), end)
-        moved[begin:middle] = rows[begin + by : middle + by]
-        moved[middle:end] = rows[middle - cut : end - cut]
-
-    _in_parts(len(moved), moved.shape[1], copy)
-    return typed(moved, column.dtype, column.shape[1:])
-
-
-def _in_parts(rows: int, width: int, fill: Callable[[int, int], None]) -> None:
-    """Have ``[begin, end)`` of rows filled, part after part, by two threads where there is much."""
-    step = max(1, _BLOCK_BYTES // width)
-    parts = range(0, rows, step)
-    for_each(lambda begin: fill(begin, min(begin + step, rows)), parts, 2 if len(parts) > 2 else 1)
+    return [found.get(place, column) for place, column in enumerate(columns)]
