@@ -47,13 +47,15 @@ void weigh(std::uintptr_t priority, std::int64_t n, double scale, double beta, s
 }
 
 std::int64_t update_priorities(Priorities& self, std::uintptr_t index, std::uintptr_t priority, std::int64_t n,
-                               std::int64_t limit, std::uintptr_t written, std::uintptr_t expected) {
+                               std::int64_t limit, std::uintptr_t written, std::uintptr_t expected, bool single) {
   const auto rows = array_at<std::int64_t>("update", index, n);
-  const auto values = array_at<double>("update", priority, n);
   const auto* counters = table_at<std::int64_t>("update", written);
   const auto* generations = expected == 0 ? nullptr : array_at<std::int64_t>("update", expected, n).data();
   std::int64_t dropped = 0;
-  run(n >= kReleaseSearches, [&] { dropped = self.update(rows, values, limit, counters, generations); });
+  const auto update = [&](auto values) {
+    run(n >= kReleaseSearches, [&] { dropped = self.update(rows, values, limit, counters, generations); });
+  };
+  single ? update(array_at<float>("update", priority, n)) : update(array_at<double>("update", priority, n));
   return dropped;
 }
 
@@ -65,6 +67,16 @@ void draw_priorities(Priorities& self, std::uintptr_t uniforms, std::int64_t n, 
   auto* weights = room_at<float>("draw", weight, n);
   auto* generations = room_at<std::int64_t>("draw", generation, n);
   run(n >= kReleaseSearches, [&] { self.draw(from, {beta, by_batch}, counters, rows, weights, generations); });
+}
+
+void draw_priorities_by(Priorities& self, Random& random, std::int64_t n, double beta, bool by_batch,
+                        std::uintptr_t written, std::uintptr_t index, std::uintptr_t weight,
+                        std::uintptr_t generation) {
+  const auto* counters = table_at<std::int64_t>("draw", written);
+  auto* rows = room_at<std::int64_t>("draw", index, n);
+  auto* weights = room_at<float>("draw", weight, n);
+  auto* generations = room_at<std::int64_t>("draw", generation, n);
+  run(n >= kReleaseSearches, [&] { self.draw(random, n, {beta, by_batch}, counters, rows, weights, generations); });
 }
 
 void write_steps(Episodes& self, std::int64_t start, std::int64_t count, std::uintptr_t ends, nb::handle ids) {
@@ -198,7 +210,10 @@ void bind_draws(nb::module_& m) {
           "start"_a, "n"_a, "priority"_a, "Set the priority of rows start, start + 1, ..., around the end of the ring.")
       .def("default_priority", &Priorities::default_priority, "within"_a, "The priority for new rows.")
       .def("update", &update_priorities, "index"_a, "priority"_a, "n"_a, "limit"_a, "written"_a, "expected"_a = 0,
+           "single"_a = false,
            "Set the priorities of rows index[0:n] that weren't written since; return how many were.")
+      .def("draw", &draw_priorities_by, "uniforms"_a, "n"_a, "beta"_a, "by_batch"_a, "written"_a, "index"_a, "weight"_a,
+           "generation"_a, "Draw n rows with the uniforms of a generator.")
       .def("draw", &draw_priorities, "uniforms"_a, "n"_a, "beta"_a, "by_batch"_a, "written"_a, "index"_a, "weight"_a,
            "generation"_a, "Draw n rows, with weights and generations.")
       .def(

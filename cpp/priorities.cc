@@ -213,18 +213,41 @@ int64_t Priorities::update(std::span<const int64_t> index, std::span<const doubl
   return dropped;
 }
 
-void Priorities::draw(std::span<const double> uniform, const WeightRule& rule, const int64_t* written, int64_t* index,
-                      float* weight, int64_t* generation) {
+int64_t Priorities::update(std::span<const int64_t> index, std::span<const float> raw, int64_t limit,
+                           const int64_t* written, const int64_t* expected) {
+  given_work_.assign(raw.begin(), raw.end());
+  return update(index, given_work_, limit, written, expected);
+}
+
+void Priorities::check_draw(const WeightRule& rule, size_t n) const {
   if (!(rule.beta >= 0.0) || !std::isfinite(rule.beta)) {
     throw std::invalid_argument("draw: expected a finite beta of 0 or more, got " + text_of(rule.beta));
   }
+  if (n > 0 && !(total() > 0.0)) throw std::runtime_error("draw: no row has a positive priority");
+}
+
+void Priorities::draw(Random& random, int64_t n, const WeightRule& rule, const int64_t* written, int64_t* index,
+                      float* weight, int64_t* generation) {
+  check_draw(rule, static_cast<size_t>(n));
+  // Where leaves will stand: they replace the uniforms one by one.
+  leaf_work_.resize(static_cast<size_t>(n));
+  random.uniforms(leaf_work_.data(), n);
+  draw(leaf_work_, rule, written, index, weight, generation);
+}
+
+void Priorities::draw(std::span<const double> uniform, const WeightRule& rule, const int64_t* written, int64_t* index,
+                      float* weight, int64_t* generation) {
   const size_t n = uniform.size();
+  check_draw(rule, n);
   if (n == 0) return;
   leaf_work_.resize(n);
   tree_.draw(uniform, index, leaf_work_.data());
-  // These arrive while the weights are computed.
+  // These arrive while the weights are computed: the counters, and what `remember` is about to write.
   const size_t asked = std::min(n, static_cast<size_t>(kChunk));
-  for (size_t i = 0; i < asked; ++i) __builtin_prefetch(written + index[i], 0, 2);
+  for (size_t i = 0; i < asked; ++i) {
+    __builtin_prefetch(written + index[i], 0, 2);
+    rows_.prefetch(index[i]);
+  }
   importance_weights(leaf_work_, 1.0 / tree_.min_positive(), rule.beta, rule.by_batch, weight);
   for (size_t i = 0; i < n; ++i) {
     if (i + kAhead >= asked && i + kAhead < n) __builtin_prefetch(written + index[i + kAhead], 0, 2);

@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "priority_rows.h"
+#include "random.h"
 #include "sum_tree.h"
 
 namespace gleanrl {
@@ -81,16 +82,21 @@ class Priorities {
   std::optional<double> max_seen() const { return max_seen_; }
   void set_max_seen(std::optional<double> raw);
 
-  // Row index[i] gets raw priority raw[i]. Pairs whose index is -1 are left out, whatever their priority. Any other
+  // Row index[i] gets raw priority raw[i], of either precision. Pairs whose index is -1 are left out, whatever their priority. Any other
   // index lies in [0, limit), limit <= capacity. A row is dropped if written[row] is no longer expected[i], or, if
   // `expected` is null, no longer what it was at the row's last draw (a row that was never drawn is accepted). Returns
   // the number of dropped ones.
   std::int64_t update(std::span<const std::int64_t> index, std::span<const double> raw, std::int64_t limit,
                       const std::int64_t* written, const std::int64_t* expected);
+  std::int64_t update(std::span<const std::int64_t> index, std::span<const float> raw, std::int64_t limit,
+                      const std::int64_t* written, const std::int64_t* expected);
 
   // index[i] = a row drawn with uniform[i] in [0, 1), weight[i] = its importance weight, generation[i] =
   // written[index[i]]. Nothing is remembered.
   void draw(std::span<const double> uniform, const WeightRule& rule, const std::int64_t* written, std::int64_t* index,
+            float* weight, std::int64_t* generation);
+  // The same with the next n uniforms of a generator, which stays where it is if the call throws.
+  void draw(Random& random, std::int64_t n, const WeightRule& rule, const std::int64_t* written, std::int64_t* index,
             float* weight, std::int64_t* generation);
 
   // From now on generation[i] is that of the last draw of row index[i].
@@ -116,6 +122,7 @@ class Priorities {
   void check_valid() const;
 
  private:
+  void check_draw(const WeightRule& rule, std::size_t n) const;
   double rounded(double raw) const;
   void check_raw(const char* call, std::span<const double> raw) const;
   double checked_leaf(const char* call, const Rule& rule, double raw) const;
@@ -127,7 +134,7 @@ class Priorities {
   Rule rule_;
   std::optional<double> max_seen_;
   std::vector<std::int64_t> row_work_;
-  std::vector<double> raw_work_, leaf_work_;
+  std::vector<double> given_work_, raw_work_, leaf_work_;
 };
 
 }  // namespace gleanrl

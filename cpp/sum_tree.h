@@ -50,7 +50,8 @@ class SumTree {
   // n <= capacity.
   void fill(std::int64_t start, std::int64_t n, double value);
 
-  // index[i] = a row drawn with uniform[i], value[i] = its leaf. Uniforms lie in [0, 1). Draws are with replacement.
+  // index[i] = a row drawn with uniform[i], value[i] = its leaf. Uniforms lie in [0, 1), in `value` itself perhaps.
+  // Draws are with replacement.
   void draw(std::span<const double> uniform, std::int64_t* index, double* value) const;
 
   // value[i] = leaf index[i].

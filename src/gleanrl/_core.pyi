@@ -253,8 +253,19 @@ class Priorities:
     def default_priority(self, within: bool) -> float:
         """The priority for new rows: `max_seen`, or the largest one of the rows in use (`within`); 1.0 for none."""
 
-    def update(self, index: int, priority: int, n: int, limit: int, written: int, expected: int = 0) -> int:
-        """Set the priorities of rows `index[0:n]` (int64) to `priority[0:n]` (float64); of equal rows the last wins.
+    def update(
+        self,
+        index: int,
+        priority: int,
+        n: int,
+        limit: int,
+        written: int,
+        expected: int = 0,
+        single: bool = False,
+    ) -> int:
+        """Set the priorities of rows `index[0:n]` (int64) to `priority[0:n]` (float64, or float32 if `single`).
+
+        Of equal rows the last one wins.
 
         An index of -1 is left out, any other lies in `[0, limit)`. A row is dropped if its counter differs from its
         generation in `expected` (int64), or without those (0) from that of its last draw; one that was never drawn is
@@ -265,7 +276,7 @@ class Priorities:
 
     def draw(
         self,
-        uniforms: int,
+        uniforms: int | Random,
         n: int,
         beta: float,
         by_batch: bool,
@@ -275,6 +286,8 @@ class Priorities:
         generation: int,
     ) -> None:
         """Draw n rows in proportion to their leaves, with n float64 in [0, 1), and read their generations.
+
+        The uniforms stand at an address, or are the next ones of a generator.
 
         Writes rows to `index` (int64), importance weights to `weight` (float32) and the rows' counters to
         `generation` (int64). Weights are `(leaf / min_positive) ** -beta`, or with `by_batch` divided by the batch's

@@ -86,6 +86,10 @@ class RandomSource(Stateful[GeneratorState]):
     def uniforms(self, count: int) -> torch.Tensor:
         """Return `count` independent draws from ``[0, 1)``, float64 on the CPU."""
 
+    def for_core(self, count: int) -> torch.Tensor | Random:
+        """Return what stands for `uniforms` in a call of the native core: those numbers, or what draws them there."""
+        return self.uniforms(count)
+
     @abstractmethod
     def permutation(self, size: int) -> torch.Tensor:
         """Return the numbers of ``[0, size)`` in random order, int64 on the CPU."""
@@ -189,6 +193,10 @@ class OwnedGenerator(RandomSource):
         drawn = from_numpy(empty(size, int64))
         (self._native or self._seeded()).permutation(drawn.data_ptr(), size)
         return drawn
+
+    def for_core(self, count: int) -> Random:
+        """Return the generator: the same numbers, and no array of them."""
+        return self._native or self._seeded()
 
     @staticmethod
     def _words(native: Random) -> torch.Tensor:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gleanrl.native import Priorities, SumTree, importance_weights
+from gleanrl.native import Priorities, Random, SumTree, importance_weights
 from tests.cpp.priorities_model import GENERATION, Table, address
 
 CAPACITIES = [1, 2, 9, 65, 1023, 1025, 2500]
@@ -276,3 +276,41 @@ def test_long_calls_release_the_interpreter_and_agree():
     table.draw(random.random(3000), by_batch=True)
     table.update(random.integers(-1, 5000, 3000), random.random(3000))
     table.check()
+
+
+def test_a_generator_draws_as_its_uniforms_would():
+    table = Table.empty(1000, alpha=0.7, eps=0.1)
+    table.update(np.arange(1000), np.random.default_rng(0).random(1000))
+    source, twin, n = Random(5), Random(5), 700
+
+    def drawn(uniforms):
+        found = np.zeros(n, np.int64), np.zeros(n, np.float32), np.zeros(n, np.int64)
+        table.core.draw(uniforms, n, 0.4, False, address(table.written), *map(address, found))
+        return found
+
+    for _ in range(3):
+        uniforms = np.zeros(n)
+        twin.uniforms(address(uniforms), n)
+        for ours, theirs in zip(drawn(source), drawn(address(uniforms)), strict=True):
+            assert ours.tolist() == theirs.tolist()
+    table.clear()
+    with pytest.raises(RuntimeError, match="no row has a positive priority"):
+        drawn(source)
+    states = np.zeros((2, 4), np.uint64)
+    source.save(address(states[0]))
+    twin.save(address(states[1]))
+    assert (states[0] == states[1]).all()
+
+
+def test_priorities_of_either_precision():
+    given = np.random.default_rng(0).random(600).astype(np.float32)
+    tables = [Table.empty(600, alpha=0.7, eps=0.1) for _ in range(2)]
+    rows = np.arange(600)
+    for table, values in zip(tables, (given, given.astype(np.float64)), strict=True):
+        written = address(table.written)
+        single = values.dtype == np.float32
+        assert table.core.update(address(rows), address(values), 600, 600, written, 0, single) == 0
+    assert tables[0].got().tolist() == tables[1].got().tolist() == given.tolist()
+    given[3] = -1.0
+    with pytest.raises(ValueError, match="got -1.* at position 3 of 600"):
+        table.core.update(address(rows), address(given), 600, 600, written, 0, True)

@@ -142,9 +142,9 @@ def test_draws_follow_the_formula(values, alpha, beta, eps, normalize, dtype):
     uniforms = torch.linspace(0, 1, 50, dtype=torch.float64)[:-1]
     if not probability.any():
         with pytest.raises(EmptyBufferError, match="all stored priorities are 0"):
-            table.draw(storage, uniforms)
+            table.draw(storage, len(uniforms), uniforms)
         return
-    slots, weight, generation = table.draw(storage, uniforms)
+    slots, weight, generation = table.draw(storage, len(uniforms), uniforms)
     edges = probability.cumsum() / probability.sum()
     picked = slots.numpy()
     assert (probability[picked] > 0).all()
@@ -158,7 +158,7 @@ def test_draws_follow_the_formula(values, alpha, beta, eps, normalize, dtype):
 
 def test_late_updates_are_dropped_and_counted():
     storage, table = filled(10), table_of()
-    slots, _, generation = table.draw(storage, torch.linspace(0, 0.99, 10, dtype=torch.float64))
+    slots, _, generation = table.draw(storage, 10, torch.linspace(0, 0.99, 10, dtype=torch.float64))
     assert slots.tolist() == list(range(10))
     table.remember(storage, slots, generation)
     fill(storage, torch.arange(3))  # behind the table's back
@@ -214,7 +214,7 @@ def test_the_rule_may_change_and_come_back():
     table.eps = 1.0
     np.testing.assert_allclose(leaves(table, storage), [1.1, 3.0, 3e7 + 1])
     table.beta = 0.0
-    assert table.draw(storage, torch.zeros(2, dtype=torch.float64))[1].tolist() == [1.0, 1.0]
+    assert table.draw(storage, 2, torch.zeros(2, dtype=torch.float64))[1].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("name", ["alpha", "beta", "eps"])

@@ -10,13 +10,18 @@ from numpy import empty, float32, int64
 from torch import from_numpy
 
 from gleanrl.arguments import positive_or_none
-from gleanrl.data.replay_buffers.samplers.priority_values import as_ours, check_priorities, number, per_slot
+from gleanrl.data.replay_buffers.samplers.priority_values import (
+    as_ours,
+    check_priorities,
+    number,
+    per_slot,
+)
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import ranges_of
 from gleanrl.data.replay_buffers.storages.slots import UNBOUNDED
 from gleanrl.data.replay_buffers.versions import Change, Follower, changes_since, version_from, version_state
 from gleanrl.errors import EmptyBufferError, InvalidArgumentError, UnsupportedError
-from gleanrl.native import Priorities
+from gleanrl.native import Priorities, Random
 from gleanrl.state import Stateful, StateReader
 
 _NORMALISATIONS = ("buffer", "batch")
@@ -224,13 +229,14 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
     # Draws and updates
 
     def draw(
-        self, storage: Storage, uniforms: torch.Tensor
+        self, storage: Storage, count: int, uniforms: torch.Tensor | Random
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Draw rows in proportion.
 
         Args:
             storage: what to draw from.
-            uniforms: ``(n,)`` float64 in [0, 1).
+            count: n.
+            uniforms: ``(n,)`` float64 in [0, 1), or the generator of the core that draws them.
 
         Returns:
             Slots ``(n,)`` int64, importance weights ``(n,)`` of `dtype`, generations ``(n,)`` int64.
@@ -239,7 +245,6 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
             EmptyBufferError: every stored row has probability 0.
         """
         native = self.of(storage)
-        count = uniforms.shape[0]
         # In NumPy because that is cheaper than in torch.
         slots = from_numpy(empty(count, int64))
         weight = from_numpy(empty(count, float32))
@@ -249,7 +254,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
                 "can't sample: all stored priorities are 0, and eps is; give some row a priority above 0"
             )
         native.draw(
-            uniforms.data_ptr(),
+            uniforms if isinstance(uniforms, Random) else uniforms.data_ptr(),
             count,
             self._beta,
             self.by_batch,
@@ -272,13 +277,20 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         """Take priorities ``(n,)`` of slots ``(n,)`` (-1 for "skip") and drop those that come too late."""
         native = self.of(storage)
         count = slots.shape[0]
-        values = per_slot("priority", priority, count, torch.float64)
+        single = isinstance(priority, torch.Tensor) and priority.dtype == torch.float32
+        values = per_slot("priority", priority, count, torch.float32 if single else torch.float64)
         expected = None if generation is None else per_slot("generation", generation, count, torch.int64)
         expected_at = 0 if expected is None else expected.data_ptr()
         stored, written_at = len(storage), storage.counters_at
         try:  # all or nothing
             self.dropped += native.update(
-                slots.data_ptr(), values.data_ptr(), count, stored, written_at, expected_at
+                slots.data_ptr(),
+                values.data_ptr(),
+                count,
+                stored,
+                written_at,
+                expected_at,
+                single,
             )
         except ValueError as error:
             raise as_ours(error) from error

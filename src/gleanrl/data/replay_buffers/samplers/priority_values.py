@@ -11,7 +11,11 @@ import torch
 from gleanrl.errors import GleanError, IndexRangeError, InvalidArgumentError, InvalidTypeError, SchemaError
 from gleanrl.native import Priorities
 
-_DIRECT = {torch.float64: (torch.float32, torch.float64), torch.int64: (torch.int64,)}
+_DIRECT = {
+    torch.float32: (torch.float32,),
+    torch.float64: (torch.float32, torch.float64),
+    torch.int64: (torch.int64,),
+}
 _REDUCTIONS = ("max", "min", "mean", "median", "sum")
 
 

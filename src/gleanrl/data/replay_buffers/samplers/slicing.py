@@ -151,7 +151,7 @@ class Slices(Unit):
         self._starts.of_slices(storage, length, self.rule.strict, self.rule.overhang(length)[1])
         if not native.total > 0.0 and not table.num_runs(length if self.rule.strict else 1):
             raise self.none_left(length)
-        first, weight, _ = priorities.draw(storage, random.uniforms(count))
+        first, weight, _ = priorities.draw(storage, count, random.for_core(count))
         lengths = locate(table, first)[1].clamp_(max=length)
         drawn = cut(table, self.rule, length, first, lengths)
         weight = weight.repeat_interleave(length if self.rule.pad else lengths)

@@ -14,7 +14,7 @@ from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.errors import EmptyBufferError
 from gleanrl.overrides import overridden
-from gleanrl.records import Draw
+from gleanrl.records import Draw, new_tuple
 from gleanrl.seeding import RandomSource
 from gleanrl.tree import NestedKey, Path
 
@@ -116,8 +116,9 @@ class Transitions(Unit):
         self, storage: Storage, batch_size: int, priorities: PriorityTable, random: RandomSource
     ) -> Draw:
         """Draw rows in proportion, with their importance weights."""
-        slots, weight, generation = priorities.draw(storage, random.uniforms(batch_size))
-        return Draw(slots, {"_weight": weight, "priority_weight": weight}, generation)
+        slots, weight, generation = priorities.draw(storage, batch_size, random.for_core(batch_size))
+        extras = {"_weight": weight, "priority_weight": weight}
+        return new_tuple(Draw, (slots, extras, generation, None, None, None, 0))
 
     def items(self, storage: Storage, length: int) -> torch.Tensor | None:
         """Return the rows that are steps, None for all."""
@@ -162,6 +163,13 @@ class UnitSampler(Sampler):
     def follows(self) -> bool:
         """Whether the units, or the way to choose among them, follow the storage."""
         return self.unit.follows or bool(overridden(self, "follow", of=UnitSampler))
+
+    @property
+    def weighs(self) -> bool:
+        """Whether a user's class may add weights; units have none to add."""
+        return self.takes_priorities or bool(
+            overridden(self, "sample", "draw", "_draw", "annotate", of=UnitSampler)
+        )
 
     def follow(self, storage: Storage) -> None:
         """Keep what is known of the units up to date."""
