@@ -268,7 +268,9 @@ def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows:
     Raises:
         SchemaError: the batch is no TensorDict of that many rows.
     """
-    if not isinstance(batch, TensorDictBase) or batch.batch_size[:1] != (num_rows,):
+    # Entries of a plain TensorDict with one batch dimension are put past its checks: this runs for each sample.
+    plain = type(batch) is TensorDict and batch._batch_size == (num_rows,)
+    if not plain and (not isinstance(batch, TensorDictBase) or batch.batch_size[:1] != (num_rows,)):
         found = (
             f"batch size {tuple(batch.batch_size)}"
             if isinstance(batch, TensorDictBase)
@@ -279,8 +281,7 @@ def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows:
             f"got {found}; collate_fn has to keep the rows"
         )
     size, device = batch.batch_size, batch.device
-    # Entries of a plain TensorDict with one batch dimension are put past its checks: this runs for each sample.
-    plain = type(batch) is TensorDict and len(size) == 1 and (device is None or device.type == "cpu")
+    plain = plain and (device is None or device.type == "cpu")
     for key, value in entries.items():
         group: Any = batch
         last: Any = key

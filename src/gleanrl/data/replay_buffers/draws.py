@@ -65,13 +65,14 @@ class Draws(Stateful[DrawsState]):
         self._gate = gate
         self._parts = parts
 
-    def now(self, size: int, keys: Keys | None, stamped: bool) -> tuple[Ticket, Fetched]:
+    def now(self, size: int, keys: Keys | None, annotated: bool, stamped: bool) -> tuple[Ticket, Fetched]:
         """Return a batch that is drawn now; what was drawn ahead is taken back first.
 
         Args:
             size: transitions.
             keys: the columns to fetch; None for all.
-            stamped: whether generations, and what the sampler adds, are wanted.
+            annotated: whether what the sampler adds is wanted.
+            stamped: whether generations are.
         """
         paths = flags = None
         self._gate.asked = True
@@ -80,7 +81,7 @@ class Draws(Stateful[DrawsState]):
             if keys is not None:
                 storage = self._parts.storage
                 paths = storage.columns_of(keys)
-                flags = self._parts.sampler.annotated_paths(storage) if stamped else ()
+                flags = self._parts.sampler.annotated_paths(storage) if annotated else ()
             if self.prefetcher is not None:
                 self.take_back()
             ticket = self._draw(size, stamped)

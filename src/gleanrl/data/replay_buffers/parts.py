@@ -96,6 +96,8 @@ class Parts(Stateful[PartsState]):
         """Whether this buffer is the one that writes to the storage."""
         self.follows = True
         """Whether the sampler has to be told of writes."""
+        self.weighs = True
+        """Whether weights may come with rows."""
         self._owner: weakref.ref[Any] | None = None
         for name in _KINDS:
             self._check(name, getattr(self, name), shared=name == "storage")
@@ -168,7 +170,7 @@ class Parts(Stateful[PartsState]):
         self._settle_time()
         self.writer.register_storage(self.storage)
         self.sampler.use_storage(self.storage)
-        self.follows = self.sampler.follows
+        self.follows, self.weighs = self.sampler.follows, self.sampler.weighs
 
     def exchange(
         self, name: str, part: Any, gate: Gate, collate_fn: Callable[[Any], Any] | None = None

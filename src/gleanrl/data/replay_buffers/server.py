@@ -13,7 +13,7 @@ from tensordict import is_tensor_collection, is_tensorclass
 from torch.utils import _pytree
 
 from gleanrl.arguments import key_list, positive, positive_or_none
-from gleanrl.data.replay_buffers.draws import Draws, Keys, stamps
+from gleanrl.data.replay_buffers.draws import Draws, Keys
 from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.parts import Parts
 from gleanrl.data.replay_buffers.pipeline import copied, none_returned, pin
@@ -157,20 +157,21 @@ class BufferServer(Server):
 
     def serve(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
         """Return a batch; one of the buffer's size and all columns may have been drawn ahead."""
-        stamped = wants_info or self._carries
-        draws = self.draws
+        draws, parts, annotated = self.draws, self._parts, wants_info or self._carries
         if (
             draws.prefetcher is not None
             and keys is None
             and size == self.batch_size
-            and self._parts.sampler.draws_ahead
+            and parts.sampler.draws_ahead
         ):
             ticket, (records, flags) = draws.ahead(draws.prefetcher, size)
         else:
-            ticket, (records, flags) = draws.now(size, keys, stamped)
+            ticket, (records, flags) = draws.now(
+                size, keys, annotated, wants_info or (annotated and parts.weighs)
+            )
         try:
-            parts, drawn, info = self._parts, ticket.drawn, None
-            extras = parts.sampler.annotate(drawn, records if flags is None else flags) if stamped else {}
+            drawn, info = ticket.drawn, None
+            extras = parts.sampler.annotate(drawn, records if flags is None else flags) if annotated else {}
             collate = parts.collate_fn or ticket.storage.collate
             batch = records if collate is None else _collated(collate, records)
             if self._carries:
@@ -225,9 +226,9 @@ class BufferServer(Server):
         """Add index, weights and generations to a batch."""
         slots, storage = drawn.slots, self._parts.storage
         index = slots if storage.ndim == 1 else _stacked(coordinates(slots, storage), records)
-        entries: dict[NestedKey, torch.Tensor] = {"index": index, **extras}
+        entries: dict[NestedKey, Any] = {"index": index, **extras}
         if "_weight" in extras:
-            entries["_generation"] = stamps(drawn)
+            entries["_generation"] = drawn.generation
         add_entries(records, entries, slots.shape[0])
 
     def __getstate__(self) -> dict[str, Any]:

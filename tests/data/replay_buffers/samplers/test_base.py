@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+from tensordict import TensorDict
 
 from gleanrl.data.replay_buffers import (
     LazyTensorStorage,
@@ -237,3 +240,37 @@ def test_a_sampler_hears_of_writes_by_itself(make):
 def test_a_sampler_has_to_draw():
     with pytest.raises(UnsupportedError, match="class Idle: a sampler has to override sample"):
         type("Idle", (Sampler,), {})()
+
+
+class Told(RandomSampler):
+    def __init__(self) -> None:
+        super().__init__(seed=0)
+        self.rows: list[int] = []
+
+    def follow(self, storage) -> None:
+        self.rows.append(len(storage))
+
+
+class Weighing(RandomSampler):
+    def annotate(self, draw, records):
+        return {**draw.extras, "_weight": torch.ones(len(draw.slots))}
+
+
+def test_what_a_buffer_leaves_out_is_what_a_users_class_doesnt_do():
+    assert not (RandomSampler().follows or RandomSampler().weighs)
+    assert PrioritizedSampler(5, 1.0, 1.0).follows and PrioritizedSampler(5, 1.0, 1.0).weighs
+    rows = TensorDict({"x": torch.zeros(4)}, [4])
+    for sampler in (Told(), partial(Told)):
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5), sampler=sampler, batch_size=3)
+        buffer.extend(rows)
+        buffer.add(rows[0])
+        assert buffer.sampler.rows[-2:] == [4, 5]
+    buffer.set_sampler(RandomSampler())
+    buffer.set_sampler(told := Told())
+    buffer.extend(rows)
+    assert told.rows[-1] == 5
+    buffer.set_sampler(Weighing())
+    batch = buffer.sample()
+    assert torch.equal(batch["_generation"], buffer.generation(batch["index"]))
+    info = TensorDictReplayBuffer(storage=buffer.storage, batch_size=3).sample(return_info=True)[1]
+    assert torch.equal(info["generation"], buffer.generation(info["index"]))

@@ -21,7 +21,7 @@ from gleanrl.errors import (
     UnsupportedError,
 )
 from gleanrl.overrides import overridden
-from gleanrl.records import Draw
+from gleanrl.records import Draw, new_tuple
 from gleanrl.seeding import GeneratorState, GivenGenerator, OwnedGenerator, RandomSource
 from gleanrl.state import Stateful, StateReader
 from gleanrl.tree import NestedKey, Path
@@ -122,6 +122,11 @@ class Sampler(Part, Stateful[Any]):
         """Whether `follow` does anything; a buffer asks when it takes the sampler, not at every write."""
         return bool(overridden(self, "follow", of=Sampler))
 
+    @property
+    def weighs(self) -> bool:
+        """Whether weights may come with its rows: batches carry generations beside them. Asked like `follows`."""
+        return True
+
     def follow(self, storage: Storage) -> None:
         """Learn that `storage` changed, whatever happened; called after every change, and at every use at the latest.
 
@@ -172,7 +177,7 @@ class Sampler(Part, Stateful[Any]):
             raise _nothing_stored()
         drawn = (self._draw_by_sample if self._by_sample else self._draw)(storage, batch_size)
         if generations and drawn.generation is None:  # `_stamped`, in place
-            return Draw(drawn.slots, drawn.extras, storage.generation(drawn.slots), *drawn[3:])
+            return new_tuple(Draw, (*drawn[:2], storage.generation(drawn.slots), *drawn[3:]))
         return drawn
 
     def redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor, generations: bool = False) -> Draw:
