@@ -5,7 +5,7 @@ import torch
 from tensordict.nn import TensorDictModule
 
 from gleanrl.collectors import SyncDataCollector
-from gleanrl.envs import GymWrapper
+from gleanrl.envs import GymEnv, GymWrapper, SerialEnv
 from gleanrl.envs.transforms import (
     CatFrames,
     Compose,
@@ -220,3 +220,16 @@ def test_a_limit_of_what_resets_by_itself_is_refused():
         TransformedEnv(env, StepCounter(4)).rollout(9, break_when_any_done=False)
     with pytest.raises(UnsupportedError, match="AutoresetMode"):
         SyncDataCollector(TransformedEnv(env), frames_per_batch=9, total_frames=-1, max_frames_per_traj=2)
+
+
+def test_an_end_from_outside_resets_the_values_of_the_ended_member_only():
+    """Members' own transforms go on in the others, though a batch of them is told about the reset in the middle."""
+
+    def member(limit):
+        return TransformedEnv(GymEnv("CartPole-v1"), Compose(InitTracker(), StepCounter(limit)))
+
+    members = SerialEnv(2, [lambda: member(3), lambda: member(None)])
+    env = TransformedEnv(members, StepCounter(max_steps=4, step_count_key="since"))
+    rows = env.rollout(12, break_when_any_done=False)
+    assert rows["step_count"].squeeze(-1).tolist() == [[0, 1, 2] * 4, [0, 1, 2, 3] * 3]
+    assert torch.equal(rows["is_init"], rows["step_count"] == 0)

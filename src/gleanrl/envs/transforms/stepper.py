@@ -98,6 +98,7 @@ class TransformedStepper(Stepper):
         ]
         self._spare = SpareRow()
         self._carry: Values | None = None
+        self._latest: Values | None = None  # what a step in the middle of a block made, newer than the carry
         self._schema: Schema | None = None
         self._late: list[LateOutput] = []  # what is written at the end, see `defer`
         self._masked = False  # whether some rows are resets of the base environment's own, and no frames
@@ -120,6 +121,7 @@ class TransformedStepper(Stepper):
 
     def reset(self, mask: torch.Tensor | None = None) -> None:
         """Reset all environments, or those where `mask` is True."""
+        self._catch_up()
         before, self._carry = self._carry, None
         if before is None or (mask is not None and bool(mask.all())):
             mask = None
@@ -133,6 +135,7 @@ class TransformedStepper(Stepper):
 
     def root(self) -> dict[Path, torch.Tensor]:
         """Return the carry's leaves."""
+        self._catch_up()
         if self._carry is None:
             self.reset()
         assert self._carry is not None
@@ -142,6 +145,12 @@ class TransformedStepper(Stepper):
             path: self._carry[as_key(path)] if as_key(path) in self._carry else base[path] for path in wanted
         }
 
+    def _catch_up(self) -> None:
+        """Make the carry that of the latest step: others' resets come in the middle of a block, too."""
+        latest, self._latest = self._latest, None
+        if latest is not None:
+            self._carry = {key: v.clone() for key, v in latest.items() if as_path(key) in self._observed}
+
     def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
         """Take `root` as the carry; what the base environment would have in its place isn't known, nor needed."""
         base, given = self._env.base_env, flatten(root)
@@ -149,6 +158,7 @@ class TransformedStepper(Stepper):
         inner = {path: leaf for leaves in zeros for path, leaf in leaves.items()}
         inner |= {path: given[path] for path in inner if path in given and path not in self._changed}
         self._base.load(record_of(inner, self.batch_size), steps)
+        self._latest = None
         self._carry = {key: root.get(key).clone() for key in self._root_keys}
 
     def schema(self) -> Schema:
@@ -225,6 +235,7 @@ class TransformedStepper(Stepper):
     def stop(self, num_steps: int) -> None:
         """End the block before it is full."""
         self._base.stop(num_steps)
+        self._latest = None
         root = OneRow(self._block, num_steps)
         self._carry = {key: rows[0].clone() for key in self._root_keys if (rows := root.get(key)) is not None}
 
@@ -232,6 +243,7 @@ class TransformedStepper(Stepper):
     def step(self, t: int) -> None:
         """Step with the action of row `t`, run the transforms, and reset where an episode ends."""
         during = "step"
+        self._latest = None
         try:
             if self._inverts:
                 self._enter(t)
@@ -262,8 +274,9 @@ class TransformedStepper(Stepper):
                     self._write_root(t + 1, made)
             if self._late:
                 root.made = made
+            self._latest = made
             if t == self._last:
-                self._carry = {key: v.clone() for key, v in made.items() if as_path(key) in self._observed}
+                self._catch_up()
         except StepFault as fault:
             self._carry = None
             if (
