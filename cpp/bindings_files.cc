@@ -79,7 +79,8 @@ Rows rows_of(const char* call, nb::handle item) {
   std::array<std::int64_t, 3> sizes;
   for (std::size_t k = 0; k < 3; ++k) sizes[k] = as_number(parts[k].ptr());
   if (sizes[0] < 1 || sizes[1] < 0 || sizes[2] < 0) throw std::invalid_argument("expected rows of 1 byte or more");
-  Rows rows{static_cast<std::size_t>(sizes[0]), static_cast<std::size_t>(sizes[1]), static_cast<std::size_t>(sizes[2]), {}};
+  Rows rows{
+      static_cast<std::size_t>(sizes[0]), static_cast<std::size_t>(sizes[1]), static_cast<std::size_t>(sizes[2]), {}};
   for (const nb::handle target : parts[3]) rows.targets.push_back(target_of(call, target));
   return rows;
 }
@@ -98,13 +99,14 @@ nb::object read_all(nb::list files, std::int64_t block, int threads) {
     if (memory.size() == 2) {
       reading.pieces = table<Piece>(call, memory[0], memory[1]);
       for (const Piece& piece : reading.pieces) {
-        if (static_cast<std::int64_t>(piece.bytes) < 0) throw std::invalid_argument("read_files: a negative number of bytes");
+        if (static_cast<std::int64_t>(piece.bytes) < 0)
+          throw std::invalid_argument("read_files: a negative number of bytes");
       }
     } else {
       reading.rows = rows_of(call, memory);
     }
-    reading.checksums = read_list<std::uint32_t>(
-        parts[2], [](PyObject* item) { return static_cast<std::uint32_t>(as_number(item)); });
+    reading.checksums =
+        read_list<std::uint32_t>(parts[2], [](PyObject* item) { return static_cast<std::uint32_t>(as_number(item)); });
   }
   std::optional<Damage> damage;
   run(true, [&] { damage = read_files(readings, static_cast<std::size_t>(block), threads); });

@@ -86,7 +86,8 @@ struct Memory {
 // until it returns false.
 template <class Each>
 void places(const Target& target, size_t row_bytes, size_t begin, size_t end, Each each) {
-  const auto next = std::upper_bound(target.from.begin(), target.from.end(), static_cast<std::int64_t>(begin / row_bytes));
+  const auto next =
+      std::upper_bound(target.from.begin(), target.from.end(), static_cast<std::int64_t>(begin / row_bytes));
   auto run = static_cast<size_t>(next - target.from.begin()) - 1;
   for (size_t at = begin; at < end;) {
     const auto first = static_cast<size_t>(target.from[run]);
@@ -161,10 +162,11 @@ class IntoRows {
   Memory list(size_t most, std::byte* unwanted) const {
     Memory memory;
     if (direct_) {
-      places(rows_.targets.front(), rows_.row_bytes, at_, at_ + most, [&](std::byte* place, size_t part, size_t before) {
-        memory.add(place == nullptr ? unwanted + before : place, part);
-        return !memory.full();
-      });
+      places(rows_.targets.front(), rows_.row_bytes, at_, at_ + most,
+             [&](std::byte* place, size_t part, size_t before) {
+               memory.add(place == nullptr ? unwanted + before : place, part);
+               return !memory.full();
+             });
     } else {
       memory.add(unwanted, most);
     }
