@@ -102,15 +102,3 @@ def test_what_the_disk_refuses_is_told_whatever_the_writer_makes_of_it(tmp_path:
         with faults.inject({"fs.write": At(fault, visit=2)}), pytest.raises(kind, match=str(fault.args[0])):
             NewFile(tmp_path / "a", ()).fill(fill)
         assert not [*tmp_path.iterdir()]
-
-
-def test_space_that_isnt_there_leaves_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    with (
-        faults.inject({"fs.allocate": faults.At(OSError(errno.ENOSPC, "full"))}),
-        pytest.raises(OSError, match="full"),
-    ):
-        NewFile(path, [b"abc"], size=3)
-    assert not path.exists()
-    NewFile(path, [b"abc"], size=3).close()
-    assert path.read_bytes() == b"abc"

@@ -257,11 +257,9 @@ class FileWriter:
             return found, None
         path = f"{self._folder}/{job.name}"
         if self._aside is None:
-            return DataFile(job.name, job.size, checksums(pieces)), NewFile(
-                path, pieces, size=_reserved(job.size)
-            )
+            return DataFile(job.name, job.size, checksums(pieces)), NewFile(path, pieces)
         data = DataFile(job.name, job.size, checksums(self._in_stints(pieces)))
-        file = NewFile(path, (), size=_reserved(job.size))
+        file = NewFile(path, ())
         for part in self._in_stints(pieces):
             file.append([part])
         return data, file
@@ -340,11 +338,6 @@ def checksums(pieces: Iterable[Any]) -> tuple[int, ...]:
 def _step(size: int) -> int:
     """Return about how many bytes each piece of a large array has."""
     return LARGE_BYTES // 2 if size <= FILE_BYTES else BLOCK_BYTES
-
-
-def _reserved(size: int) -> int:
-    """Return for how many bytes of a file space is reserved: none for a short one, which is found at once anyway."""
-    return size if size >= LARGE_BYTES else 0
 
 
 def _cut(data: Any, size: int) -> Iterator[Any]:

@@ -1,7 +1,6 @@
 """Files that are made: written, synced, put in the place of older ones; and what is left where that was cut short.
 
-A part of the seam to the file system, see `fs`; the fault points are `fs.create`, `fs.allocate`,
-`fs.write`, `fs.sync`.
+A part of the seam to the file system, see `fs`; the fault points are `fs.create`, `fs.write`, `fs.sync`.
 """
 
 from __future__ import annotations
@@ -34,14 +33,13 @@ class NewFile:
         path: Where; nothing may be there yet.
         pieces: Anything with the buffer protocol; they are written one after the other.
         locked: Whether it's locked while it is open, so that `remove_abandoned` spares it.
-        size: Bytes whose space is reserved first: the disk finds it once, not piece by piece while it's being written.
 
     Raises:
         FileExistsError: Something is at `path`.
         OSError: The disk is full, or any other failure of the operating system; nothing is left behind.
     """
 
-    def __init__(self, path: Path | str, pieces: Iterable[Any], locked: bool = False, size: int = 0) -> None:
+    def __init__(self, path: Path | str, pieces: Iterable[Any], locked: bool = False) -> None:
         self._path = path
         faults.point("fs.create")
         self._file = _new(path)
@@ -49,9 +47,6 @@ class NewFile:
             while locked and not _lock_named(self._file):
                 self.close()
                 self._file = _new(path)
-            if size and hasattr(os, "posix_fallocate"):
-                faults.point("fs.allocate")
-                os.posix_fallocate(self._file, 0, size)
         except BaseException:
             self.drop()
             raise
