@@ -82,10 +82,10 @@ class Priorities {
   std::optional<double> max_seen() const { return max_seen_; }
   void set_max_seen(std::optional<double> raw);
 
-  // Row index[i] gets raw priority raw[i], of either precision. Pairs whose index is -1 are left out, whatever their priority. Any other
-  // index lies in [0, limit), limit <= capacity. A row is dropped if written[row] is no longer expected[i], or, if
-  // `expected` is null, no longer what it was at the row's last draw (a row that was never drawn is accepted). Returns
-  // the number of dropped ones.
+  // Row index[i] gets raw priority raw[i], of either precision. Pairs whose index is -1 are left out, whatever their
+  // priority. Any other index lies in [0, limit), limit <= capacity. A row is dropped if written[row] is no longer
+  // expected[i], or, if `expected` is null, no longer what it was at the row's last draw (a row that was never drawn is
+  // accepted). Returns the number of dropped ones.
   std::int64_t update(std::span<const std::int64_t> index, std::span<const double> raw, std::int64_t limit,
                       const std::int64_t* written, const std::int64_t* expected);
   std::int64_t update(std::span<const std::int64_t> index, std::span<const float> raw, std::int64_t limit,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from gleanrl.data import LazyTensorStorage, ReplayBuffer, SamplesPerInsert
 from gleanrl.envs import GymEnv
 from gleanrl.errors import RateLimiterTimeoutError
 from gleanrl.tree import flatten
+from tests.beside import repeated
 from tests.chaos.drills import patience
 from tests.leaks import children
 
@@ -35,23 +35,16 @@ YEAR_S, EVERY_S, WAIT_S = 366 * 86_400, 0.002, 0.2
 @contextmanager
 def jumping(path: Path) -> Iterator[None]:
     """Set the time of day a year ahead, a year back and right again, in turns."""
-    over = threading.Event()
+    ahead = cycle((YEAR_S, -YEAR_S, 0))
+    with path.open("r+b", buffering=0) as file:
 
-    def jump() -> None:
-        with path.open("r+b", buffering=0) as file:
-            for seconds in cycle((YEAR_S, -YEAR_S, 0)):
-                file.seek(0)
-                file.write(seconds.to_bytes(8, sys.byteorder, signed=True))
-                if over.wait(EVERY_S):
-                    return
+        def jump() -> None:
+            file.seek(0)
+            file.write(next(ahead).to_bytes(8, sys.byteorder, signed=True))
 
-    thread = threading.Thread(target=jump)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+        jump()
+        with repeated(jump, EVERY_S):
+            yield
 
 
 def wait_in_vain() -> None:

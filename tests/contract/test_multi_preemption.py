@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.beside import repeated
 from tests.collectors.workers.crews import KINDS, Stream, collecting
 from tests.contract.helpers import IDS, MASK, check_ledger, leaf_keys, valid_rows
 from tests.contract.multi import (
@@ -31,19 +31,10 @@ BOTH = pytest.mark.parametrize("kind", KINDS)
 @contextmanager
 def dripping(held: Gate) -> Iterator[None]:
     """Let a step pass now and then: slow, but not stuck."""
-    over = threading.Event()
-
-    def drip() -> None:
-        while not over.wait(0.01):
-            held.open()
-
-    thread = threading.Thread(target=drip)
-    thread.start()
     try:
-        yield
+        with repeated(held.open, 0.01):
+            yield
     finally:
-        over.set()
-        thread.join()
         held.open(100)
 
 

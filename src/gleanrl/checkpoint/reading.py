@@ -213,9 +213,8 @@ class Stored(Segmented):
         begin, end = int(starts[0]), int(stops[-1])
         middle = np.clip(behind, starts, stops)  # what is before it goes elsewhere than what is behind it
         edges, counts = np.stack((starts, middle), 1), np.stack((middle - starts, stops - middle), 1)
-        pieces = np.zeros(
-            (len(numbers), len(columns), 3, 2), np.int64
-        )  # of each column: before, behind, padding
+        # Of each column: before, behind, padding.
+        pieces = np.zeros((len(numbers), len(columns), 3, 2), np.int64)
         staged: list[tuple[torch.Tensor, torch.Tensor]] = []
         for place, (column, width) in enumerate(zip(columns, layout.widths, strict=True)):
             to = (edges - behind) % rows

@@ -297,10 +297,7 @@ class TensorDictStepper(Stepper):
 
     def _any_done(self, t: int, root: TensorDictBase) -> bool:
         if self._flags is not None:  # looked at where they were just written
-            for rows in self._flags:  # noqa: SIM110  # a generator costs more than they do
-                if np.count_nonzero(rows[t]):
-                    return True
-            return False
+            return any_set(self._flags, t)
         flags = [leaf_at(root, path) for path in self._ends]
         return any(flag is None or bool(flag.any()) for flag in flags)
 
@@ -312,6 +309,14 @@ class TensorDictStepper(Stepper):
 
 def _public(batch: TensorDictBase) -> list[tuple[Path, Leaf]]:
     return [(p, leaf) for p, leaf in iter_leaves(batch) if not is_private(p) and p[0] != "next"]
+
+
+def any_set(flags: Iterable[Any], t: int) -> bool:
+    """Return whether a flag of row `t` is set, of arrays with their rows first."""
+    for rows in flags:  # noqa: SIM110  # a generator costs more than they do
+        if np.count_nonzero(rows[t]):
+            return True
+    return False
 
 
 def declared(spec: Any, dims: int) -> dict[Path, Field]:

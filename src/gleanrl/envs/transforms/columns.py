@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from gleanrl.block import Block
 from gleanrl.envs.transforms.compose import flattened
 from gleanrl.errors import EnvironmentContractError, PolicyError
-from gleanrl.rollouts.steppers import declared
+from gleanrl.rollouts.steppers import any_set, declared
 from gleanrl.schema import Field, Schema, allocate, numpy_dtype, numpy_twin, numpy_view
 from gleanrl.tree import NestedKey, Path, as_key, as_path
 
@@ -221,10 +220,7 @@ class DoneFlags:
             return bool(self._cells[t])
         if self._arrays is None:
             return any(bool(column[t].any()) for column in self._columns)
-        for array in self._arrays:  # noqa: SIM110  # a generator costs more than they do
-            if np.count_nonzero(array[t]):
-                return True
-        return False
+        return any_set(self._arrays, t)
 
 
 def _elsewhere(block: Block) -> bool:

@@ -22,9 +22,8 @@ _PIECE_BYTES = 1 << 18  # copied at once for a writer, who waits for that
 # Memory is taken in slabs and used again: that of a new piece costs more than copying to it does. They are larger where
 # many were taken, of which the system has a limit, but never so large that giving one back takes long.
 _SLAB_BYTES, _MOST_SLAB_BYTES, _SLABS = 1 << 21, 1 << 26, 256
-_KEPT_BYTES = (
-    1 << 24
-)  # for the next pieces; the rest is given back as segments are taken, not all of it at the end
+# For the next pieces; the rest is given back as segments are taken, not all of it at the end.
+_KEPT_BYTES = 1 << 24
 
 
 class Mark(NamedTuple):
