@@ -287,12 +287,20 @@ def test_next_gives_the_batches_of_an_iteration_of_its_own():
     assert all(endless.next().shape == (4,) for _ in range(5))
 
 
-def test_include_info_is_another_word():
-    buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
-    buffer.extend(torch.arange(3))
-    batch, info = buffer.sample(include_info=True)
-    assert torch.equal(batch, info["index"]) and buffer.sample(include_info=False).shape == (4,)
-    assert len(buffer.sample(4, True)) == 2
+def test_include_info_changes_nothing():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
+    buffer.extend(TensorDict({"x": torch.arange(3)}, [3]))
+    for include_info in (True, False, None):
+        batch = buffer.sample(include_info=include_info)
+        assert torch.equal(batch["x"], batch["index"])
+        assert len(buffer.sample(4, True, include_info)) == 2
+
+
+def test_the_dimension_of_time_cant_be_told_later():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10, ndim=2), dim_extend=1)
+    with pytest.raises(RuntimeError, match="make a new buffer"):
+        buffer.dim_extend = 0
+    assert buffer.dim_extend == 1
 
 
 def test_private_names_that_programs_use():

@@ -290,6 +290,22 @@ def test_an_ensemble_over_the_storages_of_buffers():
         ensemble[0].extend(torch.arange(2))
 
 
+def test_an_ensemble_over_the_writers_of_buffers():
+    buffers = [ReplayBuffer(storage=LazyTensorStorage(10)) for _ in range(2)]
+    ensemble = ReplayBufferEnsemble(
+        storages=StorageEnsemble(*(buffer._storage for buffer in buffers)),
+        samplers=SamplerEnsemble(RandomSampler(), RandomSampler()),
+        writers=WriterEnsemble(*(buffer._writer for buffer in buffers)),
+        batch_size=4,
+    )
+    for buffer in buffers:
+        buffer.extend(torch.arange(4))
+        assert buffer.extend(torch.arange(3)).tolist() == [4, 5, 6]
+    assert ensemble.sample().shape == (2, 2) and len(ensemble) == 14
+    with pytest.raises(UnsupportedError, match="is written through another"):
+        ensemble[0].extend(torch.arange(2))
+
+
 def test_threads_over_one_storage_tear_no_row():
     storage = LazyTensorStorage(50)
     writer = ReplayBuffer(storage=storage)

@@ -20,10 +20,10 @@ from gleanrl.data.replay_buffers.limiter import SamplesPerInsert
 from gleanrl.data.replay_buffers.parts import Parts
 from gleanrl.data.replay_buffers.prefetch import Prefetcher, make_prefetcher
 from gleanrl.data.replay_buffers.samplers.base import Sampler
-from gleanrl.data.replay_buffers.server import BufferServer, column_of
+from gleanrl.data.replay_buffers.server import BufferServer
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.formats import swap_batch_dims
-from gleanrl.data.replay_buffers.storages.indexing import is_key
+from gleanrl.data.replay_buffers.storages.indexing import column_of, is_key
 from gleanrl.data.replay_buffers.storages.shared import SharedTensorStorage
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.errors import InvalidTypeError, UnsupportedError
@@ -317,7 +317,7 @@ class ReplayBuffer(Composed):
             batch_size: transitions; None for the one given at construction. Batches drawn ahead (`prefetch`)
                 have that size; another one is drawn at once, beside them.
             return_info: whether to return ``(batch, info)``.
-            include_info: an older word for `return_info`, which it overrides.
+            include_info: has no effect: in a `TensorDictReplayBuffer` batches carry what `info` does.
             keys: the only columns to fetch; the key of a group stands for all below it. None for all. Such a
                 batch isn't fetched ahead.
 
@@ -333,8 +333,6 @@ class ReplayBuffer(Composed):
             InvalidTypeError: a transform or `collate_fn` returned None.
             MissingKeyError: one of `keys` isn't stored.
         """
-        if include_info is not None:
-            return_info = include_info
         if not self._own_sample:
             return self._server.sample(batch_size, return_info, keys)
         if keys is not None:

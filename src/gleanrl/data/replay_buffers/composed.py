@@ -112,8 +112,14 @@ class Composed(Checkpointed):
 
     @property
     def dim_extend(self) -> int:
-        """The batch dimension of extended data that is time."""
+        """The batch dimension of extended data that is time; it is told at construction."""
         return self._parts.dim_extend
+
+    @dim_extend.setter
+    def dim_extend(self, dim_extend: int) -> None:
+        raise UnsupportedError(
+            "dim_extend: what is stored was laid out by it; make a new buffer with dim_extend=..."
+        )
 
     def set_storage(
         self, storage: Storage | Callable[[], Storage], collate_fn: Callable[[Any], Any] | None = None

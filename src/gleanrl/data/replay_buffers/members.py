@@ -99,6 +99,9 @@ class EnsembleServer(Server):
 def assemble(storages: Any, samplers: Any, writers: Any, collate_fns: Any) -> tuple[ReplayBuffer, ...]:
     """Return buffers made of parts, which lie side by side in ensembles or sequences of equal length.
 
+    The writer of a buffer that is in use stays that buffer's, which goes on writing to the storage; the member, which
+    is read, gets one beside it.
+
     Raises:
         InvalidArgumentError: no storages or samplers, or parts of another number.
     """
@@ -119,7 +122,13 @@ def assemble(storages: Any, samplers: Any, writers: Any, collate_fns: Any) -> tu
                 f"{name}: expected {len(held)}, one for each storage, got {len(column)}"
             )
     return tuple(
-        ReplayBuffer(storage=storage, transform=transform, sampler=sampler, writer=writer, collate_fn=collate)
+        ReplayBuffer(
+            storage=storage,
+            transform=transform,
+            sampler=sampler,
+            writer=None if writer is None or writer.owner is not None else writer,
+            collate_fn=collate,
+        )
         for storage, transform, sampler, writer, collate in zip(
             held, transforms, *columns.values(), strict=True
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import is_tensor_collection, is_tensorclass
+from tensordict import is_tensor_collection
 from torch.utils import _pytree
 
 from gleanrl.arguments import key_list, positive, positive_or_none
@@ -22,7 +22,7 @@ from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.formats import swap_batch_dims
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, is_position, slots_at, swapped
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
-from gleanrl.errors import InvalidArgumentError, MissingKeyError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, UnsupportedError
 from gleanrl.layout import add_entries
 from gleanrl.records import Draw, new_tuple
 from gleanrl.tree import NestedKey
@@ -252,15 +252,6 @@ def _read(storage: Storage, index: Any, time: int) -> Any:
         return storage[places]
     whole = swap_batch_dims(storage[:], time, "__getitem__")
     return whole[basic] if is_tensor_collection(whole) else _pytree.tree_map(lambda leaf: leaf[basic], whole)
-
-
-def column_of(whole: Any, key: Any) -> Any:
-    """Return a column of all records; `MissingKeyError` if there is none."""
-    try:
-        # Brackets of a tensorclass take positions only.
-        return whole.to_tensordict(retain_none=False)[key] if is_tensorclass(whole) else whole[key]
-    except KeyError as cause:
-        raise MissingKeyError(f"{key!r} isn't stored") from cause
 
 
 def _collated(collate: Callable[[Any], Any], records: Any) -> Any:

@@ -157,3 +157,12 @@ def test_a_batch_size_that_counts_slices():
     assert again.slots.shape == draw.slots.shape == (12,), "as many are drawn again"
     with pytest.raises(UnsupportedError, match="slice_len"):
         SliceSampler(num_slices=3).count_slices()
+
+
+@pytest.mark.parametrize("kind", [SliceSampler, SliceSamplerWithoutReplacement, PrioritizedSliceSampler])
+def test_what_a_sampler_was_told_can_be_read(kind):
+    priorities = {"max_capacity": 10, "alpha": 1.0, "beta": 1.0} if kind is PrioritizedSliceSampler else {}
+    sampler = kind(slice_len=4, strict_length=False, truncated_key="cut", **priorities)
+    told = (sampler.num_slices, sampler.slice_len, sampler.strict_length, sampler.truncated_key, sampler.span)
+    assert told == (None, 4, False, "cut", (False, False))
+    assert kind(num_slices=2, **priorities).num_slices == 2

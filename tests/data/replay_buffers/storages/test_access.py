@@ -194,3 +194,14 @@ def test_directories_may_be_anything_that_names_a_path(tmp_path):
 
     LazyMemmapStorage(10, scratch_dir=Named()).set(range(3), TensorDict({"x": torch.arange(3)}, [3]))
     assert (tmp_path / "replay" / "x.memmap").exists()
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
+def test_a_key_names_a_column_of_what_is_stored(make):
+    storage = make(5)
+    x = torch.arange(3)
+    storage.set(range(3), TensorDict({"x": x, "next": {"y": x + 1}}, [3]))
+    for at in (storage.get, storage.__getitem__):
+        assert torch.equal(at("x"), x) and torch.equal(at(("next", "y")), x + 1)
+        with pytest.raises(KeyError, match="'z' isn't stored"):
+            at("z")

@@ -60,7 +60,9 @@ def test_keys_may_differ():
 def test_the_dimension_of_the_stack():
     buffer = ReplayBuffer(storage=LazyStackStorage(4, stack_dim=-1), batch_size=3)
     buffer.extend([TensorDict({"x": torch.full((2,), float(i))}, [2]) for i in range(3)])
-    assert buffer.sample().batch_size == (2, 3) and buffer[:]["x"].tolist() == [[0, 1, 2]] * 2
+    assert buffer.sample().batch_size == (2, 3)
+    for index in (slice(None), [0, 1, 2]):
+        assert buffer[index]["x"].tolist() == [[0, 1, 2]] * 2
     with pytest.raises(InvalidArgumentError, match="stack_dim"):
         LazyStackStorage(4, stack_dim="0")
 
@@ -69,3 +71,11 @@ def test_other_objects_and_no_size():
     buffer = ReplayBuffer(storage=LazyStackStorage(), batch_size=2)
     buffer.extend(torch.arange(5))
     assert buffer.sample().shape == (2,) and repr(buffer._storage).startswith("LazyStackStorage(5 of")
+
+
+def test_slices_of_a_storage_are_stacked_like_lists():
+    storage = LazyStackStorage(5)
+    storage.set(range(3), [TensorDict({"x": torch.ones(n)}) for n in (3, 1, 2)])
+    for index in (slice(1, 3), [1, 2]):
+        assert [part["x"].shape[0] for part in storage[index].unbind(0)] == [1, 2]
+    assert storage[0:0] == []

@@ -192,3 +192,11 @@ def test_objects_are_moved_to_the_device_of_a_list():
     ReplayBuffer(storage=storage).extend([torch.zeros(2), {"a": torch.zeros(3)}, "text", ted(1)[0]])
     assert storage.get(0).is_meta and storage.get(1)["a"].is_meta and storage.get(2) == "text"
     assert storage.get(3).device.type == "meta"
+
+
+def test_tuples_are_stacked_as_tuples():
+    rb = ReplayBuffer(storage=ListStorage(4), batch_size=3)
+    rb.extend([(torch.tensor(n), (torch.ones(2), f"{n}")) for n in range(4)])
+    numbers, (ones, texts) = rb[:]
+    assert type(rb[:]) is type(rb.sample()) is tuple
+    assert numbers.tolist() == [*range(4)] and ones.shape == (4, 2) and texts == ["0", "1", "2", "3"]

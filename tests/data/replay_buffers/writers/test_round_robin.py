@@ -132,3 +132,11 @@ def test_tensorclasses_are_welcome(storage):
     rb = ReplayBuffer(storage=storage(10), writer=TensorDictRoundRobinWriter(), batch_size=4)
     rb.extend(Point(x=torch.arange(3), batch_size=[3]))
     assert type(rb.sample()) is Point
+
+
+def test_the_cursor_has_a_private_name():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(5))
+    buffer.extend(torch.arange(7))
+    assert buffer._writer._cursor == buffer.writer.cursor == 2
+    buffer.writer._cursor = 4
+    assert buffer.writer._cursor == 4 and buffer.writer.cursor == 2, "a subclass may keep one of its own"

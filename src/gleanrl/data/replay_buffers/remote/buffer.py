@@ -123,7 +123,6 @@ class RayReplayBuffer:
         keys: Iterable[NestedKey] | None = None,
     ) -> Any:
         """Return a batch in fresh memory, or ``(batch, info)``; see the buffer's class."""
-        return_info = return_info if include_info is None else include_info
         served = self._client.serve(batch_size, None if keys is None else key_list(keys), return_info)
         return (served.batch, served.info) if return_info else served.batch
 

@@ -13,11 +13,25 @@ from typing_extensions import Self
 from gleanrl.data.replay_buffers.samplers.episodes import BoundaryKeys, EpisodeTable
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.data.replay_buffers.samplers.prioritized import Prioritized, PrioritizedSampler
-from gleanrl.data.replay_buffers.samplers.slicing import Slices, shown_span, slice_rule
+from gleanrl.data.replay_buffers.samplers.slicing import Slices, slice_rule
 from gleanrl.data.replay_buffers.samplers.units import UnitSampler
 from gleanrl.data.replay_buffers.samplers.without_replacement import EpochSampler, SamplerWithoutReplacement
 from gleanrl.errors import InvalidTypeError, UnsupportedError
 from gleanrl.tree import NestedKey, Path, key_argument
+
+
+def _told(name: str, what: str) -> Any:
+    """Return a property that shows a field of the rule by which a sampler cuts."""
+    return property(lambda sampler: getattr(sampler.unit.rule, name), doc=what)
+
+
+_NUM_SLICES = _told("num_slices", "Slices in a batch; None where `slice_len` says.")
+_SLICE_LEN = _told("slice_len", "Steps of a slice; None where `num_slices` says.")
+_STRICT_LENGTH = _told("strict", "Whether trajectories shorter than a slice are left out.")
+_TRUNCATED_KEY = _told("truncated_key", "Where the last step of every slice is flagged; None for nowhere.")
+_SPAN = _told(
+    "span", "``(left, right)``: steps by which slices may overhang; True for all but one, False for none."
+)
 
 
 class SliceSampler(UnitSampler):
@@ -63,6 +77,9 @@ class SliceSampler(UnitSampler):
         UnsupportedError: options that exclude each other.
     """
 
+    num_slices, slice_len, strict_length = _NUM_SLICES, _SLICE_LEN, _STRICT_LENGTH
+    truncated_key, span = _TRUNCATED_KEY, _SPAN
+
     def __init__(
         self,
         *,
@@ -86,8 +103,6 @@ class SliceSampler(UnitSampler):
         rule = slice_rule(num_slices, slice_len, strict_length, span, pad, truncated_key, init_key)
         table = _table(_end_keys(end_key, end_keys), traj_key, ends, trajectories, cache_values)
         super().__init__(Slices(rule, table), seed)
-        self.span = shown_span(rule)
-        """``(left, right)``: steps by which slices may overhang; True for all but one, False for none."""
 
     def count_slices(self) -> Self:
         """Have batch sizes count slices from now on, of `slice_len` steps each, rather than steps.
@@ -127,6 +142,9 @@ class SliceSamplerWithoutReplacement(EpochSampler):
         compile: has no effect.
         use_gpu: has no effect.
     """
+
+    num_slices, slice_len, strict_length = _NUM_SLICES, _SLICE_LEN, _STRICT_LENGTH
+    truncated_key, span = _TRUNCATED_KEY, _SPAN
 
     def __init__(
         self,
@@ -174,6 +192,9 @@ class PrioritizedSliceSampler(Prioritized):
         use_gpu: has no effect.
     """
 
+    num_slices, slice_len, strict_length = _NUM_SLICES, _SLICE_LEN, _STRICT_LENGTH
+    truncated_key, span = _TRUNCATED_KEY, _SPAN
+
     def __init__(
         self,
         max_capacity: int | None,
@@ -214,8 +235,6 @@ class PrioritizedSliceSampler(Prioritized):
         )
         rule = replace(rule, left=0)
         super().__init__(Slices(rule, table), priorities, reduction, seed)
-        self.span = shown_span(rule)
-        """See `SliceSampler`; the left one is False."""
 
 
 def _end_keys(end_key: NestedKey | None, end_keys: Sequence[NestedKey] | None) -> tuple[Path, ...]:

@@ -49,6 +49,17 @@ class SliceRule:
     by_slice: bool = False
     """Whether a batch size counts slices, of `slice_len` steps each, rather than steps."""
 
+    @property
+    def truncated_key(self) -> NestedKey | None:
+        """`truncated` as users give it."""
+        return None if self.truncated is None else as_key(self.truncated)
+
+    @property
+    def span(self) -> tuple[bool | int, bool | int]:
+        """`left` and `right` as users give them."""
+        left, right = (value < 0 if value <= 0 else value for value in (self.left, self.right))
+        return left, right
+
     def sizes(self, batch_size: int) -> tuple[int, int]:
         """Return the number of slices in a batch and their length.
 
@@ -257,12 +268,6 @@ def slice_rule(
     truncated = None if truncated_key is None else key_argument("truncated_key", truncated_key)
     init = None if init_key is None else key_argument("init_key", init_key)
     return SliceRule(num_slices, slice_len, bool(strict), left, right, bool(pad), truncated, init)
-
-
-def shown_span(rule: SliceRule) -> tuple[bool | int, bool | int]:
-    """Return a rule's overhangs as users give them."""
-    left, right = (value < 0 if value <= 0 else value for value in (rule.left, rule.right))
-    return left, right
 
 
 def _overhang(value: Any, slice_len: int | None) -> int:

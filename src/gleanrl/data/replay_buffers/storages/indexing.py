@@ -7,8 +7,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from tensordict import is_tensorclass
 
-from gleanrl.errors import IndexRangeError, InvalidTypeError
+from gleanrl.errors import IndexRangeError, InvalidTypeError, MissingKeyError
 
 Basic: TypeAlias = int | slice
 
@@ -171,6 +172,15 @@ def is_key(index: Any) -> bool:
     if isinstance(index, str):
         return True
     return isinstance(index, tuple) and bool(index) and all(is_key(part) for part in index)
+
+
+def column_of(whole: Any, key: Any) -> Any:
+    """Return a column of all records; `MissingKeyError` if there is none."""
+    try:
+        # Brackets of a tensorclass take positions only.
+        return whole.to_tensordict(retain_none=False)[key] if is_tensorclass(whole) else whole[key]
+    except KeyError as cause:
+        raise MissingKeyError(f"{key!r} isn't stored") from cause
 
 
 def is_position(index: Any) -> bool:

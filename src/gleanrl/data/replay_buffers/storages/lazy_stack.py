@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,13 +46,15 @@ class LazyStackStorage(ListStorage):
         self.stack_dim = integer("stack_dim", stack_dim)
         self.collate = self._collated
 
-    def _collated(self, items: Sequence[Any]) -> Any:
-        """Return a batch of copies."""
-        batch = self._together(items)
+    def _collated(self, items: Any) -> Any:
+        """Return a batch of copies of records in a list, or of what is stacked already."""
+        batch = self._together(items) if isinstance(items, list) else items
         return unshared(batch) if is_tensor_collection(batch) else batch
 
-    def _together(self, items: Sequence[Any]) -> Any:
+    def _together(self, items: list[Any]) -> Any:
         """Return a lazy stack of TensorDicts; of other objects what a `ListStorage` gives."""
+        if not items:
+            return items
         if is_tensor_collection(items[0]):
-            return LazyStackedTensorDict.lazy_stack(list(items), self.stack_dim)
-        return collate(list(items))
+            return LazyStackedTensorDict.lazy_stack(items, self.stack_dim)
+        return collate(items)

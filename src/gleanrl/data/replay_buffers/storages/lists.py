@@ -121,7 +121,8 @@ class ListStorage(Storage):
             raise EmptyBufferError("the storage is empty: write records first")
         basic = basic_index(index, self.shape)
         if basic is not None and len(basic) == 1:
-            return self._at(basic[0])
+            found = self._at(basic[0])
+            return self._together(found) if isinstance(basic[0], slice) else found
         slots, _ = slots_at(index, self.shape)
         return self._together(self.fetch(slots))
 
@@ -217,13 +218,15 @@ def split(data: Any, where: str) -> list[Any]:
 def collate(items: list[Any]) -> Any:
     """Return a batch of objects: tensors and TensorDicts stacked, others by torch's `default_collate`.
 
-    TensorDicts that differ in keys or shapes give a lazy stack of copies.
+    TensorDicts that differ in keys or shapes give a lazy stack of copies, tuples a tuple of batches.
     """
     first = items[0]
     if is_tensor_collection(first):
         return unshared(TensorDict.maybe_dense_stack(list(items)))
     if isinstance(first, torch.Tensor):
         return torch.stack(list(items))
+    if type(first) is tuple and len({len(item) for item in items}) == 1:
+        return tuple(collate(list(column)) for column in zip(*items, strict=True))
     return torch.utils.data.default_collate(items)
 
 

@@ -18,7 +18,7 @@ from gleanrl.data.replay_buffers.storages.formats import (
     stack_records,
     swap_batch_dims,
 )
-from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
+from gleanrl.data.replay_buffers.storages.indexing import basic_index, column_of, is_key, slots_at
 from gleanrl.data.replay_buffers.storages.memory import GivenColumns
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.table import Table
@@ -228,15 +228,18 @@ class TensorStorage(TabledStorage):
         return self._initialized().column(path)
 
     def get(self, index: Any) -> Any:
-        """Return records of the visible part ``[steps, *batch]``.
+        """Return records of the visible part ``[steps, *batch]``, or a column of all of it at a key.
 
         Ints, slices and tuples of them give live views: writing into them writes the storage, and a later
         write shows in them. Lists, tensors and masks give copies.
 
         Raises:
             IndexRangeError: outside the stored part.
+            MissingKeyError: a key that isn't stored.
         """
         basic = basic_index(index, self.shape)
+        if basic is None and is_key(index):
+            return column_of(self.get(slice(None)), index)
         if basic is None:
             slots, shape = slots_at(index, self.shape)
             return self.fetch(slots) if len(shape) == 1 else self._initialized().fetch(slots, shape)

@@ -21,6 +21,16 @@ class Cursor(NamedTuple):
     cursor: int
 
 
+class _Shown:
+    """A property that a subclass may assign an attribute of its own over."""
+
+    def __init__(self, shown: Any) -> None:
+        self._shown = shown
+
+    def __get__(self, writer: Any, owner: type[Any]) -> Any:
+        return self._shown.__get__(writer, owner)
+
+
 class RoundRobinWriter(Writer):
     """Writes one time step after the other and starts again at the first when the storage is full.
 
@@ -42,6 +52,8 @@ class RoundRobinWriter(Writer):
     def cursor(self) -> int:
         """The time step that the next write starts at."""
         return self.storage.end
+
+    _cursor = _Shown(cursor)  # a private name that programs do use
 
     def place(self, prepared: Prepared) -> Placement:
         """Return the next steps of the ring."""
