@@ -256,36 +256,39 @@ std::optional<Damage> read_files(std::span<const Reading> files, size_t block, i
       begin = end;
     } while (begin < size);
   }
-  std::atomic<size_t> next{0};
-  std::atomic<bool> failed{false};
-  std::mutex lock;
-  size_t worst = parts.size();
-  std::optional<Damage> first;
   const size_t count = threads_for(threads, parts.size());
+  // Each thread begins with a part of the files of its own: neighbours fill the same large pages, and of two threads that
+  // touch one at once each clears one, of which one is thrown away.
+  std::vector<std::atomic<size_t>> next(count);
+  const auto share = [&](size_t thread) { return parts.size() * thread / count; };
+  for (size_t thread = 0; thread < count; ++thread) next[thread] = share(thread);
+  std::atomic<size_t> worst{parts.size()};
+  std::mutex lock;
+  std::optional<Damage> first;
   const auto unwanted = std::make_unique_for_overwrite<std::byte[]>(count * kStep);
   in_threads(count, [&](size_t thread) {
     File open;
     size_t opened = files.size();
-    while (!failed) {
-      const size_t number = next++;
-      if (number >= parts.size()) return;
-      const auto [file, begin, end] = parts[number];
-      const Reading& reading = files[file];
-      std::optional<Fault> fault;
-      if (opened != file) {
-        opened = file;
-        fault = open.open(reading.path);
+    for (size_t k = 0; k < count; ++k) {
+      const size_t owner = (thread + k) % count, stop = share(owner + 1);
+      for (size_t number; (number = next[owner]++) < stop && number < worst;) {
+        const auto [file, begin, end] = parts[number];
+        const Reading& reading = files[file];
+        std::optional<Fault> fault;
+        if (opened != file) {
+          opened = file;
+          fault = open.open(reading.path);
+        }
+        if (!fault && begin < end) {
+          std::byte* const own = unwanted.get() + thread * kStep;
+          fault = reading.rows
+                      ? read_block(open.number(), reading, block, begin, end, own, IntoRows(*reading.rows, begin))
+                      : read_block(open.number(), reading, block, begin, end, own, IntoPieces(reading.pieces, begin));
+        }
+        if (!fault) continue;
+        const std::lock_guard held(lock);
+        if (number < worst) worst = number, first = Damage{file, fault->kind, fault->detail};
       }
-      if (!fault && begin < end) {
-        std::byte* const own = unwanted.get() + thread * kStep;
-        fault = reading.rows
-                    ? read_block(open.number(), reading, block, begin, end, own, IntoRows(*reading.rows, begin))
-                    : read_block(open.number(), reading, block, begin, end, own, IntoPieces(reading.pieces, begin));
-      }
-      if (!fault) continue;
-      failed = true;
-      const std::lock_guard held(lock);
-      if (number < worst) worst = number, first = Damage{file, fault->kind, fault->detail};
     }
   });
   return first;
