@@ -103,6 +103,39 @@ __attribute__((target("pclmul"))) std::uint32_t by_folding(const std::byte* at, 
   return by_words(at, count, by_words(rest, kRegister, 0));
 }
 
+// The remainder of wide lanes that stand in memory, and of the bytes behind them.
+std::uint32_t rest_of(const std::byte* lanes, const std::byte* at, std::size_t count) {
+  const std::uint32_t crc = by_folding(lanes, kWideStride, 0);
+  return count >= kStride ? by_folding(at, count, crc) : by_words(at, count, crc);
+}
+
+__attribute__((target("avx2"))) inline __m256i load_double(const std::byte* at) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+}
+
+// The same with registers of twice the width, and twice as many. count >= kWideStride.
+__attribute__((target("avx2,vpclmulqdq"))) std::uint32_t by_double_folding(const std::byte* at, std::size_t count,
+                                                                           std::uint32_t crc) {
+  constexpr std::size_t width = 2 * kRegister, lanes_count = kWideStride / width;
+  const std::int64_t high_by = power(8 * kWideStride - 32), low_by = power(8 * kWideStride + 32);
+  const __m256i far = _mm256_set_epi64x(high_by, low_by, high_by, low_by);
+  __m256i lanes[lanes_count];
+  for (std::size_t k = 0; k < lanes_count; ++k) lanes[k] = load_double(at + k * width);
+  lanes[0] = _mm256_xor_si256(lanes[0], _mm256_zextsi128_si256(_mm_cvtsi32_si128(static_cast<int>(crc))));
+  for (at += kWideStride, count -= kWideStride; count >= kWideStride; at += kWideStride, count -= kWideStride) {
+    for (std::size_t k = 0; k < lanes_count; ++k) {
+      const __m256i low = _mm256_clmulepi64_epi128(lanes[k], far, 0x00);
+      const __m256i high = _mm256_clmulepi64_epi128(lanes[k], far, 0x11);
+      lanes[k] = _mm256_xor_si256(_mm256_xor_si256(low, high), load_double(at + k * width));
+    }
+  }
+  std::byte rest[kWideStride];
+  for (std::size_t k = 0; k < lanes_count; ++k) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(rest + k * width), lanes[k]);
+  }
+  return rest_of(rest, at, count);
+}
+
 // The same with registers of four times the width. count >= kWideStride.
 __attribute__((target("avx512f,vpclmulqdq"))) std::uint32_t by_wide_folding(const std::byte* at, std::size_t count,
                                                                             std::uint32_t crc) {
@@ -120,8 +153,7 @@ __attribute__((target("avx512f,vpclmulqdq"))) std::uint32_t by_wide_folding(cons
   }
   std::byte rest[kWideStride];
   for (std::size_t k = 0; k < kLanes; ++k) _mm512_storeu_si512(rest + k * kStride, lanes[k]);
-  crc = by_folding(rest, kWideStride, 0);
-  return count >= kStride ? by_folding(at, count, crc) : by_words(at, count, crc);
+  return rest_of(rest, at, count);
 }
 #endif
 
@@ -130,8 +162,10 @@ __attribute__((target("avx512f,vpclmulqdq"))) std::uint32_t by_wide_folding(cons
 std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before) {
 #if defined(GLEANRL_FOLDS)
   static const bool folds = __builtin_cpu_supports("pclmul");
-  static const bool wide = folds && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq");
-  if (wide && bytes.size() >= kWideStride) return ~by_wide_folding(bytes.data(), bytes.size(), ~before);
+  static const bool wide = folds && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("vpclmulqdq");
+  static const bool widest = wide && __builtin_cpu_supports("avx512f");
+  if (widest && bytes.size() >= kWideStride) return ~by_wide_folding(bytes.data(), bytes.size(), ~before);
+  if (wide && bytes.size() >= kWideStride) return ~by_double_folding(bytes.data(), bytes.size(), ~before);
   if (folds && bytes.size() >= kStride) return ~by_folding(bytes.data(), bytes.size(), ~before);
 #endif
   return ~by_words(bytes.data(), bytes.size(), ~before);
