@@ -23,6 +23,7 @@ from gleanrl.tree import Path as KeyPath
 _GENERATION_BYTES = 8
 ALIGNMENT = 64  # bytes: a column starts with a cache line
 _HUGE = 4 << 20
+_HUGE_PAGE = 2 << 20
 
 
 class Allocator(Protocol):
@@ -236,14 +237,15 @@ def zeroed(num_bytes: int, num_rows: int) -> np.ndarray[Any, Any]:
         skip = -memory.ctypes.data % ALIGNMENT
         return memory[skip : skip + num_bytes]
     try:
-        region = _mapping(num_bytes)
+        # Linux aligns what is a multiple of large pages; other memory begins and ends with hundreds of small ones.
+        region = _mapping(-(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE)
     except OSError as cause:
         raise CapacityError(
             f"{num_rows} rows: the system refuses {num_bytes:,} bytes of memory: {cause}"
         ) from cause
     with suppress(OSError):  # a system may be built or set not to have them
         region.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(region, np.uint8)
+    return np.frombuffer(region, np.uint8, num_bytes)
 
 
 def mapped(num_bytes: int) -> np.ndarray[Any, Any]:
