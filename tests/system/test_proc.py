@@ -74,6 +74,20 @@ def test_groups_of_version_1(tmp_path):
     assert proc.available_memory(root) == 0
 
 
+def test_a_limit_of_all_that_the_machine_has_limits_nothing(tmp_path):
+    groups = "sys/fs/cgroup"
+    root = machine(
+        tmp_path,
+        {
+            "proc/meminfo": f"MemTotal: {16 * GIB // 1024} kB\nMemAvailable: {8 * GIB // 1024} kB\n",
+            "proc/self/cgroup": "0::/jobs\n",
+            f"{groups}/jobs/memory.max": f"{16 * GIB}\n",
+            f"{groups}/jobs/memory.current": f"{15 * GIB}\n",  # file pages in use are much of it
+        },
+    )
+    assert proc.available_memory(root) == 8 * GIB
+
+
 def test_this_machine():
     available = proc.available_memory()
     assert available is None or 0 < available < 2**50

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing.context
 import os
+import re
 import resource
 import signal
 import sys
@@ -27,14 +28,16 @@ def available_memory(root: Path = _ROOT) -> int | None:
     Returns:
         Bytes, or `None` where the system doesn't say (no `/proc/meminfo`).
     """
-    machine = _field(root / "proc/meminfo", "MemAvailable:")
+    memory = _text(root / "proc/meminfo")
+    machine = _field(memory, "MemAvailable:")
     if machine is None:
         return None
-    return max(0, min([machine * 1024, *_group_headrooms(root)]))
+    most = (_field(memory, "MemTotal:") or sys.maxsize) * 1024
+    return max(0, min([machine * 1024, *_group_headrooms(root, most)]))
 
 
-def _group_headrooms(root: Path) -> list[int]:
-    """What is left below the limit of every control group that this process is in, innermost first."""
+def _group_headrooms(root: Path, most: int) -> list[int]:
+    """What is left below each limit, of fewer bytes than `most`, of a control group that this process is in."""
     headrooms = []
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -52,16 +55,19 @@ def _group_headrooms(root: Path) -> list[int]:
         # Inside a container the group's path may not be visible: the container's own group is then the base
         # itself.
         for group in (base / inside, *(base / parent for parent in inside.parents)):
-            limit, used = _number(group / limit_name), _number(group / used_name)
+            limit = _number(group / limit_name)
+            used = _number(group / used_name) if limit is not None and limit < most else None
             if limit is not None and used is not None:
                 # File pages that nobody used lately are given back first: the kernel counts them as used.
-                headrooms.append(limit - used + (_field(group / "memory.stat", "inactive_file") or 0))
+                unused = _field(_text(group / "memory.stat"), "inactive_file") or 0
+                headrooms.append(limit - used + unused)
     return headrooms
 
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text()
+        with open(path, "rb", buffering=0) as file:
+            return file.read().decode()
     except OSError:
         return None
 
@@ -72,12 +78,10 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _field(path: Path, name: str) -> int | None:
-    for line in (_text(path) or "").splitlines():
-        words = line.split()
-        if words[:1] == [name]:
-            return int(words[1])
-    return None
+def _field(text: str | None, name: str) -> int | None:
+    """The number that stands behind a name at the beginning of a line; `None` for no such line, or no text."""
+    found = re.search(rf"^{name} +(\d+)", text or "", re.MULTILINE)
+    return None if found is None else int(found[1])
 
 
 def cpu_count() -> int:
