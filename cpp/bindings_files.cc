@@ -85,25 +85,38 @@ Rows rows_of(const char* call, nb::handle item) {
   return rows;
 }
 
+std::span<const Piece> pieces_of(const char* call, const Py_buffer& table) {
+  constexpr auto pair = static_cast<Py_ssize_t>(sizeof(Piece));
+  static_assert(sizeof(Piece) == 2 * sizeof(std::int64_t));
+  if (table.itemsize != sizeof(std::int64_t) || table.len % pair != 0) {
+    throw std::invalid_argument("read_files: expected pieces as pairs of int64");
+  }
+  const auto pieces = array_at<Piece>(call, reinterpret_cast<std::uintptr_t>(table.buf), table.len / pair);
+  for (const Piece& piece : pieces) {
+    if (static_cast<std::int64_t>(piece.bytes) < 0)
+      throw std::invalid_argument("read_files: a negative number of bytes");
+  }
+  return pieces;
+}
+
 nb::object read_all(nb::list files, std::int64_t block, int threads) {
   const char* const call = "read_files";
   if (block < 1) throw std::invalid_argument("read_files: expected blocks of 1 byte or more");
   std::vector<Reading> readings;
+  std::vector<nb::object> paths;
+  Buffers tables;
   readings.reserve(files.size());
   for (const nb::handle file : files) {
     const nb::tuple parts = parts_of(file, 3, "read_files: expected path, memory and checksums");
     Reading& reading = readings.emplace_back();
-    reading.path = PyBytes_AsString(parts[0].ptr());
-    if (reading.path == nullptr) throw nb::python_error();
-    const nb::tuple memory = nb::cast<nb::tuple>(parts[1]);
-    if (memory.size() == 2) {
-      reading.pieces = table<Piece>(call, memory[0], memory[1]);
-      for (const Piece& piece : reading.pieces) {
-        if (static_cast<std::int64_t>(piece.bytes) < 0)
-          throw std::invalid_argument("read_files: a negative number of bytes");
-      }
+    PyObject* path = nullptr;
+    if (PyUnicode_FSConverter(parts[0].ptr(), &path) == 0) throw nb::python_error();
+    paths.push_back(nb::steal(path));
+    reading.path = PyBytes_AS_STRING(path);
+    if (nb::isinstance<nb::tuple>(parts[1])) {
+      reading.rows = rows_of(call, parts[1]);
     } else {
-      reading.rows = rows_of(call, memory);
+      reading.pieces = pieces_of(call, tables.add(parts[1].ptr(), PyBUF_SIMPLE));
     }
     reading.checksums =
         read_list<std::uint32_t>(parts[2], [](PyObject* item) { return static_cast<std::uint32_t>(as_number(item)); });
@@ -128,7 +141,8 @@ void bind_files(nb::module_& m) {
         "CRC-32, as zlib's, of the bytes of contiguous buffers, one after the other, behind those of the checksum "
         "before.");
   m.def("read_files", &read_all, "files"_a, "block"_a, "threads"_a,
-        "Read a list of (path, memory, checksums of each block of bytes); None, or (file, kind, detail) of the first "
+        "Read a list of (path, memory, checksums of each block of bytes), the memory as int64 addresses and sizes in a "
+        "contiguous buffer, or as a tuple for rows; None, or (file, kind, detail) of the first "
         "damage: kind 0 with errno, 1 with where the file ends, 2 with where a block begins that has another checksum. "
         "No checksums, no comparing.");
   m.def("spread_rows", &spread_all, "source"_a, "rows"_a, "threads"_a, "Copy rows in memory to where they go.");

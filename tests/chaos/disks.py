@@ -231,14 +231,13 @@ class Disk:
             except OSError as cause:
                 return number, 0, cause.errno or 0
             source = np.frombuffer(content or b"0", np.uint8).ctypes.data
-            if len(memory) == 4:
+            if isinstance(memory, tuple):
                 at = memory[2]
                 if at <= len(content):
                     spread_rows(source, memory, 1)
             else:
                 at = 0
-                table = (ctypes.c_int64 * (2 * memory[1])).from_address(memory[0])
-                for place, size in zip(table[::2], table[1::2], strict=True):
+                for place, size in np.frombuffer(memory, np.int64).reshape(-1, 2).tolist():
                     if place and at < len(content):
                         ctypes.memmove(place, source + at, min(size, len(content) - at))
                     at += size

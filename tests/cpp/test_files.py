@@ -39,9 +39,7 @@ def read(files: list[tuple[bytes, list[Any], Any]], block: int, threads: int) ->
         ).reshape(-1, 2)
         for _, pieces, _ in files
     ]
-    return read_files(
-        [(f[0], (t.ctypes.data, len(t)), f[2]) for f, t in zip(files, tables, strict=True)], block, threads
-    )
+    return read_files([(f[0], table, f[2]) for f, table in zip(files, tables, strict=True)], block, threads)
 
 
 def room(size: int) -> Any:
@@ -119,15 +117,27 @@ def test_the_first_damage_is_told(tmp_path: Path) -> None:
 
 def test_other_arguments(tmp_path: Path) -> None:
     path, table = file_of(tmp_path, 0, b"abc"), np.array([0, 3, 0, -1], np.int64)
-    place = table.ctypes.data
+    place, uneven = table.ctypes.data, table.view(np.uint8)[1:17]
     for file in (
-        *((path, (place, 2), ()), (path, (place, -1), ()), (path, (0, 1), ()), (path, (place + 1, 1), ())),
-        *((path, [], ()), ("text", (place, 1), ()), (path, 3, ()), (path, (place, 1))),
+        *(
+            (path, table, ()),
+            (path, table[:3], ()),
+            (path, table[::2], ()),
+            (path, table[:2].view(np.uint8), ()),
+        ),
+        *((path, uneven, ()), (path, np.frombuffer(uneven, np.int64), ()), (path, (place, 1), ())),
+        *(
+            (path, [], ()),
+            (path + b"\0", table[:2], ()),
+            (3, table[:2], ()),
+            (path, 3, ()),
+            (path, table[:2]),
+        ),
         *((path, (0, 0, 3, []), ()), (path, (1, -1, 3, []), ()), (path, (1, 0, -3, []), ())),
         *((path, (1, 0, 3, [(place, 0, place, place, 1)]), ()), (path, (1, 0, 3, [(place, 1)]), ())),
         (path, (1, 0, 3, [(place, 1, place + 8, place, 1)]), ()),
     ):
-        with pytest.raises((TypeError, ValueError, IndexError, RuntimeError)):
+        with pytest.raises((TypeError, ValueError, IndexError, RuntimeError, BufferError)):
             read_files([file], BLOCK, 1)  # type: ignore[list-item]
     with pytest.raises(ValueError):
         read([(path, [3], ())], 0, 1)

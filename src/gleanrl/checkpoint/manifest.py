@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +21,6 @@ MOST_BYTES = 1 << 26
 _NO_HASH = "0" * 64
 _ARRAYS = ("$tensor", "$file")
 _BEGIN = b'{"sha256":"'
-_NAME = re.compile(r"\d{6,9}\.bin")
 
 
 @dataclass(frozen=True)
@@ -155,9 +153,7 @@ def _integer(body: Mapping[str, Any], name: str, least: int) -> int:
 
 def _data_file(entry: Any, number: int) -> DataFile:
     name = entry.get("name") if isinstance(entry, dict) else None
-    if not isinstance(name, str) or not (
-        (name == file_name(number) and _NAME.fullmatch(name)) or ATTACHED.fullmatch(name)
-    ):
+    if not isinstance(name, str) or not (name == file_name(number) or ATTACHED.fullmatch(name)):
         raise CorruptCheckpointError(f"manifest: file {number} isn't called {file_name(number)}")
     size, checksums = _integer(entry, "size", 0), entry.get("crc32")
     count = -(-size // BLOCK_BYTES)

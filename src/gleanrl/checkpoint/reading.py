@@ -83,7 +83,7 @@ class FileReader:
             if number in self._reached or number in self._later:
                 raise CorruptCheckpointError(f"an array in file {number}, where another one stands")
             self._later.add(number)
-        files = tuple(_reading(self._folder, entry, (), self._verify) for entry in entries)
+        files = tuple(_reading(self._folder, entry, _table([]), self._verify) for entry in entries)
         return Unread(torch.uint8, (size,), files)
 
     def _place(self, places: list[tuple[int, int, int]], pieces: dict[int, list[tuple[int, int]]]) -> Array:
@@ -124,7 +124,9 @@ class FileReader:
         for number, parts in pieces.items():
             if self._verify and (rest := self._files[number].size - self._reached.get(number, 0)):
                 parts.append((0, rest))
-        _read_all(_reading(self._folder, self._files[n], parts, self._verify) for n, parts in pieces.items())
+        _read_all(
+            _reading(self._folder, self._files[n], _table(parts), self._verify) for n, parts in pieces.items()
+        )
 
     def fetch(self, array: Any, size: int) -> Array | Unread:
         """Return the bytes of an array, in memory of their own, or unread.
@@ -226,7 +228,7 @@ class Stored(Segmented):
             pieces[:, place, :2, 1] = counts * width
             pieces[:, place, 2, 1] = -(stops - starts) * width % ALIGNMENT
         _read_all(
-            _reading(self._folder, self._files[number], table.reshape(-1, 2), self._verify)
+            _reading(self._folder, self._files[number], table, self._verify)
             for number, table in zip(numbers, pieces, strict=True)
         )
         for column, part in staged:
@@ -240,7 +242,9 @@ class Stored(Segmented):
         Raises:
             CorruptCheckpointError: a file is damaged.
         """
-        _read_all(_reading(self._folder, file, [(0, file.size)], self._verify) for file in self._files)
+        _read_all(
+            _reading(self._folder, file, _table([(0, file.size)]), self._verify) for file in self._files
+        )
 
     def tensors(self) -> list[torch.Tensor]:
         """Return all columns in memory.
@@ -292,9 +296,13 @@ def all_read(columns: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _reading(folder: Path, file: DataFile, pieces: Sequence[Any] | Array, verify: bool) -> Reading:
-    into = np.ascontiguousarray(pieces, np.int64).reshape(-1, 2)
-    return Reading(f"{folder}/{file.name}", file.size, into, file.checksums if verify else ())
+def _reading(folder: Path, file: DataFile, pieces: Array, verify: bool) -> Reading:
+    return Reading(f"{folder}/{file.name}", file.size, pieces, file.checksums if verify else ())
+
+
+def _table(pieces: Sequence[tuple[int, int]]) -> Array:
+    """Return addresses and sizes as a `Reading` has them."""
+    return np.array(pieces, np.int64).reshape(-1, 2)
 
 
 def _read_all(files: Iterable[Reading]) -> None:

@@ -39,7 +39,7 @@ class Spread(NamedTuple):
     """How many bytes of the rows stand before these."""
     targets: Sequence[Target]
 
-    def numbers(self, size: int) -> tuple[Any, ...]:
+    def numbers(self, size: int) -> tuple[int, int, int, list[tuple[int, int, int, int, int]]]:
         """Return what the core is told of so many bytes."""
         targets = [
             (t.memory.ctypes.data, t.stride, t.starts.ctypes.data, t.to.ctypes.data, len(t.starts))
@@ -55,8 +55,8 @@ class Reading(NamedTuple):
     size: int
     """Its bytes."""
     into: Array | Spread
-    """Address and size of memory that is filled, piece after piece, ``(k, 2)`` int64; address 0 for bytes that nobody
-    wants. Or rows, which the whole file consists of. Somebody keeps the memory."""
+    """Address and size of memory that is filled, piece after piece, ``(..., 2)`` int64, contiguous; address 0 for bytes
+    that nobody wants. Or rows, which the whole file consists of. Somebody keeps the memory."""
     checksums: Sequence[int]
     """The crc32 of each block, the last one may be short: pieces are the whole file then. None for no comparing."""
 
@@ -85,7 +85,14 @@ def read_files(files: Sequence[Reading], block: int, threads: int) -> Damage | N
     for _ in files:
         faults.point("fs.open")
         faults.point("fs.read")
-    found = native.read_files([(os.fsencode(f.path), _memory(f), f.checksums) for f in files], block, threads)
+    found = native.read_files(
+        [
+            (path, into.numbers(size) if isinstance(into, Spread) else into, checksums)
+            for path, size, into, checksums in files
+        ],
+        block,
+        threads,
+    )
     if found is None:
         return None
     number, kind, detail = found
@@ -97,11 +104,6 @@ def read_files(files: Sequence[Reading], block: int, threads: int) -> Damage | N
         f"bytes {detail} to {end} aren't what was written",
     )
     return Damage(file.path, what[kind])
-
-
-def _memory(file: Reading) -> tuple[Any, ...]:
-    into = file.into
-    return into.numbers(file.size) if isinstance(into, Spread) else (into.ctypes.data, len(into))
 
 
 def spread_rows(rows: Array, targets: Sequence[Target], threads: int) -> None:
