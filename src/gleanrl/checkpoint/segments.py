@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from gleanrl.system.file_reading import Reading
+from gleanrl.system.pages import zeroed
 
 Array = np.ndarray[Any, Any]
 
@@ -154,7 +155,7 @@ class Unread:
 
 
 class Fresh(list[Any]):
-    """Columns in memory that nobody else has: whoever is given them may keep it."""
+    """Columns in memory that nobody else has, like the generations beside them: who is given them may keep it."""
 
 
 class Segmented(ABC):
@@ -250,8 +251,7 @@ def empty_columns(fields: Sequence[tuple[torch.dtype, tuple[int, ...]]], rows: i
     """
     sizes = [rows * dtype.itemsize * math.prod(shape) for dtype, shape in fields]
     starts = [*accumulate(map(_aligned, sizes), initial=0)]
-    memory: Array = np.empty(starts[-1] + ALIGNMENT, np.uint8)
-    memory = memory[-memory.ctypes.data % ALIGNMENT :]
+    memory = zeroed(starts[-1])
     return [
         torch.from_numpy(memory[start : start + size]).view(dtype).view(rows, *shape)
         if size

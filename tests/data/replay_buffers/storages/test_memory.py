@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mmap
 from pathlib import Path
 
 import pytest
@@ -136,19 +135,3 @@ def test_no_key_leaves_the_directory_or_meets_another():
 def test_devices_allocate_there():
     columns = HeapAllocator(torch.device("meta"))(PATHS, FIELDS, 7)
     assert all(column.device.type == "meta" for column in columns)
-
-
-def test_mappings_go_back_one_by_one():
-    def size():
-        return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
-
-    one, two = memory.mapped(64 << 20), memory.mapped(64 << 20)
-    two[-1] = 1
-    assert not one[:10].any() and one.flags.writeable
-    before, part = size(), one[5:]
-    del one
-    assert size() == before
-    del part
-    assert size() == before - (64 << 20) and two[-1] == 1  # the allocator would wait for `two`
-    with pytest.raises(MemoryError, match="refuses"):
-        memory.mapped(1 << 60)

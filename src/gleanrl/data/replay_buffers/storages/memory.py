@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,13 +16,11 @@ import torch
 from gleanrl.errors import CapacityError, UnsupportedError
 from gleanrl.objects import Leaf, Objects
 from gleanrl.schema import Field
-from gleanrl.system import fs, proc
+from gleanrl.system import fs, pages, proc
+from gleanrl.system.pages import ALIGNMENT
 from gleanrl.tree import Path as KeyPath
 
 _GENERATION_BYTES = 8
-ALIGNMENT = 64  # bytes: a column starts with a cache line
-_HUGE = 4 << 20
-_HUGE_PAGE = 2 << 20
 
 
 class Allocator(Protocol):
@@ -231,37 +228,11 @@ class FileAllocator:
 
 
 def zeroed(num_bytes: int, num_rows: int) -> np.ndarray[Any, Any]:
-    """Return zeroed bytes for `num_rows` rows, aligned, in huge pages if there are such and the size is worth it."""
-    if num_bytes < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        memory = np.zeros(num_bytes + ALIGNMENT, np.uint8)
-        skip = -memory.ctypes.data % ALIGNMENT
-        return memory[skip : skip + num_bytes]
+    """Return zeroed bytes for `num_rows` rows (see `pages.zeroed`); `CapacityError` if there are none."""
     try:
-        # Linux aligns what is a multiple of large pages; other memory begins and ends with hundreds of small ones.
-        region = _mapping(-(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE)
-    except OSError as cause:
-        raise CapacityError(
-            f"{num_rows} rows: the system refuses {num_bytes:,} bytes of memory: {cause}"
-        ) from cause
-    with suppress(OSError):  # a system may be built or set not to have them
-        region.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(region, np.uint8, num_bytes)
-
-
-def mapped(num_bytes: int) -> np.ndarray[Any, Any]:
-    """Return zeroed bytes, 1 or more, in a mapping of their own, which goes back to the system with its last view.
-
-    What the allocator has goes back once nothing behind it is in use any more: then it may be a GB by one call, for a
-    tenth of a second in which every thread of Python waits.
-    """
-    try:
-        return np.frombuffer(_mapping(num_bytes), np.uint8)
-    except OSError as cause:
-        raise MemoryError(f"the system refuses {num_bytes:,} bytes of memory: {cause}") from cause
-
-
-def _mapping(num_bytes: int) -> mmap.mmap:
-    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return pages.zeroed(num_bytes)
+    except MemoryError as cause:
+        raise CapacityError(f"{num_rows} rows: {cause}") from cause
 
 
 def file_of(directory: Path, path: KeyPath) -> Path:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from gleanrl.checkpoint.segments import Array, Layout, Source, bytes_of, rows_at, rows_of
-from gleanrl.data.replay_buffers.storages.memory import mapped
 from gleanrl.data.replay_buffers.versions import Change, Version
 from gleanrl.system.forks import renew_in_child
+from gleanrl.system.pages import mapped
 
 _PIECE_BYTES = 1 << 18  # copied at once for a writer, who waits for that
 # Memory is taken in slabs and used again: that of a new piece costs more than copying to it does. They are larger where

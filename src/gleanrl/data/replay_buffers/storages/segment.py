@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gleanrl.data.replay_buffers.storages.memory import ALIGNMENT, as_column, check_room
+from gleanrl.data.replay_buffers.storages.memory import as_column, check_room
 from gleanrl.data.replay_buffers.versions import Change, ChangeLog, Run, Version, changes_in
 from gleanrl.errors import CapacityError, SchemaError
 from gleanrl.schema import Field
 from gleanrl.system import faults
+from gleanrl.system.pages import ALIGNMENT
 from gleanrl.system.shared_memory import SharedMemory
 from gleanrl.tree import Path as KeyPath
 
