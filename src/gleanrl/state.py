@@ -176,14 +176,16 @@ class StateReader:
             raise self.wrong(name, f"a list of {kind.__name__}", values)
         return tuple(values)
 
-    def tensor(self, name: str, dtype: torch.dtype, shape: Sequence[int | None]) -> torch.Tensor:
-        """Return a copy of a tensor on the CPU; None in `shape` stands for any size."""
+    def tensor(
+        self, name: str, dtype: torch.dtype, shape: Sequence[int | None], copy: bool = True
+    ) -> torch.Tensor:
+        """Return a copy of a tensor on the CPU, or itself if it may be; None in `shape` stands for any size."""
         value = self.get(name)
         fits = isinstance(value, torch.Tensor) and value.dtype is dtype and value.ndim == len(shape)
         if not fits or any(want not in (None, size) for want, size in zip(shape, value.shape, strict=True)):
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
             raise self.wrong(name, f"a tensor ({wanted}) {dtype}", value)
-        copied: torch.Tensor = value.detach().to("cpu", copy=True).contiguous()
+        copied: torch.Tensor = value.detach().to("cpu", copy=copy).contiguous()
         return copied
 
     def objects(self, name: str, blank: torch.Tensor | None, shape: Sequence[int]) -> Objects:

@@ -124,7 +124,7 @@ def columns_in(tree: Any) -> Iterator[dict[str, Any]]:
         part = left.pop()
         if isinstance(part, list):
             left += part
-        elif isinstance(part, dict):
+        elif isinstance(part, dict) and part.keys().isdisjoint(("$rows", *_ARRAYS)):
             left += part.values()
             packed = part.get("packed") if part.keys() == {"form", "packed"} else None
             columns = packed.get("columns") if isinstance(packed, dict) else None

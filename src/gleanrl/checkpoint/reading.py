@@ -21,7 +21,7 @@ from gleanrl.checkpoint.segments import (
 )
 from gleanrl.errors import CorruptCheckpointError
 from gleanrl.system import fs
-from gleanrl.system.file_reading import Reading, Spread, Target, read_files, spread_rows
+from gleanrl.system.file_reading import Reading, Spread, Target, Targets, read_files, spread_rows
 
 _CALL_BYTES = 1 << 28  # read by one call, for which interrupts wait
 _FEW_BYTES = 1 << 22  # read by one thread
@@ -266,9 +266,9 @@ def spread(columns: Iterable[tuple[Unread | torch.Tensor, Sequence[Target]]]) ->
     files: list[Reading] = []
     for column, targets in columns:
         if isinstance(column, Unread):
-            before = 0
+            before, together = 0, Targets(targets)
             for file in column.files:
-                files.append(file._replace(into=Spread(column.width, before, targets)))
+                files.append(file._replace(into=Spread(column.width, before, together)))
                 before += file.size
         elif column.numel():
             spread_rows(rows_of(column), targets, _THREADS)

@@ -30,22 +30,34 @@ class Target(NamedTuple):
     """How many rows of `memory` further the next row of the run goes."""
 
 
+class Targets:
+    """Where rows are copied to, all of them.
+
+    Args:
+        each: The targets.
+    """
+
+    def __init__(self, each: Sequence[Target]) -> None:
+        self._each = each  # whose memory this keeps
+        self.numbers = [
+            (t.memory.ctypes.data, t.stride, t.starts.ctypes.data, t.to.ctypes.data, len(t.starts))
+            for t in each
+        ]
+        """What the core is told of them."""
+
+
 class Spread(NamedTuple):
-    """Bytes of rows, which are copied to all targets."""
+    """Bytes of rows, which are copied to targets."""
 
     width: int
     """Bytes of a row."""
     before: int
     """How many bytes of the rows stand before these."""
-    targets: Sequence[Target]
+    targets: Targets
 
     def numbers(self, size: int) -> tuple[int, int, int, list[tuple[int, int, int, int, int]]]:
         """Return what the core is told of so many bytes."""
-        targets = [
-            (t.memory.ctypes.data, t.stride, t.starts.ctypes.data, t.to.ctypes.data, len(t.starts))
-            for t in self.targets
-        ]
-        return self.width, self.before, size, targets
+        return self.width, self.before, size, self.targets.numbers
 
 
 class Reading(NamedTuple):
@@ -108,4 +120,5 @@ def read_files(files: Sequence[Reading], block: int, threads: int) -> Damage | N
 
 def spread_rows(rows: Array, targets: Sequence[Target], threads: int) -> None:
     """Copy rows in memory, ``(n, bytes of a row)`` uint8, contiguous, to all targets, in some threads at most."""
-    native.spread_rows(rows.ctypes.data, Spread(rows.shape[1], 0, targets).numbers(rows.nbytes), threads)
+    spread = Spread(rows.shape[1], 0, Targets(targets))
+    native.spread_rows(rows.ctypes.data, spread.numbers(rows.nbytes), threads)

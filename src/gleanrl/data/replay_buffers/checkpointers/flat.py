@@ -94,7 +94,8 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
             source = paths.index(path[1:])
             column, rows, values = columns[source], kept["rows"], kept["values"]
             alike = values.dtype is column.dtype and values.shape == (*rows.shape, *column.shape[1:])
-            inside = rows.dtype is torch.int64 and rows.ndim == 1 and ((rows >= 0) & (rows < count)).all()
+            numbers = rows.dtype is torch.int64 and rows.ndim == 1
+            inside = numbers and rows.numpy().min(initial=0) >= 0 and rows.numpy().max(initial=0) < count
             if not inside or not alike or not count:
                 raise CorruptCheckpointError(f"rows of {path} that aren't those of a column")
             plan[source].append((position, following))

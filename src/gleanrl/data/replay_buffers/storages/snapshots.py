@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from gleanrl.checkpoint.segments import Fresh
 from gleanrl.data.replay_buffers.storages.slots import Slots
 from gleanrl.data.replay_buffers.versions import Version, version_from, version_state
 from gleanrl.errors import SchemaError
@@ -119,7 +120,9 @@ class StorageState:
 
     def counted(self, reader: StateReader) -> StorageState:
         """Return this state with the generations that a foreign one says."""
-        return self.with_generations(reader.tensor("generations", torch.int64, (self.rows,)), reader)
+        fresh = "columns" in reader and isinstance(reader.get("columns"), Fresh)
+        generations = reader.tensor("generations", torch.int64, (self.rows,), copy=not fresh)
+        return self.with_generations(generations, reader)
 
     def with_generations(self, generations: torch.Tensor, reader: StateReader) -> StorageState:
         """Return this state with these generations, ``(rows,)`` int64 on the CPU, which aren't copied."""
