@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import length_hint
 from typing import Any
 
 import torch
@@ -58,10 +59,12 @@ class Intake:
         """
         if self.only_tensordicts and type(data) is not TensorDict:
             _check_tensordicts(data, single, where)
+        parts = self._parts
+        if parts.storage.moments:
+            parts.storage.preserve_next(1 if single else length_hint(data))
         if self._gate.asked:
             self._gate.give_way()
         with self._gate.inserting:
-            parts = self._parts
             if not parts.writes:
                 parts.claim()
             storage, transforms = parts.storage, parts.transforms

@@ -6,6 +6,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from gleanrl.data import LazyMemmapStorage, LazyTensorStorage, PrioritizedSample
 from gleanrl.data.replay_buffers.storages import moments
 from gleanrl.data.replay_buffers.storages.moments import Moment
 from gleanrl.system import faults
+from tests.interrupts import in_another_thread
 
 ROWS = 3_000
 
@@ -87,9 +89,7 @@ def test_a_moment_stays_what_it_was(write: str, filled: int, storage: Any) -> No
         assert torch.equal(column, saved)
     made.storage.check_valid()
     made.extend(made[:10])
-    assert (
-        made.storage._moments == () or made.storage._moments[0]() is None or len(made.storage._moments) == 1
-    )
+    assert made.storage.moments == () or made.storage.moments[0]() is None or len(made.storage.moments) == 1
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64, 200])
@@ -185,6 +185,62 @@ def test_writers_wait_while_much_was_copied_for_them() -> None:
     assert int(made[0]["n"]) == 90_000
 
 
+@pytest.mark.parametrize("single", [False, True])
+def test_nobody_waits_with_a_writer_for_its_copies(single: bool) -> None:
+    made = buffer()
+    made.extend(data(0, ROWS))
+    moment = moment_of(made)
+    made.extend(data(80_000, 150))
+    moment.room = 0
+    moment.begin()
+    in_another_thread(lambda: made.extend(data(80_150, 50)))  # nothing more is copied for that
+    record = data(90_000, 1)[0]
+    writer = threading.Thread(
+        target=partial(made.add, record) if single else partial(made.extend, data(90_000, 700))
+    )
+    writer.start()
+    while not moment._turn._waiters:
+        os.sched_yield()
+    try:
+        assert len(in_another_thread(made.sample)) == 4
+        assert int(made[200]["n"]) == 200
+    finally:
+        moment.close()
+        writer.join()
+    assert int(made[200]["n"]) == 90_000
+
+
+@pytest.mark.parametrize(("guess", "segments"), [(0, 0), (1, 1), (170, 2), (1_000, 6), (10**9, 15)])
+def test_a_wrong_guess_of_what_comes_next_costs_copies_and_nothing_else(guess: int, segments: int) -> None:
+    made = buffer()
+    made.extend(data(0, ROWS + 1_100))
+    before = made.storage.state_dict()["columns"]
+    moment = moment_of(made)
+    made.storage.preserve_next(guess)
+    assert moment._held == segments * 200 * 24
+    made.storage.set([5, 2_499], data(90_000, 2))
+    made.extend(data(91_000, 500))
+    _, *columns = moment.tensors()
+    assert all(torch.equal(column, saved) for column, saved in zip(columns, before, strict=True))
+
+
+def test_copies_for_several_writers_are_of_the_moment() -> None:
+    made = buffer()
+    for _ in range(5):
+        made.extend(data(0, ROWS))
+        before, moment = made.storage.state_dict()["columns"], moment_of(made)
+        writers = [
+            threading.Thread(target=lambda: [made.extend(data(90_000, 130)) for _ in range(9)])
+            for _ in range(3)
+        ]
+        for writer in writers:
+            writer.start()
+        _, *columns = moment.tensors()
+        for writer in writers:
+            writer.join()
+        assert all(torch.equal(column, saved) for column, saved in zip(columns, before, strict=True))
+
+
 def test_closing_lets_writers_go() -> None:
     made = buffer()
     made.extend(data(0, ROWS))
@@ -203,8 +259,8 @@ def test_nothing_is_copied_for_a_moment_that_is_gone() -> None:
     made.extend(data(0, ROWS))
     moment_of(made)
     made.extend(data(0, 10))
-    assert made.storage._moments == ()
-    assert pickle.loads(pickle.dumps(made)).storage._moments == ()
+    assert made.storage.moments == ()
+    assert pickle.loads(pickle.dumps(made)).storage.moments == ()
 
 
 def test_a_forked_child_copies_nothing() -> None:

@@ -176,5 +176,5 @@ class Access(Part, ABC):
                 "buffer with shared=True, send state_dict(), or make the buffer there (one with delayed_init=True that "
                 "wasn't used yet can be sent)"
             )
-        transient = ("_followers", "_moments")
+        transient = ("_followers", "moments")
         return {name: value for name, value in super().__getstate__().items() if name not in transient}

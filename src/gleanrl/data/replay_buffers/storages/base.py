@@ -128,7 +128,7 @@ class Storage(Direct, Stateful[StorageState]):
         """
         if self._generations is None:
             self._counters()
-        if self._moments:
+        if self.moments:
             self._preserve([(placement.start * self.rows_per_step, placement.num_steps * self.rows_per_step)])
         start, num_steps, _, _, _, capacity = placement
         written = self._rows_written + num_steps * self.rows_per_step
@@ -182,7 +182,7 @@ class Storage(Direct, Stateful[StorageState]):
         rows_written = self._rows_written + (0 if amended else count)
 
         before, ranges = self.version, ranges_of(slots)
-        if self._moments:
+        if self.moments:
             self._preserve(ranges)
 
         def change() -> None:

@@ -38,8 +38,9 @@ class Mark(NamedTuple):
 class Moment(Source):
     """The rows of a storage at one moment.
 
-    Made under the lock of the storage's buffer. From then on the storage calls `before` ahead of each write; whoever
-    saves the moment takes its segments in other threads.
+    Made under the lock of the storage's buffer. From then on the storage calls `before` ahead of each write, under that
+    lock, and any thread without it for what is likely to be written; whoever saves the moment takes its segments in
+    other threads.
 
     Nobody waits while a segment is read: what a writer is about to change is copied by the writer, and whoever read it
     meanwhile learns that, and lays the copy over what was read. The lock here is held by a writer while it copies a
@@ -99,16 +100,18 @@ class Moment(Source):
         rows = self._rows_a_piece
         for piece in range((max(start, first) - first) // rows, -(-(min(stop, end) - first) // rows)):
             with self._turn:
-                while self._begun and self._held >= self.room and number in self._pending:
+                while self._lacks(number, piece) and self._begun and self._held >= self.room:
                     self._turn.wait()
-                if number not in self._pending:
-                    return
-                saved = self._saved.setdefault(number, {})
-                if piece not in saved:
+                if self._lacks(number, piece):
+                    saved = self._saved.setdefault(number, {})
                     memory, span = self._memory(), self._span(number, piece)
                     np.concatenate(self._at(*span), out=memory[: (span[1] - span[0]) * self._row_bytes])
                     saved[piece] = memory
                     self._held += memory.size
+
+    def _lacks(self, number: int, piece: int) -> bool:
+        """Return whether a piece of a segment is still to be copied before a write; under the lock."""
+        return number in self._pending and piece not in self._saved.get(number, ())
 
     def _memory(self) -> Array:
         """Return memory for a piece; under the lock."""

@@ -122,16 +122,30 @@ class Slots(Access, Versioned):
 
     # Moments
 
-    _moments: tuple[weakref.ref[Moment], ...] = ()  # which are being saved
+    moments: tuple[weakref.ref[Moment], ...] = ()
+    """Of what is being saved."""
 
     def _preserve(self, ranges: list[tuple[int, int]]) -> None:
         """Let what is being saved copy slots that are about to change: first slot and count of each range."""
-        living = [(moment, found) for moment in self._moments if (found := moment()) is not None]
-        self._moments = tuple(moment for moment, found in living if found.open)
+        living = [(moment, found) for moment in self.moments if (found := moment()) is not None]
+        self.moments = tuple(moment for moment, found in living if found.open)
         if living:
             spans = [span for start, count in ranges for span in ring_spans(start, count, self.max_size)]
             for _, found in living:
                 found.before(spans)
+
+    def preserve_next(self, num_steps: int) -> None:
+        """Let what is being saved copy the slots of so many steps from the end on, where a ring writer goes on.
+
+        Any thread may call it, without the buffer's lock, so that nobody but the writer waits for the copies. A guess
+        does: the write itself preserves the rest, and waits for copies that are being made.
+        """
+        if self.ordered:
+            per_step = self.rows_per_step
+            spans = ring_spans(self._end * per_step, num_steps * per_step, self.max_size)
+            for moment in self.moments:
+                if (found := moment()) is not None:
+                    found.before(spans)
 
     # Generations and versions
 

@@ -108,7 +108,7 @@ class TabledStorage(Storage):
         columns = [self._counters(), *table.all]
         moment = Moment(columns, len(self), self._end * self.rows_per_step, {} if lent.alive else earlier)
         self._mark(moment.identity)
-        self._moments = (*self._moments, weakref.ref(moment))
+        self.moments = (*self.moments, weakref.ref(moment))
         return LiveRecords(table.form, moment), 0
 
     def _mark(self, name: str) -> None:
