@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gleanrl.data.specs import Categorical, MultiCategorical, MultiOneHot, OneHot
-from gleanrl.data.specs.encodings import ending_with, require_ones
+from gleanrl.data.specs.encodings import ending_with
 from gleanrl.errors import InvalidArgumentError
 from tests.data.specs.cases import bools
 
@@ -49,4 +49,3 @@ def test_helpers():
     )
     with pytest.raises(InvalidArgumentError, match=r"ends with 3, got \(2,\)"):
         ending_with("x", 3, (2,))
-    assert require_ones(torch.float16) is None

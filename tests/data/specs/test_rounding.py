@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gleanrl.data.specs.rounding import integer_limits, nearest_integer, ordered
+from gleanrl.data.specs.rounding import integer_limits, nearest_integer, ordered, require_real
 from gleanrl.errors import InvalidArgumentError
 from tests.data.specs.cases import INT64
 
@@ -50,3 +50,11 @@ def test_ordered():
         (torch.int8, torch.int8),
     ):
         assert ordered(torch.zeros(2, dtype=dtype)).dtype == expected
+
+
+def test_real_dtypes_are_those_of_numbers_that_can_be_bounded():
+    for dtype in (torch.float16, torch.bfloat16, torch.bool, torch.uint16, torch.int64):
+        require_real(dtype)
+    for dtype in (torch.complex64, torch.uint64):
+        with pytest.raises(InvalidArgumentError, match="dtype"):
+            require_real(dtype)

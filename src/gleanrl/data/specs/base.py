@@ -58,6 +58,17 @@ def combinations(values: Sequence[Any]) -> list[Any]:
     return [each[pick] for each, pick in zip(values, picks.unbind(-1), strict=True)]
 
 
+def check_in(where: str, spec: TensorSpec, value: Any) -> None:
+    """Check that `value` is in the domain of `spec`; the message names the call, `where`.
+
+    Raises:
+        SpecError: if it isn't.
+    """
+    fault = spec._fault(value)
+    if fault is not None:
+        raise SpecError(f"{where}: {fault}")
+
+
 class TensorSpec(Geometry):
     """A domain of values: their shape, dtype and device, and which values are in it.
 
@@ -224,9 +235,7 @@ class TensorSpec(Geometry):
         Raises:
             SpecError: if it isn't; the message says what was expected and what came.
         """
-        fault = self._fault(value)
-        if fault is not None:
-            raise SpecError(f"assert_is_in: {fault}")
+        check_in("assert_is_in", self, value)
 
     def clear_device_(self) -> Self:
         """Forget the device of a composite; a spec of tensors has one always.
@@ -249,10 +258,6 @@ class TensorSpec(Geometry):
     def cuda(self, device: DeviceLike | None = None) -> Self:
         """Return the spec for a CUDA device, the current one by default."""
         return self.to("cuda" if device is None else device)
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return the spec of the values that `value[index]` would give."""
-        return self._indexed(index)
 
     def __bool__(self) -> bool:
         """Return True: a spec is never empty in the sense of `if spec:`."""

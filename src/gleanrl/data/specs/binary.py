@@ -9,8 +9,9 @@ from torch import Tensor
 
 from gleanrl.data.specs.base import DeviceLike
 from gleanrl.data.specs.categorical import Categorical, checked_count
-from gleanrl.data.specs.encodings import ending_with, require_ones
+from gleanrl.data.specs.encodings import ending_with
 from gleanrl.data.specs.geometry import as_size
+from gleanrl.data.specs.rounding import require_real
 from gleanrl.errors import InvalidArgumentError
 
 
@@ -48,7 +49,7 @@ class Binary(Categorical):
 
     def enumerate(self, use_mask: bool = False) -> Tensor:
         """Return what the last dimension can be, `(count, *shape)`; see `TensorSpec.enumerate`."""
-        each = self._known.all(use_mask, self.device)
+        each = self.space.all(use_mask, self.device)
         if not self.shape:
             return each.to(self.dtype)
         rows = torch.cartesian_prod(*[each] * self.shape[-1]).reshape(-1, self.shape[-1]).to(self.dtype)
@@ -56,7 +57,7 @@ class Binary(Categorical):
         return rows.reshape(-1, *(1 for _ in lead), self.shape[-1]).expand(-1, *lead, -1).clone()
 
     def _check_dtype(self, dtype: torch.dtype) -> None:
-        require_ones(dtype)
+        require_real(dtype)
 
     def _nearest(self, value: Tensor) -> Tensor:
         return self.space.nearest((value.to(torch.float64) > 0.5).to(torch.int64)).to(self.dtype)

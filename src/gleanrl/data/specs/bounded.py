@@ -13,7 +13,7 @@ from gleanrl.data.specs.base import DeviceLike, make_device
 from gleanrl.data.specs.boxes import BoxSpec, ContinuousBox
 from gleanrl.data.specs.geometry import as_size, concrete
 from gleanrl.data.specs.leaf import fresh_tensor
-from gleanrl.data.specs.rounding import nearest_integer, ordered
+from gleanrl.data.specs.rounding import nearest_integer, ordered, require_real
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpecError
 
 
@@ -56,7 +56,7 @@ class Bounded(BoxSpec):
         domain: str | None = None,
     ) -> None:
         dtype = dtype or torch.get_default_dtype()
-        self._check_dtype(dtype)
+        require_real(dtype)
         if device is None:
             elsewhere = (b.device for b in (low, high) if isinstance(b, Tensor) and b.device.type != "cpu")
             device = next(elsewhere, None)
@@ -73,8 +73,8 @@ class Bounded(BoxSpec):
         # In a dtype that can be compared, and that pickle knows
         bottom, top = ordered(bottom), ordered(top)
         _require_room(bottom, top)
-        super().__init__(size, ContinuousBox(bottom, top), device, dtype)
-        self._set_domain(domain, BoundedContinuous, BoundedDiscrete)
+        kinds = (BoundedContinuous, BoundedDiscrete)
+        super().__init__(size, ContinuousBox(bottom, top), device, dtype, domain, kinds)
 
     @property
     def low(self) -> Tensor:

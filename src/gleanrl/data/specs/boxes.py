@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gleanrl.data.specs.leaf import LeafSpec
-from gleanrl.data.specs.rounding import integer_limits
+from gleanrl.data.specs.rounding import require_real
 from gleanrl.data.specs.spaces import Box
 from gleanrl.errors import InvalidArgumentError
 
@@ -133,16 +133,30 @@ class BoxSpec(LeafSpec):
     space: ContinuousBox
     strict = False
 
-    def _check_dtype(self, dtype: torch.dtype) -> None:
-        if not dtype.is_floating_point:
-            integer_limits(dtype)
-
-    def _set_domain(self, domain: str | None, continuous: type[BoxSpec], discrete: type[BoxSpec]) -> None:
+    def __init__(
+        self,
+        shape: torch.Size,
+        space: ContinuousBox,
+        device: torch.device | None,
+        dtype: torch.dtype,
+        domain: str | None,
+        kinds: tuple[type[BoxSpec], type[BoxSpec]],
+    ) -> None:
         """Become the class of a domain: of the one asked for, else that of the class, else what the dtype says.
 
+        Args:
+            shape: of one value.
+            space: the numbers.
+            device: see `LeafSpec`.
+            dtype: of the values, a real one.
+            domain: see `Bounded`.
+            kinds: the class of continuous domains, and that of discrete ones.
+
         Raises:
-            InvalidArgumentError: if it isn't "continuous" or "discrete".
+            InvalidArgumentError: if the domain isn't "continuous" or "discrete".
         """
+        super().__init__(shape, space, device, dtype)
+        continuous, discrete = kinds
         if domain not in (None, "continuous", "discrete"):
             raise InvalidArgumentError(f"domain: expected 'continuous' or 'discrete', got {domain!r}")
         own = (
@@ -155,6 +169,9 @@ class BoxSpec(LeafSpec):
         self.domain = domain or own or ("continuous" if self.dtype.is_floating_point else "discrete")
         if type(self) in (continuous.__base__, continuous, discrete):
             self.__class__ = continuous if self.domain == "continuous" else discrete
+
+    def _check_dtype(self, dtype: torch.dtype) -> None:
+        require_real(dtype)
 
     def cardinality(self) -> int | float:
         """Return the number of values in the domain; infinity for real numbers."""

@@ -12,8 +12,9 @@ from typing_extensions import Self
 
 from gleanrl.data.specs.base import DeviceLike, TensorSpec, combinations, make_device
 from gleanrl.data.specs.geometry import Transform, as_size, blank, concrete, fits, outcome
+from gleanrl.data.specs.locks import require_unlocked
 from gleanrl.data.specs.mapping import Entry, SpecMapping, projected
-from gleanrl.data.specs.names import Named
+from gleanrl.data.specs.names import Named, names_after, names_of_values
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, SchemaError, SpecError
 
 
@@ -82,7 +83,7 @@ class Composite(Named):
 
     @shape.setter
     def shape(self, shape: Iterable[int] | int) -> None:
-        self._require_unlocked("shape")
+        require_unlocked(self, "shape")
         new = self._with_shape(as_size((shape,)))
         self._shape, self._specs, self._names = new._shape, new._specs, new._names
 
@@ -135,7 +136,10 @@ class Composite(Named):
                 raise InvalidArgumentError(
                     f"key {name!r}: dimensions of {self!r} encode one value there, so that they can't change"
                 )
-        shape, names = outcome(transform(blank(self._shape))), self._names_after(transform)
+        shape, names = (
+            outcome(transform(blank(self._shape))),
+            names_after(self._names, self._shape, transform),
+        )
         return self._rebuilt(lambda spec: spec._reshaped(transform), _shape=shape, _names=names)
 
     def clone(self) -> Composite:
@@ -174,7 +178,9 @@ class Composite(Named):
 
     def _wrapped(self, entries: dict[str, Any], batch: Sequence[int], device: torch.device | None) -> Any:
         """Return entries as a value of the class that values have."""
-        made = TensorDict(entries, batch_size=batch, device=device, names=self._names_of_values(len(batch)))
+        made = TensorDict(
+            entries, batch_size=batch, device=device, names=names_of_values(self._names, len(batch))
+        )
         return made if self.data_cls in (None, TensorDict) else self.data_cls.from_tensordict(made)
 
     def _updated(self, val: Any, function: Callable[[Self, torch.Size], Any]) -> Any:

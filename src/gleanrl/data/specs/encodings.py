@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gleanrl.data.specs.base import check_in
 from gleanrl.data.specs.choices import ChoiceSpace, checked_mask, require_choice
 from gleanrl.data.specs.geometry import as_size, concrete
 from gleanrl.data.specs.leaf import LeafSpec
-from gleanrl.data.specs.rounding import integer_limits, nearest_integer, ordered
+from gleanrl.data.specs.rounding import integer_limits, nearest_integer, ordered, require_real
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
 
@@ -81,7 +82,7 @@ class ChoiceSpec(LeafSpec):
             SpecError: if a choice is outside the domain.
         """
         if safe is not False:
-            self._require("to_categorical", val)
+            check_in("to_categorical", self, val)
         return self._index(val)
 
     def to_one_hot(self, val: Tensor, safe: bool | None = None) -> Tensor:
@@ -96,7 +97,7 @@ class ChoiceSpec(LeafSpec):
             UnsupportedError: if the numbers of choices differ within the batch.
         """
         if safe is not False:
-            self._require("to_one_hot", val)
+            check_in("to_one_hot", self, val)
         return self._rows(val)
 
     def to_categorical_spec(self) -> Any:
@@ -180,7 +181,7 @@ class OneHotSpec(ChoiceSpec):
     event_ndim = 1
 
     def _check_dtype(self, dtype: torch.dtype) -> None:
-        require_ones(dtype)
+        require_real(dtype)
 
     def _index(self, value: Tensor) -> Tensor:
         return self.space.peaks(_comparable(value))
@@ -243,16 +244,6 @@ def ending_with(name: str, n: int, shape: Sequence[int] | int | None) -> torch.S
     if not size or size[-1] != n:
         raise InvalidArgumentError(f"{name}: expected a shape that ends with {n}, got {tuple(size)}")
     return size
-
-
-def require_ones(dtype: torch.dtype) -> None:
-    """Check that a dtype is one for vectors of zeros and ones.
-
-    Raises:
-        InvalidArgumentError: if it isn't.
-    """
-    if not dtype.is_floating_point:
-        integer_limits(dtype)
 
 
 def refuse_register(use_register: bool) -> None:

@@ -213,8 +213,8 @@ class Geometry(ABC):
     def _select(self, axis: int, position: int) -> Self:
         return self._reshaped(lambda t: t[(slice(None),) * axis + (position,)])
 
-    def _indexed(self, index: Any) -> Self:
-        """Return the spec of the values that indexing a value of this spec would give."""
+    def __getitem__(self, index: Any) -> Any:
+        """Return the spec of the values that `value[index]` would give."""
         resolved = self._resolve(index)
         try:
             blank(self.batch_shape)[resolved]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from gleanrl.data.specs.base import DeviceLike, TensorSpec, make_device
+from gleanrl.data.specs.base import DeviceLike, TensorSpec, check_in, make_device
 from gleanrl.data.specs.geometry import (
     Transform,
     Unbindable,
@@ -152,7 +152,7 @@ class LeafSpec(Unbindable, TensorSpec):
     def to_numpy(self, val: Tensor, safe: bool | None = None) -> np.ndarray:
         """Return a tensor as an array that shares its memory, one-hot vectors as the integers of their choices."""
         if safe or (safe is None and self.strict):
-            self._require("to_numpy", val)
+            check_in("to_numpy", self, val)
         elif (misfit := self._misfit(val)) is not None:
             raise SchemaError(f"to_numpy: {misfit}")
         return self._decoded(val.detach().cpu())
@@ -203,7 +203,7 @@ class LeafSpec(Unbindable, TensorSpec):
         """Return what an environment gave as a new, checked tensor of this spec."""
         encoded = self._fit("encode", fresh_tensor(value, self.dtype, device), self.shape)
         if self.strict:
-            self._require("encode", encoded)
+            check_in("encode", self, encoded)
         return encoded
 
     def _indices(
@@ -259,11 +259,6 @@ class LeafSpec(Unbindable, TensorSpec):
         if outside is None or not bool(outside.any()):
             return None
         return f"expected {self!r}, {first_offender(outside, value)}"
-
-    def _require(self, name: str, value: Any) -> None:
-        fault = self._fault(value)
-        if fault is not None:
-            raise SpecError(f"{name}: {fault}")
 
     def _fit(self, name: str, value: Tensor, shape: torch.Size) -> Tensor:
         """Return `value`, perhaps with a last dimension of size one added, if it ends with `shape`."""

@@ -73,6 +73,12 @@ class Lockable(ABC):
         for spec in self._nested() if recurse else ():
             spec._set_lock(locked, True, True)
 
-    def _require_unlocked(self, key: Any) -> None:
-        if self._locked:
-            raise UnsupportedError(f"key {key!r}: can't change a locked composite; call unlock_() first")
+
+def require_unlocked(composite: Lockable, key: Any) -> None:
+    """Check that what stands under a key of a composite may change.
+
+    Raises:
+        UnsupportedError: if the composite is locked.
+    """
+    if composite.is_locked:
+        raise UnsupportedError(f"key {key!r}: can't change a locked composite; call unlock_() first")

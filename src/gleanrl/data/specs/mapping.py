@@ -11,7 +11,7 @@ from tensordict import is_tensor_collection, unravel_key
 from typing_extensions import Self
 
 from gleanrl.data.specs.base import TensorSpec
-from gleanrl.data.specs.locks import Lockable
+from gleanrl.data.specs.locks import Lockable, require_unlocked
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError
 
 Key = str | tuple[str, ...]
@@ -125,7 +125,7 @@ class SpecMapping(Lockable, TensorSpec):
             UnsupportedError: if the composite is locked.
         """
         first, *rest = as_path(name)
-        self._require_unlocked(name)
+        require_unlocked(self, name)
         if not rest:
             self._assign(first, self._admitted(first, spec))
             return self
@@ -186,7 +186,7 @@ class SpecMapping(Lockable, TensorSpec):
         for key, spec in dict_or_spec.items():
             mine = self.get(key, None)
             if isinstance(mine, SpecMapping) and isinstance(spec, (Mapping, SpecMapping)):
-                self._require_unlocked(key)
+                require_unlocked(self, key)
                 self.set(key, mine.update(spec))
             else:
                 self.set(key, spec)
@@ -290,7 +290,7 @@ class SpecMapping(Lockable, TensorSpec):
 
     def __getitem__(self, index: Any) -> Any:
         """Return the spec under a key, or, for any other index, the composite of the indexed batch."""
-        return self.get(index) if is_key(index) else self._indexed(index)
+        return self.get(index) if is_key(index) else super().__getitem__(index)
 
     def __setitem__(self, key: Key, spec: Entry | Mapping[Any, Any]) -> None:
         """Set the spec under `key`, as `set`."""
@@ -305,7 +305,7 @@ class SpecMapping(Lockable, TensorSpec):
         """
         self.get(key)
         name, *rest = as_path(key)
-        self._require_unlocked(key)
+        require_unlocked(self, key)
         if not rest:
             self._remove(name)
             return

@@ -43,6 +43,12 @@ def _followed_by_select(operation: Transform, axis: int, position: int) -> Trans
     return lambda t: operation(t).select(axis, position)
 
 
+def paired(stacked: Stack, value: Any) -> tuple[int, Iterator[tuple[TensorSpec, Any]]]:
+    """Return the dimension along which a value is stacked, and each member of the stack with its part of it."""
+    axis = len(stacked._size(value) or ()) - stacked.ndim + stacked.stack_dim
+    return axis, zip(stacked.specs, value.unbind(axis), strict=True)
+
+
 def _common_prefix(specs: Sequence[TensorSpec]) -> int:
     """Return how many leading batch dimensions all specs share."""
     sizes = [spec.batch_shape for spec in specs]
@@ -92,8 +98,8 @@ class Stack(TensorSpec):
     stack_dim: int
     _batch_ndim: int
 
-    def _hold(self, specs: tuple[TensorSpec, ...], dim: int) -> None:
-        """Set the members, after checking that they can be stacked along `dim`."""
+    def __init__(self, *specs: TensorSpec, dim: int = 0) -> None:
+        """Hold the members, after checking that they can be stacked along `dim`."""
         name = type(self).__name__
         self.shape, self.stack_dim, self._batch_ndim = _stack_shape(name, specs, dim)
         self.device = _one_device(name, specs)
@@ -130,7 +136,7 @@ class Stack(TensorSpec):
         return self._merged(filled, len(lead) + self.stack_dim)
 
     def _projected(self, value: Any) -> Any:
-        axis, pairs = self._pairs(value)
+        axis, pairs = paired(self, value)
         return self._merged([projected(spec, part) for spec, part in pairs], axis)
 
     def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
@@ -138,7 +144,7 @@ class Stack(TensorSpec):
         misfit = self._misfit(val)
         if misfit is not None:
             raise SchemaError(f"to_numpy: {misfit}")
-        axis, pairs = self._pairs(val)
+        axis, pairs = paired(self, val)
         return self._merged_numpy([spec.to_numpy(part, safe) for spec, part in pairs], axis)
 
     def cardinality(self) -> int | float:
@@ -174,15 +180,10 @@ class Stack(TensorSpec):
 
     def _of(self, specs: Sequence[Any]) -> Self:
         """Return a stack of other members."""
-        return type(self)(*specs, dim=self.stack_dim)  # type: ignore[call-arg]
+        return type(self)(*specs, dim=self.stack_dim)
 
     def _reshaped(self, transform: Transform) -> Any:
         return restacked(self, transform)
-
-    def _pairs(self, value: Any) -> tuple[int, Iterator[tuple[TensorSpec, Any]]]:
-        """Return the dimension along which `value` is stacked, and each member with its part."""
-        axis = len(self._size(value) or ()) - self.ndim + self.stack_dim
-        return axis, zip(self.specs, value.unbind(axis), strict=True)
 
     def _misfit(self, value: Any) -> str | None:
         size = self._size(value)
@@ -197,7 +198,7 @@ class Stack(TensorSpec):
         fault = self._misfit(value)
         if fault is not None:
             return fault
-        for i, (spec, part) in enumerate(self._pairs(value)[1]):
+        for i, (spec, part) in enumerate(paired(self, value)[1]):
             fault = spec._fault(part)
             if fault is not None:
                 return f"position {i} along dimension {self.stack_dim}: {fault}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from tensordict import TensorDict
 from typing_extensions import Self
 
@@ -38,7 +39,7 @@ class Named(SpecMapping):
         if len(given) != self.ndim or len(set(named)) < len(named):
             raise InvalidArgumentError(f"names: expected {self.ndim} different names or None, got {names!r}")
         self._names = tuple(given) if named else None
-        for spec in self._nested():
+        for spec in self.values():
             if isinstance(spec, Named):
                 spec.names = [*given, *spec.names[self.ndim :]]
 
@@ -64,15 +65,17 @@ class Named(SpecMapping):
         self.names = [old if new is None else new for old, new in both]
         return self
 
-    def _names_after(self, transform: Transform) -> Names | None:
-        """Return the names after a shape operation, where it leaves any: TensorDicts know."""
-        if self._names is None:
-            return None
-        names: Any = self._names
-        named: Any = TensorDict({}, blank(self.shape).shape, names=names)
-        after: Any = transform(named)
-        return tuple(after.names)
 
-    def _names_of_values(self, ndim: int) -> Any:
-        """Return the names of values with so many dimensions; None for none."""
-        return None if self._names is None else [*[None] * (ndim - self.ndim), *self._names]
+def names_after(names: Names | None, shape: torch.Size, transform: Transform) -> Names | None:
+    """Return the names of dimensions after a shape operation, where it leaves any: TensorDicts know."""
+    if names is None:
+        return None
+    given: Any = names  # one may be None
+    named: Any = TensorDict({}, blank(shape).shape, names=given)
+    after: Any = transform(named)
+    return tuple(after.names)
+
+
+def names_of_values(names: Names | None, ndim: int) -> Any:
+    """Return the names of the dimensions of values that have `ndim` of them, the named ones last; None for none."""
+    return None if names is None else [*[None] * (ndim - len(names)), *names]

@@ -25,6 +25,16 @@ def integer_limits(dtype: torch.dtype) -> tuple[int, int]:
     return int(limits.min), int(limits.max)
 
 
+def require_real(dtype: torch.dtype) -> None:
+    """Check that a dtype is one of real numbers that specs can have: floating-point, integer or boolean.
+
+    Raises:
+        InvalidArgumentError: if it isn't.
+    """
+    if not dtype.is_floating_point:
+        integer_limits(dtype)
+
+
 def ordered(value: Tensor) -> Tensor:
     """Return integers in a dtype that can be compared."""
     return value.to(torch.int64) if value.dtype in _UNORDERED else value

@@ -13,7 +13,7 @@ from torch import Tensor
 from gleanrl.data.specs.base import TORCH_FUNCTIONS, TensorSpec, stack
 from gleanrl.data.specs.geometry import Unbindable, repeated
 from gleanrl.data.specs.mapping import Entry, SpecMapping
-from gleanrl.data.specs.members import Stack
+from gleanrl.data.specs.members import Stack, paired
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, UnsupportedError
 
 
@@ -39,7 +39,7 @@ class Stacked(Unbindable, Stack):
         if len({spec.dtype for spec in specs}) > 1:
             raise InvalidArgumentError(f"Stacked: expected one dtype, got {[spec.dtype for spec in specs]}")
         self.dtype = specs[0].dtype
-        self._hold(specs, dim)
+        super().__init__(*specs, dim=dim)
 
     def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
         """Return what an environment gave as a new value; each position is encoded by its own spec.
@@ -114,7 +114,7 @@ class StackedComposite(Stack, SpecMapping):
         if len({spec.shape for spec in specs}) > 1:
             shapes = [tuple(spec.shape) for spec in specs]
             raise InvalidArgumentError(f"StackedComposite: expected one shape, got {shapes}")
-        self._hold(specs, dim)
+        super().__init__(*specs, dim=dim)
         self._locked = all(spec.is_locked for spec in specs)
 
     def _entries(self) -> dict[str, Entry]:
@@ -139,7 +139,7 @@ class StackedComposite(Stack, SpecMapping):
 
     def empty(self) -> StackedComposite:
         """Return a stack of the same shape and device without entries, unlocked."""
-        return self._of([spec.empty() for spec in self.specs])
+        return StackedComposite(*(spec.empty() for spec in self.specs), dim=self.stack_dim)
 
     def repr_exclusive_keys(self) -> str:
         """Return the entries that only some of the members have, as text."""
@@ -170,7 +170,7 @@ class StackedComposite(Stack, SpecMapping):
         return self._merged(encoded, self.stack_dim)
 
     def _check_types(self, value: Any) -> None:
-        for spec, part in self._pairs(value)[1]:
+        for spec, part in paired(self, value)[1]:
             spec.type_check(part)
 
     def _merged(self, parts: Sequence[Any], axis: int) -> TensorDictBase:

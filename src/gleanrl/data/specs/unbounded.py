@@ -12,7 +12,7 @@ from typing_extensions import Self
 from gleanrl.data.specs.base import DeviceLike, make_device
 from gleanrl.data.specs.boxes import BoxSpec, ContinuousBox
 from gleanrl.data.specs.geometry import as_size, concrete
-from gleanrl.data.specs.rounding import integer_limits, nearest_integer, ordered
+from gleanrl.data.specs.rounding import integer_limits, nearest_integer, ordered, require_real
 
 
 class Unbounded(BoxSpec):
@@ -42,14 +42,14 @@ class Unbounded(BoxSpec):
         domain: str | None = None,
     ) -> None:
         dtype = dtype or (torch.int64 if isinstance(self, UnboundedDiscrete) else torch.get_default_dtype())
-        self._check_dtype(dtype)
+        require_real(dtype)
         size, device = as_size((shape,)), make_device(device)
         ends = (-math.inf, math.inf) if dtype.is_floating_point else integer_limits(dtype)
         low, high = (
             ordered(torch.full((), end, dtype=dtype, device=device)).expand(concrete(size)) for end in ends
         )
-        super().__init__(size, ContinuousBox(low, high), device, dtype)
-        self._set_domain(domain, UnboundedContinuous, UnboundedDiscrete)
+        kinds = (UnboundedContinuous, UnboundedDiscrete)
+        super().__init__(size, ContinuousBox(low, high), device, dtype, domain, kinds)
 
     def _outside(self, value: Tensor) -> None:
         return None
