@@ -122,6 +122,6 @@ def test_what_has_no_columns_or_no_order_is_audited_as_far_as_that_goes():
 
 def test_books_that_contradict_each_other_are_found():
     buffer = stored(steps(6))
-    buffer.storage._generations[3] = 0
+    buffer.storage.generations.counters[3] = 0
     ((rule, rows, slot, message),) = buffer.verify().problems
     assert (rule, rows, slot) == ("schema", 1, 0) and "never written" in message

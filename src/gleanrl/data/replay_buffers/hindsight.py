@@ -109,7 +109,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
     def _assemble(self, **options: Any) -> None:
         super()._assemble(**options)
-        self._parts.transforms.insert(0, self._relabel, False)
+        self.transforms.insert(0, self._relabel, False)
 
     def set_sampler(self, sampler: Sampler | Callable[[], Sampler]) -> Sampler:
         """Use another sampler, which draws goals from now on, and return the old one, which doesn't any more."""

@@ -190,23 +190,31 @@ class TensorDictIntake(Intake):
             )
         return reduce_priority(priority.detach().reshape(count, size // max(count, 1)), count, reduction)
 
-    def priorities_of(self, data: TensorDictBase) -> tuple[Any, Any, Any] | None:
-        """Return index, priorities and generations of a batch; None if the sampler takes no priorities.
+    def take_priorities(
+        self, data: TensorDictBase, mark: Callable[[Any], None], update: Callable[[Any, Any, Any], None]
+    ) -> None:
+        """Give the records of a batch its priorities (see `TensorDictReplayBuffer.update_tensordict_priority`).
 
-        The priorities are None where the batch has no such entry.
+        Args:
+            data: the batch.
+            mark: the buffer's `mark_update`, which a subclass of a user's may have overridden.
+            update: its `update_priority`, likewise.
         """
         where = "update_tensordict_priority"
-        sampler, ndim = self._parts.sampler, self._parts.storage.ndim
-        if not sampler.takes_priorities:
-            return None
-        index = data.get("index", None)
-        if index is None:
-            raise MissingKeyError(f"{where}: the batch has no 'index'; give it one of sample()")
-        index = index.reshape(-1, ndim) if ndim > 1 else index.reshape(-1)
-        priority, generation = data.get(as_path(self.priority_key), None), data.get("_generation", None)
-        if priority is not None:
-            priority = self._reduced(priority, index.shape[0], sampler.reduction, where)
-        return index, priority, None if generation is None else generation.reshape(-1)
+        with self._gate.lock:
+            sampler, ndim = self._parts.sampler, self._parts.storage.ndim
+            if not sampler.takes_priorities:
+                return
+            index = data.get("index", None)
+            if index is None:
+                raise MissingKeyError(f"{where}: the batch has no 'index'; give it one of sample()")
+            index = index.reshape(-1, ndim) if ndim > 1 else index.reshape(-1)
+            priority, generation = data.get(as_path(self.priority_key), None), data.get("_generation", None)
+            if priority is None:
+                mark(index)
+            else:
+                reduced = self._reduced(priority, index.shape[0], sampler.reduction, where)
+                update(index, reduced, None if generation is None else generation.reshape(-1))
 
 
 def _check_tensordicts(data: Any, single: bool, where: str) -> None:

@@ -53,11 +53,7 @@ class Part(Shown):
         """
         owner = self.owner
         if owner is not None and owner is not taker:
-            raise InvalidArgumentError(
-                f"{name}: this {type(self).__name__} belongs to another {type(owner).__name__} that is still "
-                f"in use; give each buffer a {name} of its own, or take it from the other one first (its "
-                f"set_{name}, or drop that buffer)"
-            )
+            raise taken(name, self, owner)
 
     def join_buffer(self, owner: Any, gate: Gate) -> None:
         """Belong to `owner`, a buffer with that gate, from now on."""
@@ -88,3 +84,17 @@ class Part(Shown):
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the owner."""
         return {name: value for name, value in self.__dict__.items() if name not in _OF_BUFFERS}
+
+
+def gate_of(part: Part) -> Gate | None:
+    """Return the gate of the buffer that a part belongs to; None while it is free."""
+    return None if part.owner is None else part._gate
+
+
+def taken(name: str, part: Part, owner: Any) -> InvalidArgumentError:
+    """Return what says that a part, which the message calls `name`, belongs to a buffer already."""
+    return InvalidArgumentError(
+        f"{name}: this {type(part).__name__} belongs to another {type(owner).__name__} that is still "
+        f"in use; give each buffer a {name} of its own, or take it from the other one first (its "
+        f"set_{name}, or drop that buffer)"
+    )

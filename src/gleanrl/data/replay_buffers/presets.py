@@ -125,15 +125,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             SchemaError: the entry doesn't fit the batch; nothing changed.
             InvalidArgumentError: a priority that is negative, infinite or no number; nothing changed.
         """
-        with self._gate.lock:
-            found = self._intake.priorities_of(data)
-            if found is None:
-                return
-            index, priority, generation = found
-            if priority is None:
-                self.mark_update(index)
-            else:
-                self.update_priority(index, priority, generation)
+        self._intake.take_priorities(data, self.mark_update, self.update_priority)
 
 
 class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):

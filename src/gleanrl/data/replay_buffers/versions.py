@@ -206,24 +206,25 @@ class Follower(ABC, Generic[Source]):
     Not thread-safe: the storage's owner locks.
     """
 
-    _followed: Version | None = None
+    followed: Version | None = None
+    """The version that what is derived stands for; None for looking at everything the next time."""
 
     def sync(self, storage: Source) -> None:
         """Bring what is derived in step with `storage`."""
         version = storage.version
-        if version == self._followed:
+        if version == self.followed:
             return
-        changes = None if self._followed is None else storage.changed_since(self._followed)
+        changes = None if self.followed is None else storage.changed_since(self.followed)
         if changes is None:
-            self._followed = None
+            self.followed = None
             self._look_at_all(storage)
         elif changes:
             self._look_at(storage, changes)
-        self._followed = version
+        self.followed = version
 
     def unfollow(self) -> None:
         """Look at everything the next time."""
-        self._followed = None
+        self.followed = None
 
     @abstractmethod
     def _look_at_all(self, storage: Source) -> None:

@@ -258,6 +258,9 @@ class RemotePart:
         path: where the part is, from the buffer on.
     """
 
+    _client: Client
+    _path: tuple[str, ...]
+
     def __init__(self, client: Client, path: tuple[str, ...]) -> None:
         object.__setattr__(self, "_client", client)
         object.__setattr__(self, "_path", path)

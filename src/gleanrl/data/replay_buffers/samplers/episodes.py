@@ -160,7 +160,7 @@ class EpisodeTable(Follower[Storage]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle."""
         self.__dict__.update(state)
-        self._native = self._reader = self._followed = None
+        self._native = self._reader = self.followed = None
 
 
 def _ring_write(changes: list[Change], table: Episodes, end: int) -> list[tuple[int, int]]:

@@ -140,7 +140,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
 
     def of(self, storage: Storage) -> Priorities:
         """Return the native table of what `storage` holds; rows written since the last call are new ones."""
-        if storage.version != self._followed:
+        if storage.version != self.followed:
             self.sync(storage)
         self._saved = None
         assert self._native is not None
@@ -311,7 +311,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
             rows = (
                 *_rows_of(native),
                 None if native is None else native.max_seen,
-                version_state(self._followed),
+                version_state(self.followed),
             )
         return PriorityState(self._alpha, self._beta, self._eps, self.dropped, *rows)
 
@@ -345,7 +345,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the rows as plain tensors."""
-        return {**self.__dict__, "_native": None, "_saved": self.snapshot(), "_followed": None}
+        return {**self.__dict__, "_native": None, "_saved": self.snapshot(), "followed": None}
 
     def check_valid(self) -> None:
         """Raise if the native table contradicts itself; for tests."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from gleanrl.data.replay_buffers.gate import Gate
-from gleanrl.data.replay_buffers.ownership import Part
+from gleanrl.data.replay_buffers.ownership import Part, gate_of, taken
 from gleanrl.data.replay_buffers.storages.indexing import slots_at
 from gleanrl.errors import EmptyBufferError, InvalidTypeError, UnsupportedError
 from gleanrl.system import proc
@@ -22,7 +22,8 @@ class Access(Part, ABC):
     """Reading a storage by itself, and following its writes; see `Storage`."""
 
     ndim: int
-    _followers: tuple[weakref.ref[Any], ...] = ()
+    attached: tuple[weakref.ref[Any], ...] = ()
+    """What is told of writes; see `attach`."""
     _users: tuple[weakref.ref[Any], ...] = ()  # buffers
     _written_by: weakref.ref[Any] | None = None  # the one of them that writes
 
@@ -91,7 +92,12 @@ class Access(Part, ABC):
     @property
     def gate(self) -> Gate | None:
         """The gate of the buffers that use the storage; None while none does."""
-        return self._gate if self._living() else None
+        return gate_of(self)
+
+    @property
+    def owner(self) -> Any:
+        """The first of the buffers that use the storage; None while none does."""
+        return next(iter(self._living()), None)
 
     def _living(self) -> list[Any]:
         return [buffer for user in self._users if (buffer := user()) is not None]
@@ -99,8 +105,8 @@ class Access(Part, ABC):
     def check_free(self, name: str, taker: Any) -> None:
         """Raise `InvalidArgumentError` if another buffer than `taker` uses the storage."""
         others = [buffer for buffer in self._living() if buffer is not taker]
-        self._owner = None if not others else weakref.ref(others[0])
-        super().check_free(name, taker)
+        if others:
+            raise taken(name, self, others[0])
 
     def join_buffer(self, owner: Any, gate: Gate) -> None:
         """Be used by `owner`, a buffer with that gate, which is the one of the others."""
@@ -147,21 +153,9 @@ class Access(Part, ABC):
         """
         if not callable(getattr(buffer, "mark_update", None)):
             raise InvalidTypeError(f"attach: expected an object with mark_update(index), got {buffer!r}")
-        living = [follower for follower in self._followers if follower() is not None]
+        living = [follower for follower in self.attached if follower() is not None]
         if all(follower() is not buffer for follower in living):
-            self._followers = (*living, weakref.ref(buffer))
-
-    def _announce(self, slots: torch.Tensor) -> None:
-        """Tell the followers that `slots`, ``(n,)`` int64, were written."""
-        if not self._followers:
-            return
-        index = slots
-        if self.ndim > 1:
-            index = torch.stack(torch.unravel_index(slots, self.shape), -1)
-        for follower in self._followers:
-            buffer = follower()
-            if buffer is not None:
-                buffer.mark_update(index.clone())
+            self.attached = (*living, weakref.ref(buffer))
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without followers.
@@ -176,5 +170,16 @@ class Access(Part, ABC):
                 "buffer with shared=True, send state_dict(), or make the buffer there (one with delayed_init=True that "
                 "wasn't used yet can be sent)"
             )
-        transient = ("_followers", "moments")
+        transient = ("attached", "moments")
         return {name: value for name, value in super().__getstate__().items() if name not in transient}
+
+
+def announce(storage: Access, slots: torch.Tensor) -> None:
+    """Tell what is attached to a storage that `slots`, ``(n,)`` int64, were written."""
+    index = slots
+    if storage.ndim > 1:
+        index = torch.stack(torch.unravel_index(slots, storage.shape), -1)
+    for follower in storage.attached:
+        buffer = follower()
+        if buffer is not None:
+            buffer.mark_update(index.clone())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -14,8 +15,10 @@ from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBa
 from gleanrl.data.replay_buffers.checkpointers.hooks import check_load_hook, save_form
 from gleanrl.data.replay_buffers.checkpointers.whole import TensorStorageCheckpointer
 from gleanrl.data.replay_buffers.familiar import make_concrete
+from gleanrl.data.replay_buffers.storages.access import announce
 from gleanrl.data.replay_buffers.storages.direct import Direct, Prepared
 from gleanrl.data.replay_buffers.storages.indexing import ranges_of
+from gleanrl.data.replay_buffers.storages.moments import Moment, preserve
 from gleanrl.data.replay_buffers.storages.snapshots import Ahead, ContentCopy, Copying, StorageState
 from gleanrl.data.replay_buffers.versions import Version, moved_past
 from gleanrl.errors import GleanError, InvalidTypeError, SchemaError, UnsupportedError
@@ -102,6 +105,20 @@ class Storage(Direct, Stateful[StorageState]):
 
     collate: Callable[[Any], Any] | None = None
     """What makes a batch of fetched records; None where `fetch` returns one."""
+
+    moments: tuple[weakref.ref[Moment], ...] = ()
+    """What it held at moments that are being saved; these copy what a write is about to change."""
+
+    def preserve_next(self, num_steps: int) -> None:
+        """Let what is being saved copy the slots of so many steps from the end on, where a ring writer goes on.
+
+        Any thread may call it, without the buffer's lock, so that nobody but the writer waits for the copies. A guess
+        does: the write itself preserves the rest, and waits for copies that are being made.
+        """
+        if self.ordered:
+            per_step = self.rows_per_step
+            preserve(self.moments, [(self.end * per_step, num_steps * per_step)], self.max_size)
+
     # Writing
 
     @abstractmethod
@@ -126,33 +143,32 @@ class Storage(Direct, Stateful[StorageState]):
             placement: where they go.
             end: the new end; None for the step after the last one written.
         """
-        if self._generations is None:
-            self._counters()
+        if not self.generations.at:
+            self.generations.of_all()
         if self.moments:
-            self._preserve([(placement.start * self.rows_per_step, placement.num_steps * self.rows_per_step)])
+            first, count = placement.start * self.rows_per_step, placement.num_steps * self.rows_per_step
+            self.moments = preserve(self.moments, [(first, count)], self.max_size)
         start, num_steps, _, _, _, capacity = placement
         written = self._rows_written + num_steps * self.rows_per_step
         new_end = (start + num_steps) % capacity if end is None else end
-        before = self._log.version
+        before = self.change_log.version
         # `to_the_end` in place: this is every write's way, and a function of its own costs as much as the checks.
         try:
             self._write(prepared.rows, placement, new_end, written, before)
         except BaseException:
             self._write(prepared.rows, placement, new_end, written, before)
             raise
-        if self._followers:
-            start, size = placement.start * self.rows_per_step, self.max_size
-            self._announce(
-                torch.arange(start, start + placement.num_steps * self.rows_per_step, device="cpu") % size
-            )
+        if self.attached:
+            start, count = start * self.rows_per_step, num_steps * self.rows_per_step
+            announce(self, torch.arange(start, start + count, device="cpu") % self.max_size)
 
     def _write(self, rows: Any, placement: Placement, end: int, written: int, before: Version) -> None:
         """Note the change after version `before`, copy, publish; can't fail, and may be done twice."""
         start, count, skipped, _, length, capacity = placement
         per_step = self.rows_per_step
-        if self._log.version == before:
-            self._log.note(start * per_step, count * per_step, capacity * per_step)
-        bump(self._generations_at, start * per_step, count * per_step, capacity * per_step)
+        if self.change_log.version == before:
+            self.change_log.note(start * per_step, count * per_step, capacity * per_step)
+        bump(self.generations.at, start * per_step, count * per_step, capacity * per_step)
         self._copy_span(rows, skipped, start, count)
         self.num_steps, self._end, self._rows_written = length, end, written
 
@@ -163,46 +179,51 @@ class Storage(Direct, Stateful[StorageState]):
             rows, selection.slots, False, selection.length, selection.length % self.capacity_steps, False
         )
 
-    def write_slots(self, prepared: Prepared, slots: torch.Tensor, amended: bool = False) -> None:
-        """Copy prepared data to `slots`, ``(n,)`` int64, n >= 1; the length stays.
+    def write_slots(
+        self,
+        prepared: Prepared,
+        slots: torch.Tensor,
+        amended: bool = False,
+        *,
+        num_steps: int | None = None,
+        end: int | None = None,
+    ) -> None:
+        """Copy prepared data to `slots`, ``(n,)`` int64, and publish length and end.
 
         Args:
             prepared: the rows.
             slots: where they go.
             amended: whether the records stay what they are, a column of theirs apart.
+            num_steps: time steps that are stored then; None for as many as before.
+            end: the new end; None for that of before.
         """
-        self._put(prepared.rows, slots, amended, self.num_steps, self._end, self.ordered)
+        length = self.num_steps if num_steps is None else num_steps
+        self._put(prepared.rows, slots, amended, length, self._end if end is None else end, self.ordered)
 
     def _put(
         self, rows: Any, slots: torch.Tensor, amended: bool, num_steps: int, end: int, ordered: bool
     ) -> None:
-        if self._generations is None:
-            self._counters()
+        if not self.generations.at:
+            self.generations.of_all()
         count = slots.shape[0]
         rows_written = self._rows_written + (0 if amended else count)
 
         before, ranges = self.version, ranges_of(slots)
         if self.moments:
-            self._preserve(ranges)
+            self.moments = preserve(self.moments, ranges, self.max_size)
 
         def change() -> None:
             if count:
                 if self.version == before:
-                    self._log.note_ranges(ranges, self.max_size, amended)
-                bump_at(self._generations_at, slots.data_ptr(), count, self.max_size)
+                    self.change_log.note_ranges(ranges, self.max_size, amended)
+                bump_at(self.generations.at, slots.data_ptr(), count, self.max_size)
                 self._copy_slots(rows, slots)
             self.num_steps, self._end, self.ordered = num_steps, end, ordered
             self._rows_written = rows_written
 
         to_the_end(change)
-        self._announce(slots)
-
-    def _publish_all(self, num_steps: int) -> None:
-        """Count every slot of `num_steps` time steps as written, by a constructor that adopts records."""
-        self._counters().fill_(1)
-        self.num_steps = num_steps
-        self._end = num_steps % self.capacity_steps
-        self._rows_written = len(self)
+        if self.attached:
+            announce(self, slots)
 
     def clear(self) -> None:
         """Forget every record; memory and schema stay. Generations move on: earlier draws are recognised."""
@@ -212,10 +233,10 @@ class Storage(Direct, Stateful[StorageState]):
             self.num_steps = self._end = 0
             self.ordered = True
 
-        self._preserve([(0, len(self))])
-        self._log.renew()
+        self.moments = preserve(self.moments, [(0, len(self))], self.max_size)
+        self.change_log.renew()
         if self.num_steps:
-            bump(self._generations_at, 0, len(self), self.max_size)
+            bump(self.generations.at, 0, len(self), self.max_size)
         to_the_end(change)
 
     def _forget(self) -> None:
@@ -274,7 +295,7 @@ class Storage(Direct, Stateful[StorageState]):
         with self.guard():
             content, counted = copying.end()
             return StorageState(
-                self._requested,
+                self.requested_size,
                 self.ndim,
                 tuple(self.batch_shape),
                 self.num_steps,
@@ -282,7 +303,7 @@ class Storage(Direct, Stateful[StorageState]):
                 self._rows_written,
                 self.ordered,
                 self.version,
-                self._counters()[:counted].clone(),
+                self.generations.of_all()[:counted].clone(),
                 content,
             )
 
@@ -335,7 +356,7 @@ class Storage(Direct, Stateful[StorageState]):
         """Return the value of a state whose columns are tensors."""
         reader = StateReader(state, f"a {type(self).__name__}")
         saved = StorageState.read(reader).counted(reader)
-        value = self._fitted(saved)
+        value = saved.fitted_to(self)
         try:
             content = self._parse_content(reader, saved)
             return replace(value, content=self._turned(content, value.moved) if value.moved else content)
@@ -346,14 +367,6 @@ class Storage(Direct, Stateful[StorageState]):
                 f"load_state_dict: expected what state_dict() of a {type(self).__name__} returned"
             ) from cause
 
-    def _fitted(self, saved: StorageState) -> StorageState:
-        """Return a foreign state for this storage's size; `SchemaError` if it doesn't fit."""
-        if saved.ndim != self.ndim:
-            raise SchemaError(
-                f"load_state_dict: the state has ndim={saved.ndim}, this storage {self.ndim}: build it with the same"
-            )
-        return saved.fitted(self._requested)
-
     def _turned(self, content: Any, rows: int) -> Any:
         """Return parsed content of which the first `rows` rows come last; `SchemaError` where that can't be."""
         raise SchemaError(
@@ -363,23 +376,23 @@ class Storage(Direct, Stateful[StorageState]):
 
     def adopt(self, value: StorageState) -> None:
         """Hold what a snapshot holds. Generations never go back: earlier draws are recognised."""
-        if value.content is not None and self._batch_shape is None:
-            self._fix_batch(torch.Size(value.batch_shape))
+        if value.content is not None and not self.rows_per_step:
+            self.fix_batch(torch.Size(value.batch_shape))
         rows = value.generations.shape[0]
-        after, as_saved = value.generations, self._generations is None  # nobody has drawn anything
+        after, as_saved = value.generations, not self.generations.at  # nobody has drawn anything
         whole = as_saved and rows == self.max_size  # the value's own copy serves: it is adopted here alone
-        counters = after if whole else self._counters(rows)
+        counters = after if whole else self.generations.of_all(rows)
         if not as_saved:
             after = counters.clone()
             after[: len(self)] += 1
             after[:rows] = moved_past(value.generations, after[:rows])
             as_saved = torch.equal(after[:rows], value.generations)
-        self._preserve([(0, self.max_size)])
+        self.moments = preserve(self.moments, [(0, self.max_size)], self.max_size)
 
         def change() -> None:
-            self._log.renew(value.version)  # before the bytes move
+            self.change_log.renew(value.version)  # before the bytes move
             if whole:
-                self._count_in(counters)
+                self.generations.hold(counters)
             else:
                 counters[: after.shape[0]] = after
             self._take_content(value.content, rows)
@@ -389,3 +402,11 @@ class Storage(Direct, Stateful[StorageState]):
         to_the_end(change)
         if as_saved:
             self._remember(value.content)
+
+
+def count_all_as_written(storage: Storage, num_steps: int) -> None:
+    """Have a new storage, which adopts records, hold `num_steps` time steps of them."""
+    storage.generations.of_all().fill_(1)
+    storage.num_steps = num_steps
+    storage._end = num_steps % storage.capacity_steps
+    storage._rows_written = len(storage)

@@ -72,16 +72,18 @@ class CompressedListStorage(ListStorage):
 
     def bytes(self) -> int:
         """Return the bytes that the compressed tensors take."""
-        return sum(packed.numel() for _, leaves in self._items for packed in leaves)
+        stored = super().fetch(torch.arange(len(self), device="cpu"))
+        return sum(packed.numel() for _, leaves in stored for packed in leaves)
 
     def fetch(self, slots: torch.Tensor, paths: tuple[Path, ...] | None = None) -> list[Any]:
         """Return the objects in `slots`, their tensors decompressed."""
         return [self._unpacked(packed) for packed in super().fetch(slots, paths)]
 
     def _at(self, index: int | slice) -> Any:
+        found = super()._at(index)
         if isinstance(index, slice):
-            return [self._unpacked(packed) for packed in self._items[index]]
-        return self._unpacked(self._items[index])
+            return [self._unpacked(packed) for packed in found]
+        return self._unpacked(found)
 
     def _moved(self, items: list[Any]) -> list[Any]:
         return [self._packed(item) for item in super()._moved(items)]

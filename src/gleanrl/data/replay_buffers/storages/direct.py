@@ -62,14 +62,16 @@ class Direct(Slots):
         """Copy prepared data to its placement and publish the new length and end (see `Storage.write`)."""
 
     @abstractmethod
-    def write_slots(self, prepared: Prepared, slots: torch.Tensor, amended: bool = False) -> None:
-        """Copy prepared data to `slots`; the length stays (see `Storage.write_slots`)."""
-
-    @abstractmethod
-    def _put(
-        self, rows: Any, slots: torch.Tensor, amended: bool, num_steps: int, end: int, ordered: bool
+    def write_slots(
+        self,
+        prepared: Prepared,
+        slots: torch.Tensor,
+        amended: bool = False,
+        *,
+        num_steps: int | None = None,
+        end: int | None = None,
     ) -> None:
-        """Copy rows to `slots` and publish length and end."""
+        """Copy prepared data to `slots` and publish length and end (see `Storage.write_slots`)."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -113,7 +115,7 @@ class Direct(Slots):
         stop, stored = start + prepared.num_steps, self.num_steps
         if not 0 <= start <= stored or stop > self.capacity_steps:
             raise self._no_place([start, stop - 1])
-        self._set_run(start, prepared, stop, set_cursor and single and start == self._end)
+        self._set_run(start, prepared, stop, set_cursor and single and start == self.end)
 
     def _set_steps(self, steps: torch.Tensor, prepared: Prepared, set_cursor: bool) -> None:
         count, stored, capacity = steps.shape[0], self.num_steps, self.capacity_steps
@@ -124,26 +126,21 @@ class Direct(Slots):
             raise self._no_place(steps.tolist())
         run = torch.arange(first, first + count, device="cpu") % capacity
         if count <= capacity and torch.equal(steps, run):
-            self._set_run(first, prepared, top, set_cursor and (first == self._end or count == capacity))
+            self._set_run(first, prepared, top, set_cursor and (first == self.end or count == capacity))
             return
         per_step = self.rows_per_step
         slots = (steps[:, None] * per_step + torch.arange(per_step, device="cpu")).reshape(-1)
-        grown = top > stored
-        self._put(
-            prepared.rows,
-            slots,
-            False,
-            max(top, stored),
-            top % capacity if grown else self._end,
-            self.ordered,
-        )
+        if top > stored:
+            self.write_slots(prepared, slots, num_steps=top, end=top % capacity)
+        else:
+            self.write_slots(prepared, slots)
 
     def _set_run(self, start: int, prepared: Prepared, stop: int, moves: bool) -> None:
         """Write to `start` and the following steps, around the end perhaps; `stop`: behind the highest of them."""
         count, before = prepared.num_steps, self.num_steps
         fresh = max(stop - before, 0)
         placement = Placement(start, count, 0, count - fresh, before + fresh, self.capacity_steps)
-        self.write(prepared, placement, None if fresh or moves else self._end)
+        self.write(prepared, placement, None if fresh or moves else self.end)
 
     def _no_place(self, steps: list[int]) -> IndexRangeError:
         return IndexRangeError(
@@ -168,10 +165,10 @@ class Direct(Slots):
     def _max_size_along_dim0(self, *, single_data: Any = None, batched_data: Any = None) -> int:
         """Return how many time steps fit, given what is written first, one time step or many."""
         data = batched_data if single_data is None else single_data
-        if self._batch_shape is None and data is not None:
+        if not self.rows_per_step and data is not None:
             shape = data.shape if hasattr(data, "shape") else _pytree.tree_leaves(data)[0].shape
             batch = shape[: self.ndim - 1] if batched_data is None else shape[1 : self.ndim]
-            return -(-self._requested // batch.numel())
+            return self.steps_that_fit(batch)
         return self.capacity_steps
 
     def _rand_given_ndim(self, batch_size: int) -> Any:
@@ -186,7 +183,7 @@ class Direct(Slots):
     @property
     def _last_cursor_index(self) -> int | None:
         """The newest time step."""
-        return (self._end - 1) % self.capacity_steps if self.num_steps else None
+        return (self.end - 1) % self.capacity_steps if self.num_steps else None
 
     @property
     def _last_cursor(self) -> torch.Tensor | None:
@@ -198,4 +195,4 @@ class Direct(Slots):
 
     def _attached_entities_iter(self) -> Iterator[Any]:
         """Yield who is told of writes."""
-        return (buffer for follower in self._followers if (buffer := follower()) is not None)
+        return (buffer for follower in self.attached if (buffer := follower()) is not None)

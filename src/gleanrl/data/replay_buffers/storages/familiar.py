@@ -13,7 +13,7 @@ from tensordict import is_tensor_collection
 from torch.utils import _pytree
 
 from gleanrl.data.replay_buffers.familiar import View, view_of
-from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.base import Storage, count_all_as_written
 from gleanrl.data.replay_buffers.storages.direct import Prepared
 from gleanrl.data.replay_buffers.storages.formats import swap_batch_dims
 from gleanrl.data.replay_buffers.storages.indexing import is_position, steps_at
@@ -58,16 +58,16 @@ class FamiliarStorage(View, Storage):
         part = self.part
         if self.foreign:
             Storage.__init__(self, part.max_size, ndim=part.ndim)
-        elif "_log" not in vars(part):
+        elif "change_log" not in vars(part):
             raise InvalidTypeError(
                 f"storage: the constructor of a {type(part).__name__} has to call super().__init__(max_size)"
             )
         if "get" in self.own and "collate" not in vars(self):
             self.collate = _collated
         if "__len__" in self.own and len(part) > self.num_steps * self.rows_per_step:
-            if self._batch_shape is None:
-                self._fix_batch(torch.Size(part.shape[1:]))
-            self._publish_all(len(part) // self.rows_per_step)
+            if not self.rows_per_step:
+                self.fix_batch(torch.Size(part.shape[1:]))
+            count_all_as_written(self, len(part) // self.rows_per_step)
 
     # Writing
 
@@ -85,8 +85,8 @@ class FamiliarStorage(View, Storage):
         if dim_extend and not single:
             data = swap_batch_dims(data, dim_extend, where)
         lead = _leading(data, self.ndim - single, where)
-        if self._batch_shape is None:
-            self._fix_batch(lead[-(self.ndim - 1) :])
+        if not self.rows_per_step:
+            self.fix_batch(lead[-(self.ndim - 1) :])
         return Prepared(_One([data]), 1) if single else Prepared(data, lead[0])
 
     def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
@@ -137,14 +137,15 @@ class FamiliarStorage(View, Storage):
             if is_position(index)
             else steps_at(index, self.capacity_steps)
         )
-        if self._batch_shape is None:
-            self._fix_batch(torch.Size(self.part.shape[1:]))
+        if not self.rows_per_step:
+            self.fix_batch(torch.Size(self.part.shape[1:]))
         per_step = self.rows_per_step
         slots = (
             steps[steps >= 0].unique()[:, None] * per_step + torch.arange(per_step, device="cpu")
         ).reshape(-1)
         length = len(self.part) // per_step
-        self._put(None, slots, False, length, (int(steps[-1]) + 1) % self.capacity_steps, self.ordered)
+        end = (int(steps[-1]) + 1) % self.capacity_steps
+        self.write_slots(Prepared(None, len(steps)), slots, num_steps=length, end=end)
 
     # Reading
 
@@ -181,10 +182,10 @@ class FamiliarStorage(View, Storage):
     def _parse_content(self, reader: StateReader, state: StorageState) -> Any:
         if "load_state_dict" not in self.own:
             return super()._parse_content(reader, state)
-        if state.fitted(self._requested).moved is not None:
+        if state.fitted(self.requested_size).moved is not None:
             raise SchemaError(
                 f"load_state_dict: the state has max_size={state.max_size}; this {type(self.part).__name__} has "
-                f"{self._requested}: build it with the same"
+                f"{self.requested_size}: build it with the same"
             )
         return copy.deepcopy(reader.get("content"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from gleanrl.data.replay_buffers.storages.memory import HeapAllocator
+from gleanrl.data.replay_buffers.storages.tabled import TabledStorage
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.devices import usable_device
 from gleanrl.errors import UnsupportedError
@@ -41,5 +42,4 @@ class LazyTensorStorage(TensorStorage):
         place = usable_device("cpu" if device == "auto" else device)
         if place.type == "meta":
             raise UnsupportedError("device: meta tensors hold no data; use a real device")
-        self._open(max_size, HeapAllocator(place), place, ndim)
-        self._follows_data = device == "auto"
+        TabledStorage.__init__(self, max_size, HeapAllocator(place), place, ndim, device == "auto")

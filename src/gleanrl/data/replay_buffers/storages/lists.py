@@ -66,7 +66,7 @@ class ListStorage(Storage):
         if not items:
             raise SchemaError(f"{where}: got no record at all; write at least one")
         if self.max_size == UNBOUNDED:
-            self._counters(self.num_steps + len(items))
+            self.generations.of_all(self.num_steps + len(items))
         return Prepared(self._moved(items), len(items))
 
     def _moved(self, items: list[Any]) -> list[Any]:
@@ -162,7 +162,7 @@ class ListStorage(Storage):
     def check_valid(self) -> None:
         """Raise AssertionError if the storage's books don't agree; for tests."""
         assert len(self._items) == self.num_steps <= self.max_size
-        assert bool((self._counters()[: len(self)] > 0).all())
+        assert bool((self.generations.of_all()[: len(self)] > 0).all())
 
     def __repr__(self) -> str:
         """Show class and size."""

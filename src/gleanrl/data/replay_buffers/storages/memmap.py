@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from gleanrl.data.replay_buffers.storages.memory import FileAllocator
+from gleanrl.data.replay_buffers.storages.tabled import TabledStorage
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
@@ -57,4 +58,5 @@ class LazyMemmapStorage(TensorStorage):
         if scratch_dir is not None and not isinstance(scratch_dir, (str, os.PathLike)):
             raise InvalidTypeError(f"scratch_dir: expected a path, got {scratch_dir!r}")
         self.scratch_dir = None if scratch_dir is None else Path(scratch_dir)
-        self._open(max_size, FileAllocator(self.scratch_dir, existsok), torch.device("cpu"), ndim)
+        allocator = FileAllocator(self.scratch_dir, existsok)
+        TabledStorage.__init__(self, max_size, allocator, torch.device("cpu"), ndim)

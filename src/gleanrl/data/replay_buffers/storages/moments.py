@@ -6,6 +6,7 @@ Its rows are read where they live, and copied before a write changes them, no mo
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from gleanrl.checkpoint.segments import Array, Layout, Source, bytes_of, rows_at, rows_of
-from gleanrl.data.replay_buffers.versions import Change, Version
+from gleanrl.data.replay_buffers.versions import Change, Version, ring_spans
 from gleanrl.system.forks import renew_in_child
 from gleanrl.system.pages import mapped
 
@@ -33,6 +34,24 @@ class Mark(NamedTuple):
     """When they were all that it held."""
     lent: int
     """How often views had been given to others until then."""
+
+
+def preserve(
+    moments: tuple[weakref.ref[Moment], ...], ranges: list[tuple[int, int]], size: int
+) -> tuple[weakref.ref[Moment], ...]:
+    """Let moments that are being saved copy slots that are about to change, and return those that aren't saved yet.
+
+    Args:
+        moments: of one storage.
+        ranges: first slot and count of each.
+        size: slots of the storage, around which a range may go.
+    """
+    living = [(moment, found) for moment in moments if (found := moment()) is not None]
+    if living:
+        spans = [span for start, count in ranges for span in ring_spans(start, count, size)]
+        for _, found in living:
+            found.before(spans)
+    return tuple(moment for moment, found in living if found.open)
 
 
 class Moment(Source):

@@ -30,7 +30,6 @@ class RecordFormat(ABC):
         self.item_shape = item_shape
         self.mask = _mask_of(schema)
         """The position of the leaf that tells steps from other rows, None if there is none."""
-        self._narrowed: dict[tuple[Path, ...], RecordFormat] = {}
 
     @abstractmethod
     def read(self, data: Any, dims: int, where: str) -> tuple[torch.Size, list[Leaf]]:

@@ -9,12 +9,12 @@ import torch
 
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.formats import format_from_state
+from gleanrl.data.replay_buffers.storages.generations import Generations
 from gleanrl.data.replay_buffers.storages.lazy import LazyTensorStorage
 from gleanrl.data.replay_buffers.storages.memmap import LazyMemmapStorage
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.saved import Records
 from gleanrl.data.replay_buffers.storages.segment import Books, Segment, SegmentAllocator
-from gleanrl.data.replay_buffers.storages.slots import NO_SLOTS
 from gleanrl.data.replay_buffers.storages.snapshots import StorageState
 from gleanrl.data.replay_buffers.storages.table import Table
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
@@ -53,9 +53,9 @@ class SharedTensorStorage(LazyTensorStorage):
 
     def meet(self, segment: Segment) -> None:
         """Be a storage of the records in a segment."""
-        self._segment, self._log = segment, segment.log
-        self._table = self._generations = None
-        self.num_steps = self._end = self._rows_written = self._generations_at = 0
+        self._segment, self.change_log = segment, segment.log
+        self._table, self.generations = None, Generations()
+        self.num_steps = self._end = self._rows_written = 0
 
     # Under the lock
 
@@ -66,7 +66,7 @@ class SharedTensorStorage(LazyTensorStorage):
             state, batch = segment.schema()
             form, shape = format_from_state(state), torch.Size(batch)
             super()._begin(self._make_table(form, shape), shape)
-            self._take_counters()
+            self.generations = Generations(segment.generations)
         if segment.changing:
             segment.undo()
         self.num_steps, self._end, self._rows_written, ordered = segment.books()
@@ -151,19 +151,12 @@ class SharedTensorStorage(LazyTensorStorage):
 
     # Memory
 
-    def _counters(self, rows: int = 0) -> torch.Tensor:
-        return NO_SLOTS if self._generations is None else self._generations
-
-    def _take_counters(self) -> None:
-        self._generations_at = self._segment.generations.data_ptr()
-        self._generations = self._segment.generations
-
     def _make_table(self, form: RecordFormat, batch: torch.Size) -> Table:
         if form.schema.lists:
             raise UnsupportedError(
                 f"a shared storage holds tensors only, not {form.schema.lists[0]!r}; share no buffer, or leave that out"
             )
-        self._allocate = SegmentAllocator(self._segment, (form.state(by_name=False), tuple(batch)))
+        self.allocator = SegmentAllocator(self._segment, (form.state(by_name=False), tuple(batch)))
         table = super()._make_table(form, batch)
         table.watch_mask()  # another process may have written rows that are no steps
         return table
@@ -171,13 +164,13 @@ class SharedTensorStorage(LazyTensorStorage):
     def _begin(self, table: Table, batch: torch.Size) -> None:
         super()._begin(table, batch)
         self._segment.ready()
-        self._take_counters()
+        self.generations = Generations(self._segment.generations)
 
     # Copies
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the name of the memory: copies are of the same records."""
-        return _attached, (type(self), self._segment, self._requested, self.ndim)
+        return _attached, (type(self), self._segment, self.requested_size, self.ndim)
 
 
 def share(storage: Storage) -> SharedTensorStorage:
@@ -212,7 +205,7 @@ def share(storage: Storage) -> SharedTensorStorage:
         storage.__dict__.update(before)
         storage.__class__ = kind
         raise
-    before["_allocate"].discard()
+    before["allocator"].discard()
     return shared
 
 

@@ -91,6 +91,18 @@ class StorageState:
             raise reader.wrong("rows_written", f"at least the {read.rows} stored")
         return read
 
+    def fitted_to(self, storage: Slots) -> StorageState:
+        """Return this state for that storage's size (see `fitted`).
+
+        Raises:
+            SchemaError: another number of dimensions, or more than fits.
+        """
+        if self.ndim != storage.ndim:
+            raise SchemaError(
+                f"load_state_dict: the state has ndim={self.ndim}, this storage {storage.ndim}: build it with the same"
+            )
+        return self.fitted(storage.requested_size)
+
     def fitted(self, max_size: int) -> StorageState:
         """Return this state for a storage of that size, as if these steps, the oldest first, were all it ever got.
 

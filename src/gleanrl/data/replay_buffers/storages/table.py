@@ -84,6 +84,12 @@ class Table:
         table.columns.lent = self.columns.lent  # views of these show in the new table, too
         return table
 
+    def first_rows(self, count: int) -> GivenColumns:
+        """Return the columns of another table that shares the memory of the first rows of this one."""
+        lists = [objects[:count] for objects in self.lists.values()]
+        columns = [*self.columns.views(torch.Size([count])), *lists]
+        return GivenColumns(columns, self._allocate.exclusive, self._allocate.shared)
+
     def settle(self, rows: Sequence[Leaf]) -> None:
         """Be used with these rows, which stand in it already, in the place of another table."""
         self._allocate.settle()

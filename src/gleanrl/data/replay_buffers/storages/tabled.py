@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from gleanrl.checkpoint.reading import Stored
 from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.data.replay_buffers.storages.columns import device_of
+from gleanrl.data.replay_buffers.storages.columns import device_of, plain
 from gleanrl.data.replay_buffers.storages.memory import Allocator, FileAllocator, GivenColumns, HeapAllocator
 from gleanrl.data.replay_buffers.storages.moments import Mark, Moment
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
@@ -25,7 +25,7 @@ from gleanrl.data.replay_buffers.storages.saved import (
 from gleanrl.data.replay_buffers.storages.snapshots import Ahead, AtEnd, ContentCopy, StorageState
 from gleanrl.data.replay_buffers.storages.table import Table
 from gleanrl.errors import EmptyBufferError, SchemaError
-from gleanrl.objects import Objects
+from gleanrl.objects import Leaf, Objects
 from gleanrl.schema import allocate
 from gleanrl.state import StateReader
 from gleanrl.system.interrupts import to_the_end
@@ -34,14 +34,24 @@ _MARKS = 8  # checkpoints of which a storage knows what changed since
 
 
 class TabledStorage(Storage):
-    """Records in the columns of a `Table`, which the first write makes, or the first load; see `TensorStorage`."""
+    """Records in the columns of a `Table`, which the first write makes, or the first load; see `TensorStorage`.
 
-    def _open(self, max_size: int, allocator: Allocator, device: torch.device, ndim: int) -> None:
-        """Set up an empty storage; what every constructor of the family does."""
-        Storage.__init__(self, max_size, ndim=ndim)
+    Args:
+        max_size: transitions that fit, at least 1.
+        allocator: what makes the columns.
+        device: where they are.
+        ndim: batch dimensions of a storage, at least 1; the first is time.
+        follows_data: whether the device, and memory on it, is that of the first data instead.
+    """
+
+    def __init__(
+        self, max_size: int, allocator: Allocator, device: torch.device, ndim: int, follows_data: bool = False
+    ) -> None:
+        super().__init__(max_size, ndim=ndim)
         self.device = device
-        self._allocate = allocator
-        self._follows_data = False
+        self.allocator = allocator
+        """What makes the columns."""
+        self._follows_data = follows_data
         self._table: Table | None = None
 
     @property
@@ -52,34 +62,23 @@ class TabledStorage(Storage):
     @property
     def format(self) -> RecordFormat:
         """The frozen structure of the records (`EmptyBufferError` before the first write)."""
-        return self._initialized().form
-
-    def _initialized(self) -> Table:
-        if self._table is None:
-            raise EmptyBufferError("the storage is empty and has no schema yet: write records first")
-        return self._table
+        return table_of(self).form
 
     def _settle(self, device: torch.device) -> None:
         """Choose the device of the first data, if that was asked for."""
         if self._follows_data:
             self.device = device
-            self._allocate = HeapAllocator(device)
+            self.allocator = HeapAllocator(device)
 
     def _make_table(self, form: RecordFormat, batch: torch.Size) -> Table:
-        table = Table(form, -(-self._requested // batch.numel()) * batch.numel(), self._allocate)
+        table = Table(form, self.steps_that_fit(batch) * batch.numel(), self.allocator)
         if self.ndim > 1:  # with one dimension writes leave out rows that are no steps
             table.watch_mask()
         return table
 
-    def _initialize(self, form: RecordFormat, batch: torch.Size) -> Table:
-        """Take the memory; the storage changes only once every column exists."""
-        table = self._make_table(form, batch)
-        to_the_end(lambda: self._begin(table, batch))
-        return table
-
     def _begin(self, table: Table, batch: torch.Size) -> None:
         table.keep()
-        self._fix_batch(batch)
+        self.fix_batch(batch)
         self.device, self._table = table.device, table
 
     # State
@@ -96,7 +95,7 @@ class TabledStorage(Storage):
 
     def moment(self) -> tuple[Any, int]:
         """Return the records of this moment as a snapshot's content (see `Ahead.end`); the caller holds the lock."""
-        table = self._initialized()
+        table = table_of(self)
         if table.lists:
             return self.copy_ahead().end()
         lent = table.columns.lent
@@ -105,15 +104,15 @@ class TabledStorage(Storage):
             for name, mark in self._marks.items()
             if mark.lent == lent.count
         }
-        columns = [self._counters(), *table.all]
-        moment = Moment(columns, len(self), self._end * self.rows_per_step, {} if lent.alive else earlier)
+        columns = [self.generations.of_all(), *table.all]
+        moment = Moment(columns, len(self), self.end * self.rows_per_step, {} if lent.alive else earlier)
         self._mark(moment.identity)
         self.moments = (*self.moments, weakref.ref(moment))
         return LiveRecords(table.form, moment), 0
 
     def _mark(self, name: str) -> None:
         """Remember that what is stored now has this name in checkpoints."""
-        lent = self._initialized().columns.lent
+        lent = table_of(self).columns.lent
         if not lent.alive:
             last = [*self._marks.items()][1 - _MARKS :]
             self._marks = {**dict(last), name: Mark(self.version, lent.count)}
@@ -139,7 +138,7 @@ class TabledStorage(Storage):
     def _read(self, stored: Stored, reader: StateReader) -> StorageState:
         """Return the value of a state whose records stand in files, in memory that is nobody's yet."""
         saved, table = StorageState.read(reader), self._table
-        value = self._fitted(saved)
+        value = saved.fitted_to(self)
         form = stored_rows(reader, value, None if table is None else table.form)
         place: Table | None = None
         if table is None:
@@ -147,8 +146,8 @@ class TabledStorage(Storage):
             place = self._make_table(form, torch.Size(value.batch_shape))
         else:
             self._check_form(form, value)
-            if isinstance(self._allocate, FileAllocator):
-                place = Table(table.form, table.columns.num_rows, self._allocate.another())
+            if isinstance(self.allocator, FileAllocator):
+                place = Table(table.form, table.columns.num_rows, self.allocator.another())
         if place is None:
             columns: list[Any] = [
                 allocate((value.rows, *field.row_shape), field.dtype, self.device)
@@ -166,7 +165,7 @@ class TabledStorage(Storage):
             raise
         identity = None if value.moved else stored.identity
         rows = (
-            replace(Records(form, columns), identity=identity).into(self._initialized())
+            replace(Records(form, columns), identity=identity).into(table_of(self))
             if place is None
             else Records(place.form, own, place, True, identity=identity)
         )
@@ -177,8 +176,8 @@ class TabledStorage(Storage):
 
     def _check_form(self, form: RecordFormat, state: StorageState) -> None:
         """Raise `SchemaError` if records of that format can't be loaded."""
-        table = self._initialized()
-        if not table.form.same_as(form) or state.batch_shape != self._batch_shape:
+        table = table_of(self)
+        if not table.form.same_as(form) or state.batch_shape != self.batch_shape:
             raise SchemaError(
                 f"load_state_dict: the state's schema {form.schema!r} with batch {state.batch_shape} isn't "
                 f"this storage's {table.form.schema!r} with batch {tuple(self.batch_shape)}"
@@ -204,12 +203,12 @@ class TabledStorage(Storage):
         if table is None:
             self._settle(device_of(rows.columns))
             batch = torch.Size(state.batch_shape)
-            full = state.rows == -(-self._requested // batch.numel()) * batch.numel()
+            full = state.rows == self.steps_that_fit(batch) * batch.numel()
             if (
                 self._alone
                 and rows.fresh
                 and full
-                and isinstance(self._allocate, HeapAllocator)
+                and isinstance(self.allocator, HeapAllocator)
                 and self.device.type == "cpu"
             ):
                 given = Table(rows.form, state.rows, GivenColumns(rows.columns, exclusive=True))
@@ -244,8 +243,8 @@ class TabledStorage(Storage):
         if value.content is not None:
             state["_saved"]["format"] = value.content.form.state(by_name=False)
         state["_table"] = None
-        if isinstance(self._allocate, GivenColumns):
-            state["_allocate"] = HeapAllocator(self.device)  # the columns were the user's
+        if isinstance(self.allocator, GivenColumns):
+            state["allocator"] = HeapAllocator(self.device)  # the columns were the user's
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -254,3 +253,37 @@ class TabledStorage(Storage):
         super().__setstate__(state)
         self.num_steps = 0  # there is nothing to clear: generations are those of the pickle
         self.adopt(self.parse(saved))
+
+
+def table_of(storage: TabledStorage) -> Table:
+    """Return a storage's table; `EmptyBufferError` before the first write."""
+    if storage._table is None:
+        raise EmptyBufferError("the storage is empty and has no schema yet: write records first")
+    return storage._table
+
+
+def first_table(
+    storage: TabledStorage, form: RecordFormat, batch: torch.Size, leaves: Sequence[Leaf]
+) -> tuple[Table, list[Leaf]]:
+    """Take a storage's memory, for records like the first ones, and fix its schema.
+
+    It changes only once every column exists.
+
+    Args:
+        storage: without a table.
+        form: of the records.
+        batch: their batch dimensions after time.
+        leaves: theirs, in the format's order.
+
+    Returns:
+        the table, and the leaves on the storage's device.
+
+    Raises:
+        CapacityError: too little memory or disk.
+    """
+    storage._settle(device_of(leaves))
+    # Whatever fails does so before the memory is taken and the schema fixed.
+    there = [plain(leaf, storage.device) for leaf in leaves]
+    table = storage._make_table(form, batch)
+    to_the_end(lambda: storage._begin(table, batch))
+    return table, there

@@ -10,7 +10,8 @@ from tensordict import is_tensor_collection
 from torch.utils import _pytree
 
 from gleanrl.arguments import positive
-from gleanrl.data.replay_buffers.storages.columns import apart, device_of, plain
+from gleanrl.data.replay_buffers.storages.base import count_all_as_written
+from gleanrl.data.replay_buffers.storages.columns import apart, device_of
 from gleanrl.data.replay_buffers.storages.direct import Prepared
 from gleanrl.data.replay_buffers.storages.formats import (
     check_all_storable,
@@ -22,7 +23,7 @@ from gleanrl.data.replay_buffers.storages.indexing import basic_index, column_of
 from gleanrl.data.replay_buffers.storages.memory import GivenColumns
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.table import Table
-from gleanrl.data.replay_buffers.storages.tabled import TabledStorage
+from gleanrl.data.replay_buffers.storages.tabled import TabledStorage, first_table, table_of
 from gleanrl.data.replay_buffers.storages.tree_format import as_tensor
 from gleanrl.data.rows import take_rows
 from gleanrl.devices import usable_device
@@ -85,11 +86,11 @@ class TensorStorage(TabledStorage):
 
     def _wrap(self, form: RecordFormat, lead: torch.Size, given: GivenColumns, device: torch.device) -> None:
         """Set up a storage that is full of `given` columns' records ``[*lead]``."""
-        self._open(lead.numel(), given, device, len(lead))
+        super().__init__(lead.numel(), given, device, len(lead))
         self._check_batch(lead[1:], lead[0], "storage")
-        self._initialize(form, lead[1:])
-        self._publish_all(lead[0])
-        self._initialized().watch_mask(given.columns)
+        table, _ = first_table(self, form, lead[1:], ())
+        count_all_as_written(self, lead[0])
+        table.watch_mask(given.columns)
 
     @property
     def _storage(self) -> Any:
@@ -98,11 +99,9 @@ class TensorStorage(TabledStorage):
 
     def _flattened(self) -> TensorStorage:
         """Return the stored part as a storage with one batch dimension; the columns are shared."""
-        table, lead = self._initialized(), torch.Size([len(self)])
-        columns = [*table.columns.views(lead), *(objects[: len(self)] for objects in table.lists.values())]
-        given = GivenColumns(columns, self._allocate.exclusive, self._allocate.shared)
+        table, count = table_of(self), len(self)
         flat = TensorStorage.__new__(TensorStorage)
-        flat._wrap(table.form, lead, given, self.device)
+        flat._wrap(table.form, torch.Size([count]), table.first_rows(count), self.device)
         return flat
 
     # Writing
@@ -124,7 +123,7 @@ class TensorStorage(TabledStorage):
                 leaves = [leaf.transpose(0, dim_extend) for leaf in leaves]
                 lead = torch.Size((lead[dim_extend], *lead[1:dim_extend], lead[0], *lead[dim_extend + 1 :]))
             batch, num_steps = (lead, 1) if single else (lead[1:], lead[0])
-            if not num_steps or batch != self._batch_shape:
+            if table is None or not num_steps or batch != self.batch_shape:
                 self._check_batch(batch, num_steps, where)
             kept = None
             if self.ndim == 1 and form.mask is not None:
@@ -136,10 +135,7 @@ class TensorStorage(TabledStorage):
                     leaves = [take_rows(leaf, 1, steps.nonzero()[:, 0]) for leaf in leaves]
                     num_steps = leaves[0].shape[0]
             if table is None:
-                self._settle(device_of(leaves))
-                # Whatever fails does so before the memory is taken and the schema fixed.
-                leaves = [plain(leaf, self.device) for leaf in leaves]
-                table = self._initialize(form, batch)
+                table, leaves = first_table(self, form, batch, leaves)
             ready = table.columns.ready if table.is_plain else table.ready
             return new_tuple(Prepared, (ready(leaves), num_steps, kept))
         except GleanError:
@@ -160,34 +156,34 @@ class TensorStorage(TabledStorage):
         return dims < self.ndim
 
     def _check_batch(self, batch: torch.Size, num_steps: int, where: str) -> None:
-        if self._batch_shape is None:
+        if not self.rows_per_step:
             if not batch.numel():
                 raise SchemaError(f"{where}: the batch dimensions {tuple(batch)} hold no transition")
-        elif batch != self._batch_shape:
+        elif batch != self.batch_shape:
             raise SchemaError(
-                f"{where}: expected batch dimensions [time, {', '.join(map(str, self._batch_shape))}], got "
+                f"{where}: expected batch dimensions [time, {', '.join(map(str, self.batch_shape))}], got "
                 f"{[num_steps, *batch]}; the first write fixed them"
             )
         if num_steps == 0:
             raise SchemaError(f"{where}: got no record at all; write at least one")
 
     def _copy_span(self, rows: list[torch.Tensor], skipped: int, start: int, count: int) -> None:
-        per_step, table = self.rows_per_step, self._table or self._initialized()
+        per_step, table = self.rows_per_step, self._table or table_of(self)
         if table.is_plain and not skipped:
             table.columns.write(start * per_step, count * per_step, rows)
         else:
             table.write(rows, skipped, start * per_step, count * per_step)
 
     def _copy_slots(self, rows: list[torch.Tensor], slots: torch.Tensor) -> None:
-        self._initialized().put(rows, slots)
+        table_of(self).put(rows, slots)
 
     def _pick(self, rows: list[torch.Tensor], positions: torch.Tensor) -> list[torch.Tensor]:
-        return self._initialized().pick(rows, positions)
+        return table_of(self).pick(rows, positions)
 
     def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
         """Check records ``[*shape]`` that are to go to a selection of slots of that shape."""
         try:
-            table = self._initialized()
+            table = table_of(self)
             try:
                 lead, leaves = table.form.read(data, len(shape), where)
             except SchemaError:
@@ -196,7 +192,7 @@ class TensorStorage(TabledStorage):
                     raise
                 lead, leaves = form.read(data, len(shape), where)
                 form.schema.check(leaves, shape, where)
-                self._table = table = table.widened(form, self._allocate)
+                self._table = table = table.widened(form, self.allocator)
             if lead != shape:
                 raise SchemaError(
                     f"{where}: the index selects {tuple(shape)} records, got {tuple(lead)}; nothing is broadcast"
@@ -214,7 +210,7 @@ class TensorStorage(TabledStorage):
 
     def fetch(self, slots: torch.Tensor, paths: tuple[Path, ...] | None = None) -> Any:
         """Return the records in `slots`, whole or with some columns only, on the storage's device."""
-        table, lead = self._table or self._initialized(), slots.shape
+        table, lead = self._table or table_of(self), slots.shape
         if paths is None and table.is_plain:
             return table.build(table.columns.gather((slots,)), lead, table.device)
         return table.fetch(slots, lead, paths)
@@ -225,7 +221,7 @@ class TensorStorage(TabledStorage):
 
     def column(self, path: Path) -> torch.Tensor:
         """Return the live column at `path` for reading, every slot of it: ``[num_slots, *field]``."""
-        return self._initialized().column(path)
+        return table_of(self).column(path)
 
     def get(self, index: Any) -> Any:
         """Return records of the visible part ``[steps, *batch]``, or a column of all of it at a key.
@@ -242,8 +238,8 @@ class TensorStorage(TabledStorage):
             return column_of(self.get(slice(None)), index)
         if basic is None:
             slots, shape = slots_at(index, self.shape)
-            return self.fetch(slots) if len(shape) == 1 else self._initialized().fetch(slots, shape)
-        return self._view(self._initialized(), basic, self.num_steps)
+            return self.fetch(slots) if len(shape) == 1 else table_of(self).fetch(slots, shape)
+        return self._view(table_of(self), basic, self.num_steps)
 
     def _view(self, table: Table, index: tuple[int | slice, ...], num_steps: int) -> Any:
         """Return a view of the first `num_steps` time steps at a basic index."""
@@ -274,7 +270,7 @@ class TensorStorage(TabledStorage):
                 assert column.shape == (self.max_size, *field.row_shape), as_key(path)
                 if not field.is_list:
                     assert column.dtype == field.dtype and column.is_contiguous(), as_key(path)
-        generations = self._counters()
+        generations = self.generations.of_all()
         assert bool((generations[: len(self)] > 0).all()), "a stored row was never written"
 
     def __repr__(self) -> str:

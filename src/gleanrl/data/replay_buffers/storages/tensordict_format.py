@@ -39,6 +39,7 @@ class TensorDictFormat(RecordFormat):
     ) -> None:
         super().__init__(schema, item_shape)
         self.classes = dict(classes or {})
+        self._narrowed: dict[tuple[Path, ...], RecordFormat] = {}
 
     def read(self, data: Any, dims: int, where: str) -> tuple[torch.Size, list[Leaf]]:
         """Read `data`; keys that samples carry beside the records (`ADDED_KEYS`) are left out."""

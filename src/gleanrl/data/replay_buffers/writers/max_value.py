@@ -250,8 +250,8 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the storage, with the order of its records."""
-        ages = self._ages if self._storage is None else self.snapshot().ages
-        return {**super().__getstate__(), "_ages": ages, "_ranking": None, "_followed": None, "_placed": None}
+        ages = self._ages if self._ranking is None else self.snapshot().ages
+        return {**super().__getstate__(), "_ages": ages, "_ranking": None, "followed": None, "_placed": None}
 
     def check_valid(self) -> None:
         """Raise AssertionError unless the ranks are those of the stored records; for tests."""
