@@ -62,6 +62,22 @@ def test_its_state_is_the_buffers():
     assert buffer[:].tolist() == [5, 6, 9, 3, 4]
 
 
+class Streams(Shelf):
+    """Keeps time steps of several streams."""
+
+    def __init__(self, max_size):
+        Storage.__init__(self, max_size, ndim=2)
+        self.records = {}
+
+
+def test_an_empty_one_with_batch_dimensions_is_saved_and_loaded():
+    buffer, other = (ReplayBuffer(storage=Streams(6), batch_size=2) for _ in range(2))
+    other.load_state_dict(buffer.state_dict())
+    assert len(other) == 0
+    other.extend(torch.arange(6).view(2, 3))
+    assert [record.tolist() for record in other.storage.records.values()] == [[0, 3], [1, 4], [2, 5]]
+
+
 def test_records_that_it_holds_already():
     storage = Shelf(5)
     storage.set(range(3), torch.arange(3))

@@ -204,6 +204,17 @@ def test_wrapping_existing_data_counts_as_full():
         TensorStorage(data, 7)
 
 
+def test_a_new_column_beside_wrapped_ones_has_memory_of_its_own():
+    given = torch.arange(4.0)
+    buffer = ReplayBuffer(storage=TensorStorage(TensorDict({"x": given}, [4])), batch_size=2)
+    buffer["y"] = torch.arange(4.0) + 10
+    buffer[torch.tensor([1])] = TensorDict({"x": torch.tensor([7.0]), "y": torch.tensor([8.0])}, [1])
+    assert buffer["x"].tolist() == given.tolist() == [0, 7, 2, 3]
+    assert buffer["y"].tolist() == [10, 8, 12, 13]
+    flat = buffer.storage.flatten()
+    assert flat.get([1])["x"].tolist() == [7]
+
+
 def test_nothing_can_be_read_before_the_first_write():
     storage = LazyTensorStorage(5)
     assert storage._storage is None

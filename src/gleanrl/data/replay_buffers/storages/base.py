@@ -376,7 +376,7 @@ class Storage(Direct, Stateful[StorageState]):
 
     def adopt(self, value: StorageState) -> None:
         """Hold what a snapshot holds. Generations never go back: earlier draws are recognised."""
-        if value.content is not None and not self.rows_per_step:
+        if value.content is not None and not self.rows_per_step and 0 not in value.batch_shape:
             self.fix_batch(torch.Size(value.batch_shape))
         rows = value.generations.shape[0]
         after, as_saved = value.generations, not self.generations.at  # nobody has drawn anything

@@ -79,7 +79,8 @@ class Table:
         columns = allocate(dense, [schema[path] for path in dense], rows) if dense else []
         lists = [new_column((rows,), schema[path]) for path in new if path in schema.lists]
         both = [*self.columns.columns, *columns, *self.lists.values(), *lists]
-        table = Table(form, rows, GivenColumns(both, allocate.exclusive, allocate.shared))
+        exclusive = self._allocate.exclusive and allocate.exclusive
+        table = Table(form, rows, GivenColumns(both, exclusive, self._allocate.shared or allocate.shared))
         table.mask = self.mask
         table.columns.lent = self.columns.lent  # views of these show in the new table, too
         return table

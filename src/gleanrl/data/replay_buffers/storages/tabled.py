@@ -243,8 +243,6 @@ class TabledStorage(Storage):
         if value.content is not None:
             state["_saved"]["format"] = value.content.form.state(by_name=False)
         state["_table"] = None
-        if isinstance(self.allocator, GivenColumns):
-            state["allocator"] = HeapAllocator(self.device)  # the columns were the user's
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

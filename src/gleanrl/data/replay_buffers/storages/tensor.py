@@ -20,7 +20,7 @@ from gleanrl.data.replay_buffers.storages.formats import (
     swap_batch_dims,
 )
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, column_of, is_key, slots_at
-from gleanrl.data.replay_buffers.storages.memory import GivenColumns
+from gleanrl.data.replay_buffers.storages.memory import GivenColumns, HeapAllocator
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.table import Table
 from gleanrl.data.replay_buffers.storages.tabled import TabledStorage, first_table, table_of
@@ -89,6 +89,7 @@ class TensorStorage(TabledStorage):
         super().__init__(lead.numel(), given, device, len(lead))
         self._check_batch(lead[1:], lead[0], "storage")
         table, _ = first_table(self, form, lead[1:], ())
+        self.allocator = HeapAllocator(self.device)  # for later columns: these ones are somebody's
         count_all_as_written(self, lead[0])
         table.watch_mask(given.columns)
 
