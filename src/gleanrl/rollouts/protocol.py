@@ -16,7 +16,7 @@ from gleanrl.layout import record_of
 from gleanrl.objects import Leaf
 from gleanrl.pool import BufferPool
 from gleanrl.rollouts.carry import PolicyCarry
-from gleanrl.rollouts.faults import BATCH
+from gleanrl.rollouts.faults import BATCH, StepFault
 from gleanrl.rollouts.usage import Lease
 from gleanrl.schema import Schema
 from gleanrl.state import Stateful, StateReader
@@ -83,9 +83,15 @@ class Stepper(Stateful[Carry]):
         """Whether somebody else stepped or reset the environment since: the carry isn't its state any more."""
         return not self.lease.held
 
-    def _index(self) -> int:
-        """Return the environment to name in a `StepFault` that may be any one's: the only one, or the batch."""
-        return 0 if self.batch_size.numel() == 1 else BATCH
+    def fault(self, t: int, during: str, cause: Exception) -> StepFault:
+        """Return what a stepper raises for an error that may be any environment's: the only one's, or the batch's.
+
+        Args:
+            t: row of the block at which it came.
+            during: ``"step"`` or ``"reset"``.
+            cause: what the environment raised, or what is wrong with what it returned.
+        """
+        return StepFault(t, 0 if self.batch_size.numel() == 1 else BATCH, during, cause)
 
     # ----------------------------------------------------------------- carry
     @abstractmethod

@@ -20,7 +20,6 @@ from gleanrl.errors import EnvironmentContractError
 from gleanrl.layout import Layout
 from gleanrl.objects import Leaf, as_entry
 from gleanrl.rollouts.columns import Column
-from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.limits import StepLimit
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.stepping import following_root, paths_of
@@ -91,7 +90,7 @@ class TensorDictStepper(Stepper):
             self.lease.take()
         except Exception as cause:
             self._carry = None
-            raise StepFault(0, self._index(), "reset", cause) from cause
+            raise self.fault(0, "reset", cause) from cause
 
     @property
     def steps(self) -> torch.Tensor:
@@ -238,7 +237,7 @@ class TensorDictStepper(Stepper):
                 self._write_root(t + 1, root, self._kept)
         except Exception as cause:
             self._carry = None
-            raise StepFault(t, self._index(), during, cause) from cause
+            raise self.fault(t, during, cause) from cause
         self._carry = root
         self.lease.take()
 

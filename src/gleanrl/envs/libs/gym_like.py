@@ -16,9 +16,10 @@ from gleanrl.data.specs import Categorical, Composite, TensorSpec
 from gleanrl.envs.base import REPLACED, EnvBase
 from gleanrl.envs.libs.gym_codecs import Array, Codec, RewardCodec, as_flag, as_flags
 from gleanrl.envs.libs.gym_info import default_info_dict_reader, ready_reader, spec_entries, with_entries_of
+from gleanrl.envs.libs.gym_rows import GymCodecs
 from gleanrl.envs.libs.gym_simulator import Simulator, checked_reset, checked_step
 from gleanrl.envs.libs.gym_spaces import reward_spec
-from gleanrl.envs.libs.gym_stepper import GymCodecs, GymStepper
+from gleanrl.envs.libs.gym_stepper import GymStepper
 from gleanrl.envs.libs.gym_trees import (
     Group,
     action_tree,

@@ -7,9 +7,7 @@ TensorDict is built.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import Any, cast
 
 import numpy as np
@@ -17,16 +15,14 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.block import Block
-from gleanrl.envs.libs.gym_codecs import Array, ArrayCodec, Codec, RewardCodec, as_flag
-from gleanrl.envs.libs.gym_info import default_info_dict_reader
+from gleanrl.envs.libs.gym_codecs import Array, Codec, as_flag
+from gleanrl.envs.libs.gym_rows import GymCodecs, GymRows, loaded
 from gleanrl.envs.libs.gym_simulator import Simulator, checked_step
-from gleanrl.envs.libs.gym_trees import Tree, assemble, encode, leaves
-from gleanrl.errors import SchemaError
 from gleanrl.objects import Leaf, Objects, as_leaf
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.usage import Lease
-from gleanrl.schema import Field, Schema, numpy_view
+from gleanrl.schema import Schema
 from gleanrl.tree import FLAGS, Path, as_key
 
 _NUMBERS = frozenset({float, int, bool, np.float64, np.float32, np.float16, np.int64, np.int32, np.bool_})
@@ -37,100 +33,11 @@ _CACHED = 1 << 18  # bytes that a processor still has at hand when the last of t
 _Array = np.ndarray
 
 
-@dataclass(frozen=True)
-class GymCodecs:
-    """How one environment's values become leaves and back."""
-
-    observation: Tree
-    action: Tree
-    reward: RewardCodec
-    readers: tuple[default_info_dict_reader, ...] = ()
-
-    def root_leaves(self) -> list[Codec]:
-        """Return the codecs of what reset and step return beside reward and flags, info entries last."""
-        return [*leaves(self.observation), *(codec for reader in self.readers for codec in reader.codecs)]
-
-    def encode(self, observation: Any, info: dict[str, Any]) -> list[Array]:
-        """Return one array for each of `root_leaves`; they may share memory with what came."""
-        arrays = encode(self.observation, observation)
-        for reader in self.readers:
-            arrays += reader.encode(info)
-        return arrays
-
-
-class GymRows(Stepper):
-    """What the steppers of one gymnasium environment and of a vector of them share: columns and actions.
+class GymStepper(Stepper):
+    """Steps one gymnasium environment; see `Stepper` for the contract.
 
     The carry is what the environment returned last, by reference: it is valid until the next call of the
     environment, and by then it stands in a block.
-
-    Args:
-        codecs: the environment's conversions.
-        batch_size: see `Stepper`.
-        rules: see `Stepper`.
-        lease: see `Stepper`.
-    """
-
-    def __init__(self, codecs: GymCodecs, batch_size: torch.Size, rules: EpisodeRules, lease: Lease) -> None:
-        super().__init__(batch_size, None, rules, lease)
-        self._codecs = codecs
-        self._root_leaves = codecs.root_leaves()
-        self._action_leaves = leaves(codecs.action)
-        first = self._root_leaves[0]
-        alone = len(self._root_leaves) == 1 and not codecs.readers and codecs.observation is first
-        # The one leaf that there is, if it is written as it came.
-        self._plain = first if alone and isinstance(first, ArrayCodec) and first.start is None else None
-
-    @abstractmethod
-    def _carry_arrays(self) -> list[Array]:
-        """Return the carry, an array for each root leaf; resets if there was no reset yet."""
-
-    def schema(self) -> Schema:
-        """Return the columns: observations, info entries, flags; under next the same and the reward."""
-        self._carry_arrays()
-        root = {codec.key: self._field(codec) for codec in self._root_leaves}
-        root |= {(name,): Field(torch.Size((1,)), torch.bool) for name in FLAGS}
-        outcome = {**root, ("reward",): self._field(self._codecs.reward)}
-        return Schema({**root, **{("next", *path): field for path, field in outcome.items()}})
-
-    def _field(self, codec: Codec) -> Field:
-        return Field(torch.Size(codec.shape[len(self.batch_size) :]), codec.spec.dtype)
-
-    def _carried_leaves(self) -> dict[Path, Leaf]:
-        """Return copies of the carry's leaves, flags not included."""
-        carry = zip(self._root_leaves, self._carry_arrays(), strict=True)
-        return {
-            codec.key: Objects.of([array], (), self._field(codec).blank).clone()
-            if codec.is_list
-            else torch.from_numpy(np.array(array, codec.dtype))
-            for codec, array in carry
-        }
-
-    def _see_actions(self, block: Block) -> None:
-        """Take views of a block's action columns."""
-        columns: list[Array] = []
-        for codec in self._action_leaves:
-            column = block.time_first(codec.key)  # (T, *batch, *leaf)
-            codec.check_action(column.shape[1:], column.dtype)
-            columns.append(numpy_view(column))
-        self._action_columns = list(zip(self._action_leaves, columns, strict=True))
-
-    def _ready_actions(self) -> Sequence[Any]:
-        """Return the actions that stand in the block already, all T."""
-        decoded = [codec.decode_all(column) for codec, column in self._action_columns]
-        tree = self._codecs.action
-        if isinstance(tree, Codec):
-            return decoded[0]
-        return [assemble(tree, list(v)) for v in zip(*decoded, strict=True)]
-
-    def _action(self, t: int) -> Any:
-        """Return the action of row `t`."""
-        values = [codec.decode(column[t]) for codec, column in self._action_columns]
-        return assemble(self._codecs.action, values)
-
-
-class GymStepper(GymRows):
-    """Steps one gymnasium environment; see `Stepper` for the contract.
 
     Args:
         simulator: the environment.
@@ -140,7 +47,9 @@ class GymStepper(GymRows):
     """
 
     def __init__(self, simulator: Simulator, codecs: GymCodecs, rules: EpisodeRules, lease: Lease) -> None:
-        super().__init__(codecs, torch.Size(), rules, lease)
+        super().__init__(torch.Size(), None, rules, lease)
+        self._codecs, self._rows = codecs, GymRows(codecs, self.batch_size)
+        self._root_leaves, self._plain = self._rows.root_leaves, self._rows.plain
         self._simulator = simulator
         self._env_step = simulator.stepping()
         # Of the first row of a block: what precedes it.
@@ -185,9 +94,14 @@ class GymStepper(GymRows):
 
     def root(self) -> dict[Path, Leaf]:
         """Return the carry's leaves."""
-        out = self._carried_leaves()
+        out = self._rows.copied(self._carry_arrays())
         flags = zip(FLAGS, self._carry_flags, strict=True)
         return out | {(name,): torch.tensor([flag], device="cpu") for name, flag in flags}
+
+    def schema(self) -> Schema:
+        """Return the columns of `GymRows`."""
+        self._carry_arrays()
+        return self._rows.schema()
 
     # ----------------------------------------------------------------- block
     def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
@@ -199,7 +113,7 @@ class GymStepper(GymRows):
         self._last = block.num_steps - 1
         if block is not self._block:
             self._see(block)
-        self._actions = self._ready_actions() if actions_ready else None
+        self._actions = self._rows.all_actions() if actions_ready else None
         for column, array in zip(self._roots, carry, strict=True):
             column[0] = array
         for flags in (*self._root_flags, *self._next_flags):
@@ -210,8 +124,8 @@ class GymStepper(GymRows):
     def _see(self, block: Block) -> None:
         """Take views of a block's columns."""
         self._block = None
-        self._see_actions(block)
-        self._action_column = self._action_columns[0][1]
+        self._rows.see(block)
+        self._action_column = self._rows.actions[0][1]
         tree = self._codecs.action
         self._decode = tree.decode if isinstance(tree, Codec) else None
         self._roots = [block.array(codec.key) for codec in self._root_leaves]
@@ -230,7 +144,7 @@ class GymStepper(GymRows):
         """Return the action of row `t`."""
         if self._decode is not None:
             return self._decode(self._action_column[t])
-        return super()._action(t)
+        return self._rows.action(t)
 
     # ------------------------------------------------------------------ loop
     def step(self, t: int) -> None:
@@ -345,18 +259,10 @@ class GymStepper(GymRows):
             self._limit_at = max(start + self.rules.max_steps - 1, 0)
 
     def _carry_arrays(self) -> list[Array]:
+        """Return the carry, an array for each root leaf; resets if there was no reset yet."""
         if self._carry is None:
             self.reset()
         return self._carry if self._plain is None else [self._carry]
-
-
-def loaded(root: TensorDictBase, key: Path, shape: tuple[int, ...], dtype: torch.dtype | None) -> Array:
-    """Return a copy of an entry of a root that somebody else made; `SchemaError` unless it is as expected."""
-    leaf = root.get(as_key(key), None)
-    if not isinstance(leaf, torch.Tensor) or leaf.shape != torch.Size(shape) or leaf.dtype is not dtype:
-        got = f"{tuple(leaf.shape)} {leaf.dtype}" if isinstance(leaf, torch.Tensor) else "none"
-        raise SchemaError(f"root: key {as_key(key)!r} expected {shape} {dtype}, got {got}")
-    return np.array(leaf.detach().cpu().numpy())
 
 
 def _object(root: TensorDictBase, key: Path) -> Any:

@@ -16,12 +16,12 @@ from tensordict import TensorDictBase
 from gleanrl.block import Block
 from gleanrl.data.boundaries import MASK
 from gleanrl.envs.libs.gym_codecs import Array
-from gleanrl.envs.libs.gym_stepper import GymCodecs, GymRows, loaded
+from gleanrl.envs.libs.gym_rows import GymCodecs, GymRows, loaded
 from gleanrl.envs.libs.gym_vector_simulator import VectorSimulator
 from gleanrl.errors import UnsupportedError
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.limits import StepLimit
-from gleanrl.rollouts.protocol import EpisodeRules
+from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.usage import Lease
 from gleanrl.schema import Field, Schema
 from gleanrl.tree import FLAGS, Path
@@ -29,8 +29,10 @@ from gleanrl.tree import FLAGS, Path
 _Array = np.ndarray
 
 
-class VectorGymStepper(GymRows):
+class VectorGymStepper(Stepper):
     """Steps a gymnasium vector environment; see `Stepper` for the contract.
+
+    The carry is what the environment returned last, by reference, as in `GymStepper`.
 
     With an environment that resets in the step after an end (NEXT_STEP) the rows of those resets are no frames:
     the column ``("collector", "mask")`` is False there.
@@ -55,7 +57,10 @@ class VectorGymStepper(GymRows):
                 f"max_episode_steps={rules.max_steps}"
             )
         self._num_envs = simulator.num_envs
-        super().__init__(codecs, torch.Size((self._num_envs,)), rules, lease)
+        super().__init__(torch.Size((self._num_envs,)), None, rules, lease)
+        self._codecs, self._rows = codecs, GymRows(codecs, self.batch_size)
+        self._root_leaves, self._plain = self._rows.root_leaves, self._rows.plain
+        self._action = self._rows.action
         self._simulator = simulator
         self._masked = simulator.mode is AutoresetMode.NEXT_STEP
         # Of the first row of a block: what precedes it.
@@ -92,14 +97,15 @@ class VectorGymStepper(GymRows):
 
     def root(self) -> dict[Path, torch.Tensor]:
         """Return the carry's leaves, ``(P, *leaf)``."""
-        out = self._carried_leaves()
+        out = self._rows.copied(self._carry_arrays())
         flags = torch.from_numpy(self._carry_flags.copy()).unsqueeze(-1)
         return out | {(name,): flags[k] for k, name in enumerate(FLAGS)}
 
     def schema(self) -> Schema:
         """Return the columns of `GymRows`, and which rows are frames, if not all are."""
+        self._carry_arrays()
         mask = {MASK: Field(torch.Size(), torch.bool)} if self._masked else {}
-        return Schema({**super().schema().items(), **mask})
+        return Schema({**self._rows.schema().items(), **mask})
 
     # ----------------------------------------------------------------- block
     def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
@@ -127,8 +133,8 @@ class VectorGymStepper(GymRows):
         if self._masked:
             block.column(MASK).fill_(True)
             self._frames = _by_time(block, MASK)
-        self._see_actions(block)
-        self._actions = self._ready_actions() if actions_ready else None
+        self._rows.see(block)
+        self._actions = self._rows.all_actions() if actions_ready else None
 
     # ------------------------------------------------------------------ loop
     def step(self, t: int) -> None:
@@ -166,7 +172,7 @@ class VectorGymStepper(GymRows):
             self._carry = None  # the next rollout begins with a reset
             if not isinstance(cause, Exception) or isinstance(cause, StepFault):
                 raise
-            raise StepFault(t, self._index(), "step", cause) from cause
+            raise self.fault(t, "step", cause) from cause
 
     def _end(
         self, t: int, arrays: list[Array], terminated: Array, truncated: Array, over: Array | None
@@ -196,7 +202,7 @@ class VectorGymStepper(GymRows):
             obs, info = self._simulator.reset(mask)
             arrays = self._codecs.encode(obs, info)
         except Exception as cause:
-            raise StepFault(t, self._index(), "reset", cause) from cause
+            raise self.fault(t, "reset", cause) from cause
         self._limit.restart(mask)
         if mask is None or old is None:
             return arrays
@@ -206,6 +212,7 @@ class VectorGymStepper(GymRows):
         return old
 
     def _carry_arrays(self) -> list[Array]:
+        """Return the carry, an array for each root leaf; resets if there was no reset yet."""
         if self._carry is None:
             self.reset()
         assert self._carry is not None

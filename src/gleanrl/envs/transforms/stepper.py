@@ -131,7 +131,7 @@ class TransformedStepper(Stepper):
         try:
             self._carry = self._restarted(OneRow(None, leaves=root), masks, before or {})
         except Exception as cause:
-            raise StepFault(0, self._index(), "reset", cause) from cause
+            raise self.fault(0, "reset", cause) from cause
 
     def root(self) -> dict[Path, torch.Tensor]:
         """Return the carry's leaves."""
@@ -286,7 +286,7 @@ class TransformedStepper(Stepper):
             raise
         except Exception as cause:
             self._carry = None
-            raise StepFault(t, self._index(), during, cause) from cause
+            raise self.fault(t, during, cause) from cause
 
     def run(self, block: Block) -> None:
         """Take all steps of the block, where nobody looks at the rows in between."""
