@@ -53,7 +53,7 @@ def batches(
     collector = SyncDataCollector(
         env, policy, frames_per_batch=sizes[0] * numel, total_frames=-1, nonfinite="pass", **kwargs
     )
-    source, out = collector._source, []
+    source, out = collector.source, []
     for size in sizes:
         collected = source.collect(Grant(size, random=policy is None))
         out.append(source.deliver(collected, collected.batch))

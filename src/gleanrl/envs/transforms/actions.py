@@ -12,6 +12,7 @@ from torch import Tensor
 from gleanrl.data.specs import Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, TensorSpec
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.following import Following
+from gleanrl.envs.transforms.keys import missing_key
 from gleanrl.envs.transforms.rows import Record, trailing
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError
 from gleanrl.schema import Field
@@ -63,7 +64,7 @@ class ActionMask(Following):
     def _take(self, record: Record, rows: Tensor | None) -> None:
         mask = record.get(self.mask_key, None)
         if mask is None:
-            raise self._missing(self.mask_key, record)
+            raise missing_key(self, self.mask_key, record)
         self._show(self.renewed(self.mask_key, mask.clone(), None if rows is None else trailing(rows, mask)))
 
     def _show(self, mask: Tensor) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from gleanrl.envs.construction import RESETTING_ITSELF
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.env import TransformedEnv
+from gleanrl.envs.transforms.keys import missing_key
 from gleanrl.envs.transforms.rows import Record, reset_rows, trailing
 from gleanrl.envs.transforms.spec_tools import keys_of
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
@@ -140,7 +141,7 @@ class AutoResetEnv(TransformedEnv):
         self, tensordict: TensorDictBase, partial: bool, kwargs: dict[str, Any]
     ) -> TensorDictBase:
         rows = reset_rows(tensordict, self.reset_keys)
-        if self._keeps_first(rows):
+        if self.transform.keeps_first(rows):
             return super()._base_reset(tensordict, partial, kwargs)
         if rows is not None:
             raise UnsupportedError(
@@ -178,7 +179,7 @@ class VecGymEnvTransform(_Keeper):
                 first = next_tensordict.get(key)
                 last = next_tensordict.get((self.final_name, *as_path(key)), None)
                 if last is None:
-                    raise self._missing((self.final_name, *as_path(key)), next_tensordict)
+                    raise missing_key(self, (self.final_name, *as_path(key)), next_tensordict)
                 next_tensordict.set(key, torch.where(trailing(ended, first), last.to(first.dtype), first))
         return self._without_final(next_tensordict)
 

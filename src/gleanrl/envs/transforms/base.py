@@ -12,10 +12,10 @@ from tensordict import TensorDict, TensorDictBase
 from gleanrl.data.specs import Composite, TensorSpec
 from gleanrl.data.specs.mapping import SpecMapping
 from gleanrl.envs.transforms.contained import Contained
-from gleanrl.envs.transforms.keys import KeyList, Keys, paired
+from gleanrl.envs.transforms.keys import KeyList, Keys, missing_key, paired
 from gleanrl.envs.transforms.rows import Record
 from gleanrl.envs.transforms.spec_tools import map_leaves
-from gleanrl.errors import MissingKeyError, UnsupportedError
+from gleanrl.errors import UnsupportedError
 from gleanrl.overrides import overridden
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.state import Stateful
@@ -82,6 +82,7 @@ class Transform(Contained):
     )
     invertible: ClassVar[bool] = False  # whether what goes in can't pass without an _inv_apply_transform
     enable_inv_on_reset: bool = False  # whether the requests of resets pass `inv`, too
+    call_on_reset: ClassVar[bool] = False  # whether a `_call` of its own is for what resets return, too
     actions_vary: ClassVar[bool] = False  # whether a step changes what the action spec allows
     loses_last: bool = False  # whether it puts NaN in place of the last observations of episodes
     generator: OwnedTorchGenerator | None = None  # what random numbers are drawn from
@@ -124,16 +125,20 @@ class Transform(Contained):
     def pairs(self) -> list[tuple[NestedKey, NestedKey]]:
         """Return `in_keys` with `out_keys`, pair by pair."""
         if self._pairs_found is None:
-            self._pairs_found = paired(self, "in_keys", self.in_keys, "out_keys", self.out_keys)
+            self._pairs_found = self._find_pairs()
         return self._pairs_found
+
+    def _find_pairs(self) -> list[tuple[NestedKey, NestedKey]]:
+        return paired(self, "in_keys", self.in_keys, "out_keys", self.out_keys)
 
     def pairs_inv(self) -> list[tuple[NestedKey, NestedKey]]:
         """Return `in_keys_inv` with `out_keys_inv`, pair by pair."""
         if self._pairs_inv_found is None:
-            self._pairs_inv_found = paired(
-                self, "in_keys_inv", self.in_keys_inv, "out_keys_inv", self.out_keys_inv
-            )
+            self._pairs_inv_found = self._find_pairs_inv()
         return self._pairs_inv_found
+
+    def _find_pairs_inv(self) -> list[tuple[NestedKey, NestedKey]]:
+        return paired(self, "in_keys_inv", self.in_keys_inv, "out_keys_inv", self.out_keys_inv)
 
     def written_keys(self) -> list[NestedKey]:
         """Return the keys of what comes out that the transform may write in a rollout."""
@@ -167,18 +172,19 @@ class Transform(Contained):
             if value is not None:
                 tensordict.set(out_key, self._apply_transform(value))
             elif not self.missing_tolerance:
-                raise self._missing(in_key, tensordict)
+                raise missing_key(self, in_key, tensordict)
         return tensordict
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
         return self._call(next_tensordict)
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        """Transform what a reset returned, entry by entry; what a subclass does in `_call` is for steps."""
-        return tensordict_reset if overridden(self, "_call", of=Transform) else self._called(tensordict_reset)
+        """Transform what a reset returned: a `_call` of a subclass's own isn't for it, unless it says `call_on_reset`.
 
-    def _called(self, tensordict_reset: Record) -> Record:
-        """Return what `_call` makes of the first observations: rewards aren't there."""
+        Rewards aren't there: absent keys are passed over.
+        """
+        if not self.call_on_reset and overridden(self, "_call", of=Transform):
+            return tensordict_reset
         there = [tensordict_reset.get(key, None) is not None for key, _ in self.pairs()]
         return self._tolerantly(self._call, tensordict_reset) if any(there) else tensordict_reset
 
@@ -201,13 +207,8 @@ class Transform(Contained):
             if value is not None:
                 tensordict.set(in_key, self._inv_apply_transform(value))
             elif not self.missing_tolerance:
-                raise self._missing(out_key, tensordict)
+                raise missing_key(self, out_key, tensordict)
         return tensordict
-
-    def _missing(self, key: NestedKey, record: Record) -> MissingKeyError:
-        return MissingKeyError(
-            f"{type(self).__name__}: key {key!r} not found; there are {sorted(map(str, record.keys()))}"
-        )
 
     # ------------------------------------------------------------ the caller's
     @_takes_values
@@ -222,9 +223,9 @@ class Transform(Contained):
         """Return what is to be written of `tensordict`, which stays as it is; None holds it back."""
         return self._inv_call(tensordict.clone(recurse=False))
 
-    def entering(self, record: Record) -> Any:
-        """Return what becomes of an input, which may be changed: `_inv_call`, or an `inv` of a subclass's own."""
-        return self.inv(record) if overridden(self, "inv", of=Transform) else self._inv_call(record)
+    def inverting(self) -> Callable[[Record], Any]:
+        """Return the hook that gets what goes in, and may change it: `_inv_call`, or an `inv` of a subclass's own."""
+        return self.inv if overridden(self, "inv", of=Transform) else self._inv_call
 
     def takes_rows(self) -> bool:
         """Return whether the hooks work on `Row` objects: each was written in a class that says so."""

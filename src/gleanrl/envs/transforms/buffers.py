@@ -14,7 +14,7 @@ from gleanrl.data.boundaries import trajectory_ends
 from gleanrl.data.postprocs.postprocs import discounted_sum
 from gleanrl.data.specs import Composite
 from gleanrl.envs.transforms.base import Transform
-from gleanrl.envs.transforms.keys import Keys
+from gleanrl.envs.transforms.keys import Keys, missing_key
 from gleanrl.envs.transforms.rows import Record
 from gleanrl.errors import InvalidArgumentError, MissingArgumentError, SchemaError
 from gleanrl.seeding import OwnedTorchGenerator
@@ -99,7 +99,7 @@ class Reward2GoTransform(BufferTransform):
         for in_key, out_key in self.pairs():
             reward = tensordict.get(in_key, None)
             if reward is None:
-                raise self._missing(in_key, tensordict)
+                raise missing_key(self, in_key, tensordict)
             tensordict.set(out_key, discounted_sum(reward, ends, self.gamma))
         return tensordict
 

@@ -170,7 +170,9 @@ class DeviceCastTransform(EntryTransform):
         return super()._call(tensordict.clear_device_() if tensordict.device != self.device else tensordict)
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        return self._call(tensordict_reset) if self.everything else self._called(tensordict_reset)
+        return (
+            self._call(tensordict_reset) if self.everything else super()._reset(tensordict, tensordict_reset)
+        )
 
     def _inv_call(self, tensordict: Record) -> Record:
         if self.parent is None and self._orig_device is None:

@@ -139,7 +139,7 @@ class Compose(Transform):
 
     def _inv_call(self, tensordict: Record) -> Record:
         for transform in reversed(self.chain()):
-            tensordict = transform.entering(tensordict)
+            tensordict = transform.inverting()(tensordict)
             if tensordict is None:
                 return None
         return tensordict
@@ -162,6 +162,10 @@ class Compose(Transform):
     def inverts(self) -> bool:
         """Return whether any of them changes what goes in."""
         return any(transform.inverts() for transform in self.chain())
+
+    def keeps_first(self, rows: torch.Tensor | None) -> bool:
+        """Return whether any of them has the first observations of environments that have just reset themselves."""
+        return any(transform.keeps_first(rows) for transform in self.chain())
 
     def written_keys(self) -> list[NestedKey]:
         """Return what any of them may write."""

@@ -246,7 +246,7 @@ class TransformedEnv(EnvBase):
 
     # -------------------------------------------------------------- protocol
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        inner = self.transform.entering(tensordict.exclude("next"))
+        inner = self.transform.inverting()(tensordict.exclude("next"))
         if inner is None:
             raise EnvironmentContractError(
                 "a transform held an environment's input back: that one is for buffers"
@@ -308,11 +308,10 @@ class TransformedEnv(EnvBase):
         base = self.base_env
         if partial:
             tensordict = self._with_base_entries(tensordict)
-        if partial and self._keeps_first(reset_rows(tensordict, self.reset_keys)):
+        if partial and self.transform.keeps_first(reset_rows(tensordict, self.reset_keys)):
             return base.full_observation_spec.zero().update(base.full_done_spec.zero())
         if not partial or not isinstance(base, EnvBase):
             return base.reset(tensordict.copy(), **kwargs)  # a foreign one may return what it was given
-        self._check_open()
         base.usage.direct()
         fresh = base._reset(tensordict, **kwargs)
         return base.completed_root(fresh.exclude(*base.reset_keys))
@@ -332,10 +331,6 @@ class TransformedEnv(EnvBase):
             if value is None or not (field.is_list or field == Field.of(value, 0)):
                 request.set(as_key(path), spec[as_key(path)].zero())
         return request
-
-    def _keeps_first(self, rows: torch.Tensor | None) -> bool:
-        """Return whether a transform has what a reset of `rows` would return, because they reset themselves."""
-        return any(transform.keeps_first(rows) for transform in flattened(self.transform))
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Write random actions, the base environment's own where it has such and no transform changes them."""

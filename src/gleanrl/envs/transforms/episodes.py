@@ -8,7 +8,7 @@ import torch
 
 from gleanrl.data.specs import Bounded, Categorical, Composite, Unbounded
 from gleanrl.envs.transforms.compose import flattened
-from gleanrl.envs.transforms.following import Following
+from gleanrl.envs.transforms.following import Following, require_free
 from gleanrl.envs.transforms.rows import Record, Row, sibling
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 from gleanrl.schema import Field
@@ -40,6 +40,7 @@ class StepCounter(Following):
 
     on_rows = True
     shows = ("max_steps", "step_count_key")
+    _counted: list[tuple[NestedKey, ...]] | None
 
     def __init__(
         self,
@@ -70,7 +71,14 @@ class StepCounter(Following):
 
     def _groups(self) -> list[tuple[NestedKey, ...]]:
         """Return done, truncated and count of each group of flags."""
-        return self.groups(self.truncated_key, self.step_count_key)
+        if self._counted is None:
+            self._counted = self.groups(self.truncated_key, self.step_count_key)
+        return self._counted
+
+    def empty_cache(self) -> None:
+        """Forget the groups of flags."""
+        super().empty_cache()
+        self._counted = None
 
     def carries(self) -> dict[NestedKey, Field]:
         """Return the counts."""
@@ -88,7 +96,7 @@ class StepCounter(Following):
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
         limit = self.max_steps
-        for done_key, truncated_key, count_key in self._groups_found or self._groups():
+        for done_key, truncated_key, count_key in self._counted or self._groups():
             before = self.last(tensordict, count_key)
             count = torch.add(before, self._one)
             self.carried[count_key] = count
@@ -136,7 +144,7 @@ class StepCounter(Following):
                 if self.max_steps is None:
                     continue  # what the other one declares is right
             else:
-                self._require_free(observation_spec, count_key, "step_count_key")
+                require_free(self, observation_spec, count_key, "step_count_key")
             if self.max_steps is None or not self.update_done:  # without it the episode goes on
                 out[count_key] = Unbounded(leaf.shape, device=leaf.device, dtype=torch.int64)
             else:
@@ -192,6 +200,7 @@ class InitTracker(Following):
     """
 
     on_rows = True
+    _marked: list[tuple[NestedKey, ...]] | None
 
     def __init__(self, init_key: str = "is_init") -> None:
         if not isinstance(init_key, str):
@@ -208,14 +217,21 @@ class InitTracker(Following):
 
     def _marks(self) -> list[tuple[NestedKey, ...]]:
         """Return done and mark of each group of flags."""
-        return self.groups(self.init_key)
+        if self._marked is None:
+            self._marked = self.groups(self.init_key)
+        return self._marked
+
+    def empty_cache(self) -> None:
+        """Forget the groups of flags."""
+        super().empty_cache()
+        self._marked = None
 
     def written_keys(self) -> list[NestedKey]:
         """Return the marks."""
         return self.init_keys
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
-        for done_key, mark in self._groups_found or self._marks():
+        for done_key, mark in self._marked or self._marks():
             next_tensordict.set(mark, torch.zeros_like(next_tensordict.get(done_key)))
         return next_tensordict
 
@@ -232,7 +248,7 @@ class InitTracker(Following):
         out = observation_spec.clone()
         spec = self.surroundings().full_done_spec
         for done_key, mark in self._marks():
-            self._require_free(observation_spec, mark, "init_key")
+            require_free(self, observation_spec, mark, "init_key")
             leaf = spec[done_key]
             out[mark] = Categorical(2, shape=leaf.shape, dtype=torch.bool, device=leaf.device)
         return out

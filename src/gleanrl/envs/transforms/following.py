@@ -27,7 +27,6 @@ class Following(Transform):
 
     on_rows = True
     reset_key: NestedKey | None = None  # the mask to go by; None for any of the environment's
-    _groups_found: list[tuple[NestedKey, ...]] | None
     _changed_later: frozenset[NestedKey] | None
 
     def surroundings(self) -> Any:
@@ -44,18 +43,14 @@ class Following(Transform):
         return parent
 
     def groups(self, *names: str) -> list[tuple[NestedKey, ...]]:
-        """Return for each group of flags the key of done and those of `names` beside it, always the same names."""
-        if self._groups_found is None:
-            done = [as_path(key) for key in self.surroundings().done_keys if as_path(key)[-1] == "done"]
-            self._groups_found = [
-                tuple(as_key((*path[:-1], name)) for name in ("done", *names)) for path in done
-            ]
-        return self._groups_found
+        """Return for each group of flags the key of done and those of `names` beside it."""
+        done = [as_path(key) for key in self.surroundings().done_keys if as_path(key)[-1] == "done"]
+        return [tuple(as_key((*path[:-1], name)) for name in ("done", *names)) for path in done]
 
     def empty_cache(self) -> None:
-        """Forget the groups of flags, and what later transforms do."""
+        """Forget what was found out about the environment and about later transforms."""
         super().empty_cache()
-        self._groups_found = self._changed_later = None
+        self._changed_later = None
 
     @property
     def reset_keys(self) -> list[NestedKey]:
@@ -117,26 +112,40 @@ class Following(Transform):
         self.carried[key] = fresh
         return fresh
 
-    def _as_rewards(self) -> dict[NestedKey, Field]:
-        """Return what is carried if that looks, by `out_keys`, as the rewards at `in_keys` do."""
-        spec = self.surroundings().full_reward_spec
-        return {out_key: Field(spec[in_key].shape, spec[in_key].dtype) for in_key, out_key in self.pairs()}
-
-    def _with_carried(self, spec: Composite) -> Composite:
-        """Return `spec` with what is carried."""
-        out, device = spec.clone(), self.home()
-        for key, field in self.carries().items():
-            out[key] = Unbounded(field.shape, device=device, dtype=field.dtype)
-        return out
-
-    def _require_free(self, spec: Composite, key: NestedKey, argument: str) -> None:
-        if key in spec.keys(True, True):
-            raise InvalidArgumentError(
-                f"{type(self).__name__}: the environment has a {key!r} already; choose another {argument}"
-            )
-
     def forward(self, tensordict: Any) -> Any:
         """Raise: it needs an environment."""
         raise UnsupportedError(
             f"{type(self).__name__} follows an environment's episodes; it can't be used in a replay buffer"
+        )
+
+
+def reward_fields(follower: Following) -> dict[NestedKey, Field]:
+    """Return fields for `out_keys` that are those of the environment's rewards at `in_keys`."""
+    spec = follower.surroundings().full_reward_spec
+    return {out_key: Field(spec[in_key].shape, spec[in_key].dtype) for in_key, out_key in follower.pairs()}
+
+
+def with_carried(spec: Composite, follower: Following) -> Composite:
+    """Return `spec` with what a transform carries."""
+    out, device = spec.clone(), follower.home()
+    for key, field in follower.carries().items():
+        out[key] = Unbounded(field.shape, device=device, dtype=field.dtype)
+    return out
+
+
+def require_free(transform: Transform, spec: Composite, key: NestedKey, argument: str) -> None:
+    """Raise unless the environment has no entry at the key that a transform adds.
+
+    Args:
+        transform: for the message.
+        spec: the environment's observations.
+        key: where the transform writes.
+        argument: of the transform's constructor, which chooses `key`.
+
+    Raises:
+        InvalidArgumentError: there is one already.
+    """
+    if key in spec.keys(True, True):
+        raise InvalidArgumentError(
+            f"{type(transform).__name__}: the environment has a {key!r} already; choose another {argument}"
         )

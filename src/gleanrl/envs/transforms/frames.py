@@ -13,7 +13,7 @@ from gleanrl.data.boundaries import trajectory_ends
 from gleanrl.data.replay_buffers import SliceSampler
 from gleanrl.data.specs import Bounded, TensorSpec, Unbounded
 from gleanrl.envs.transforms.following import Following
-from gleanrl.envs.transforms.keys import Keys
+from gleanrl.envs.transforms.keys import Keys, missing_key
 from gleanrl.envs.transforms.mapping import EntryTransform
 from gleanrl.envs.transforms.rows import Record, trailing
 from gleanrl.envs.transforms.shapes import PIXELS
@@ -195,7 +195,7 @@ class CatFrames(EntryTransform, Following):
             if value is None:
                 if self.missing_tolerance:
                     continue
-                raise self._missing(in_key, batch)
+                raise missing_key(self, in_key, batch)
             path = as_path(in_key)
             if path[0] == "next":
                 root = batch.get(path[1:], None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError
+from gleanrl.envs.transforms.rows import Record
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError
 from gleanrl.tree import NestedKey, as_key, as_path
 
 Keys = NestedKey | Sequence[NestedKey]
@@ -51,3 +52,10 @@ def paired(
             f"{type(transform).__name__}: expected as many {out_name} as {name}, got {outs} for {ins}"
         )
     return list(zip(ins, outs, strict=True))
+
+
+def missing_key(transform: Any, key: NestedKey, record: Record) -> MissingKeyError:
+    """Return the error of a transform that doesn't find `key` in what it was given."""
+    return MissingKeyError(
+        f"{type(transform).__name__}: key {key!r} not found; there are {sorted(map(str, record.keys()))}"
+    )

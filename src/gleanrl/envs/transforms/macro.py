@@ -11,6 +11,7 @@ from torch import Tensor
 from gleanrl.arguments import positive
 from gleanrl.data.specs import Composite, TensorSpec
 from gleanrl.envs.transforms.base import Transform
+from gleanrl.envs.transforms.keys import missing_key
 from gleanrl.envs.transforms.rows import Record, trailing
 from gleanrl.envs.transforms.spec_tools import map_leaves
 from gleanrl.errors import SchemaError, UnsupportedError
@@ -84,7 +85,7 @@ class MultiAction(Transform):
         for key, chunk_key in self.pairs_inv():
             chunk = tensordict.get(chunk_key, None)
             if chunk is None:
-                raise self._missing(chunk_key, tensordict)
+                raise missing_key(self, chunk_key, tensordict)
             if chunk.ndim <= axis or not chunk.shape[axis]:
                 raise SchemaError(
                     f"MultiAction: expected a chunk of actions at {chunk_key!r} along dimension {axis}, got "

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from gleanrl.data.specs import TensorSpec
 from gleanrl.data.specs.mapping import SpecMapping
 from gleanrl.envs.transforms.base import Transform
-from gleanrl.envs.transforms.rows import Record
 from gleanrl.envs.transforms.spec_tools import map_leaves, mapped
 
 
@@ -18,10 +17,8 @@ class EntryTransform(Transform):
     """
 
     on_rows = True
+    call_on_reset = True
     maps_inputs: ClassVar[bool] = False
-
-    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        return self._called(tensordict_reset)
 
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
         """Return the spec of what `_apply_transform` makes of values of `spec`; by default it maps bounds to bounds."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gleanrl.data.specs import Composite, Unbounded
 from gleanrl.envs.transforms.base import Transform
-from gleanrl.envs.transforms.following import Following
+from gleanrl.envs.transforms.following import Following, require_free, with_carried
 from gleanrl.envs.transforms.keys import Keys
 from gleanrl.envs.transforms.rows import Record, trailing
 from gleanrl.schema import Field
@@ -65,8 +65,8 @@ class TrajCounter(Following):
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Add the number."""
-        self._require_free(observation_spec, self.out_keys[0], "out_key")
-        return self._with_carried(observation_spec)
+        require_free(self, observation_spec, self.out_keys[0], "out_key")
+        return with_carried(observation_spec, self)
 
 
 class Timer(Transform):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gleanrl.data.specs import Composite
-from gleanrl.envs.transforms.following import Following
+from gleanrl.envs.transforms.following import Following, reward_fields, with_carried
 from gleanrl.envs.transforms.keys import Keys, as_keys
 from gleanrl.envs.transforms.rows import Record, sibling, trailing
 from gleanrl.envs.transforms.spec_tools import keys_of
@@ -35,6 +35,7 @@ class RewardSum(Following):
     """
 
     on_rows = True
+    _summed: list[tuple[NestedKey, NestedKey]] | None
 
     def __init__(
         self,
@@ -54,13 +55,20 @@ class RewardSum(Following):
     def _default_out_keys(self) -> list[NestedKey]:
         return [sibling(key, f"episode_{as_path(key)[-1]}") for key in self.in_keys]
 
+    def empty_cache(self) -> None:
+        """Forget the keys that were found in the environment."""
+        super().empty_cache()
+        self._summed = None
+
     def carries(self) -> dict[NestedKey, Field]:
         """Return the sums."""
-        return self._as_rewards()
+        return reward_fields(self)
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
         root = {} if self.reward_spec else tensordict  # as a reward the root's isn't that of this step
-        for in_key, out_key in self._pairs_found or self.pairs():
+        if self._summed is None:
+            self._summed = self.pairs()
+        for in_key, out_key in self._summed:
             total = torch.add(self.last(root, out_key), next_tensordict.get(in_key))
             self.carried[out_key] = total
             next_tensordict.set(out_key, total)
@@ -111,7 +119,7 @@ class RewardSum(Following):
         unknown = [key for key in self.in_keys if key not in keys_of(rewards)]
         if unknown:
             raise MissingKeyError(f"RewardSum: {unknown} are none of the rewards {keys_of(rewards)}")
-        return self._with_carried(spec)
+        return with_carried(spec, self)
 
 
 class TargetReturn(Following):
@@ -152,7 +160,7 @@ class TargetReturn(Following):
 
     def carries(self) -> dict[NestedKey, Field]:
         """Return the targets."""
-        return self._as_rewards()
+        return reward_fields(self)
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
         for in_key, out_key in self.pairs():
@@ -174,4 +182,4 @@ class TargetReturn(Following):
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Add the targets."""
-        return self._with_carried(observation_spec)
+        return with_carried(observation_spec, self)

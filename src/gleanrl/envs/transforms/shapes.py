@@ -156,6 +156,7 @@ class CatTensors(Transform):
     """
 
     on_rows = True
+    call_on_reset = True
 
     def __init__(
         self,
@@ -177,12 +178,10 @@ class CatTensors(Transform):
             raise MissingArgumentError("CatTensors: in_keys are needed outside an environment")
         return keys_of(self.parent.full_observation_spec)
 
-    def pairs(self) -> list[tuple[NestedKey, NestedKey]]:
+    def _find_pairs(self) -> list[tuple[NestedKey, NestedKey]]:
         """Return each of `in_keys` with the one out key, in the order in which they are concatenated."""
-        if self._pairs_found is None:
-            keys = sorted(self.in_keys, key=str) if self.sort else self.in_keys
-            self._pairs_found = [(key, self.out_keys[0]) for key in keys]
-        return self._pairs_found
+        keys = sorted(self.in_keys, key=str) if self.sort else self.in_keys
+        return [(key, self.out_keys[0]) for key in keys]
 
     def written_keys(self) -> list[NestedKey]:
         """Return the out key."""
@@ -200,9 +199,6 @@ class CatTensors(Transform):
                 if key != self.out_keys[0]:
                     tensordict.pop(key, None)
         return tensordict.set(self.out_keys[0], self._concatenated(values))
-
-    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        return self._called(tensordict_reset)
 
     def _concatenated(self, values: Sequence[Tensor]) -> Tensor:
         dim = self.dim + _lead(self) if self.dim >= 0 else self.dim

@@ -11,7 +11,7 @@ from gleanrl.data.specs import Bounded, Composite, TensorSpec, Unbounded
 from gleanrl.data.specs.base import stack
 from gleanrl.data.specs.mapping import SpecMapping
 from gleanrl.envs.transforms.base import Transform
-from gleanrl.envs.transforms.keys import Keys
+from gleanrl.envs.transforms.keys import Keys, missing_key
 from gleanrl.envs.transforms.rows import Record
 from gleanrl.errors import InvalidArgumentError, MissingKeyError
 from gleanrl.tree import NestedKey
@@ -31,6 +31,8 @@ class Stack(Transform):
         allow_positive_dim: whether it may be positive; it counts from the environment's batch dimensions on then.
         del_keys: whether the entries themselves are taken away.
     """
+
+    call_on_reset = True
 
     def __init__(
         self,
@@ -83,9 +85,6 @@ class Stack(Transform):
             tensordict.pop(key, None)
         return tensordict.set(self.out_keys[0], torch.stack(values, self._place(values[0])))
 
-    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        return self._called(tensordict_reset)
-
     def _inv_call(self, tensordict: Record) -> Record:
         if not self.out_keys_inv:
             return tensordict
@@ -93,7 +92,7 @@ class Stack(Transform):
         if whole is None:
             if self.missing_tolerance:
                 return tensordict
-            raise self._missing(self.out_keys_inv[0], tensordict)
+            raise missing_key(self, self.out_keys_inv[0], tensordict)
         dim = self._place(whole)
         if isinstance(whole, TensorDictBase) and self.dim < 0:
             dim -= 1  # it has the dimension already

@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 from gleanrl.data.specs import Composite
 from gleanrl.data.specs.mapping import SpecMapping
 from gleanrl.envs.transforms.base import Transform
-from gleanrl.envs.transforms.keys import Keys, as_keys
+from gleanrl.envs.transforms.keys import Keys, as_keys, missing_key
 from gleanrl.envs.transforms.rows import Record, Row
 from gleanrl.envs.transforms.spec_tools import keys_of
 from gleanrl.errors import UnsupportedError
@@ -32,6 +32,7 @@ class RenameTransform(Transform):
 
     on_rows = True
     by_keys = True
+    call_on_reset = True
 
     def __init__(
         self,
@@ -48,17 +49,13 @@ class RenameTransform(Transform):
         if flags:
             raise UnsupportedError(f"RenameTransform: {flags} are flags, which keep their names")
 
-    def pairs(self) -> list[tuple[NestedKey, NestedKey]]:
+    def _find_pairs(self) -> list[tuple[NestedKey, NestedKey]]:
         """Return `in_keys` with `out_keys`, those of an environment's groups entry by entry."""
-        if self._pairs_found is None:
-            self._pairs_found = self._by_entry(super().pairs(), "full_observation_spec", "full_reward_spec")
-        return self._pairs_found
+        return self._by_entry(super()._find_pairs(), "full_observation_spec", "full_reward_spec")
 
-    def pairs_inv(self) -> list[tuple[NestedKey, NestedKey]]:
+    def _find_pairs_inv(self) -> list[tuple[NestedKey, NestedKey]]:
         """Return `in_keys_inv` with `out_keys_inv`, those of an environment's groups entry by entry."""
-        if self._pairs_inv_found is None:
-            self._pairs_inv_found = self._by_entry(super().pairs_inv(), "full_action_spec", "full_state_spec")
-        return self._pairs_inv_found
+        return self._by_entry(super()._find_pairs_inv(), "full_action_spec", "full_state_spec")
 
     def _by_entry(
         self, pairs: list[tuple[NestedKey, NestedKey]], *specs: str
@@ -87,9 +84,6 @@ class RenameTransform(Transform):
                     record = record.exclude(key)
         return record
 
-    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        return self._called(tensordict_reset)
-
     def _inv_call(self, tensordict: Record) -> Record:
         return self._moved(tensordict, [(out_key, in_key) for in_key, out_key in self.pairs_inv()])
 
@@ -99,7 +93,7 @@ class RenameTransform(Transform):
             if value is not None:
                 record.set(target, value)
             elif not self.missing_tolerance:
-                raise self._missing(source, record)
+                raise missing_key(self, source, record)
         return record
 
     def _taken(self, record: Record, key: NestedKey) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gleanrl.data.specs import TensorSpec, Unbounded
 from gleanrl.envs.transforms.compose import Compose
-from gleanrl.envs.transforms.keys import Keys, as_keys
+from gleanrl.envs.transforms.keys import Keys, as_keys, missing_key
 from gleanrl.envs.transforms.mapping import EntryTransform
 from gleanrl.envs.transforms.normalization import ObservationNorm
 from gleanrl.envs.transforms.rows import Record, reset_rows
@@ -171,7 +171,7 @@ class VecNorm(EntryTransform):
             if value is None:
                 if at_reset or self.missing_tolerance:
                     continue
-                raise self._missing(in_key, record)
+                raise missing_key(self, in_key, record)
             if self.training and not self.frozen:
                 sums.update(in_key, value if rows is None else value[rows], self.decay)
             record.set(out_key, self._normalised(value, in_key))
