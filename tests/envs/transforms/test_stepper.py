@@ -18,6 +18,7 @@ from gleanrl.envs.transforms import (
     Transform,
     TransformedEnv,
 )
+from gleanrl.envs.transforms.stepper import TransformedStepper
 from gleanrl.errors import EnvironmentFailure, UnsupportedError
 from tests.envs.libs.vectors import NativeOracle
 from tests.envs.transforms.ways import ENVS, SCRIPT, batched, batches, collect_both_ways, joined, single, team
@@ -68,6 +69,31 @@ def test_what_a_policy_reads_stands_in_its_row_in_time(env):
     parts = collect_both_ways(env, lambda: [RewardSum(), StepCounter(3)], policy=policy, sizes=(7, 5))
     batch = joined(parts)
     assert torch.equal(batch["action"], act(batch["step_count"], batch["episode_reward"]))
+
+
+class Backwards(Transform):
+    """Turns actions round, in an `inv` of its own, which works on rows."""
+
+    on_rows = True
+
+    def __init__(self):
+        super().__init__(in_keys_inv=["action"])
+
+    def inv(self, tensordict):
+        return tensordict.set("action", -tensordict.get("action"))
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_an_inv_of_a_users_is_called_in_a_chain_and_alone(chained):
+    one = Backwards()
+    env = TransformedEnv(GymEnv("Pendulum-v1"), Compose(one) if chained else one)
+    env.set_seed(0)
+    batch = env.rollout(3)
+    env.set_seed(0)
+    root = env.reset()
+    root["action"] = batch["action"][0]
+    assert isinstance(env.make_stepper(), TransformedStepper)
+    assert torch.equal(env.step(root)["next", "observation"], batch["next", "observation"][0])
 
 
 def test_what_a_policy_overwrites_stays_overwritten():

@@ -7,10 +7,7 @@ copied into the outer block, the one that is handed out::
                                                                                        │ transforms' _step
     outer root, row t + 1 <── a copy, or the transformed reset where an episode ended ── outer next, row t
 
-- A column that no transform writes is one and the same in both blocks: the base stepper writes it in place.
-- A column that transforms write, or that the user doesn't get, is a single row of memory in the inner block, seen
-  as T rows: its values are looked at within the step only. Flags are real columns, because steppers may fill them
-  once a block and set them where an episode ends.
+- A column that no transform writes is one and the same in both blocks: see `InnerBlocks`.
 - Where a transform ends an episode that the base environment didn't end, the base stepper is asked for a reset of
   those environments.
 - State from step to step stands in the root's columns (step counts, sums of rewards), or in a transform.
@@ -33,19 +30,18 @@ from gleanrl.envs.transforms.columns import (
     OneRow,
     OpenedColumns,
     Output,
-    SpareRow,
     copy_action,
     require_declared,
 )
 from gleanrl.envs.transforms.compose import flattened
+from gleanrl.envs.transforms.inner_block import InnerBlocks
 from gleanrl.envs.transforms.rows import Row, trailing
 from gleanrl.errors import EnvironmentContractError, UnsupportedError
 from gleanrl.layout import record_of
 from gleanrl.rollouts.faults import StepFault
-from gleanrl.rollouts.plan import action_fields
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import declared, make_stepper
-from gleanrl.schema import Field, Schema
+from gleanrl.schema import Schema
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, flatten, is_private, outermost
 
 Values = dict[NestedKey, torch.Tensor]
@@ -79,7 +75,7 @@ class TransformedStepper(Stepper):
         self.through_tensordicts = self._base.through_tensordicts
         self._transform, chain = env.transform, flattened(env.transform)
         self._steps = [transform.stepping() for transform in chain if not transform.idles()]
-        self._inverts = self._transform.inverts()
+        self._inverts, self._invert = self._transform.inverts(), self._transform.inverting()
         self._keeps_values = all(type(t).__module__.startswith("gleanrl.") for t in chain)
         dims = len(self.batch_size)
         self._groups = [as_path(key)[:-1] for key in env.reset_keys]
@@ -96,14 +92,12 @@ class TransformedStepper(Stepper):
         self._root_keys = [
             as_key(p) for p in self._observed if p in self._changed or own.get(p) != self._observed[p]
         ]
-        self._spare = SpareRow()
+        self._inner_blocks = InnerBlocks(env, base, self._changed, self._inverts)
         self._carry: Values | None = None
         self._latest: Values | None = None  # what a step in the middle of a block made, newer than the carry
         self._schema: Schema | None = None
         self._late: list[LateOutput] = []  # what is written at the end, see `defer`
         self._masked = False  # whether some rows are resets of the base environment's own, and no frames
-        self._inner_schema: Schema | None = None
-        self._outer_schema: Schema | None = None
         self._root, self._outcome, self._fresh, self._request, self._input = (
             Row(self.batch_size, env.device) for _ in range(5)
         )
@@ -188,49 +182,21 @@ class TransformedStepper(Stepper):
         assert self._carry is not None
         self._last, self._late = block.num_steps - 1, []
         self._root.clear(0)
-        if block.schema is not self._outer_schema:
-            self._lay_out(block.schema)
-        assert self._inner_schema is not None
-        columns = [
-            block.column(path) if shared else self._own_column(block, path, field)
-            for path, field, shared in self._places
-        ]
-        inner = Block(self._inner_schema, self.batch_size, block.num_steps, columns=columns)
+        self._inner = inner = self._inner_blocks.within(block)
         self._base.bind(inner, actions_ready and not self._inverts)
-        self._inner = inner
+        self._required = self._inner_blocks.required
         outer_root = OpenedColumns(block, False, list(primed))
         inner_next = OpenedColumns(inner, True)
         self._root.over(outer_root)
         self._input.over(outer_root)
         self._outcome.over(inner_next)
-        self._entering = [(as_key(path), inner.rows(path)) for path in self._actions] if self._inverts else []
+        actions = self._inner_blocks.actions if self._inverts else ()
+        self._entering = [(as_key(path), inner.rows(path)) for path in actions]
         self._done = DoneFlags(block, self._ruling)
         self._frames = block.rows(MASK) if self._masked else ()
         self._inner_next = inner_next
         self._block, self._outputs = block, {key: Output(block, as_path(key)) for key in self._root_keys}
         self._write_root(0, self._carry)
-
-    def _lay_out(self, outer: Schema) -> None:
-        """Find out what is the same for all blocks of a schema: which columns both sides have, with the same values."""
-        actions = action_fields(self._env.base_env, len(self.batch_size))
-        if self._inner_schema is None:  # one and the same for all blocks: steppers go by that
-            self._inner_schema = Schema({**self._base.schema().items(), **actions})
-        self._actions, self._places = tuple(actions), []
-        for path, field in self._inner_schema.items().items():
-            inner = path[1:] if path[0] == "next" else path
-            changed = self._inverts if path in actions else inner in self._changed
-            shared = not changed and path in outer and outer[path] == field
-            self._places.append((path, field, shared))
-        self._required = [as_key(path) for path in self._changed if ("next", *path) in outer]
-        self._outer_schema = outer
-
-    def _own_column(self, block: Block, path: Path, field: Field) -> torch.Tensor:
-        """Return the inner block's column at `path` where it isn't the outer one's."""
-        if path[-1] in FLAGS:
-            return torch.zeros(
-                (*self.batch_size, block.num_steps, *field.shape), dtype=field.dtype, device=self.device
-            )
-        return self._spare.column(path, field, self.batch_size, block.num_steps, self.device)
 
     def stop(self, num_steps: int) -> None:
         """End the block before it is full."""
@@ -327,7 +293,7 @@ class TransformedStepper(Stepper):
         """Write what the inverse transforms make of the action of row `t` into the inner block."""
         entering = self._input
         entering.clear(t)
-        self._transform._inv_call(entering)
+        self._invert(entering)
         for key, rows in self._entering:
             copy_action(key, rows[t], entering.get(key))
 
