@@ -50,8 +50,8 @@ def test_options() -> None:
 
 def test_buffers() -> None:
     buffer = ReplayBuffer(storage=ListStorage(5))
-    assert of().feed() is None
-    feed = of(replay_buffer=buffer).feed()
+    assert of().feed is None
+    feed = of(replay_buffer=buffer).feed
     assert feed is not None and feed.buffer is buffer and not feed.copies
     with pytest.raises(UnsupportedError, match="extend_buffer=False"):
         of(replay_buffer=buffer, extend_buffer=False, postproc=print)

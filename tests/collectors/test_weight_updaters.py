@@ -101,7 +101,7 @@ def test_without_one_there_are_no_workers_to_name() -> None:
 def test_a_copy_no_longer_gets_weights_by_itself() -> None:
     net = Net()
     copied = make(policy=nn.Sequential(net), weight_updater=Mine)
-    copied._source.stop_following()  # type: ignore[attr-defined]
+    copied.source.stop_following()  # type: ignore[attr-defined]
     assert copied.next()["action"].eq(0.5).all()  # type: ignore[index]
 
 

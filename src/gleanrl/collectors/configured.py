@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
 from typing import Any
 
 from gleanrl.collectors.base import DataCollectorBase
 from gleanrl.collectors.budget import Budget
-from gleanrl.collectors.feed import Feed
 from gleanrl.collectors.settings import Settings
 from gleanrl.collectors.source import Source
 from gleanrl.errors import EndlessError, UnsupportedError
@@ -31,10 +30,13 @@ class Setting:
 
 
 class ConfiguredCollector(DataCollectorBase):
-    """Abstract: a collector that knows its arguments; its constructor takes them by `_take_settings`."""
+    """Abstract: a collector that knows its arguments; it derives from `settings`.
 
-    settings: Settings
-    """The arguments that all collectors have in common."""
+    Args:
+        settings: the arguments that all collectors have in common.
+        budget: those about frames.
+    """
+
     max_frames_per_traj = Setting()
     reset_at_each_iter = Setting()
     reset_when_done = Setting()
@@ -50,16 +52,14 @@ class ConfiguredCollector(DataCollectorBase):
     traj_format = Setting()
     pre_collect_hook = Setting()
     post_collect_hook = Setting()
-    _source: Source
-    _budget: Budget
-    _feed: Feed | None = None
-    _before: Callable[[], Any] | None = None
 
-    def _take_settings(self, arguments: Mapping[str, Any]) -> Settings:
-        """Take what a constructor was given, and return it: it calls this with its ``locals()``."""
-        settings = self.settings = Settings.of(arguments)
-        self._feed, self._before = settings.feed(), settings.pre_collect_hook
-        return settings
+    def __init__(self, settings: Settings, budget: Budget) -> None:
+        self.settings, self._budget = settings, budget
+
+    @property
+    @abstractmethod
+    def source(self) -> Source:
+        """What makes the batches."""
 
     def getattr_rb(self, attr: str) -> Any:
         """Return an attribute of the buffer that batches go into."""
@@ -91,7 +91,7 @@ class ConfiguredCollector(DataCollectorBase):
         Raises:
             EndlessError: the budget is endless.
         """
-        if self._budget.total_frames is None or not self._source.steady:
+        if self._budget.total_frames is None or not self.source.steady:
             raise EndlessError(
                 "a collector has a len() if it has total_frames, and if its batches aren't trajs_per_batch long"
             )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from gleanrl.collectors.assembly import Recipe, assemble, registered
 from gleanrl.collectors.budget import Budget
 from gleanrl.collectors.configured import Setting
 from gleanrl.collectors.environments import made_env
+from gleanrl.collectors.settings import Settings
 from gleanrl.collectors.source_collector import SourceCollector
 from gleanrl.collectors.weight_updaters import WeightUpdaterBase
 from gleanrl.collectors.weights import made_policy
@@ -148,7 +151,7 @@ class SyncDataCollector(SourceCollector):
         nonfinite: str = "raise",
         progress: bool = False,
     ) -> None:
-        settings = self._take_settings(locals())
+        settings = Settings.of(locals())
         recipe = Recipe(
             settings.options(),
             device,
@@ -163,24 +166,26 @@ class SyncDataCollector(SourceCollector):
         policy = made_policy(policy, policy_factory)
         with made_env(create_env_fn, create_env_kwargs) as env:
             num_envs = max(1, torch.Size(env.batch_size).numel())
-            self._budget = Budget(num_envs, frames_per_batch, total_frames, init_random_frames)
+            budget = Budget(num_envs, frames_per_batch, total_frames, init_random_frames)
             collection, self.devices, here = assemble(env, policy, recipe, prepared=registered(self))
             self.env, self.plan = collection.env, collection.plan
             self.policy, storing = self.plan.policy, self.devices.storing
             truncated = self.env.done_keys if settings.set_truncated else ()
-            self._take_source(collection, storing, storing if storing != here else None, truncated)
-            self._finish(weight_updater, policy, progress)
+            moved_to = storing if storing != here else None
+            handover = settings.handover(collection, budget, storing, moved_to, truncated, progress)
+            self._aside = partial(handover.aside, budget.aside())
+            super().__init__(settings, budget, handover, weight_updater, policy)
         self._ready = True  # from here on the last reference's end closes the environment
 
     def rollout(self) -> Any:
         """Return one full batch outside the budget: it counts against neither total nor random frames."""
         with self.pause():
-            return self._hand_over(lambda: self._source.collect(self._budget.aside()))
+            return self._aside()
 
     @property
     def n_env(self) -> int:
         """Environments that step at once."""
-        return self._source.num_envs
+        return self.source.num_envs
 
     @property
     def env_device(self) -> torch.device | None:
@@ -232,7 +237,7 @@ class SyncDataCollector(SourceCollector):
 
     def __repr__(self) -> str:
         """Show the environment, the policy and the budget."""
-        total = "endless" if self._budget.total_frames is None else self._budget.total_frames
+        total = "endless" if self.total_frames == math.inf else self.total_frames
         return (
             f"{type(self).__name__}(env={self.env!r}, policy={type(self.policy).__name__}, "
             f"frames_per_batch={self.frames_per_batch}, total_frames={total})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from gleanrl.collectors.assembly import Recipe
 from gleanrl.collectors.budget import Budget
 from gleanrl.collectors.configured import Setting
 from gleanrl.collectors.facade import SyncDataCollector
+from gleanrl.collectors.settings import Settings
 from gleanrl.collectors.source_collector import SourceCollector
 from gleanrl.collectors.tracking import Numbering
 from gleanrl.collectors.weight_updaters import WeightUpdaterBase
@@ -162,7 +164,7 @@ class WorkersCollector(SourceCollector):
         timeouts: Timeouts | None = None,
         progress: bool = False,
     ) -> None:
-        settings = self._take_settings(locals())
+        settings = Settings.of(locals())
         if collector_class not in (None, SyncDataCollector):
             raise UnsupportedError(
                 f"collector_class: workers collect as SyncDataCollector does, not as {collector_class!r}; an entry of "
@@ -188,7 +190,7 @@ class WorkersCollector(SourceCollector):
             policy_device=policy_device,
             storing_device=storing_device,
         )
-        dim, prepare = self._dim_of(cat_results), optional_callable("init_fn", init_fn)
+        dim, prepare = self._dim_of(settings), optional_callable("init_fn", init_fn)
         policy = initialised(policy, factories[0])
         parts = zip(factories, policies_of(policy, policy_factory, count), recipes, strict=True)
         makers = [
@@ -210,10 +212,11 @@ class WorkersCollector(SourceCollector):
         try:
             source = self._crew = self._made_source(team, dim)
             self._ready = True  # from here on the last reference's end ends the workers
-            self._budget = Budget(source.num_envs, frames, total_frames, init_random_frames)
-            source.lay_out(self._budget.steps_per_batch)
-            self._take_source(source, source.description.storing, _storing(source))
-            self._finish(weight_updater, policy, progress)
+            budget = Budget(source.num_envs, frames, total_frames, init_random_frames)
+            source.lay_out(budget.steps_per_batch)
+            storing = source.description.storing
+            handover = settings.handover(source, budget, storing, _storing(source), progress=progress)
+            super().__init__(settings, budget, handover, weight_updater, policy)
         except BaseException:
             self._cap.lift()
             if self._ready:
@@ -228,8 +231,9 @@ class WorkersCollector(SourceCollector):
     def _made_source(self, team: Team, dim: int | None) -> CrewSource:
         """Return what starts the workers."""
 
-    def _dim_of(self, cat_results: Any) -> int | None:
-        return arrangement_dim(cat_results)
+    def _dim_of(self, settings: Settings) -> int | None:
+        """Return how shares make a batch; see `Arrangement.dim`."""
+        return arrangement_dim(settings.cat_results)
 
     @property
     def num_workers(self) -> int:
@@ -247,7 +251,9 @@ class WorkersCollector(SourceCollector):
         Args:
             worker_idx: its number; None for the first one.
         """
-        return self._crew.width * self._crew.steps(self._budget.steps_per_batch)[worker_idx or 0]
+        return (
+            self._crew.width * self._crew.steps(self.frames_per_batch // self._crew.num_envs)[worker_idx or 0]
+        )
 
     def _close(self, close_env: bool) -> None:
         super()._close(close_env)
@@ -255,7 +261,7 @@ class WorkersCollector(SourceCollector):
 
     def __repr__(self) -> str:
         """Show the workers and the budget."""
-        total = "endless" if self._budget.total_frames is None else self._budget.total_frames
+        total = "endless" if self.total_frames == math.inf else self.total_frames
         return (
             f"{type(self).__name__}(num_workers={self.num_workers}, frames_per_batch={self.frames_per_batch}, "
             f"total_frames={total})"
@@ -292,10 +298,10 @@ class MultiSyncDataCollector(WorkersCollector):
         [torch.Size([2, 25, 1]), torch.Size([2, 25, 1])]
     """
 
-    def _dim_of(self, cat_results: Any) -> int | None:
-        feed = self._feed if self.settings.postproc is None else None
-        in_a_row = cat_results is None and feed is not None and feed.slot_dims == 1
-        return super()._dim_of(0 if in_a_row else cat_results)
+    def _dim_of(self, settings: Settings) -> int | None:
+        feed = settings.feed if settings.postproc is None else None
+        in_a_row = settings.cat_results is None and feed is not None and feed.slot_dims == 1
+        return 0 if in_a_row else super()._dim_of(settings)
 
     def _made_source(self, team: Team, dim: int | None) -> CrewSource:
         return SynchronousSource(team, dim)
@@ -320,10 +326,10 @@ class MultiaSyncDataCollector(WorkersCollector):
 
     _num_slots = 2
 
-    def _dim_of(self, cat_results: Any) -> int | None:
-        if cat_results not in (None, "stack"):
+    def _dim_of(self, settings: Settings) -> int | None:
+        if settings.cat_results not in (None, "stack"):
             raise InvalidArgumentError(
-                f"cat_results: {cat_results!r} isn't for batches of one worker each; leave it out"
+                f"cat_results: {settings.cat_results!r} isn't for batches of one worker each; leave it out"
             )
         return None
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import torch
 from tensordict.nn import InteractionType
 
 from gleanrl.arguments import flag, integer, optional_callable, positive
-from gleanrl.collectors.delivery import Delivery
+from gleanrl.collectors.budget import Budget
+from gleanrl.collectors.delivery import Delivery, place_postproc
 from gleanrl.collectors.feed import Feed
+from gleanrl.collectors.handover import Handover
 from gleanrl.collectors.options import CollectionOptions, stop_of
+from gleanrl.collectors.progress import CollectorProgress
 from gleanrl.collectors.source import Source
 from gleanrl.collectors.whole import WholeTrajectories
 from gleanrl.envs.exploration import exploration_from_string
@@ -60,7 +64,7 @@ class Settings:
         kind, mode = given["exploration_type"], arguments.get("exploration_mode")
         if mode is not None:
             message = "exploration_mode is deprecated; pass exploration_type"
-            warnings.warn(message, DeprecationWarning, stacklevel=4)
+            warnings.warn(message, DeprecationWarning, stacklevel=3)
             kind = mode
         given["exploration_type"] = exploration_from_string(kind) if isinstance(kind, str) else kind
         limit = given["max_frames_per_traj"]
@@ -77,7 +81,7 @@ class Settings:
             raise InvalidArgumentError(
                 "reset_when_done: False isn't supported; write a loop over env.step for that"
             )
-        fed, seen = self.replay_buffer is not None, self.postproc is not None or self.split_trajs
+        fed, seen = self.feed is not None, self.postproc is not None or self.split_trajs
         if fed and not self.extend_buffer and seen:
             raise UnsupportedError("extend_buffer=False: postproc and split_trajs need whole batches")
         optional_callable("pre_collect_hook", self.pre_collect_hook)
@@ -102,14 +106,36 @@ class Settings:
             versioned=self.track_policy_version,
         )
 
+    @cached_property
     def feed(self) -> Feed | None:
-        """Return what puts batches into a buffer, if there is one."""
+        """What puts batches into a buffer, if there is one."""
         return None if self.replay_buffer is None else Feed(self.replay_buffer, self.extend_buffer)
 
-    def delivery(self, device: torch.device | None, truncated: Sequence[NestedKey] = ()) -> Delivery:
-        """Return what becomes of batches before they are handed out; see `Delivery` for the arguments."""
+    def handover(
+        self,
+        source: Source,
+        budget: Budget,
+        storing: torch.device | None,
+        moved_to: torch.device | None,
+        truncated: Sequence[NestedKey] = (),
+        progress: bool = False,
+    ) -> Handover:
+        """Return what hands out batches of a source, or whole trajectories of it.
+
+        Args:
+            source: makes batches.
+            budget: how many frames of them.
+            storing: where they are delivered, for who processes them.
+            moved_to: where they have to be moved for that; None for nowhere.
+            truncated: see `Delivery`.
+            progress: whether counters are shown.
+        """
+        source = self.whole_or_not(source)
+        place_postproc(self.postproc, storing)
         steps = (self.split_trajs, self.postproc, self.return_same_td, self.post_collect_hook)
-        return Delivery(device, truncated, *steps)
+        delivery = Delivery(moved_to, truncated, *steps)
+        shown = CollectorProgress(budget.total_frames) if progress else None
+        return Handover(source, budget, delivery, self.feed, self.pre_collect_hook, shown)
 
     def whole_or_not(self, source: Source) -> Source:
         """Return what hands out whole trajectories, if that is asked for; else the source itself.

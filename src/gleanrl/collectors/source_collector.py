@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
 from tensordict import TensorDictBase
 
 from gleanrl.collectors.background import Background
-from gleanrl.collectors.budget import Grants
+from gleanrl.collectors.budget import Budget, Grants
 from gleanrl.collectors.configured import ConfiguredCollector
-from gleanrl.collectors.delivery import Delivery, place_postproc
-from gleanrl.collectors.feed import Feed
+from gleanrl.collectors.handover import Finish, Handover, Packed
 from gleanrl.collectors.ledger import CollectorStats
-from gleanrl.collectors.progress import CollectorProgress
-from gleanrl.collectors.source import BudgetSpent, Collected, Source
+from gleanrl.collectors.settings import Settings
+from gleanrl.collectors.source import BudgetSpent, Source
 from gleanrl.collectors.weight_updaters import WeightUpdaterBase, made_updater
 from gleanrl.collectors.weights import chosen_weights
 from gleanrl.errors import (
@@ -27,54 +24,51 @@ from gleanrl.errors import (
     UnsupportedError,
     WorkerTimeoutError,
 )
-from gleanrl.tree import NestedKey
-
-Packed = TypeVar("Packed")
 
 
 class SourceCollector(ConfiguredCollector):
-    """What all collectors of ours do; they differ in their sources. One caller at a time."""
+    """What all collectors of ours do; they differ in their sources. One caller at a time.
 
-    _delivery: Delivery
-    _progress: CollectorProgress | None = None
+    Args:
+        settings: what the collector is made with.
+        budget: how many frames it delivers.
+        handover: how they get to the user; see `Settings.handover`.
+        weight_updater: sends weights in place of the collector, or makes what does; None for the collector.
+        policy: whose weights.
+    """
+
     _background: Background | None = None
     _weight_updater: WeightUpdaterBase | None = None
-    closed = False
-    """Whether the collector was shut down."""
 
-    def _take_source(
+    def __init__(
         self,
-        source: Source,
-        storing: torch.device | None,
-        moved_to: torch.device | None,
-        truncated: Sequence[NestedKey] = (),
+        settings: Settings,
+        budget: Budget,
+        handover: Handover,
+        weight_updater: WeightUpdaterBase | Callable[[], WeightUpdaterBase] | None,
+        policy: Any,
     ) -> None:
-        """Deliver batches of a source.
-
-        Args:
-            source: makes batches, within the budget, which was made before.
-            storing: where they are delivered, for who processes them.
-            moved_to: where they have to be moved for that; None for nowhere.
-            truncated: see `Delivery`.
-        """
-        self._source = self.settings.whole_or_not(source)
-        place_postproc(self.settings.postproc, storing)
-        self._delivery = self.settings.delivery(moved_to, truncated)
-
-    def _finish(self, weight_updater: Any, policy: Any, progress: bool) -> None:
-        """Take what a constructor does last."""
+        super().__init__(settings, budget)
+        self._handover = handover
         self.weight_updater = made_updater(weight_updater, policy)
-        if progress:
-            self._progress = CollectorProgress(self._budget.total_frames)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the collector was shut down."""
+        return self._handover.closed
+
+    @closed.setter
+    def closed(self, closed: bool) -> None:
+        self._handover.closed = closed
 
     def stats(self) -> CollectorStats:
         """Return the counters at this moment."""
-        return self._source.stats()
+        return self.source.stats()
 
     @property
     def source(self) -> Source:
         """What makes the batches."""
-        return self._source
+        return self._handover.source
 
     def serve(
         self, grants: Grants, pack: Callable[[TensorDictBase, tuple[int, int]], Packed]
@@ -85,19 +79,7 @@ class SourceCollector(ConfiguredCollector):
             grants: in place of the collector's own budget.
             pack: called on the batch and `Collected.part`; its result, which is returned, is read before the next call.
         """
-        if not self._source.more(grants):
-            return None
-        packed: list[Packed] = []
-        part = (0, 1)
-
-        def collect() -> Collected:
-            nonlocal part
-            collected = self._source.next(grants, lend=True)
-            part = collected.part
-            return collected
-
-        self._hand_over(collect, lambda batch: packed.append(pack(batch, part)))
-        return packed[0]
+        return self._handover.serve(grants, pack)
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Yield batches until the budget is spent, then shut down; with a replay buffer, None for each.
@@ -119,7 +101,7 @@ class SourceCollector(ConfiguredCollector):
         except BudgetSpent:
             return None
 
-    def take(self, finish: Callable[[TensorDictBase], Any] | None = None) -> TensorDictBase | None:
+    def take(self, finish: Finish | None = None) -> TensorDictBase | None:
         """Return the next batch, or put it into the buffer and return None.
 
         Args:
@@ -134,64 +116,11 @@ class SourceCollector(ConfiguredCollector):
             )
         return self._take(finish)
 
-    def _take(self, finish: Callable[[TensorDictBase], Any] | None = None) -> TensorDictBase | None:
+    def _take(self, finish: Finish | None = None) -> TensorDictBase | None:
         try:
-            if not self._source.more(self._budget):
-                raise BudgetSpent
-            collect = partial(self._source.next, self._budget, self._lends)
-            return self._hand_over(collect, finish if self._feed is None else None, self._feed)
+            return self._handover.next(finish)
         except BudgetSpent:
             self.shutdown()
-            raise
-
-    def _hand_over(
-        self,
-        collect: Callable[[], Collected],
-        finish: Callable[[TensorDictBase], Any] | None = None,
-        feed: Feed | None = None,
-    ) -> TensorDictBase | None:
-        """Return what is made of a batch, or put it into a buffer.
-
-        It's counted as delivered as the very last thing: an interrupt comes before that, and the batch is lost and
-        counted as discarded, or it comes when the caller has the batch. So nothing may follow in any of the callers.
-        """
-        self._check_open()
-        self._show_progress()
-        try:
-            if self._before is not None:
-                self._before()
-            with nullcontext() if self._background is None else self._background.making():
-                collected = collect()
-            batch = self._finished(collected.batch, finish)
-            if feed is None:
-                return self._source.deliver(collected, batch)
-            try:
-                feed.put(batch, lambda: self._source.deliver(collected, batch))
-                return None
-            except Exception:
-                self._source.lose("buffer")
-                raise
-        except BaseException:
-            self._source.lose("interrupted")
-            raise
-
-    @property
-    def _lends(self) -> bool:
-        """Whether whoever gets a batch copies it at once, so that it may stand in memory that is written again."""
-        return self._delivery.copies or (
-            self._feed is not None and self._feed.copies and self._delivery.is_plain
-        )
-
-    def _finished(
-        self, batch: TensorDictBase, finish: Callable[[TensorDictBase], Any] | None
-    ) -> TensorDictBase:
-        try:
-            batch = self._delivery(batch)
-            if finish is not None:
-                finish(batch)
-            return batch
-        except Exception:
-            self._source.lose("postproc")
             raise
 
     def reset(self, index: Any = None, *, reset_idx: Any = None, **kwargs: Any) -> None:
@@ -204,8 +133,8 @@ class SourceCollector(ConfiguredCollector):
             **kwargs: passed to the environment's `reset`; only without `index`.
         """
         with self.pause():
-            self._check_open()
-            self._source.reset(index if reset_idx is None else reset_idx, **kwargs)
+            self._handover.require_open()
+            self.source.reset(index if reset_idx is None else reset_idx, **kwargs)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the environments, and what random actions are drawn with, and reset.
@@ -218,8 +147,8 @@ class SourceCollector(ConfiguredCollector):
             The last seed that was used: `seed` itself for one environment.
         """
         with self.pause():
-            self._check_open()
-            return self._source.set_seed(seed, static_seed)
+            self._handover.require_open()
+            return self.source.set_seed(seed, static_seed)
 
     def update_policy_weights_(
         self, policy_or_weights: Any = None, *, worker_ids: Any = None, **named: Any
@@ -256,20 +185,20 @@ class SourceCollector(ConfiguredCollector):
     def send_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
         """Do what `update_policy_weights_` does without a `weight_updater`: for use in one."""
         with self._apart(worker_ids is None):
-            self._source.push_weights(weights, worker_ids)
+            self.source.push_weights(weights, worker_ids)
 
     def _apart(self, for_all: bool) -> AbstractContextManager[None]:
         """Return what weights may be pushed in, to `for_all` workers or some."""
-        if for_all and self._source.pushes_anytime:
+        if for_all and self.source.pushes_anytime:
             return nullcontext()
-        if for_all and self._source.pushes_between and self._background is not None:
+        if for_all and self.source.pushes_between and self._background is not None:
             return self._background.apart()
         return self.pause()
 
     @property
     def policy_version(self) -> int:
         """How often `update_policy_weights_` was called; see ``track_policy_version=``."""
-        return self._source.policy_version
+        return self.source.policy_version
 
     def get_policy_version(self) -> int:
         """Return `policy_version`."""
@@ -277,7 +206,7 @@ class SourceCollector(ConfiguredCollector):
 
     def increment_version(self) -> None:
         """Count the policy's version up, for who gives it weights otherwise than by `update_policy_weights_`."""
-        self._source.policy_version += 1
+        self.source.policy_version += 1
 
     @property
     def weight_updater(self) -> WeightUpdaterBase | None:
@@ -288,7 +217,7 @@ class SourceCollector(ConfiguredCollector):
     def weight_updater(self, updater: WeightUpdaterBase | None) -> None:
         if updater is not None:
             updater.register_collector(self)
-            self._source.stop_following()
+            self.source.stop_following()
         self._weight_updater = updater
 
     def init_updater(self, *args: Any, **kwargs: Any) -> None:
@@ -307,11 +236,11 @@ class SourceCollector(ConfiguredCollector):
             MissingArgumentError: there is no replay buffer.
             UnsupportedError: it was started already.
         """
-        if self._feed is None:
+        if self._handover.feed is None:
             raise MissingArgumentError("start: the collector needs a buffer to collect into, replay_buffer=")
-        self._check_open()
+        self._handover.require_open()
         if self._background is None:
-            self._background = Background(self._turn)
+            self._background = self._handover.background = Background(self._turn)
         self._background.start()
 
     def _turn(self) -> bool:
@@ -373,8 +302,8 @@ class SourceCollector(ConfiguredCollector):
         self.shutdown(timeout, close_env)
 
     def _close(self, close_env: bool) -> None:
-        self._show_progress(last=True)
-        self._source.close(close_env)
+        self._handover.show_progress(last=True)
+        self.source.close(close_env)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the policy and of the environments, the counters, ids and random generators.
@@ -383,7 +312,7 @@ class SourceCollector(ConfiguredCollector):
         checkpoints), and of those in worker processes, isn't part of it.
         """
         with self.pause():
-            return self._source.save()
+            return self.source.save()
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True, **kwargs: Any) -> None:
         """Go on from a saved state, in the middle of the episodes, with what batches would have followed there.
@@ -403,21 +332,7 @@ class SourceCollector(ConfiguredCollector):
             SchemaError: if an entry is unexpected (a policy's weights without such a policy) or doesn't fit; likewise.
         """
         with self.pause():
-            self._source.load(state_dict, strict, **kwargs)
-
-    def _show_progress(self, last: bool = False) -> None:
-        if self._progress is not None:
-            self._progress.update(self._source.spent, self.stats())
-            if last:
-                self._progress.close()
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ClosedError(
-                "the collector was shut down, or its budget is spent, and its environment is closed: make a new "
-                "collector; to evaluate afterwards use an environment of its own, or collect with total_frames=-1 and "
-                "end with shutdown(close_env=False)"
-            )
+            self.source.load(state_dict, strict, **kwargs)
 
 
 class _Batches(Iterator[TensorDictBase]):

@@ -75,7 +75,7 @@ def test_what_a_partial_state_lacks_stays() -> None:
 def test_what_was_shut_down_is_gone_with_its_last_reference(kind: str) -> None:
     with collecting(kind, policy=Net()) as collector:
         collector.next()
-        source = weakref.ref(collector._source)
+        source = weakref.ref(collector.source)
     gc.collect()
     gc.disable()  # what is in a circle waits for a collection, and its memory with it
     try:

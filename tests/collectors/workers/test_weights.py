@@ -107,7 +107,7 @@ def test_none_is_mixed_under_updates_at_full_speed() -> None:
             if version % 1000 == 0:
                 assert collector.stats().workers[1].versions_behind >= 0
         collector.stop()
-        actions = collector._feed.buffer[:]["action"]
+        actions = collector.replay_buffer[:]["action"]
     assert len(actions.unique()) > 10 and torch.equal(actions[:, 0], actions[:, 1])
 
 

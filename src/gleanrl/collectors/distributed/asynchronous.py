@@ -29,6 +29,7 @@ class AsynchronousNodes(NodeSource):
     def __init__(self, runtime: RayRuntime, company: Company) -> None:
         super().__init__(runtime, company)
         self.num_envs, self.batch_size = self.width, self.description.batch_size
+        self._ahead, self._by_reference = company.ahead, company.by_reference
         self._pool = BufferPool()
         self._open: int | None = None
         self._frames = self.width
@@ -70,10 +71,10 @@ class AsynchronousNodes(NodeSource):
 
     def _batch(self, number: int, arrival: Arrival, lend: bool) -> Any:
         """Return a node's batch, or where it is; None if it was lost with its machine."""
-        if self._company.by_reference and not self.fleet.now.nodes[number].losses.number:
+        if self._by_reference and not self.fleet.now.nodes[number].losses.number:
             return arrival.batch
         share = self.fleet.fetched(number, arrival)
-        if share is None or self._company.by_reference:
+        if share is None or self._by_reference:
             return share and arrival.batch  # of a node that was lost once: it's here
         return share.view() if lend else share.own(self._pool)
 
@@ -86,7 +87,7 @@ class AsynchronousNodes(NodeSource):
         grants: dict[int, list[Grant]] = {number: [] for number in range(self.num_nodes)}
         ordered = 0
         on_their_way = sum(node.coming for node in self.fleet.now.nodes)
-        for depth in range(self._company.ahead):
+        for depth in range(self._ahead):
             for number, given in grants.items():
                 if self._takes_orders(number) and self._pending(number) + len(given) <= depth:
                     grant = budget.grant(self.spent + on_their_way + ordered)

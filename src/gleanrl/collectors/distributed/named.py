@@ -106,7 +106,7 @@ class DistributedSyncDataCollector(RayCollector):
             **keywords,
         )
         if interval > 1:
-            self._source.stop_following()
+            self.source.stop_following()
 
 
 class RPCDataCollector(RayCollector):

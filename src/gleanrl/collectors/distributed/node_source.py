@@ -69,7 +69,7 @@ class NodeSource(Source):
     pushes_anytime = True
 
     def __init__(self, runtime: RayRuntime, company: Company) -> None:
-        self._runtime, self._company = runtime, company
+        self._runtime = runtime
         self._recipes = [maker.recipe for maker in company.makers]
         self._seed: tuple[int, bool, int] | None = None
         self._last_state: dict[str, Any] | None = None
@@ -91,7 +91,13 @@ class NodeSource(Source):
         return max(1, self.description.batch_size.numel())
 
     def add(self, makers: Sequence[NodeMaker]) -> None:
-        """Start further nodes, whose ids nobody else has."""
+        """Start further nodes, whose ids nobody else has.
+
+        Raises:
+            ClosedError: the nodes have ended.
+        """
+        if self.fleet.closed:
+            raise ClosedError("add_collectors: the nodes have ended; make a new collector")
         first, count = self._recipes[0].numbering.num_workers, len(self._recipes)
         fresh = []
         for number, maker in enumerate(makers, count):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from gleanrl.collectors.distributed.making import NodeMaker
 from gleanrl.collectors.distributed.node_source import Company, NodeSource
 from gleanrl.collectors.distributed.synchronous import SynchronousNodes
 from gleanrl.collectors.multi import MultiaSyncDataCollector, WorkersCollector
+from gleanrl.collectors.settings import Settings
 from gleanrl.collectors.source_collector import SourceCollector
 from gleanrl.collectors.weight_updaters import WeightUpdaterBase
 from gleanrl.collectors.workers.choices import each, following_of, timeouts_of
@@ -152,7 +154,7 @@ class RayCollector(SourceCollector):
         timeouts: Timeouts | None = None,
         progress: bool = False,
     ) -> None:
-        settings = self._take_settings(locals())
+        settings = Settings.of(locals())
         workers = positive("num_workers_per_collector", num_workers_per_collector)
         collector = class_of(collector_class, workers)
         has_workers = issubclass(collector, WorkersCollector)
@@ -224,10 +226,10 @@ class RayCollector(SourceCollector):
                 else AsynchronousNodes(self._runtime, company)
             )
             self._ready = True  # from here on the last reference's end ends the nodes
-            self._budget = Budget(source.num_envs, frames, total_frames, init_random_frames)
-            source.lay_out(self._budget.steps_per_batch)
-            self._take_source(source, storing, storing)
-            self._finish(weight_updater, policy, progress)
+            budget = Budget(source.num_envs, frames, total_frames, init_random_frames)
+            source.lay_out(budget.steps_per_batch)
+            handover = settings.handover(source, budget, storing, storing, progress=progress)
+            super().__init__(settings, budget, handover, weight_updater, policy)
         except BaseException:
             if self._ready:
                 self._nodes.close()
@@ -297,7 +299,6 @@ class RayCollector(SourceCollector):
         Raises:
             UnsupportedError: batches have a share of each node, or are of whole trajectories; or another policy.
         """
-        self._check_open()
         if self._sync or self.settings.trajs_per_batch is not None:
             raise UnsupportedError(
                 "add_collectors: batches with a share of each node, and whole trajectories, are of a fixed number of "
@@ -315,7 +316,7 @@ class RayCollector(SourceCollector):
 
     def __repr__(self) -> str:
         """Show the nodes and the budget."""
-        total = "endless" if self._budget.total_frames is None else self._budget.total_frames
+        total = "endless" if self.total_frames == math.inf else self.total_frames
         return (
             f"{type(self).__name__}(num_collectors={self.num_workers}, frames_per_batch={self.frames_per_batch}, "
             f"total_frames={total})"

@@ -15,6 +15,7 @@ from gleanrl.collectors.workers.team import Team
 from gleanrl.collectors.workers.words import SERVED
 from gleanrl.envs.rollout import mark_truncated
 from gleanrl.errors import UnsupportedError
+from gleanrl.pool import BufferPool
 from gleanrl.system import clock
 
 
@@ -29,6 +30,7 @@ class AsynchronousSource(CrewSource):
         super().__init__(team)
         self.num_envs, self.batch_size = self.width, self.description.batch_size
         self._enough, self._truncated = team.enough, team.truncated
+        self._pool = BufferPool()
         self._open: int | None = None
         self._turn = 0
         self._seen = [0] * self.num_workers  # shares that were noticed to be finished

@@ -28,7 +28,6 @@ from gleanrl.errors import (
     InvalidTypeError,
     LengthError,
 )
-from gleanrl.pool import BufferPool
 from gleanrl.state import plain
 from gleanrl.system.clock import Deadline
 from gleanrl.workers.segment import Region, Rows
@@ -54,7 +53,6 @@ class CrewSource(Source):
         self._weights: SharedWeights | None = None
         self._told: set[int] = set()  # workers that know where weights of their own stand
         self._region: Region | None = None
-        self._pool = BufferPool()
         self.dispatcher = Dispatcher(team, self._made_again)
         self.description = self.dispatcher.description
         self.done_paths = self.description.done_paths

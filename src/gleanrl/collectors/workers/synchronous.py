@@ -18,6 +18,7 @@ from gleanrl.collectors.workers.standing import Taken
 from gleanrl.collectors.workers.team import Team
 from gleanrl.data.boundaries import MASK
 from gleanrl.envs.rollout import mark_truncated
+from gleanrl.pool import BufferPool
 from gleanrl.system import clock
 
 
@@ -56,6 +57,7 @@ class SynchronousSource(CrewSource):
         self.arrangement = Arrangement(cat, size, self.num_workers, team.enough is not None)
         self.num_envs, self.batch_size = self.arrangement.num_envs, self.arrangement.size
         self._enough, self._truncated = team.enough, team.truncated
+        self._pool = BufferPool()
         self._plan: _Plan | None = None  # that of the last batch
 
     def steps(self, num_steps: int) -> list[int]:
