@@ -161,15 +161,15 @@ class Running(SpecProperties):
         """Return one step's TensorDict, zero everywhere, as `rollout` would return it (without time)."""
         out = TensorDict({}, self.batch_size, device=self.device)
         for role in ("state", "observation", "action", "done"):
-            out.update(self._specs.full(role).zero())
+            out.update(getattr(self, f"full_{role}_spec").zero())
         after = TensorDict({}, self.batch_size, device=self.device)
         for role in ("observation", "reward", "done"):
-            after.update(self._specs.full(role).zero())
+            after.update(getattr(self, f"full_{role}_spec").zero())
         return out.set("next", after)
 
     def any_done(self, tensordict: TensorDictBase) -> bool:
         """Return whether any episode ended in a root; where, is written as ``"_reset"``, as `maybe_reset` reads it."""
-        return terminated_or_truncated(tensordict, self._specs.full("done"))
+        return terminated_or_truncated(tensordict, self.full_done_spec)
 
     def all_actions(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Return every action that there is, stacked along a new first dimension; with a mask, those it allows.
@@ -235,5 +235,5 @@ class Running(SpecProperties):
         keys = {"action": action_key, "done": done_key, "observation": observation_key, "reward": reward_key}
         start = self.reset() if tensordict is None else tensordict
         for role, spec in learn_specs(self, policy, start, keys).items():
-            self._specs.set(role, spec)
+            setattr(self, f"full_{role}_spec", spec)
         return self

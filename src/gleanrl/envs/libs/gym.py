@@ -199,11 +199,9 @@ class GymEnv(GymWrapper):
         self.from_pixels, self.pixels_only = from_pixels, pixels_only
         self._make, self._pixels_only = several if num_envs else one, None if num_envs else only
 
-    def _reopen(self) -> None:
-        if self.is_closed:
-            made: Any = self._make()
-            self._simulate(made if self._pixels_only is None else with_pixels(made, self._pixels_only))
-            self.is_closed = False
+    def _made_anew(self) -> Any:
+        made: Any = self._make()
+        return made if self._pixels_only is None else with_pixels(made, self._pixels_only)
 
 
 bind(__name__, globals())

@@ -154,9 +154,21 @@ class GymLikeEnv(EnvBase):
             ) from None
 
     def _simulate(self, env: Any) -> None:
-        """Step `env` from now on, which has the spaces of the one before."""
+        """Step `env` from now on."""
         several = isinstance(env, VectorEnv)
         self._simulator = (VectorSimulator if several else Simulator)(env, self._frame_skip)
+
+    def _made_anew(self) -> Any:
+        """Return another environment to wrap in the place of the one that was closed; None if there is none.
+
+        A reset of a closed environment asks for it, which has the spaces of the one before.
+        """
+        return None
+
+    def _reopen(self) -> None:
+        if self.is_closed and (env := self._made_anew()) is not None:
+            self._simulate(env)
+            self.is_closed = False
 
     def close(self, **kwargs: Any) -> None:
         """Close the wrapped environment; calling it again does nothing."""

@@ -75,7 +75,7 @@ class ModelBasedEnvBase(EnvBase):
     def set_specs_from_env(self, env: Env) -> None:
         """Declare what another environment declares."""
         for role in ROLES:
-            self._specs.set(role, getattr(env, f"full_{role}_spec").clone())
+            setattr(self, f"full_{role}_spec", getattr(env, f"full_{role}_spec").clone())
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         outcome: TensorDictBase = self.world_model(tensordict.exclude("next").clone())

@@ -22,9 +22,10 @@ from gleanrl.envs.base import EnvBase
 from gleanrl.envs.env_specs import ROLES
 from gleanrl.envs.resets import reset_masks, reset_rows
 from gleanrl.envs.state import check_state
-from gleanrl.envs.vector.factories import factories
+from gleanrl.envs.vector.factories import Factory, factories
 from gleanrl.envs.vector.members import ResetRequest, member_states
 from gleanrl.envs.vector.metadata import (
+    EnvMetaData,
     alike,
     common_batch_size,
     common_device,
@@ -37,7 +38,7 @@ from gleanrl.envs.vector.options import BatchOptions, ThreadCap
 from gleanrl.errors import EnvironmentContractError, InvalidArgumentError, LengthError, UnsupportedError
 from gleanrl.rollouts.faults import StepFault, explain
 from gleanrl.rollouts.traits import EnvTraits
-from gleanrl.tree import as_key, flatten
+from gleanrl.tree import as_key, as_path, flatten
 
 MEMBERWISE = ("_step_members", "_reset_members", "_together")
 """What a stepper of the members replaces beside the methods of every environment."""
@@ -92,7 +93,7 @@ class BatchedEnv(EnvBase):
         self.stackable = stackable(each)
         self.unlike_shapes = same_keys(each) and not alike(each)
         for role in ROLES:
-            self._specs.set(role, stacked_spec(role, each, self.device))
+            setattr(self, f"full_{role}_spec", stacked_spec(role, each, self.device))
 
     @property
     def traits(self) -> EnvTraits:
@@ -114,8 +115,8 @@ class BatchedEnv(EnvBase):
         """Whether the members live."""
 
     @abstractmethod
-    def _start(self) -> None:
-        """Make the members."""
+    def _start(self, makers: Sequence[Factory]) -> None:
+        """Make the members, each by its maker."""
 
     @abstractmethod
     def _end(self) -> None:
@@ -145,8 +146,8 @@ class BatchedEnv(EnvBase):
     def _member_states(self) -> list[dict[str, Any]]:
         """Return the state of every member."""
 
-    def _states_at_the_end(self) -> list[dict[str, Any]]:
-        """Return the state of every member, which are about to be closed."""
+    def _states_at_the_end(self) -> list[dict[str, Any]] | None:
+        """Return the state of every member, which are about to be closed; None if they are at work."""
         return self._member_states()
 
     @abstractmethod
@@ -168,7 +169,7 @@ class BatchedEnv(EnvBase):
         if not self.is_started:
             try:
                 self._cap.apply()
-                self._start()
+                self._start(self._factories)
             except BaseException:
                 self._cap.lift()
                 raise
@@ -179,7 +180,7 @@ class BatchedEnv(EnvBase):
             return
         if self.is_started and not self.is_closed:
             with suppress(Exception):  # they are kept where they can be had
-                self._last_states = self._states_at_the_end()
+                self._last_states = self._states_at_the_end() or self._last_states
         self.is_closed = True
         self._cap.lift()
         try:
@@ -260,11 +261,7 @@ class BatchedEnv(EnvBase):
 
     def _parts(self, tensordict: TensorDictBase) -> list[TensorDictBase]:
         """Return the members' rows, each where its member lives."""
-        return [self._where_it_lives(i, part) for i, part in enumerate(tensordict.unbind(0))]
-
-    def _where_it_lives(self, member: int, part: TensorDictBase) -> TensorDictBase:
-        device = self.meta_data[member].device
-        return part if part.device == device else part.to(columns_device(device))
+        return [at_home(part, each) for part, each in zip(tensordict.unbind(0), self.meta_data, strict=True)]
 
     def _action_of(self, tensordict: TensorDictBase, fault: StepFault) -> Any:
         if fault.env < 0 or len(self.action_keys) != 1:
@@ -279,7 +276,7 @@ class BatchedEnv(EnvBase):
             requests = {i: ResetRequest(None, each[i]) for i in range(self.num_workers)}
             return self._together(list(self._reset_some(requests).values()))
         parts = self._parts(tensordict)
-        masks = reset_masks(tensordict, self._specs.groups())
+        masks = reset_masks(tensordict, [as_path(key)[:-1] for key in self.reset_keys])
         rows = reset_rows(masks, self.batch_size).reshape(self.num_workers, -1).any(-1) if masks else None
         wanted = [rows is None or bool(rows[i]) for i in range(self.num_workers)]
         requests = {i: ResetRequest(parts[i], each[i]) for i in range(self.num_workers) if wanted[i]}
@@ -316,10 +313,10 @@ class BatchedEnv(EnvBase):
     def _together(self, parts: Sequence[TensorDictBase]) -> TensorDictBase:
         """Return the members' rows as one TensorDict, a lazy stack if they differ."""
         if not self.stackable:
-            return LazyStackedTensorDict.lazy_stack([self._on_device(part) for part in parts], 0)
+            return LazyStackedTensorDict.lazy_stack([moved(part, self.device) for part in parts], 0)
         try:
             stacked: Any = torch.stack(list(parts), 0)
-            return self._on_device(stacked)
+            return moved(stacked, self.device)
         except (RuntimeError, KeyError) as cause:
             raise EnvironmentContractError(
                 f"{type(self).__name__}: the environments' outcomes can't be stacked, though their specs "
@@ -331,13 +328,6 @@ class BatchedEnv(EnvBase):
             return super()._blank()
         rows = [TensorDict({}, self.batch_size[1:], device=self.device) for _ in range(self.num_workers)]
         return LazyStackedTensorDict.lazy_stack(rows, 0)
-
-    def _on_device(self, part: TensorDictBase) -> TensorDictBase:
-        if part.device == self.device:
-            return part
-        if self.device is None:
-            return TensorDict(dict(part.items()), part.batch_size)
-        return part.to(self.device)
 
     def _seed_all(self, seed: int, static_seed: bool) -> None:
         self.start()
@@ -379,6 +369,20 @@ class BatchedEnv(EnvBase):
         """Show the class, what it is made of, batch size and device."""
         names = ", ".join(dict.fromkeys(metadata.name for metadata in self.meta_data))
         return f"{type(self).__name__}({names}, batch_size={tuple(self.batch_size)}, device={self.device})"
+
+
+def at_home(part: TensorDictBase, metadata: EnvMetaData) -> TensorDictBase:
+    """Return a member's row where the member lives."""
+    return part if part.device == metadata.device else part.to(columns_device(metadata.device))
+
+
+def moved(part: TensorDictBase, device: torch.device | None) -> TensorDictBase:
+    """Return rows of members on the batch's device; None for no device of their own."""
+    if part.device == device:
+        return part
+    if device is None:
+        return TensorDict(dict(part.items()), part.batch_size)
+    return part.to(device)
 
 
 def dispatched(name: str, answers: Sequence[Any], call: Callable[..., list[Any]]) -> Any:

@@ -13,6 +13,7 @@ from gleanrl.devices import columns_device
 from gleanrl.envs.base import REPLACED
 from gleanrl.envs.vector.base import MEMBERWISE, BatchedEnv
 from gleanrl.envs.vector.env_crew import EnvCrew
+from gleanrl.envs.vector.factories import Factory
 from gleanrl.envs.vector.members import ResetRequest
 from gleanrl.envs.vector.options import BatchOptions, as_timeouts
 from gleanrl.envs.vector.packing import pack, unpack
@@ -120,9 +121,9 @@ class ParallelEnv(BatchedEnv):
         """Whether the workers live."""
         return self._crew is not None and self._crew.is_started
 
-    def _start(self) -> None:
+    def _start(self, makers: Sequence[Factory]) -> None:
         width = self.numel() // self.num_workers
-        crew = EnvCrew(self._factories, self.num_processes, self.timeouts, self._num_sub_threads, width)
+        crew = EnvCrew(makers, self.num_processes, self.timeouts, self._num_sub_threads, width)
         self._crew = crew
         weakref.finalize(self, crew.close)
         try:
@@ -220,9 +221,9 @@ class ParallelEnv(BatchedEnv):
     def _member_states(self) -> list[dict[str, Any]]:
         return self._running.each(self._ask_all("state_dict", "state_dicts"))
 
-    def _states_at_the_end(self) -> list[dict[str, Any]]:
+    def _states_at_the_end(self) -> list[dict[str, Any]] | None:
         # Workers that are still at work, or hang, aren't waited for.
-        return self._member_states() if self._running.is_idle else self._last_states
+        return self._member_states() if self._running.is_idle else None
 
     def _parse_members(self, states: Sequence[Any], strict: bool) -> None:
         self._ask_each("load_state_dict", "parse_states", states, strict)

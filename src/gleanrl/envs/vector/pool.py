@@ -11,12 +11,15 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.arguments import positive
+from gleanrl.data.specs import stack_specs
+from gleanrl.envs.vector.base import at_home, moved
 from gleanrl.envs.vector.env_crew import split
+from gleanrl.envs.vector.factories import Factory
 from gleanrl.envs.vector.options import BatchOptions, as_timeouts
 from gleanrl.envs.vector.pool_batch import PooledEnv
 from gleanrl.envs.vector.pool_host import Host
 from gleanrl.envs.vector.pool_requests import RESET, STEP, STEP_AND_RESET, Request, Wanted
-from gleanrl.envs.vector.pool_rows import INDEX, index_entry, is_number
+from gleanrl.envs.vector.pool_rows import INDEX, RowIndex, index_entry, is_number
 from gleanrl.envs.vector.process_host import ProcessHost, affinity_masks
 from gleanrl.envs.vector.thread_host import ThreadHost
 from gleanrl.errors import GleanError, InvalidArgumentError, MissingKeyError
@@ -120,7 +123,7 @@ class AsyncEnvPool(PooledEnv):
             raise InvalidArgumentError("env_makers: expected at least one")
         super().__init__(makers, create_env_kwargs, stack, BatchOptions(device))
         self.env_makers, self.num_envs, self.min_get = makers, len(makers), 1
-        self.timeouts = as_timeouts(timeouts)
+        self.timeouts, self._rows = as_timeouts(timeouts), RowIndex(self.batch_size)
         self._share(positive("envs_per_worker", envs_per_worker), worker_affinity)
 
     @abstractmethod
@@ -195,7 +198,7 @@ class AsyncEnvPool(PooledEnv):
         self.start()
         call, requests = f"async_{name}_send", {}
         for env, part in self._rows.rows(call, tensordict, env_index).items():
-            root = None if part is None else self._where_it_lives(env, part.exclude(INDEX)).clone()
+            root = None if part is None else at_home(part.exclude(INDEX), self.meta_data[env]).clone()
             requests[env] = Request(name, (root, {}) if name == RESET else (root,))
             if name != RESET and root is not None:
                 missing = [key for key in self._action_keys(env) if root.get(key, None) is None]
@@ -206,6 +209,13 @@ class AsyncEnvPool(PooledEnv):
 
     def _action_keys(self, env: int) -> list[Any]:
         return list(self.meta_data[env].specs["action"].keys(True, True))
+
+    def _action_spec_for(self, tensordict: TensorDictBase) -> Any:
+        if tensordict.batch_size == self.batch_size:
+            return super()._action_spec_for(tensordict)
+        envs = self._rows.envs("rand_action", tensordict, None)
+        specs = [self.meta_data[env].specs["action"] for env in envs]
+        return specs[0] if self._rows.is_one(tensordict) else stack_specs(specs, 0)
 
     # ----------------------------------------------------------------- receive
     def async_step_recv(
@@ -305,7 +315,7 @@ class AsyncEnvPool(PooledEnv):
     ) -> TensorDictBase:
         for env, part in zip(envs, parts, strict=True):
             part.set(INDEX, index_entry(env, part.batch_size))
-        return self._on_device(parts[0]) if is_number(env_index) else self._together(parts)
+        return moved(parts[0], self.device) if is_number(env_index) else self._together(parts)
 
 
 class ThreadingAsyncEnvPool(AsyncEnvPool):
@@ -325,8 +335,8 @@ class ThreadingAsyncEnvPool(AsyncEnvPool):
             )
         self.envs_per_worker = 1
 
-    def _make_host(self) -> Host:
-        return ThreadHost(self._factories, self.timeouts)
+    def _make_host(self, makers: Sequence[Factory]) -> Host:
+        return ThreadHost(makers, self.timeouts)
 
 
 class ProcessorAsyncEnvPool(AsyncEnvPool):
@@ -339,8 +349,8 @@ class ProcessorAsyncEnvPool(AsyncEnvPool):
         self._shares = split(self.num_envs, -(-self.num_envs // envs_per_worker))
         self._affinity = None if affinity is None else affinity_masks(affinity, len(self._shares))
 
-    def _make_host(self) -> Host:
-        self._host = host = ProcessHost(self._factories, self._shares, self.timeouts, self._affinity)
+    def _make_host(self, makers: Sequence[Factory]) -> Host:
+        self._host = host = ProcessHost(makers, self._shares, self.timeouts, self._affinity)
         weakref.finalize(self, host.close)
         return host
 

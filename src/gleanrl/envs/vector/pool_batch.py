@@ -8,14 +8,14 @@ from typing import Any
 
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDictBase
 
-from gleanrl.data.specs import stack_specs
-from gleanrl.envs.vector.base import BatchedEnv
+from gleanrl.envs.vector.base import BatchedEnv, moved
+from gleanrl.envs.vector.factories import Factory
 from gleanrl.envs.vector.members import ResetRequest
 from gleanrl.envs.vector.metadata import EnvMetaData
 from gleanrl.envs.vector.options import BatchOptions
 from gleanrl.envs.vector.pool_host import Host
 from gleanrl.envs.vector.pool_requests import RESET, STEP, Request, Requests
-from gleanrl.envs.vector.pool_rows import INDEX, RowIndex, index_entry, with_index
+from gleanrl.envs.vector.pool_rows import INDEX, index_entry, with_index
 from gleanrl.errors import InvalidArgumentError
 from gleanrl.rollouts.faults import StepFault, explain
 
@@ -47,11 +47,10 @@ class PooledEnv(BatchedEnv):
             raise InvalidArgumentError(
                 "stack: 'dense', but the environments' data differ in keys, shapes or dtypes; pass stack='lazy'"
             )
-        self._rows = RowIndex(self.batch_size)
 
     @abstractmethod
-    def _make_host(self) -> Host:
-        """Return where the environments live, not started."""
+    def _make_host(self, makers: Sequence[Factory]) -> Host:
+        """Return where the environments are to live, each made by its maker; not started."""
 
     def _declare(self, given: Any, each: Sequence[EnvMetaData]) -> None:
         super()._declare(given, tuple(map(with_index, each)))
@@ -62,8 +61,8 @@ class PooledEnv(BatchedEnv):
         """Whether the environments live."""
         return self._requests is not None
 
-    def _start(self) -> None:
-        host = self._make_host()
+    def _start(self, makers: Sequence[Factory]) -> None:
+        host = self._make_host(makers)
         try:
             host.start()
             self._requests = Requests(host)
@@ -89,7 +88,7 @@ class PooledEnv(BatchedEnv):
     def _together(self, parts: Sequence[TensorDictBase]) -> TensorDictBase:
         if self.stack == "dense":
             return super()._together(parts)
-        placed = [self._on_device(part) for part in parts]
+        placed = [moved(part, self.device) for part in parts]
         if self.stack == "maybe_dense":
             return LazyStackedTensorDict.maybe_dense_stack(placed, 0)
         return LazyStackedTensorDict.lazy_stack(placed, 0)
@@ -108,13 +107,6 @@ class PooledEnv(BatchedEnv):
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         numbers = [index_entry(env, self.batch_size[1:]) for env in range(self.num_workers)]
         return super()._reset(tensordict, **kwargs).set(INDEX, NonTensorStack(*numbers))
-
-    def _action_spec_for(self, tensordict: TensorDictBase) -> Any:
-        if tensordict.batch_size == self.batch_size:
-            return super()._action_spec_for(tensordict)
-        envs = self._rows.envs("rand_action", tensordict, None)
-        specs = [self.meta_data[env].specs["action"] for env in envs]
-        return specs[0] if self._rows.is_one(tensordict) else stack_specs(specs, 0)
 
     def _ask_each(
         self, name: str, arguments: Sequence[tuple[Any, ...]], during: str | None = None
@@ -135,7 +127,7 @@ class PooledEnv(BatchedEnv):
             return [value for _, value in answers]
 
         def method(*args: Any, **kwargs: Any) -> list[Any]:
-            self._check_open()
+            self.start()
             return self._ask_each("call", [(name, args, kwargs)] * self.num_workers, name)
 
         method.__name__ = name
@@ -144,9 +136,9 @@ class PooledEnv(BatchedEnv):
     def _member_states(self) -> list[dict[str, Any]]:
         return self._ask_each("state_dict", [()] * self.num_workers)
 
-    def _states_at_the_end(self) -> list[dict[str, Any]]:
+    def _states_at_the_end(self) -> list[dict[str, Any]] | None:
         # Who is busy isn't waited for.
-        return self._last_states if self._running.busy else self._member_states()
+        return None if self._running.busy else self._member_states()
 
     def _parse_members(self, states: Sequence[Any], strict: bool) -> None:
         self._ask_each("parse_state", [(state, strict) for state in states])

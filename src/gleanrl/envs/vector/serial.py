@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from gleanrl.devices import columns_device
 from gleanrl.envs.base import REPLACED
 from gleanrl.envs.vector.base import MEMBERWISE, BatchedEnv, dispatched
-from gleanrl.envs.vector.factories import with_own_copies
+from gleanrl.envs.vector.factories import Factory, with_own_copies
 from gleanrl.envs.vector.members import MemberGroup, ResetRequest, close_all
 from gleanrl.envs.vector.options import BatchOptions
 from gleanrl.envs.vector.steppers import MemberSteppers
@@ -106,10 +106,10 @@ class SerialEnv(BatchedEnv):
         """Whether the members live."""
         return self._live is not None
 
-    def _start(self) -> None:
+    def _start(self, makers: Sequence[Factory]) -> None:
         made: list[Any] = []
         try:
-            for factory in with_own_copies(self._factories):
+            for factory in with_own_copies(makers):
                 made.append(factory())
         except BaseException:
             close_all([env.close for env in made])
