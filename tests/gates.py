@@ -174,8 +174,23 @@ OTHERS = {
 }
 
 
+# Private by their spelling only: methods that users of the familiar API override, told of in docs/extending. Whoever
+# steps an environment or runs a transform calls these, wherever it is defined.
+EXTENSION_POINTS = {
+    *("_reset", "_step", "_set_seed"),  # of environments
+    *(
+        "_apply_transform",
+        "_inv_apply_transform",
+        "_call",
+        "_inv_call",
+        "_reset_env_preprocess",
+    ),  # of transforms
+    *("_output_transform", "_reset_output_transform"),  # of gymnasium's environments
+}
+
+
 def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
+    return name.startswith("_") and not name.startswith("__") and name not in EXTENSION_POINTS
 
 
 def defined(tree: ast.Module) -> set[str]:

@@ -10,7 +10,7 @@ from gleanrl.data import Categorical, Composite, Unbounded
 from gleanrl.envs import GymEnv, SerialEnv, TransformedEnv
 from gleanrl.envs.transforms import ActionDiscretizer
 from gleanrl.rollouts.steppers import TensorDictStepper, make_stepper
-from gleanrl.rollouts.traits import EnvTraits, extra, seed_env
+from gleanrl.rollouts.traits import EnvTraits, extra, is_closed, seed_env
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv
 
@@ -152,3 +152,12 @@ def test_random_actions_that_a_transform_changes_are_drawn_from_its_spec():
     env = TransformedEnv(Choosy(), ActionDiscretizer(3))
     assert not env.traits.own_actions
     assert env.rollout(3)["action"].shape[:1] == (3,)
+
+
+@pytest.mark.parametrize("make", [CountingEnv, lambda: TransformedEnv(CountingEnv())])
+def test_who_was_closed_says_so(make):
+    env = make()
+    assert not is_closed(env)
+    env.close()
+    assert is_closed(env)
+    assert not is_closed(object())

@@ -35,7 +35,7 @@ from gleanrl.rollouts.faults import BATCH, StepFault, explain
 from gleanrl.rollouts.loop import collect
 from gleanrl.rollouts.modes import exploring, with_gradients
 from gleanrl.rollouts.plan import RolloutPlan
-from gleanrl.rollouts.traits import seed_env
+from gleanrl.rollouts.traits import is_closed, seed_env
 from gleanrl.schema import Schema
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.state import Stateful, StateReader
@@ -348,7 +348,7 @@ class Collection(Source, Stateful[CollectionState]):
 
     def close(self, close_env: bool = True) -> None:
         """Close the environment, if it is to be."""
-        if close_env and not getattr(self.env, "is_closed", False):
+        if close_env and not is_closed(self.env):
             self.env.close()
 
     def stats(self) -> CollectorStats:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from gleanrl.envs.vector.factories import is_environment
 from gleanrl.errors import InvalidTypeError, UnsupportedError
 from gleanrl.rollouts.traits import Env
 
@@ -21,7 +22,7 @@ def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Any:
         InvalidTypeError: if it's neither, or the callable makes none.
         UnsupportedError: for keyword arguments to an environment that doesn't take them.
     """
-    if _is_env(create_env_fn):
+    if is_environment(create_env_fn):
         if not kwargs:
             return create_env_fn
         if not hasattr(create_env_fn, "update_kwargs"):
@@ -31,7 +32,7 @@ def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Any:
         create_env_fn.update_kwargs(kwargs)
         return create_env_fn
     made = create_env_fn(**(kwargs or {})) if callable(create_env_fn) else create_env_fn
-    if not _is_env(made):
+    if not is_environment(made):
         raise InvalidTypeError(
             f"create_env_fn: expected an environment or a callable that makes one, "
             f"got {type(made).__name__}; wrap a gymnasium environment in GymWrapper"
@@ -49,11 +50,6 @@ def made_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Iterator[A
         if env is not create_env_fn:
             env.close()
         raise
-
-
-def _is_env(candidate: Any) -> bool:
-    names = ("step", "reset", "batch_size", "full_action_spec")
-    return not isinstance(candidate, type) and all(hasattr(candidate, name) for name in names)
 
 
 def has_truncated(env: Env) -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from gleanrl.envs.transforms.statistics import SharesStatistics
 from gleanrl.envs.vector.factories import Factory, factories, is_environment
 from gleanrl.envs.vector.metadata import EnvMetaData
 from gleanrl.errors import SchemaError
-from gleanrl.rollouts.traits import Env
+from gleanrl.rollouts.traits import Env, is_closed
 
 
 class EnvCreator:
@@ -99,11 +100,11 @@ class EnvCreator:
         return f"{type(self).__name__}({self.meta_data.name}, batch_size={tuple(self.meta_data.batch_size)})"
 
 
-def _sharing(env: Env) -> Iterable[Any]:
+def _sharing(env: Env) -> list[SharesStatistics]:
     """Return the transforms of an environment that can share statistics, in order."""
     transform = getattr(env, "transform", None) if hasattr(type(env), "append_transform") else None
     modules = getattr(transform, "modules", None)
-    return [] if modules is None else [part for part in modules() if hasattr(part, "share_statistics")]
+    return [] if modules is None else [part for part in modules() if isinstance(part, SharesStatistics)]
 
 
 def env_creator(create_env_fn: Any) -> EnvCreator:
@@ -127,5 +128,5 @@ def get_env_metadata(env_or_creator: Any, kwargs: Mapping[str, Any] | None = Non
     try:
         return EnvMetaData.of(env)
     finally:
-        if not getattr(env, "is_closed", False):  # those of other libraries are before their first reset
+        if not is_closed(env):
             env.close()

@@ -71,6 +71,14 @@ def extra(env: Any, name: str, default: Any = None) -> Any:
     return getattr(env, name)
 
 
+def is_closed(env: Any) -> bool:
+    """Return whether an environment says that it was closed.
+
+    Those of other libraries may say so until they are first reset, and raise if they are closed then.
+    """
+    return bool(extra(env, "is_closed", False))
+
+
 def seed_env(env: Env, seed: int, static_seed: bool) -> int:
     """Seed any environment and return the last seed that it was given.
 

@@ -10,11 +10,12 @@ import gymnasium
 
 from gleanrl.arguments import integer
 from gleanrl.envs.libs.gym import GymWrapper
+from gleanrl.envs.vector.factories import is_environment
 from gleanrl.errors import InvalidTypeError
 from gleanrl.rollouts.traits import Env
 from gleanrl.testing import env_data, env_episodes, env_resets
 from gleanrl.testing.report import EnvReport, check_rules, left_out
-from gleanrl.testing.runs import Runs, Subject, is_env
+from gleanrl.testing.runs import Runs, Subject
 
 RULES: dict[str, Callable[[Runs], None]] = {
     "contract": env_data.contract,
@@ -95,7 +96,7 @@ def _environment(env: Env) -> Any:
     """Return an environment of the protocol, or a callable that makes one."""
     if isinstance(env, (gymnasium.Env, gymnasium.vector.VectorEnv)):
         return GymWrapper(env)
-    if is_env(env):
+    if is_environment(env):
         return env
     if not callable(env):
         raise InvalidTypeError(
@@ -106,6 +107,6 @@ def _environment(env: Env) -> Any:
 
 def _made(env: Env) -> Any:
     made = _environment(env)
-    if not is_env(made):
+    if not is_environment(made):
         raise InvalidTypeError(f"env: the callable made {type(env).__name__}, expected an environment")
     return made

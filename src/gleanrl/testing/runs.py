@@ -11,11 +11,12 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.data.specs import TensorSpec
+from gleanrl.envs.vector.factories import is_environment
 from gleanrl.errors import ConformanceError, EnvironmentContractError, UnsupportedError
 from gleanrl.objects import Leaf, Objects
 from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.rollouts.stepping import advance
-from gleanrl.rollouts.traits import Env
+from gleanrl.rollouts.traits import Env, is_closed
 from gleanrl.tree import Path, as_key, as_path, is_private, iter_leaves, outermost
 
 Leaves: TypeAlias = dict[Path, torch.Tensor]
@@ -71,7 +72,7 @@ class Subject:
     """
 
     def __init__(self, env: Any, num_steps: int) -> None:
-        self.make: Callable[[], Any] | None = None if is_env(env) else env
+        self.make: Callable[[], Any] | None = None if is_environment(env) else env
         self.env = env if self.make is None else self.make()
         self.num_steps = num_steps
         self.batch_size = torch.Size(self.env.batch_size)
@@ -86,7 +87,7 @@ class Subject:
 
     def close(self) -> None:
         """Close an environment that was made here."""
-        if self.make is not None and not getattr(self.env, "is_closed", False):
+        if self.make is not None and not is_closed(self.env):
             self.env.close()
 
     def actions(self, seed: int) -> list[Leaves]:
@@ -147,11 +148,6 @@ class Subject:
             return env.maybe_reset(root), False
         except UnsupportedError:
             return env.reset(), True
-
-
-def is_env(candidate: Any) -> bool:
-    """Return whether `candidate` keeps the protocol; a class, which makes environments, doesn't."""
-    return not isinstance(candidate, type) and hasattr(candidate, "full_action_spec")
 
 
 def with_action(root: TensorDictBase, action: Leaves) -> TensorDictBase:

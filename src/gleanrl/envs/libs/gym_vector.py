@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any
 
 import gymnasium
@@ -54,7 +55,7 @@ def make_vector(
     """
     kwargs = dict(gym_kwargs)
     mode = kwargs.pop("vectorization_mode", None) or "sync"
-    mode = getattr(mode, "value", mode)
+    mode = mode.value if isinstance(mode, Enum) else mode
     if mode not in MODES:
         raise InvalidArgumentError(f"vectorization_mode: expected one of {MODES}, got {mode!r}")
     wrappers = _wrappers(pixels_only, frame_skip)

@@ -30,7 +30,7 @@ class BufferTransform(Transform):
 
     def set_container(self, container: Any) -> None:
         """Put the transform into a `Compose`."""
-        if hasattr(container, "base_env"):
+        if not isinstance(container, Transform):
             raise self._misplaced()
         super().set_container(container)
 

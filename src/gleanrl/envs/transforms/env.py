@@ -33,7 +33,7 @@ from gleanrl.errors import (
 from gleanrl.overrides import is_native, overridden
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import TensorDictStepper, declared
-from gleanrl.rollouts.traits import EnvTraits, extra, seed_env
+from gleanrl.rollouts.traits import EnvTraits, extra, is_closed, seed_env
 from gleanrl.rollouts.usage import Usage
 from gleanrl.schema import Field
 from gleanrl.seeding import fresh_seed
@@ -357,7 +357,7 @@ class TransformedEnv(EnvBase):
         if not self._closed:
             self.transform.close()
         self._closed = True
-        if not getattr(self.base_env, "is_closed", False):
+        if not is_closed(self.base_env):
             self.base_env.close(**kwargs)
 
     def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:

@@ -5,6 +5,8 @@ Images are ``(..., channels, height, width)``, but for what `ToTensorImage` take
 
 from __future__ import annotations
 
+from enum import Enum
+
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
@@ -127,7 +129,7 @@ class Resize(_OfImages):
         out_keys: Keys | None = None,
     ) -> None:
         super().__init__(in_keys, out_keys)
-        mode = getattr(interpolation, "value", interpolation)
+        mode = interpolation.value if isinstance(interpolation, Enum) else interpolation
         if mode not in _MODES:
             raise InvalidArgumentError(f"interpolation: expected one of {_MODES}, got {interpolation!r}")
         self.w, self.h, self.interpolation = positive("w", w), positive("h", w if h is None else h), mode

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,6 +20,17 @@ _DOUBLE = 8
 
 Sums = Mapping[NestedKey, Tensor]
 """For each key ``(1 + 2 n,)`` float64: count, sums and sums of squares of n elements."""
+
+
+@runtime_checkable
+class SharesStatistics(Protocol):
+    """A transform, or a part of one, whose statistics those of other environments can use; see `EnvCreator`."""
+
+    def share_statistics(self) -> Any:
+        """Keep the statistics where other processes can use them, too, from now on; return them."""
+
+    def use_statistics(self, shared: Any, /) -> None:
+        """Use the statistics that another one's `share_statistics` returned."""
 
 
 class RunningSums(Stateful[Sums]):

@@ -17,6 +17,7 @@ from gleanrl.envs.transforms.mapping import EntryTransform
 from gleanrl.envs.transforms.normalization import ObservationNorm
 from gleanrl.envs.transforms.rows import Record, reset_rows
 from gleanrl.envs.transforms.statistics import RunningSums, Sums, checked_sums
+from gleanrl.envs.vector.factories import is_environment
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, UnsupportedError
 from gleanrl.rollouts.traits import Env
 from gleanrl.state import Stateful, StateReader
@@ -101,7 +102,7 @@ class VecNorm(EntryTransform):
             keys: what is normalised; None for ``["observation", "reward"]``.
             memmap: no effect; accepted for compatibility.
         """
-        made = env() if not hasattr(env, "full_observation_spec") else env
+        made = env if is_environment(env) else env()
         found = as_keys("keys", list(keys) if keys is not None else ["observation", "reward"]) or []
         try:
             return RunningSums({key: _shape(made, key) for key in found}, shared=True)

@@ -18,6 +18,7 @@ from gleanrl.errors import MissingKeyError
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import make_stepper
+from gleanrl.rollouts.traits import is_closed
 
 STEP, RESET = "step", "reset"
 
@@ -125,7 +126,7 @@ class MemberGroup:
 
     def close(self) -> None:
         """Close every environment, also if one of them raises; the first error is raised at the end."""
-        close_all([env.close for env in self.envs if not getattr(env, "is_closed", False)])
+        close_all([env.close for env in self.envs if not is_closed(env)])
 
 
 def close_all(closers: Iterable[Callable[[], object]]) -> None:

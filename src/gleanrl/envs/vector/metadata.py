@@ -12,7 +12,7 @@ from gleanrl.data.specs import TensorSpec, from_torchrl, stack_specs
 from gleanrl.envs.env_specs import ROLES
 from gleanrl.envs.vector.factories import Factory
 from gleanrl.errors import InvalidArgumentError
-from gleanrl.rollouts.traits import Env, EnvTraits
+from gleanrl.rollouts.traits import Env, EnvTraits, is_closed
 from gleanrl.tree import Path, as_path
 
 
@@ -72,8 +72,7 @@ def _read(factory: Factory) -> EnvMetaData:
     try:
         return EnvMetaData.of(env)
     finally:
-        # Those of other libraries may be closed before their first reset, and raise if they are closed again.
-        if not factory.is_instance and not getattr(env, "is_closed", False):
+        if not factory.is_instance and not is_closed(env):
             env.close()
 
 
