@@ -18,6 +18,7 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.errors import SchemaError
+from gleanrl.inference import lasting
 from gleanrl.layout import Layout
 from gleanrl.objects import Leaf, Objects
 from gleanrl.pool import BufferPool
@@ -231,6 +232,7 @@ class Schema:
         self._shapes[lead] = found
         return found
 
+    @lasting
     def new_columns(
         self, lead: torch.Size, device: torch.device | None = None, pool: BufferPool | None = None
     ) -> list[Leaf]:
@@ -275,6 +277,7 @@ def new_column(
     return allocate((*lead, *field.shape), field.dtype, device, pool)
 
 
+@lasting
 def allocate(
     shape: Sequence[int],
     dtype: torch.dtype,
@@ -284,7 +287,7 @@ def allocate(
     """Return an uninitialised tensor; on the CPU its memory comes from `pool`, or else from NumPy.
 
     NumPy asks the kernel for huge pages in large arrays: fresh memory then faults in a third of the time that
-    `torch.empty` takes.
+    `torch.empty` takes. The tensor can be written in `torch.inference_mode` and outside of it.
     """
     if device is not None and device.type != "cpu":
         return torch.empty(tuple(shape), dtype=dtype, device=device)

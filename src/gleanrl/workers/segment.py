@@ -19,6 +19,7 @@ import torch
 
 from gleanrl.block import Block
 from gleanrl.errors import CapacityError
+from gleanrl.inference import lasting
 from gleanrl.objects import Objects
 from gleanrl.schema import Schema, numpy_dtype
 from gleanrl.system.descriptors import Descriptors, memory
@@ -158,6 +159,7 @@ class Segment:
             _reserve(self.descriptor, self._head + size - missing, missing)
         self._data = _mapped(self.descriptor, self._head + size)[self._head :]
 
+    @lasting
     def _tensor(self, start: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         kind = numpy_dtype(dtype)
         array = self._data[start : start + shape.numel() * kind.itemsize].view(kind).reshape(shape)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gleanrl.errors import SchemaError
+from gleanrl.inference import lasting
 from gleanrl.state import Stateful
 from gleanrl.system.shared_memory import SharedMemory
 from gleanrl.tree import NestedKey
@@ -48,7 +49,7 @@ class RunningSums(Stateful[Sums]):
     def __init__(self, shapes: Mapping[NestedKey, torch.Size], shared: bool = False) -> None:
         self.shapes = dict(shapes)
         self._memory = SharedMemory(_DOUBLE * self._size()) if shared else None
-        self._local = None if shared else torch.zeros(self._size(), dtype=torch.float64)
+        self._local = None if shared else lasting(torch.zeros)(self._size(), dtype=torch.float64)
         self._views: dict[NestedKey, Tensor] = {}
 
     @property
@@ -69,7 +70,7 @@ class RunningSums(Stateful[Sums]):
             flat = self._local
             if flat is None:
                 assert self._memory is not None
-                flat = torch.frombuffer(self._memory.map, dtype=torch.float64)
+                flat = lasting(torch.frombuffer)(self._memory.map, dtype=torch.float64)
             sizes = [1 + 2 * prod(shape) for shape in self.shapes.values()]
             self._views = dict(zip(self.shapes, flat.split(sizes), strict=True))
         return self._views[key]
