@@ -5,7 +5,14 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.collectors import SyncDataCollector
-from gleanrl.data import Composite, LazyTensorStorage, ReplayBuffer, Unbounded
+from gleanrl.data import (
+    Composite,
+    LazyTensorStorage,
+    PrioritizedSampler,
+    ReplayBuffer,
+    TensorDictReplayBuffer,
+    Unbounded,
+)
 from gleanrl.envs import check_env_specs
 from gleanrl.envs.transforms import (
     Compose,
@@ -175,6 +182,43 @@ def test_in_buffers():
         ExcludeTransform("done")(TensorDict({"done": torch.ones(3), "a": torch.ones(3)}, [3])).keys()
     ) == {"a"}
     assert set(data.keys()) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("transform", "left"),
+    [
+        (SelectTransform("a"), {"a", "done", "reward"}),
+        (SelectTransform("a", keep_rewards=False), {"a", "done"}),
+        (SelectTransform(("next", "a"), keep_dones=False), {"next", ("next", "a"), "reward"}),
+        (SelectTransform("group"), {"group", ("group", "done"), "done", "reward"}),
+        (ExcludeTransform("next", "a"), {"group", ("group", "done"), "done", "reward", "terminated"}),
+        (
+            ExcludeTransform(("group", "done"), "next"),
+            {"a", "group", "done", "reward", "terminated"},
+        ),
+    ],
+    ids=["leaf", "no_rewards", "nested", "group", "without_group", "group_without_entries"],
+)
+def test_groups_in_buffers_go_with_their_entries(transform, left):
+    flag = torch.zeros(3, 1, dtype=torch.bool)
+    roots = {"a": torch.ones(3), "done": flag, "terminated": flag, "reward": torch.ones(3, 1)}
+    after = {"a": torch.ones(3), "done": flag, "reward": torch.ones(3, 1)}
+    batch = TensorDict({**roots, "group": {"done": flag}, "next": after}, [3])
+    assert set(transform(batch).keys(True)) == left
+
+
+def test_what_samples_carry_beside_the_records_stays():
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(9),
+        sampler=PrioritizedSampler(9, 1.0, 1.0),
+        batch_size=3,
+        transform=SelectTransform("a", "td_error"),
+    )
+    buffer.extend(TensorDict({"a": torch.arange(9), "b": torch.ones(9), "td_error": torch.ones(9)}, [9]))
+    batch = buffer.sample()
+    assert set(batch.keys()) == {"a", "td_error", "index", "_weight", "priority_weight", "_generation"}
+    buffer.update_tensordict_priority(batch.set("td_error", torch.zeros(3)))
+    assert not set(buffer.sample()["index"].tolist()) & set(batch["index"].tolist())
 
 
 def test_empty_groups_go():

@@ -6,6 +6,7 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
+from gleanrl.data.replay_buffers.storages.tensordict_format import ADDED_KEYS
 from gleanrl.data.specs import Composite
 from gleanrl.data.specs.mapping import SpecMapping
 from gleanrl.envs.transforms.base import Transform
@@ -14,7 +15,7 @@ from gleanrl.envs.transforms.rows import Record, Row
 from gleanrl.envs.transforms.spec_tools import keys_of
 from gleanrl.errors import UnsupportedError
 from gleanrl.overrides import overridden
-from gleanrl.tree import FLAGS, NestedKey, as_key, as_path
+from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path
 
 
 class RenameTransform(Transform):
@@ -127,7 +128,7 @@ class RenameTransform(Transform):
 
 
 class _Keeping(Transform):
-    """Keeps some of what comes out."""
+    """Keeps some of what comes out. A batch that isn't of an environment loses the groups of which nothing is kept."""
 
     on_rows = True
 
@@ -142,8 +143,16 @@ class _Keeping(Transform):
                 tensordict.pop(key)
             return tensordict
         assert isinstance(tensordict, TensorDictBase)
-        keys = [as_key(as_path(key)) for key in tensordict.keys(True, True)]
-        return tensordict.exclude(*[key for key in keys if not self._keeps(key)])
+        dropped = [key for key in tensordict.keys(True, True) if not self._keeps(key)]
+        if self.parent is None:
+            dropped += self._emptied(tensordict)
+        return tensordict.exclude(*map(as_key, map(as_path, dropped)))
+
+    def _emptied(self, batch: TensorDictBase) -> list[NestedKey]:
+        """Return the groups that aren't kept as such, and of which no entry is."""
+        kept = [as_path(key) for key in batch.keys(True, True) if self._keeps(key)]
+        groups = [group for group in _groups(batch) if not self._keeps(group)]
+        return [group for group in groups if all(path[: len(group)] != group for path in kept)]
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         return self._call(tensordict_reset)
@@ -157,12 +166,12 @@ class _Keeping(Transform):
 
 
 class SelectTransform(_Keeping):
-    """Drops what comes out but for some keys.
+    """Drops what comes out but for some keys. Index and weights of a buffer's samples stay.
 
     Args:
         selected_keys: what stays; a key of a group keeps all of it.
-        keep_rewards: whether rewards stay.
-        keep_dones: whether flags stay; without them no episode ends any more.
+        keep_rewards: whether rewards stay; in a buffer ``"reward"`` at the root.
+        keep_dones: whether flags stay; without them no episode ends any more. In a buffer ``"done"`` at the root.
     """
 
     def __init__(self, *selected_keys: NestedKey, keep_rewards: bool = True, keep_dones: bool = True) -> None:
@@ -176,10 +185,15 @@ class SelectTransform(_Keeping):
             return True
         parent = self.parent
         if parent is None:
-            return False
+            return path in self._beside()
         if path[-1] in FLAGS:
             return self.keep_dones
         return self.keep_rewards and key in parent.reward_keys
+
+    def _beside(self) -> set[Path]:
+        """Return what stays of a batch of a buffer beside the selected keys."""
+        own = [*ADDED_KEYS, *["done"] * self.keep_dones, *["reward"] * self.keep_rewards]
+        return {(key,) for key in own}
 
     def extra_repr(self) -> str:
         """Show the keys."""
