@@ -177,9 +177,7 @@ UNSERVED_MEMBERS = (
     UnservedMembers("EnvMetaData", "clone expand metadata_from_env tensordict", "use get_env_metadata"),
     UnservedMembers("EnvCreator", "init_", "it is ready once it is made"),
     # Transforms
-    UnservedMembers(
-        "Transform", "dump transform_fake_tensordict", "specs say it all; state_dict has the state"
-    ),
+    UnservedMembers("Transform", "transform_fake_tensordict", "specs say it all"),
     UnservedMembers("CatFrames", "future inplace mask_key unfolding", "call the transform on the batch"),
     UnservedMembers(
         "DensifyReward",

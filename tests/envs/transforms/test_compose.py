@@ -15,6 +15,7 @@ from gleanrl.envs.transforms import (
     RewardSum,
     SignTransform,
     StepCounter,
+    Transform,
     TransformedEnv,
 )
 from gleanrl.envs.transforms.compose import CallableTransform, flattened
@@ -189,3 +190,19 @@ def test_a_transform_of_another_library_is_refused():
 
     with pytest.raises(UnsupportedError, match="Foreign is another library's .* its own TransformedEnv"):
         Compose(Foreign())
+
+
+class Recording(Transform):
+    """Counts what it is told to write out."""
+
+    dumped = ()
+
+    def dump(self, suffix=None):
+        self.dumped = (*self.dumped, suffix)
+
+
+def test_all_of_a_chain_write_out_what_they_recorded():
+    last = Recording()
+    env = TransformedEnv(CountingEnv(), Compose(StepCounter(), Compose(last)))
+    env.transform.dump(suffix="best")
+    assert last.dumped == ("best",)

@@ -321,6 +321,9 @@ class Transform(Contained):
     def close(self) -> None:
         """Do nothing; called when the environment is closed."""
 
+    def dump(self, **kwargs: Any) -> None:
+        """Do nothing; called by trainers after an evaluation, for transforms that write out what they recorded."""
+
     def seeded(self) -> None:
         """Do nothing; called when the environment is seeded."""
 

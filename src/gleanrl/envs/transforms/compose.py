@@ -216,6 +216,11 @@ class Compose(Transform):
         for transform in self.chain():
             transform.close()
 
+    def dump(self, **kwargs: Any) -> None:
+        """Have all of them write out what they recorded."""
+        for transform in self.chain():
+            transform.dump(**kwargs)
+
     def empty_cache(self) -> None:
         """Forget what any of them found in the environment."""
         super().empty_cache()

@@ -89,6 +89,10 @@ class ForeignTransform(Transform):
         """Return True: what it does to inputs isn't known."""
         return True
 
+    def dump(self, **kwargs: Any) -> None:
+        """Have it write out what it recorded, a video for instance."""
+        self.foreign.dump(**kwargs)
+
     def close(self) -> None:
         """Tell it that the environment was closed, if it wants to know."""
         self.foreign.close()
