@@ -62,6 +62,8 @@ PROGRAMS = {
         Program("dqn_multi", 80),
         Program("actors", 100),
         Program("her", 0.8),
+        Program("trainer", 120),
+        Program("dagger", 150),
     )
 }
 
