@@ -48,7 +48,7 @@ FACADES = (
 TAKES_PRIVATE_NAMES: dict[str, int] = {}
 
 # Private names that classes still take from base classes in other modules, by room. The table only shrinks.
-INHERITS_PRIVATE_NAMES = {"collectors": 20, "envs": 51, "rollouts": 1}
+INHERITS_PRIVATE_NAMES = {"envs": 5}
 
 # Names of our own that are still looked up with getattr or hasattr, and how often. The table only shrinks.
 SNIFFS_NAMES = {
