@@ -9,6 +9,7 @@ import torch
 from gleanrl.block import Block
 from gleanrl.errors import EnvironmentContractError
 from gleanrl.objects import Leaf, Objects
+from gleanrl.rollouts.whole_rows import written_whole
 from gleanrl.schema import Field
 from gleanrl.tree import Path, as_key
 
@@ -38,11 +39,15 @@ class Column:
     ) -> None:
         self.field = field
         self._inner, self._accepted, self._casts = inner, accepted, casts
-        self._block, self._path = block, path
+        self._block, self.path = block, path
         self._shape = torch.Size((*block.batch_size[:-1], *field.row_shape))
         self.arrays = block.row_arrays(path) if accepted is field.dtype else None
         self._root, self._last = root, block.num_steps - 1
         self._root_arrays = None if root is None else root.arrays
+        self.root_path = None if root is None else root.path
+        whole = self.arrays is not None and written_whole(block, path)
+        self.whole: bool = whole and (root is None or root.whole)
+        """Whether values in the declared form may be written past this column, by `WholeRows`."""
 
     def write(self, t: int, value: Any) -> None:
         """Write row `t`, and row ``t + 1`` of the root's column if there is one.
@@ -65,7 +70,7 @@ class Column:
                 self._root_arrays[t + 1] = array
                 return
         else:
-            self._write(self._block.rows(self._path)[t], value)
+            self._write(self._block.rows(self.path)[t], value)
         if self._root is not None and t < self._last:
             self._root.write(t + 1, value)
 

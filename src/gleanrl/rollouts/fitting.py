@@ -14,8 +14,8 @@ import torch
 
 from gleanrl.block import Block
 from gleanrl.errors import PolicyError
-from gleanrl.native import Columns
 from gleanrl.objects import Leaf, Objects, as_leaf
+from gleanrl.rollouts.whole_rows import WholeRows, written_whole
 from gleanrl.schema import Field
 from gleanrl.tree import Path, as_key
 
@@ -101,7 +101,8 @@ class RowWriter:
             array = block.row_arrays(path)
             rows = block.rows(path) if array is None else ()
             self._targets.append((path, shape, field.dtype, array, rows))
-        self._whole = None if self._lists else _whole_rows(block, fields)
+        whole = not self._lists and all(written_whole(block, path) for path in fields)
+        self._whole = WholeRows(block, list(fields)) if whole else None
 
     def write(self, t: int, values: Mapping[Path, Any]) -> None:
         """Write `values` into row t.
@@ -109,24 +110,10 @@ class RowWriter:
         Raises:
             PolicyError: on a missing output, or one of another shape or dtype that doesn't fit.
         """
-        if self._whole is None:
+        if self._whole is None or not self._whole.write(
+            t, [values.get(target[0]) for target in self._targets]
+        ):
             self._write_each(t, values)
-            return
-        found: list[int] = []
-        for path, shape, dtype, _, _ in self._targets:
-            value = values.get(path)
-            if (
-                value.__class__ is not torch.Tensor
-                or value.dtype is not dtype
-                or value.shape != shape
-                or not value.is_cpu
-                or not value.is_contiguous()
-                or value.is_neg()  # lazily: it has other bytes
-            ):
-                self._write_each(t, values)
-                return
-            found.append(value.data_ptr())
-        self._whole.write(t, 1, found)
 
     def _write_each(self, t: int, values: Mapping[Path, Any]) -> None:
         for path, shape, dtype, array, rows in self._targets:
@@ -146,18 +133,6 @@ class RowWriter:
                 array[t] = value.numpy()
         for path, rows in self._lists:
             rows[t].copy_(_list_output(path, values.get(path)))
-
-
-def _whole_rows(block: Block, fields: Mapping[Path, Field]) -> Columns | None:
-    """Return what writes a row of all columns by one call; None where a row isn't one piece of memory in each.
-
-    To copy a tensor of a few bytes costs a tenth of what showing it to NumPy, or to torch, does.
-    """
-    columns = [block.column(path) for path in fields] if block.columns and not block.time_dim else []
-    if not columns or not all(c.is_cpu and c.is_contiguous() and not c.is_complex() for c in columns):
-        return None
-    steps = block.num_steps
-    return Columns([c.data_ptr() for c in columns], [c.nbytes // steps for c in columns], steps)
 
 
 def _list_output(path: Path, value: Any) -> Leaf:

@@ -25,6 +25,7 @@ from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.stepping import following_root, paths_of
 from gleanrl.rollouts.traits import Env, extra
 from gleanrl.rollouts.usage import Lease
+from gleanrl.rollouts.whole_rows import WholeRows
 from gleanrl.schema import Field, Schema, new_column
 from gleanrl.tree import Path, as_key, as_path, flatten, is_private, iter_leaves, leaf_at, outermost, put_leaf
 
@@ -191,6 +192,11 @@ class TensorDictStepper(Stepper):
             for path in schema.paths
             if path[0] == "next"
         ]
+        # Those that the core writes, in front.
+        self._next.sort(key=lambda entry: not entry[2].whole)
+        whole = [column for _, _, column in self._next if column.whole]
+        self._num_whole = len(whole)
+        self._whole = WholeRows(block, [c.path for c in whole], [c.root_path for c in whole])
         self._outcome = Layout(path for path, *_ in self._next)
         after = {path: column for path, _, column in self._next}
         # What of a root isn't the outcome's.
@@ -245,7 +251,8 @@ class TensorDictStepper(Stepper):
         """Write an outcome; return whether what the root that follows has of it is written, too."""
         leaves = self._outcome.match(outcome)
         if leaves is not None:
-            for (_, _, column), value in zip(self._next, leaves, strict=True):
+            written = self._num_whole if self._num_whole and self._whole.write(t, leaves) else 0
+            for (_, _, column), value in zip(self._next[written:], leaves[written:], strict=True):
                 column.write(t, value)
             return self._outcome_of is not None
         found = {path: leaf for path, leaf in iter_leaves(outcome) if not is_private(path)}
