@@ -160,3 +160,14 @@ def _aligned(mask: torch.Tensor, value: Leaf, batch_size: torch.Size) -> torch.T
     if mask.shape != value.shape[: mask.ndim]:
         mask = mask.reshape(*batch_size, -1).any(-1)
     return mask.reshape((*mask.shape, *[1] * (value.ndim - mask.ndim)))
+
+
+def ended_since(
+    before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], batch_size: torch.Size
+) -> torch.Tensor:
+    """Return where a flag of `after` is set and none of `before`, ``(*batch,)`` bool."""
+    then, now = (
+        torch.stack([flag.reshape(*batch_size, -1).any(-1) for flag in flags]).any(0)
+        for flags in (before, after)
+    )
+    return now & ~then

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from gleanrl.block import Block
@@ -132,12 +133,33 @@ class Output:
         self._check(value)
         self._root[t * self._root_step] = value.numpy() if self._on_cpu else value
 
+    def write_rows(self, first: int, rows: np.ndarray[Any, Any]) -> None:
+        """Write the outcomes of the rows from `first` on, and the roots behind them.
+
+        Args:
+            first: the first row.
+            rows: ``(n, *batch, *leaf)`` in the column's dtype, which both columns have; not the block's last row.
+        """
+        stop = first + len(rows)
+        self._next[first:stop] = rows
+        self._root[first + 1 : stop + 1] = rows
+
     def _check(self, value: torch.Tensor) -> None:
         if value.shape != self._shape or value.dtype is not self._dtype:
             raise EnvironmentContractError(
                 f"transform: key {self.key!r} expected shape {tuple(self._shape)} {self._dtype}, as the transformed "
                 f"specs declare it, got {tuple(value.shape)} {value.dtype}"
             )
+
+
+_SMALL = 4096
+"""Bytes of one step's value up to which it costs less to write a whole column of them at the end."""
+
+
+def is_small(block: Block, key: NestedKey) -> bool:
+    """Return whether the outcomes at `key` are small enough for a `LateOutput`."""
+    row_bytes = block.schema[("next", *as_path(key))].row_bytes
+    return row_bytes * max(1, block.batch_size[:-1].numel()) <= _SMALL
 
 
 class LateOutput(Output):

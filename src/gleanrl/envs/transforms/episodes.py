@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from gleanrl.data.specs import Bounded, Categorical, Composite, Unbounded
 from gleanrl.envs.transforms.compose import flattened
-from gleanrl.envs.transforms.following import Following, require_free
+from gleanrl.envs.transforms.counting import Counting, QuietRows
+from gleanrl.envs.transforms.following import require_free
 from gleanrl.envs.transforms.rows import Record, Row, sibling
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 from gleanrl.schema import Field
 from gleanrl.tree import NestedKey
 
 
-class StepCounter(Following):
+class StepCounter(Counting):
     """Counts the steps of each episode from 0 at its reset, and truncates it at a limit.
 
     Every group of flags (of agents, say) has its count beside its done flag, with that flag's shape, and is truncated
@@ -113,6 +116,24 @@ class StepCounter(Following):
                 next_tensordict.set(truncated_key, count >= limit)
         return next_tensordict
 
+    def quiet_steps(self, root: Mapping[NestedKey, torch.Tensor]) -> int | None:
+        """Return how many steps from `root` stay below the limit."""
+        if self.max_steps is None:
+            return None
+        highest = max(int(root[count].max()) if root[count].numel() else 0 for _, _, count in self._groups())
+        return max(0, self.max_steps - 1 - highest)
+
+    def catch_up(self, rows: QuietRows) -> None:
+        """Count on; below the limit nothing is truncated."""
+        for done, truncated, count in self._groups():
+            before = rows.root[count].numpy()
+            numbers = np.arange(1, rows.count + 1).reshape(-1, *[1] * before.ndim)
+            last = rows.write(count, before + numbers)
+            assert last is not None
+            self.carried[count] = last
+            if self.max_steps is not None:
+                rows.write(truncated, np.zeros_like(rows.outcome(done)))
+
     def _highest_of(self, root: Record, key: NestedKey, before: torch.Tensor, count: torch.Tensor) -> int:
         """Return the highest count after a step; from row to row it's known, where nothing was reset."""
         last, highest = self._highest.get(key, (None, 0))
@@ -187,7 +208,7 @@ class StepCounter(Following):
         return out
 
 
-class InitTracker(Following):
+class InitTracker(Counting):
     """Marks the first root of each episode: True there, False everywhere else.
 
     Args:
@@ -234,6 +255,11 @@ class InitTracker(Following):
         for done_key, mark in self._marked or self._marks():
             next_tensordict.set(mark, torch.zeros_like(next_tensordict.get(done_key)))
         return next_tensordict
+
+    def catch_up(self, rows: QuietRows) -> None:
+        """Mark nothing."""
+        for done_key, mark in self._marks():
+            rows.write(mark, np.zeros_like(rows.outcome(done_key)))
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         for done_key, mark in self._marks():

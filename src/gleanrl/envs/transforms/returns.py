@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from gleanrl.data.specs import Composite
+from gleanrl.envs.transforms.counting import Counting, QuietRows
 from gleanrl.envs.transforms.following import Following, reward_fields, with_carried
 from gleanrl.envs.transforms.keys import Keys, as_keys
 from gleanrl.envs.transforms.rows import Record, sibling, trailing
@@ -16,7 +18,7 @@ from gleanrl.schema import Field
 from gleanrl.tree import NestedKey, as_key, as_path
 
 
-class RewardSum(Following):
+class RewardSum(Counting):
     """Sums up the rewards of each episode; the root's sum is that before the step.
 
     Args:
@@ -73,6 +75,19 @@ class RewardSum(Following):
             self.carried[out_key] = total
             next_tensordict.set(out_key, total)
         return next_tensordict
+
+    def summands(self) -> list[tuple[NestedKey, NestedKey]]:
+        """Return rewards and sums."""
+        return self.pairs()
+
+    def catch_up(self, rows: QuietRows) -> None:
+        """Add one reward after the other, as steps do: sums of floats depend on the order."""
+        for in_key, out_key in self.pairs():
+            sums = rows.outcome(in_key).copy()
+            sums[0] += rows.root[out_key].numpy()
+            last = rows.write(out_key, np.add.accumulate(sums, dtype=sums.dtype))
+            assert last is not None
+            self.carried[out_key] = last
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         spec = self.surroundings().full_reward_spec

@@ -23,7 +23,7 @@ from tensordict import TensorDictBase
 
 from gleanrl.block import Block
 from gleanrl.data.boundaries import MASK
-from gleanrl.envs.resets import chosen, due_resets
+from gleanrl.envs.resets import chosen, due_resets, ended_since
 from gleanrl.envs.transforms.columns import (
     DoneFlags,
     LateOutput,
@@ -31,9 +31,11 @@ from gleanrl.envs.transforms.columns import (
     OpenedColumns,
     Output,
     copy_action,
+    is_small,
     require_declared,
 )
 from gleanrl.envs.transforms.compose import flattened
+from gleanrl.envs.transforms.counting import Counters, counting_tail, run_steps
 from gleanrl.envs.transforms.inner_block import InnerBlocks
 from gleanrl.envs.transforms.rows import Row, trailing
 from gleanrl.errors import EnvironmentContractError, UnsupportedError
@@ -45,9 +47,6 @@ from gleanrl.schema import Schema
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, flatten, is_private, outermost
 
 Values = dict[NestedKey, torch.Tensor]
-
-_SMALL = 4096
-"""Bytes of one step's value up to which it costs less to write a whole column of them at the end."""
 
 
 class TransformedStepper(Stepper):
@@ -74,7 +73,8 @@ class TransformedStepper(Stepper):
         super().__init__(torch.Size(env.batch_size), base.device, rules, base.lease)
         self.through_tensordicts = self._base.through_tensordicts
         self._transform, chain = env.transform, flattened(env.transform)
-        self._steps = [transform.stepping() for transform in chain if not transform.idles()]
+        self._chain = [transform for transform in chain if not transform.idles()]
+        self._steps = [transform.stepping() for transform in self._chain]
         self._inverts, self._invert = self._transform.inverts(), self._transform.inverting()
         self._keeps_values = all(type(t).__module__.startswith("gleanrl.") for t in chain)
         dims = len(self.batch_size)
@@ -97,6 +97,8 @@ class TransformedStepper(Stepper):
         self._latest: Values | None = None  # what a step in the middle of a block made, newer than the carry
         self._schema: Schema | None = None
         self._late: list[LateOutput] = []  # what is written at the end, see `defer`
+        self._counters: Counters | None = None  # those that are skipped in quiet rows, see `defer`
+        self._whole = 0  # rows of the block that have been stepped
         self._masked = False  # whether some rows are resets of the base environment's own, and no frames
         self._root, self._outcome, self._fresh, self._request, self._input = (
             Row(self.batch_size, env.device) for _ in range(5)
@@ -180,7 +182,7 @@ class TransformedStepper(Stepper):
         if self._carry is None:
             self.reset()
         assert self._carry is not None
-        self._last, self._late = block.num_steps - 1, []
+        self._last, self._late, self._counters, self._whole = block.num_steps - 1, [], None, 0
         self._root.clear(0)
         self._inner = inner = self._inner_blocks.within(block)
         self._base.bind(inner, actions_ready and not self._inverts)
@@ -196,6 +198,7 @@ class TransformedStepper(Stepper):
         self._frames = block.rows(MASK) if self._masked else ()
         self._inner_next = inner_next
         self._block, self._outputs = block, {key: Output(block, as_path(key)) for key in self._root_keys}
+        self._always, self._always_required = self._steps, self._required
         self._write_root(0, self._carry)
 
     def stop(self, num_steps: int) -> None:
@@ -214,17 +217,7 @@ class TransformedStepper(Stepper):
             if self._inverts:
                 self._enter(t)
             self._base.step(t)
-            root, outcome = self._root, self._outcome
-            root.t = t
-            made = outcome.clear(t)
-            for run, takes_root in self._steps:
-                if takes_root:
-                    run(root, outcome)
-                else:
-                    run(outcome)
-            for key in self._required:
-                if key not in made:
-                    made[key] = outcome.get(key)
+            made, kept = self._transformed(t)
             if self._masked:
                 self._leave_resets(t, made)
             extra = None if self._done_keys.isdisjoint(made) else self._ended_here(t, made)
@@ -233,26 +226,50 @@ class TransformedStepper(Stepper):
                 output = outputs.get(key) or self._output(key)
                 if output is not None:
                     output.write(t, value)
-            if (self._masked or self._done.any(t)) and (due := self._due(t, extra)) is not None:
+            if (
+                kept is None
+                and (self._masked or self._done.any(t))
+                and (due := self._due(t, extra)) is not None
+            ):
                 during = "reset"
                 made = self._turn(t, made, extra, due)
                 if t < self._last:
                     self._write_root(t + 1, made)
-            if self._late:
-                root.made = made
-            self._latest = made
+            if kept is not None:
+                made = {**kept, **made}
+            elif self._counters is not None and t < self._last:
+                self._counters.begin(t + 1, made)
+            if self._late or self._counters is not None:
+                self._root.made = made
+            self._latest, self._whole = made, t + 1
             if t == self._last:
                 self._catch_up()
         except StepFault as fault:
             self._carry = None
-            if (
-                during == "reset"
-            ):  # of an environment that a transform brought to an end: all have made the step
+            # Of an environment that a transform brought to an end: all have made the step.
+            if during == "reset":
                 raise StepFault(t, fault.env, during, fault.cause) from fault.cause
             raise
         except Exception as cause:
             self._carry = None
             raise self.fault(t, during, cause) from cause
+
+    def _transformed(self, t: int) -> tuple[Values, Values | None]:
+        """Return what the transforms make of the outcome of row `t`; in a quiet row, what those skipped had before."""
+        root, outcome, counters = self._root, self._outcome, self._counters
+        root.t, kept, required = t, None, self._required
+        made = outcome.clear(t)
+        run_steps(self._always, root, outcome)
+        if counters is not None:
+            if t < counters.until and not self._done.any(t) and self._done_keys.isdisjoint(made):
+                kept, required = counters.root, self._always_required
+            else:
+                root.made |= counters.catch_up(t)
+                run_steps(counters.steps, root, outcome)
+        for key in required:
+            if key not in made:
+                made[key] = outcome.get(key)
+        return made, kept
 
     def run(self, block: Block) -> None:
         """Take all steps of the block, where nobody looks at the rows in between."""
@@ -265,29 +282,39 @@ class TransformedStepper(Stepper):
             self.settle()
 
     def defer(self, seen: Collection[Path]) -> None:
-        """Write the transforms' small values at the end, column by column, if none of them is changed later.
+        """Skip what only counts in quiet rows, and write small values at the end, if none of them is changed later.
 
         The transforms of this library see to that, a user's may not.
         """
-        if not self._keeps_values:
+        if not self._keeps_values or not self._last:
             return
-        keys = [key for key in self._required if as_path(key) not in seen and self._is_small(key)]
-        self._late = [LateOutput(self._block, as_path(key)) for key in keys]
-        if self._late:
-            assert self._carry is not None
-            self._root.made = dict(self._carry)
-            self._outputs |= {output.key: output for output in self._late}
+        assert self._carry is not None
+        block, carry, at_once = self._block, self._carry, {as_key(path) for path in seen}
+        given = {as_key(path[1:]) for path in self._inner.schema.paths if path[0] == "next"}
+        tail = [] if self._masked else counting_tail(self._chain, block, given, at_once)
+        if tail:
+            self._counters = counters = Counters(tail, block, self._outputs, given)
+            counters.begin(0, carry)
+            self._always = self._steps[: -len(tail)]
+            self._always_required = [key for key in self._required if key not in counters.written]
+            at_once |= counters.read
+        keys = [key for key in self._always_required if key not in at_once and is_small(block, key)]
+        self._late = [LateOutput(block, as_path(key)) for key in keys]
+        self._outputs |= {output.key: output for output in self._late}
+        if self._late or tail:
+            self._root.made = dict(carry)
 
     def settle(self) -> None:
-        """Write what was deferred."""
+        """Write what was deferred, of the rows that are whole."""
+        if self._counters is not None and self._whole <= self._last:
+            values = self._counters.catch_up(self._whole)
+            if self._latest is not None:
+                self._latest |= values
+        self._counters = None
         late, self._late = self._late, []
         self._root.clear(0)
         for output in late:
             output.flush()
-
-    def _is_small(self, key: NestedKey) -> bool:
-        path = ("next", *as_path(key))
-        return self._block.schema[path].row_bytes * max(1, self.batch_size.numel()) <= _SMALL
 
     def _enter(self, t: int) -> None:
         """Write what the inverse transforms make of the action of row `t` into the inner block."""
@@ -300,12 +327,7 @@ class TransformedStepper(Stepper):
     def _ended_here(self, t: int, made: Values) -> torch.Tensor:
         """Return where a transform ended an episode that the base environment didn't, ``(*batch,)`` bool."""
         before = [rows[t] for k in self._done_keys if (rows := self._inner_next.get(k)) is not None]
-        after = [made[key] for key in self._done_keys if key in made]
-        by_base, by_all = (
-            torch.stack([flag.reshape(*self.batch_size, -1).any(-1) for flag in flags]).any(0)
-            for flags in (before, after)
-        )
-        return by_all & ~by_base
+        return ended_since(before, [made[key] for key in self._done_keys if key in made], self.batch_size)
 
     def _leave_resets(self, t: int, made: Values) -> None:
         """Undo flags that transforms set where row `t` is no step but a reset of the base environment's own."""
@@ -318,9 +340,7 @@ class TransformedStepper(Stepper):
     def _due(self, t: int, extra: torch.Tensor | None) -> dict[Path, torch.Tensor] | None:
         """Return what is reset after row `t`, where something ended, by group of flags; None for nothing."""
         if not self._masked:
-            if not self.rules.reset_when_done:
-                return None
-            return due_resets(self._outcome, self._groups)  # type: ignore[arg-type]  # it needs get and batch_size
+            return due_resets(self._outcome, self._groups) if self.rules.reset_when_done else None  # type: ignore[arg-type]
         # The base environment resets those that ended in the step after, which is no frame.
         rows = ~self._frames[t] if extra is None else ~self._frames[t] | extra
         if not bool(rows.any()):

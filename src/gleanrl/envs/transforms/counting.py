@@ -1,0 +1,188 @@
+"""Transforms that only count: a rollout skips them where nothing ends, and they catch up with many rows at once."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gleanrl.block import Block
+from gleanrl.envs.transforms.base import Transform
+from gleanrl.envs.transforms.columns import Output
+from gleanrl.envs.transforms.following import Following
+from gleanrl.envs.transforms.rows import Row
+from gleanrl.tree import FLAGS, NestedKey, as_path
+
+Values = dict[NestedKey, torch.Tensor]
+Array = np.ndarray[Any, Any]
+
+
+class Counting(Following):
+    """Follows episodes by what can be made of many steps as well as of one, bit for bit the same.
+
+    Rows in which no flag is set are *quiet*. A rollout may leave `_step` out in them, where nobody else reads or writes
+    what the transform writes: before the next row that isn't quiet, `catch_up` does what `_step` would have done.
+    """
+
+    def summands(self) -> list[tuple[NestedKey, NestedKey]]:
+        """Return which outcomes it reads, each with the key of what is made of it."""
+        return []
+
+    def quiet_steps(self, root: Mapping[NestedKey, torch.Tensor]) -> int | None:
+        """Return after how many steps from `root` it may set a flag, one less; None if it never does.
+
+        Args:
+            root: what it wrote into a root.
+        """
+        return None
+
+    @abstractmethod
+    def catch_up(self, rows: QuietRows) -> None:
+        """Do what `_step` does, for all of `rows`; doing it twice must be the same as once."""
+
+
+class QuietRows:
+    """Consecutive rows of a block in which no flag was set, as arrays with time first.
+
+    Args:
+        block: whose columns.
+        outputs: where values go, by key.
+        root: what stood in the first row's root.
+        first: that row.
+        count: how many rows.
+    """
+
+    def __init__(
+        self, block: Block, outputs: Mapping[NestedKey, Output], root: Values, first: int, count: int
+    ) -> None:
+        self._block, self._outputs, self._first = block, outputs, first
+        self.root, self.count = root, count
+        self.values: Values = {}
+        """What stands in the root behind the last row."""
+
+    def outcome(self, key: NestedKey) -> Array:
+        """Return the outcomes at `key`, ``(count, *batch, *leaf)``: the column's own memory."""
+        rows = self._block.row_arrays(("next", *as_path(key)))
+        assert rows is not None
+        return rows[self._first : self._first + self.count]
+
+    def write(self, key: NestedKey, rows: Array) -> torch.Tensor | None:
+        """Write outcomes ``(count, *batch, *leaf)`` and the roots behind them; return the last.
+
+        None, and nothing is written, if somebody else writes what stands at `key`.
+        """
+        output = self._outputs.get(key)
+        if output is None:
+            return None
+        output.write_rows(self._first, rows)
+        self.values[key] = last = torch.from_numpy(rows)[-1].clone()
+        return last
+
+
+class Counters:
+    """The transforms at the end of a chain that are skipped in quiet rows of a block.
+
+    Where they stand is one value that changes by one assignment, so that an interrupt leaves it whole.
+
+    Args:
+        transforms: those transforms, in order; see `counting_tail`.
+        block: the block that is handed out.
+        outputs: where values go, by key.
+        given: what the base environment writes into the block itself.
+    """
+
+    def __init__(
+        self,
+        transforms: Sequence[Counting],
+        block: Block,
+        outputs: Mapping[NestedKey, Output],
+        given: Collection[NestedKey],
+    ) -> None:
+        self._transforms, self._block = transforms, block
+        self._outputs = {
+            key: outputs[key] for one in transforms for key in one.written_keys() if key not in given
+        }
+        self.written, self.read = (
+            self._outputs.keys(),
+            {key for one in transforms for key, _ in one.summands()},
+        )
+        self.steps = [one.stepping() for one in transforms]
+        self._last = block.num_steps - 1
+        self._since: tuple[int, Values] = 0, {}
+        self.until = 0
+        """The first row that isn't known to be quiet; the last one never is."""
+
+    @property
+    def root(self) -> Values:
+        """Their values in the root of the first row that they skipped, or that comes next."""
+        return self._since[1]
+
+    def begin(self, t: int, root: Values) -> None:
+        """Skip rows from row `t` on, whose root is `root`."""
+        kept = {key: root[key] for key in self._outputs}
+        quiet = [n for one in self._transforms if (n := one.quiet_steps(kept)) is not None]
+        self.until = min(self._last, t + min(quiet, default=self._last))
+        self._since = t, kept
+
+    def catch_up(self, t: int) -> Values:
+        """Do what was skipped before row `t`; return the values in its root."""
+        first, root = self._since
+        if t > first:
+            rows = QuietRows(self._block, self._outputs, root, first, t - first)
+            for one in self._transforms:
+                one.catch_up(rows)
+            self._since = t, rows.values
+        return self._since[1]
+
+
+def counting_tail(
+    chain: Sequence[Transform], block: Block, given: Collection[NestedKey], seen: Collection[NestedKey]
+) -> list[Counting]:
+    """Return the transforms at the end of `chain` that may be skipped in the quiet rows of `block`.
+
+    Args:
+        chain: the transforms that act in steps.
+        block: the block that is handed out.
+        given: what the base environment writes into it.
+        seen: what the policy reads of a root.
+    """
+    tail: list[Counting] = []
+    filled: set[NestedKey] = set()
+    while len(tail) < len(chain) and isinstance(one := chain[-1 - len(tail)], Counting):
+        written = one.written_keys()
+        mine = {key for key in written if key not in given}
+        values = {key for key in mine if as_path(key)[-1] not in FLAGS}
+        if not (
+            filled.isdisjoint(values)
+            and set(seen).isdisjoint(written)
+            and all(as_path(key)[-1] in FLAGS for key in written if key in given)
+            and all(_is_array(block, p) for key in mine for p in (as_path(key), ("next", *as_path(key))))
+            and all(_alike(block, in_key, out_key) for in_key, out_key in one.summands())
+        ):
+            break
+        filled |= values
+        tail.insert(0, one)
+    counted = {key for one in tail for key in one.written_keys()}
+    before = chain[: len(chain) - len(tail)]
+    return tail if counted.isdisjoint(key for one in before for key in one.written_keys()) else []
+
+
+def _is_array(block: Block, path: tuple[str, ...]) -> bool:
+    return path in block.schema and block.row_arrays(path) is not None
+
+
+def _alike(block: Block, in_key: NestedKey, out_key: NestedKey) -> bool:
+    paths = [("next", *as_path(key)) for key in (in_key, out_key)]
+    return _is_array(block, paths[0]) and block.schema[paths[0]] == block.schema[paths[1]]
+
+
+def run_steps(steps: Sequence[tuple[Any, bool]], root: Row, outcome: Row) -> None:
+    """Run the hooks of transforms on a step; see `Transform.stepping`."""
+    for run, takes_root in steps:
+        if takes_root:
+            run(root, outcome)
+        else:
+            run(outcome)

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+
+from gleanrl.block import Block
+from gleanrl.collectors import SyncDataCollector
+from gleanrl.envs import GymEnv
+from gleanrl.envs.transforms import (
+    Compose,
+    InitTracker,
+    RewardScaling,
+    RewardSum,
+    StepCounter,
+    TransformedEnv,
+)
+from gleanrl.envs.transforms.columns import Output
+from gleanrl.envs.transforms.counting import Counters, counting_tail
+from gleanrl.schema import Field, Schema
+from tests.envs.transforms.ways import ENVS, SCRIPT, batched, collect_both_ways, single
+from tests.fakes_base import CountingEnv
+from tests.interrupts import interruptions
+
+CHAINS = {
+    "limit": lambda: [StepCounter(3), RewardSum(), InitTracker()],
+    "high limit": lambda: [InitTracker(), RewardSum(), StepCounter(40)],
+    "no limit": lambda: [RewardSum(), StepCounter()],
+    "limit passed": lambda: [RewardSum(), StepCounter(2, update_done=False)],
+    "two limits": lambda: [StepCounter(4, step_count_key="long"), StepCounter(3)],
+    "scaled before": lambda: [RewardScaling(0.5, 1.7), RewardSum(), StepCounter(4)],
+    "scaled after": lambda: [StepCounter(4), RewardSum(), RewardScaling(0.5, 1.7)],
+}
+
+
+def act(key):
+    """Return a policy that reads what stands at `key`."""
+    return TensorDictModule(lambda x: x[..., :1].float().expand(*x.shape[:-1], 2).clone(), [key], ["action"])
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("env", ENVS)
+def test_what_is_caught_up_with_is_what_steps_make(env, chain):
+    collect_both_ways(env, CHAINS[chain], sizes=(20, 1, 2, 7))
+
+
+@pytest.mark.parametrize("key", ["observation", "step_count", "truncated", "episode_reward"])
+@pytest.mark.parametrize("env", [single, batched])
+def test_policies_see_what_they_read(env, key):
+    collect_both_ways(env, lambda: [StepCounter(4), RewardSum()], policy=act(key), sizes=(20, 1, 7))
+
+
+def block(steps=6):
+    flag, number = Field(torch.Size((1,)), torch.bool), Field(torch.Size((1,)), torch.float32)
+    count = Field(torch.Size((1,)), torch.int64)
+    fields = {"done": flag, "truncated": flag, "step_count": count, "episode_reward": number}
+    paths = {(key,): field for key, field in fields.items()}
+    made = Block(
+        Schema({**paths, **{("next", *p): f for p, f in paths.items()}, ("next", "reward"): number}),
+        (),
+        steps,
+    )
+    for column in made.columns:
+        column.zero_()
+    return made
+
+
+def env_of(*transforms):
+    return TransformedEnv(GymEnv("CartPole-v1"), Compose(*transforms))
+
+
+GIVEN = ("done", "terminated", "reward")
+
+
+@pytest.mark.parametrize(
+    ("transforms", "seen", "number"),
+    [
+        (lambda: (StepCounter(5), RewardSum()), (), 2),
+        (lambda: (StepCounter(5), RewardSum()), ("observation",), 2),
+        (lambda: (StepCounter(5), RewardSum()), ("step_count",), 1),
+        (lambda: (StepCounter(5), RewardSum()), ("episode_reward",), 0),
+        (lambda: (StepCounter(5), RewardScaling(0.0, 2.0), RewardSum()), (), 1),
+        (lambda: (RewardSum(), RewardScaling(0.0, 2.0)), (), 0),
+        (lambda: (StepCounter(5), StepCounter()), (), 0),  # one count
+        (lambda: (RewardSum(out_keys=["elsewhere"]),), (), 0),  # no column
+    ],
+)
+def test_transforms_at_the_end_are_skipped_if_nobody_reads_or_writes_what_they_write(
+    transforms, seen, number
+):
+    env = env_of(*transforms())
+    assert len(counting_tail(list(env.transform), block(), GIVEN, seen)) == number
+
+
+def test_steps_are_quiet_below_the_limit():
+    made, env = block(), env_of(StepCounter(5), RewardSum())
+    chain = list(env.transform)
+    outputs = {key: Output(made, (key,)) for key in ("truncated", "step_count", "episode_reward")}
+    counters = Counters(chain, made, outputs, GIVEN)
+    root = {
+        "step_count": torch.ones(1, dtype=torch.int64),
+        "truncated": torch.zeros(1, dtype=torch.bool),
+        "episode_reward": torch.full((1,), 0.1),
+    }
+    counters.begin(1, root)
+    assert counters.until == 4  # the step of row 4 makes the fifth
+    rewards = torch.tensor([9.0, 0.2, 0.3, 0.4, 9.0, 9.0])[:, None]
+    made.fill(("next", "reward"), rewards)
+    for _ in range(2):  # again after an interrupt
+        after = counters.catch_up(4)
+        assert made.column(("next", "step_count"))[1:4, 0].tolist() == [2, 3, 4]
+        assert made.column(("step_count",))[2:5, 0].tolist() == [2, 3, 4]
+        assert after["step_count"].tolist() == chain[0].carried["step_count"].tolist() == [4]
+        want = root["episode_reward"].clone()
+        for t in range(1, 4):
+            want = want + rewards[t]
+            assert torch.equal(made.column(("next", "episode_reward"))[t], want)
+        assert torch.equal(after["episode_reward"], want)
+    assert not bool(made.column(("next", "step_count"))[[0, 4, 5]].any())
+
+
+@pytest.mark.slow
+def test_an_interrupt_loses_no_count():
+    def make():
+        env = TransformedEnv(CountingEnv(SCRIPT, (2,)), Compose(StepCounter(4), RewardSum()))
+        return SyncDataCollector(env, act("observation"), frames_per_batch=20, total_frames=-1)
+
+    for collector, place in interruptions(make, lambda collector: collector.next(), most=60):
+        for _ in range(2):
+            batch = collector.next()
+            count, root = batch["next", "step_count"], batch["step_count"]
+            same = batch["collector", "traj_ids"][:, 1:] == batch["collector", "traj_ids"][:, :-1]
+            assert torch.equal(count, root + 1), place
+            assert torch.equal(root[:, 1:][same], count[:, :-1][same]), place
+            assert not bool(root[:, 1:][~same].any()), place
+            sums, before = batch["next", "episode_reward"], batch["episode_reward"]
+            assert torch.equal(sums, before + batch["next", "reward"]), place
+            assert torch.equal(before[:, 1:][same], sums[:, :-1][same]), place
+            assert bool(batch["next", "truncated"][count >= 4].all()), place
+        collector.shutdown()
