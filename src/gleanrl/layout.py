@@ -86,7 +86,12 @@ class Layout:
     def match(self, batch: Any) -> list[Any] | None:
         """Return the leaves of `batch` in the order of `paths`; None if they aren't just those, or not all tensors."""
         leaves: list[Any] = [None] * len(self.paths)
-        return leaves if _read(self._root, batch, leaves) else None
+        return leaves if _read(self._root, batch, leaves, whole=True) else None
+
+    def find(self, batch: Any) -> list[Any] | None:
+        """Return the leaves of `batch` in the order of `paths`, whatever else it holds; None if not all are tensors."""
+        leaves: list[Any] = [None] * len(self.paths)
+        return leaves if _read(self._root, batch, leaves, whole=False) else None
 
     def build(
         self,
@@ -194,10 +199,10 @@ def _node(paths: Sequence[Path], empty: Sequence[Path]) -> _Node:
     return root
 
 
-def _read(node: _Node, batch: Any, leaves: list[Any]) -> bool:
+def _read(node: _Node, batch: Any, leaves: list[Any], whole: bool) -> bool:
     try:
         entries = batch._tensordict if type(batch) is TensorDict else level_of(batch)
-        if len(entries) != node.size:
+        if whole and len(entries) != node.size:
             return False
         for key, position in node.leaves:
             value = entries[key]
@@ -208,7 +213,7 @@ def _read(node: _Node, batch: Any, leaves: list[Any]) -> bool:
             below = entries[key]
             if type(below) is not TensorDict and not is_tensor_collection(below):
                 return False
-            if not _read(child, below, leaves):
+            if not _read(child, below, leaves, whole):
                 return False
     except (KeyError, RuntimeError):  # the latter from lazy stacks, of entries that can't be stacked
         return False

@@ -265,6 +265,7 @@ class _TensorDictCall:
         self._known = {*fields, *layout.roots}
         self._num_keys = -1
         self._carried: list[Path] = []
+        self._wanted = Layout(fields)
 
     def bind(self, policy: Callable[[Any], Any], block: Block) -> _TensorDictCall:
         """Call `policy` from now on, and read from `block`."""
@@ -283,9 +284,12 @@ class _TensorDictCall:
         try:
             if num_entries(out) != self._num_keys:
                 self._check_keys(out)
-            values: Values = {path: _entry(out, path) for path in self._fields}
+            found = self._wanted.find(out)
+            if found is None:
+                found = [_entry(out, path) for path in self._wanted.paths]
+            values: Values = dict(zip(self._wanted.paths, found, strict=True))
             if self._carried:
-                self._carry.outputs = tuple([(path, _entry(out, path)) for path in self._carried])
+                self._carry.outputs = tuple([(path, values[path]) for path in self._carried])
         except (AttributeError, KeyError) as cause:
             raise missing_output(out, self._fields) from cause
         if [row._version for row in given] != versions:
@@ -307,6 +311,7 @@ class _TensorDictCall:
                 "the columns of a batch are fixed then"
             )
         self._carried = [path for path in came if self.is_state(path)]
+        self._wanted = Layout(dict.fromkeys((*self._fields, *self._carried)))
         self._num_keys = len(out.keys())
 
 
