@@ -42,8 +42,7 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
         elif act is None:
             stepper.run(block)
         else:
-            if actor.seen is not None:
-                stepper.defer(actor.seen)
+            stepper.defer(actor.seen)
             for t in range(block.num_steps):
                 act(t)
                 step(t)

@@ -197,10 +197,10 @@ class Stepper(Stateful[Carry]):
             block.num_whole = t
             raise
 
-    def defer(self, seen: Collection[Path]) -> None:
+    def defer(self, seen: Collection[Path] | None) -> None:
         """Learn that until `settle` nobody looks at the bound block but the actor, at the root columns `seen`.
 
-        For steppers that write whole columns in less time than row by row.
+        For steppers that write whole columns in less time than row by row. None: the actor may look at all of them.
         """
 
     def settle(self) -> None:

@@ -50,6 +50,36 @@ def test_policies_see_what_they_read(env, key):
     collect_both_ways(env, lambda: [StepCounter(4), RewardSum()], policy=act(key), sizes=(20, 1, 7))
 
 
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("env", [single, batched])
+def test_policies_that_see_all_see_what_steps_make(env, chain):
+    def policy(tensordict):
+        seen = [
+            tensordict[key].float().cos()
+            for key in ("step_count", "episode_reward", "is_init")
+            if key in tensordict
+        ]
+        return tensordict.set("action", sum(seen).expand(*tensordict.shape, 2))
+
+    collect_both_ways(env, CHAINS[chain], policy=policy, sizes=(20, 1, 2, 7))
+
+
+def act_on_rows(tensordict):
+    return tensordict.set("action", torch.zeros(*tensordict.shape, 2))
+
+
+def test_a_reset_between_batches_begins_some_counts_anew():
+    collector = SyncDataCollector(TransformedEnv(batched(), StepCounter()), act_on_rows, frames_per_batch=6)
+    first = collector.next()
+    collector.reset(1)
+    second = collector.next()
+    going_on = ~first["next", "done"][:, -1, 0]
+    assert int(second["step_count"][1, 0]) == 0
+    going_on[1] = False
+    assert bool(going_on.any())
+    assert torch.equal(second["step_count"][going_on, 0], first["next", "step_count"][going_on, -1])
+
+
 def block(steps=6):
     flag, number = Field(torch.Size((1,)), torch.bool), Field(torch.Size((1,)), torch.float32)
     count = Field(torch.Size((1,)), torch.int64)
@@ -77,8 +107,14 @@ GIVEN = ("done", "terminated", "reward")
     [
         (lambda: (StepCounter(5), RewardSum()), (), 2),
         (lambda: (StepCounter(5), RewardSum()), ("observation",), 2),
-        (lambda: (StepCounter(5), RewardSum()), ("step_count",), 1),
-        (lambda: (StepCounter(5), RewardSum()), ("episode_reward",), 0),
+        (lambda: (StepCounter(5), RewardSum()), ("step_count",), 2),  # written ahead
+        (lambda: (StepCounter(5), RewardSum()), ("episode_reward",), 1),
+        (lambda: (StepCounter(5), RewardSum()), None, 1),
+        (
+            lambda: (StepCounter(), RewardSum(["step_count"], ["episode_reward"])),
+            None,
+            0,
+        ),  # which reads the count
         (lambda: (StepCounter(5), RewardScaling(0.0, 2.0), RewardSum()), (), 1),
         (lambda: (RewardSum(), RewardScaling(0.0, 2.0)), (), 0),
         (lambda: (StepCounter(5), StepCounter()), (), 0),  # one count
@@ -120,10 +156,11 @@ def test_steps_are_quiet_below_the_limit():
 
 
 @pytest.mark.slow
-def test_an_interrupt_loses_no_count():
+@pytest.mark.parametrize("policy", [act("observation"), act_on_rows])
+def test_an_interrupt_loses_no_count(policy):
     def make():
         env = TransformedEnv(CountingEnv(SCRIPT, (2,)), Compose(StepCounter(4), RewardSum()))
-        return SyncDataCollector(env, act("observation"), frames_per_batch=20, total_frames=-1)
+        return SyncDataCollector(env, policy, frames_per_batch=20, total_frames=-1)
 
     for collector, place in interruptions(make, lambda collector: collector.next(), most=60):
         for _ in range(2):

@@ -23,8 +23,9 @@ Array = np.ndarray[Any, Any]
 class Counting(Following):
     """Follows episodes by what can be made of many steps as well as of one, bit for bit the same.
 
-    Rows in which no flag is set are *quiet*. A rollout may leave `_step` out in them, where nobody else reads or writes
-    what the transform writes: before the next row that isn't quiet, `catch_up` does what `_step` would have done.
+    Rows in which no flag is set are *quiet*. A rollout may leave `_step` out in them, where no other transform reads or
+    writes what this one writes: before the next row that isn't quiet, `catch_up` does what `_step` would have done.
+    What hangs on the root alone, and not on outcomes, is written for the quiet rows to come where the policy sees it.
     """
 
     def summands(self) -> list[tuple[NestedKey, NestedKey]]:
@@ -41,7 +42,7 @@ class Counting(Following):
 
     @abstractmethod
     def catch_up(self, rows: QuietRows) -> None:
-        """Do what `_step` does, for all of `rows`; doing it twice must be the same as once."""
+        """Do what `_step` does, for all of `rows`; doing it twice must be the same as once, and any number of them."""
 
 
 class QuietRows:
@@ -92,6 +93,7 @@ class Counters:
         block: the block that is handed out.
         outputs: where values go, by key.
         given: what the base environment writes into the block itself.
+        seen: what the policy reads of a root; None for all of it.
     """
 
     def __init__(
@@ -100,8 +102,10 @@ class Counters:
         block: Block,
         outputs: Mapping[NestedKey, Output],
         given: Collection[NestedKey],
+        seen: Collection[NestedKey] | None = (),
     ) -> None:
         self._transforms, self._block = transforms, block
+        self._ahead = [one for one in transforms if _is_seen(one, seen)]
         self._outputs = {
             key: outputs[key] for one in transforms for key in one.written_keys() if key not in given
         }
@@ -126,6 +130,10 @@ class Counters:
         quiet = [n for one in self._transforms if (n := one.quiet_steps(kept)) is not None]
         self.until = min(self._last, t + min(quiet, default=self._last))
         self._since = t, kept
+        if self._ahead and self.until > t:
+            rows = QuietRows(self._block, self._outputs, kept, t, self.until - t)
+            for one in self._ahead:
+                one.catch_up(rows)
 
     def catch_up(self, t: int) -> Values:
         """Do what was skipped before row `t`; return the values in its root."""
@@ -139,7 +147,10 @@ class Counters:
 
 
 def counting_tail(
-    chain: Sequence[Transform], block: Block, given: Collection[NestedKey], seen: Collection[NestedKey]
+    chain: Sequence[Transform],
+    block: Block,
+    given: Collection[NestedKey],
+    seen: Collection[NestedKey] | None = (),
 ) -> list[Counting]:
     """Return the transforms at the end of `chain` that may be skipped in the quiet rows of `block`.
 
@@ -147,27 +158,34 @@ def counting_tail(
         chain: the transforms that act in steps.
         block: the block that is handed out.
         given: what the base environment writes into it.
-        seen: what the policy reads of a root.
+        seen: what the policy reads of a root; None for all of it.
     """
     tail: list[Counting] = []
     filled: set[NestedKey] = set()
-    while len(tail) < len(chain) and isinstance(one := chain[-1 - len(tail)], Counting):
+    for one in reversed(chain):
+        if not isinstance(one, Counting):
+            break
         written = one.written_keys()
         mine = {key for key in written if key not in given}
         values = {key for key in mine if as_path(key)[-1] not in FLAGS}
-        if not (
+        if (
             filled.isdisjoint(values)
-            and set(seen).isdisjoint(written)
+            and not (one.summands() and _is_seen(one, seen))
             and all(as_path(key)[-1] in FLAGS for key in written if key in given)
             and all(_is_array(block, p) for key in mine for p in (as_path(key), ("next", *as_path(key))))
             and all(_alike(block, in_key, out_key) for in_key, out_key in one.summands())
         ):
-            break
-        filled |= values
-        tail.insert(0, one)
+            filled |= values
+            tail.insert(0, one)
     counted = {key for one in tail for key in one.written_keys()}
-    before = chain[: len(chain) - len(tail)]
-    return tail if counted.isdisjoint(key for one in before for key in one.written_keys()) else []
+    others = [one for one in chain if one not in tail]
+    used = {key for one in others for key in one.written_keys()}
+    used |= {key for one in others if isinstance(one, Counting) for key, _ in one.summands()}
+    return tail if counted.isdisjoint(used) else []
+
+
+def _is_seen(transform: Counting, seen: Collection[NestedKey] | None) -> bool:
+    return seen is None or not set(seen).isdisjoint(transform.written_keys())
 
 
 def _is_array(block: Block, path: tuple[str, ...]) -> bool:

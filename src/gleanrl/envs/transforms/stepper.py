@@ -281,7 +281,7 @@ class TransformedStepper(Stepper):
         finally:
             self.settle()
 
-    def defer(self, seen: Collection[Path]) -> None:
+    def defer(self, seen: Collection[Path] | None) -> None:
         """Skip what only counts in quiet rows, and write small values at the end, if none of them is changed later.
 
         The transforms of this library see to that, a user's may not.
@@ -289,18 +289,21 @@ class TransformedStepper(Stepper):
         if not self._keeps_values or not self._last:
             return
         assert self._carry is not None
-        block, carry, at_once = self._block, self._carry, {as_key(path) for path in seen}
+        block, carry = self._block, self._carry
+        at_once = None if seen is None else {as_key(path) for path in seen}
         given = {as_key(path[1:]) for path in self._inner.schema.paths if path[0] == "next"}
         tail = [] if self._masked else counting_tail(self._chain, block, given, at_once)
         if tail:
-            self._counters = counters = Counters(tail, block, self._outputs, given)
+            self._counters = counters = Counters(tail, block, self._outputs, given, at_once)
             counters.begin(0, carry)
-            self._always = self._steps[: -len(tail)]
+            self._always = [s for one, s in zip(self._chain, self._steps, strict=True) if one not in tail]
             self._always_required = [key for key in self._required if key not in counters.written]
-            at_once |= counters.read
-        keys = [key for key in self._always_required if key not in at_once and is_small(block, key)]
-        self._late = [LateOutput(block, as_path(key)) for key in keys]
-        self._outputs |= {output.key: output for output in self._late}
+        if at_once is not None:
+            if self._counters is not None:
+                at_once |= self._counters.read
+            keys = [key for key in self._always_required if key not in at_once and is_small(block, key)]
+            self._late = [LateOutput(block, as_path(key)) for key in keys]
+            self._outputs |= {output.key: output for output in self._late}
         if self._late or tail:
             self._root.made = dict(carry)
 
