@@ -1,4 +1,4 @@
-"""A storage that is written in the middle of a fetch, for tests of what a sample does about it."""
+"""Storages that are written at a chosen moment of a fetch."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from typing import Any
 
 import torch
 
-from gleanrl.data.replay_buffers import LazyTensorStorage
+from gleanrl.data import LazyTensorStorage, ListStorage
 
 
-class Overtaken(LazyTensorStorage):
-    """A storage during whose next fetch another thread calls `act`, once."""
+class OvertakenRows:
+    """Part of a storage during whose next fetch another thread calls `act`, once."""
 
     act: Any = None
+    fetched: tuple[int, ...] = ()
+    """How many rows each call fetched."""
 
     def fetch(self, slots: torch.Tensor, paths: Any = None) -> Any:
-        found = super().fetch(slots, paths)
+        found = super().fetch(slots, paths)  # type: ignore[misc]
+        self.fetched += (len(slots),)
         if self.act is not None:
             act, self.act = self.act, None
             thread = threading.Thread(target=act)
@@ -24,3 +27,11 @@ class Overtaken(LazyTensorStorage):
             thread.join(timeout=30)
             assert not thread.is_alive(), "a writer waited for a fetch"
         return found
+
+
+class Overtaken(OvertakenRows, LazyTensorStorage):
+    """Tensors."""
+
+
+class OvertakenList(OvertakenRows, ListStorage):
+    """Objects."""

@@ -18,7 +18,7 @@ from gleanrl.data.replay_buffers import (
     SamplerWithoutReplacement,
 )
 from gleanrl.errors import EmptyBufferError
-from tests.data.replay_buffers.overtaken import Overtaken
+from tests.data.replay_buffers.overtaken import Overtaken, OvertakenList
 
 WIDTH = 3000
 
@@ -67,6 +67,10 @@ def test_one_writer_and_two_samplers(sampler):
     assert torn(rb[:]) == 0
 
 
+def stacked(records):
+    return torch.stack(records) if isinstance(records, list) else records
+
+
 def overtaken(sampler: Any) -> ReplayBuffer:
     rb = ReplayBuffer(storage=Overtaken(100), sampler=sampler, batch_size=50)
     rb.extend(stamped(0, 100))
@@ -82,6 +86,22 @@ def test_rows_overwritten_during_the_fetch_are_drawn_again():
     assert torch.equal(rows["b"], info["index"] + 1000 * fresh)
     assert torch.equal(info["generation"], 1 + fresh.long())
     assert 0 < rb.stats().rows_redrawn < 50
+
+
+@pytest.mark.parametrize("storage", [Overtaken, OvertakenList])
+@pytest.mark.parametrize("overwritten", [20, 100])
+def test_a_writer_waits_for_rows_that_were_overwritten_alone(storage, overwritten):
+    def numbers(start, count):
+        return [TensorDict({"a": torch.tensor(value)}) for value in range(start, start + count)]
+
+    rb = ReplayBuffer(storage=storage(100), sampler=RandomSampler(seed=0), batch_size=50, collate_fn=stacked)
+    rb.extend(numbers(0, 100))
+    rb._storage.fetched, rb._storage.act = (), lambda: rb.extend(numbers(1000, overwritten))
+    batch, info = rb.sample(return_info=True)
+    assert torch.equal(batch["a"], info["index"] + 1000 * (info["index"] < overwritten))
+    redrawn = rb.stats().rows_redrawn
+    assert rb._storage.fetched == (50, redrawn)
+    assert redrawn == 50 if overwritten == 100 else 0 < redrawn < 25
 
 
 def test_a_write_elsewhere_redraws_nothing():

@@ -48,7 +48,7 @@ class Draws(Stateful[DrawsState]):
     """Draws batches, at once or ahead, and repairs what was written in between.
 
     A batch whose rows were all still the ones that were drawn when its fetch had ended is good. Of a batch
-    that was fetched at once the overwritten rows are drawn again; one that was fetched ahead is drawn again
+    that was fetched at once the overwritten rows are drawn and fetched again; one that was fetched ahead is drawn again
     as a whole. A batch whose call fails or is interrupted isn't counted, but its rows stay drawn.
 
     Args:
@@ -96,13 +96,16 @@ class Draws(Stateful[DrawsState]):
                     self._gate.asked = False
                     if ticket.is_gone:
                         ticket = self._replace(size, ticket.drawn, stamped)
-                        del fetched  # memory for the new one
-                        return ticket, ticket.fetch(paths, flags)
-                    stale = touched(ticket.drawn.slots, ticket.storage.changed_since(ticket.version))
-                    if stale.any():
-                        ticket = self._redraw(ticket, stale, stamped)
-                        del fetched
-                        fetched = ticket.fetch(paths, flags)
+                    else:
+                        stale = touched(ticket.drawn.slots, ticket.storage.changed_since(ticket.version))
+                        if not stale.any():
+                            return ticket, fetched
+                        before, ticket = ticket, self._redraw(ticket, stale, stamped)
+                        renewed = ticket.renewed(before, stale)
+                        if renewed is not None:
+                            return ticket, ticket.fetch_again(renewed, fetched, paths, flags)
+                    del fetched  # memory for the new one
+                    return ticket, ticket.fetch(paths, flags)
         except BaseException:
             self.not_served(ticket)
             raise

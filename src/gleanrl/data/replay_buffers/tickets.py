@@ -60,6 +60,30 @@ class Ticket(NamedTuple):
                 raise
             return Fetched(None, None)
 
+    def renewed(self, before: Ticket, stale: torch.Tensor) -> torch.Tensor | None:
+        """Return which rows have to be fetched again, ``(n,)`` bool; None if it's less work to fetch all of them.
+
+        Args:
+            before: the draw that this one has come from.
+            stale: which of its rows were overwritten, ``(n,)`` bool; no others were.
+        """
+        slots, old = self.drawn.slots, before.drawn.slots
+        if slots.shape != old.shape:
+            return None
+        renewed = stale | (slots != old)
+        return renewed if 2 * int(renewed.sum()) <= len(slots) else None
+
+    def fetch_again(
+        self,
+        renewed: torch.Tensor,
+        fetched: Fetched,
+        paths: tuple[Path, ...] | None = None,
+        flags: tuple[Path, ...] | None = None,
+    ) -> Fetched:
+        """Return what `fetch` does, where all but the renewed rows are as they were fetched; writes into these."""
+        records = self.storage.fetch_again(fetched.records, self.drawn.slots, renewed, paths)
+        return Fetched(records, self.storage.fetch(self.drawn.slots, flags) if flags else None)
+
     def value(self) -> TicketState:
         """Return the draw as plain values; rows that were overwritten since are marked, their draw is void."""
         drawn, storage = self.drawn, self.storage

@@ -260,6 +260,19 @@ class Storage(Direct, Stateful[StorageState]):
         `paths` names the only columns to fetch, as `columns_of` found them; None for all.
         """
 
+    def fetch_again(
+        self, records: Any, slots: torch.Tensor, renewed: torch.Tensor, paths: tuple[Path, ...] | None = None
+    ) -> Any:
+        """Return what `fetch` does, by the records that it returned before, which may be written.
+
+        Args:
+            records: those fetched, of the same columns.
+            slots: ``(n,)`` int64.
+            renewed: ``(n,)`` bool, which of them have to be fetched.
+            paths: see `fetch`.
+        """
+        return self.fetch(slots, paths)
+
     def columns_of(self, keys: Iterable[NestedKey]) -> tuple[Path, ...]:
         """Return the columns that `keys` name; the key of a group stands for all below it.
 

@@ -115,6 +115,13 @@ class ListStorage(Storage):
         items = self._items
         return [items[slot] for slot in slots.tolist()]
 
+    def fetch_again(
+        self, records: Any, slots: torch.Tensor, renewed: torch.Tensor, paths: tuple[Path, ...] | None = None
+    ) -> list[Any]:
+        """Return the objects in `slots`, those that aren't renewed as they were fetched before."""
+        fresh = iter(self.fetch(slots[renewed], paths))
+        return [next(fresh) if new else item for item, new in zip(records, renewed.tolist(), strict=True)]
+
     def get(self, index: Any) -> Any:
         """Return the object at an int, or those at any other index, as a list; never copies."""
         if not self._items:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from tensordict import is_tensor_collection
+from tensordict import TensorDict, is_tensor_collection
 from torch.utils import _pytree
 
 from gleanrl.arguments import positive
@@ -215,6 +215,16 @@ class TensorStorage(TabledStorage):
         if paths is None and table.is_plain:
             return table.build(table.columns.gather((slots,)), lead, table.device)
         return table.fetch(slots, lead, paths)
+
+    def fetch_again(
+        self, records: Any, slots: torch.Tensor, renewed: torch.Tensor, paths: tuple[Path, ...] | None = None
+    ) -> Any:
+        """Return the records in `slots`; tensors and TensorDicts have the renewed ones laid over those before."""
+        if not isinstance(records, torch.Tensor | TensorDict) or table_of(self).lists:
+            return self.fetch(slots, paths)
+        rows = renewed.nonzero().squeeze(1)
+        records[rows] = self.fetch(slots[rows], paths)
+        return records
 
     def columns_of(self, keys: Iterable[NestedKey]) -> tuple[Path, ...]:
         """Return the columns that `keys` name (see `Storage.columns_of`)."""
