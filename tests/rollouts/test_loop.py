@@ -26,6 +26,7 @@ class Recorder:
         self.calls: list[Any] = []
         self.primed = [("next", "x")]
         self.seen: list[Any] | None = [("x",)]
+        self.overwrites = False
         self.deferred: list[Any] = []
         self.wrong: PolicyError | None = None
 
@@ -86,13 +87,14 @@ def test_a_whole_block(ready: bool, watched: bool) -> None:
 
 @pytest.mark.parametrize("error", [None, RuntimeError("act")], ids=["whole", "failed"])
 def test_rows_that_nobody_else_looks_at_may_be_written_later(error: Exception | None) -> None:
-    part, hidden, watched = (Recorder(at=("act", 2), error=error) for _ in range(3))
-    hidden.seen = None
-    for actor, stop in ((part, None), (hidden, None), (watched, lambda t: False)):
+    part, hidden, writing, watched = (Recorder(at=("act", 2), error=error) for _ in range(4))
+    hidden.seen, writing.overwrites = None, True
+    for actor, stop in ((part, None), (hidden, None), (writing, None), (watched, lambda t: False)):
         with contextlib.suppress(RuntimeError):
             collect(actor, actor, make_block(), stop)
     assert part.deferred == [[("x",)], "settled"]
-    assert hidden.deferred == watched.deferred == ["settled"]
+    assert hidden.deferred == [None, "settled"]
+    assert writing.deferred == watched.deferred == ["settled"]
 
 
 @pytest.mark.parametrize("ready", [False, True])

@@ -54,6 +54,7 @@ class RandomActor:
         self._each_step = each_step
         self.primed = below_next(fields)
         self.seen: Collection[Path] | None = None
+        self.overwrites = False
         self._owned = generator
         self.carry = PolicyCarry()  # nothing, for ever
 
@@ -148,6 +149,7 @@ class PolicyActor:
         self._first = first
         self.primed = below_next(fields)
         self.seen: Collection[Path] | None = None
+        self.overwrites = not fields.keys().isdisjoint(layout.roots)
         self.carry = PolicyCarry(layout.batch_size, layout.policy_device)
         self._on_tensordict = _TensorDictCall(fields, layout, self.carry)
         if first is not None:
@@ -167,8 +169,7 @@ class PolicyActor:
         self.seen = None
         if self._on_tensors(members):
             call = _CallsActor(members, self._layout, block)
-            if self._fields.keys().isdisjoint(self._layout.roots):
-                self.seen = call.inputs
+            self.seen = call.inputs
         elif compiler is None:
             call = self._on_tensordict.bind(InTurn(members), block)
         else:

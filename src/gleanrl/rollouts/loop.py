@@ -42,7 +42,8 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
         elif act is None:
             stepper.run(block)
         else:
-            stepper.defer(actor.seen)
+            if not actor.overwrites:
+                stepper.defer(actor.seen)
             for t in range(block.num_steps):
                 act(t)
                 step(t)

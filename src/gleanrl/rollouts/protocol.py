@@ -225,7 +225,11 @@ class Actor(Protocol):
 
     @property
     def seen(self) -> Collection[Path] | None:
-        """The root columns that it reads of the bound block, where it writes none of them; None for any."""
+        """The root columns that it reads of the bound block; None for any."""
+
+    @property
+    def overwrites(self) -> bool:
+        """Whether it writes root columns of the environment's."""
 
     def bind(self, block: Block) -> Callable[[int], None] | None:
         """Write into `block` from now on.

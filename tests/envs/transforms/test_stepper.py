@@ -96,8 +96,11 @@ def test_an_inv_of_a_users_is_called_in_a_chain_and_alone(chained):
     assert torch.equal(env.step(root)["next", "observation"], batch["next", "observation"][0])
 
 
-def test_what_a_policy_overwrites_stays_overwritten():
-    env = TransformedEnv(single(), Compose(RewardSum(), StepCounter(3)))
+@pytest.mark.parametrize("chain", [(RewardSum, StepCounter), (StepCounter, RewardSum)])
+def test_what_a_policy_overwrites_stays_overwritten(chain):
+    env = TransformedEnv(
+        single(), Compose(*[make() for make in chain], StepCounter(3, step_count_key="short"))
+    )
     policy = TensorDictModule(
         lambda seen, total: (seen[..., :2].clamp(-1, 1), total + 1),
         in_keys=["observation", "episode_reward"],
