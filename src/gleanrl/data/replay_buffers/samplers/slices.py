@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,8 +22,11 @@ from gleanrl.tree import NestedKey, Path, key_argument
 
 
 def _told(name: str, what: str) -> Any:
-    """Return a property that shows a field of the rule by which a sampler cuts."""
-    return property(lambda sampler: getattr(sampler.unit.rule, name), doc=what)
+    """Return a property that shows a field of the rule by which a sampler cuts.
+
+    The slices are asked, not the `unit`, which may be another one around them (see `Hindsight`).
+    """
+    return property(attrgetter(f"_slices.rule.{name}"), doc=what)
 
 
 _NUM_SLICES = _told("num_slices", "Slices in a batch; None where `slice_len` says.")
@@ -102,7 +106,8 @@ class SliceSampler(UnitSampler):
     ) -> None:
         rule = slice_rule(num_slices, slice_len, strict_length, span, pad, truncated_key, init_key)
         table = _table(_end_keys(end_key, end_keys), traj_key, ends, trajectories, cache_values)
-        super().__init__(Slices(rule, table), seed)
+        self._slices = Slices(rule, table)
+        super().__init__(self._slices, seed)
 
     def count_slices(self) -> Self:
         """Have batch sizes count slices from now on, of `slice_len` steps each, rather than steps.
@@ -115,11 +120,9 @@ class SliceSampler(UnitSampler):
         Raises:
             UnsupportedError: a sampler with `num_slices`, whose slices have no length of their own.
         """
-        unit = self.unit
-        assert isinstance(unit, Slices)
-        if unit.rule.slice_len is None:
+        if self.slice_len is None:
             raise UnsupportedError("count_slices: expected a sampler with slice_len, this one has num_slices")
-        unit.rule = replace(unit.rule, by_slice=True)
+        self._slices.rule = replace(self._slices.rule, by_slice=True)
         return self
 
 
@@ -168,7 +171,8 @@ class SliceSamplerWithoutReplacement(EpochSampler):
     ) -> None:
         rule = slice_rule(num_slices, slice_len, strict_length, False, pad, truncated_key, init_key)
         table = _table(_end_keys(end_key, end_keys), traj_key, ends, trajectories, True)
-        super().__init__(Slices(rule, table), drop_last, shuffle, seed)
+        self._slices = Slices(rule, table)
+        super().__init__(self._slices, drop_last, shuffle, seed)
 
 
 class PrioritizedSliceSampler(Prioritized):
@@ -233,8 +237,8 @@ class PrioritizedSliceSampler(Prioritized):
         priorities = PriorityTable(
             max_capacity, alpha, beta, eps, dtype, max_priority_within_buffer, normalize
         )
-        rule = replace(rule, left=0)
-        super().__init__(Slices(rule, table), priorities, reduction, seed)
+        self._slices = Slices(replace(rule, left=0), table)
+        super().__init__(self._slices, priorities, reduction, seed)
 
 
 def _end_keys(end_key: NestedKey | None, end_keys: Sequence[NestedKey] | None) -> tuple[Path, ...]:
