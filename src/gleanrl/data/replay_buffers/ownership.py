@@ -40,6 +40,11 @@ class Part(Shown):
         """The buffer that the part belongs to; None if it is free."""
         return None if self._owner is None else self._owner()
 
+    @property
+    def gate(self) -> Gate | None:
+        """The gate of that buffer; None if the part is free."""
+        return None if self.owner is None else self._gate
+
     def guard(self) -> AbstractContextManager[Any]:
         """Return the lock of the buffer that the part belongs to, for changes that users make to the part itself."""
         return nullcontext() if self._gate is None else self._gate.lock
@@ -84,11 +89,6 @@ class Part(Shown):
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the owner."""
         return {name: value for name, value in self.__dict__.items() if name not in _OF_BUFFERS}
-
-
-def gate_of(part: Part) -> Gate | None:
-    """Return the gate of the buffer that a part belongs to; None while it is free."""
-    return None if part.owner is None else part._gate
 
 
 def taken(name: str, part: Part, owner: Any) -> InvalidArgumentError:

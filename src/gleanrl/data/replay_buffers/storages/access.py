@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from gleanrl.data.replay_buffers.gate import Gate
-from gleanrl.data.replay_buffers.ownership import Part, gate_of, taken
+from gleanrl.data.replay_buffers.ownership import Part, taken
 from gleanrl.data.replay_buffers.storages.indexing import slots_at
 from gleanrl.errors import EmptyBufferError, InvalidTypeError, UnsupportedError
 from gleanrl.system import proc
@@ -88,11 +88,6 @@ class Access(Part, ABC):
         raise UnsupportedError(f"flatten: a {type(self).__name__} can't be flattened")
 
     # Buffers: one may write, others that came with it at their construction read, all under one lock
-
-    @property
-    def gate(self) -> Gate | None:
-        """The gate of the buffers that use the storage; None while none does."""
-        return gate_of(self)
 
     @property
     def owner(self) -> Any:
