@@ -145,11 +145,11 @@ class Storage(Direct, Stateful[StorageState]):
         """
         if not self.generations.at:
             self.generations.of_all()
-        if self.moments:
-            first, count = placement.start * self.rows_per_step, placement.num_steps * self.rows_per_step
-            self.moments = preserve(self.moments, [(first, count)], self.max_size)
         start, num_steps, _, _, _, capacity = placement
-        written = self._rows_written + num_steps * self.rows_per_step
+        first, count = start * self.rows_per_step, num_steps * self.rows_per_step
+        if self.moments:
+            self.moments = preserve(self.moments, [(first, count)], self.max_size)
+        written = self._rows_written + count
         new_end = (start + num_steps) % capacity if end is None else end
         before = self.change_log.version
         # `to_the_end` in place: this is every write's way, and a function of its own costs as much as the checks.
@@ -159,8 +159,7 @@ class Storage(Direct, Stateful[StorageState]):
             self._write(prepared.rows, placement, new_end, written, before)
             raise
         if self.attached:
-            start, count = start * self.rows_per_step, num_steps * self.rows_per_step
-            announce(self, torch.arange(start, start + count, device="cpu") % self.max_size)
+            announce(self, torch.arange(first, first + count, device="cpu") % self.max_size)
 
     def _write(self, rows: Any, placement: Placement, end: int, written: int, before: Version) -> None:
         """Note the change after version `before`, copy, publish; can't fail, and may be done twice."""

@@ -1,4 +1,4 @@
-"""The slots of a storage: how many there are, how many are in use, and how often each was written."""
+"""The slots of a storage: how many there are, and how many are in use."""
 
 from __future__ import annotations
 
