@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from gleanrl.data.specs.leaf import LeafSpec
-from gleanrl.data.specs.rounding import require_real
 from gleanrl.data.specs.spaces import Box
 from gleanrl.errors import InvalidArgumentError
 
@@ -169,9 +168,6 @@ class BoxSpec(LeafSpec):
         self.domain = domain or own or ("continuous" if self.dtype.is_floating_point else "discrete")
         if type(self) in (continuous.__base__, continuous, discrete):
             self.__class__ = continuous if self.domain == "continuous" else discrete
-
-    def _check_dtype(self, dtype: torch.dtype) -> None:
-        require_real(dtype)
 
     def cardinality(self) -> int | float:
         """Return the number of values in the domain; infinity for real numbers."""

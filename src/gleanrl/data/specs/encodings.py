@@ -15,7 +15,7 @@ from gleanrl.data.specs.base import check_in
 from gleanrl.data.specs.choices import ChoiceSpace, checked_mask, require_choice
 from gleanrl.data.specs.geometry import as_size, concrete
 from gleanrl.data.specs.leaf import LeafSpec
-from gleanrl.data.specs.rounding import integer_limits, nearest_integer, ordered, require_real
+from gleanrl.data.specs.rounding import integer_limits, nearest_integer, ordered
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
 
@@ -179,9 +179,6 @@ class OneHotSpec(ChoiceSpec):
     """
 
     event_ndim = 1
-
-    def _check_dtype(self, dtype: torch.dtype) -> None:
-        require_real(dtype)
 
     def _index(self, value: Tensor) -> Tensor:
         return self.space.peaks(_comparable(value))

@@ -23,6 +23,7 @@ from gleanrl.data.specs.geometry import (
     on_parameters,
     outcome,
 )
+from gleanrl.data.specs.rounding import require_real
 from gleanrl.data.specs.spaces import Box
 from gleanrl.errors import InvalidTypeError, SchemaError, SpecError
 
@@ -106,11 +107,12 @@ class LeafSpec(Unbindable, TensorSpec):
         """Return a value of this spec's dtype in the domain, near `value`, which has the right shape only."""
 
     def _check_dtype(self, dtype: torch.dtype) -> None:
-        """Check that values of the domain can have this dtype.
+        """Check that values of the domain can have this dtype; by default any of real numbers.
 
         Raises:
             InvalidArgumentError: if they can't.
         """
+        require_real(dtype)
 
     @property
     def batch_ndim(self) -> int:

@@ -12,7 +12,7 @@ from typing_extensions import Self
 from gleanrl.data.specs.base import DeviceLike, make_device
 from gleanrl.data.specs.boxes import BoxSpec, ContinuousBox
 from gleanrl.data.specs.geometry import as_size, concrete
-from gleanrl.data.specs.rounding import integer_limits, nearest_integer, ordered, require_real
+from gleanrl.data.specs.rounding import integer_limits, nearest_integer, ordered
 
 
 class Unbounded(BoxSpec):
@@ -42,7 +42,6 @@ class Unbounded(BoxSpec):
         domain: str | None = None,
     ) -> None:
         dtype = dtype or (torch.int64 if isinstance(self, UnboundedDiscrete) else torch.get_default_dtype())
-        require_real(dtype)
         size, device = as_size((shape,)), make_device(device)
         ends = (-math.inf, math.inf) if dtype.is_floating_point else integer_limits(dtype)
         low, high = (
