@@ -39,7 +39,7 @@ def test_a_shutdown_after_a_loss_that_was_told_raises_nothing() -> None:
     with pytest.raises(WorkerCrashedError, match="SIGKILL"), collector.pause():
         os.kill(collector.processes[0], signal.SIGKILL)
         collector.reset()
-    while not collector._background._job.ended:  # it has gone on, and found no worker
+    while not collector._handover.background._job.ended:  # it has gone on, and found no worker
         time.sleep(0.001)
     for _ in range(2):
         collector.shutdown()

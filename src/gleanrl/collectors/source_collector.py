@@ -1,4 +1,4 @@
-"""A collector is a source, a budget and a delivery."""
+"""A collector is a source, a budget and a handover."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ class SourceCollector(ConfiguredCollector):
         policy: whose weights.
     """
 
-    _background: Background | None = None
     _weight_updater: WeightUpdaterBase | None = None
 
     def __init__(
@@ -110,7 +109,8 @@ class SourceCollector(ConfiguredCollector):
         Raises:
             BudgetSpent: there is none; the collector is shut down.
         """
-        if self._background is not None and self._background.running:
+        background = self._handover.background
+        if background is not None and background.running:
             raise UnsupportedError(
                 "the collector collects in the background: sample from its buffer, or stop() it"
             )
@@ -191,8 +191,9 @@ class SourceCollector(ConfiguredCollector):
         """Return what weights may be pushed in, to `for_all` workers or some."""
         if for_all and self.source.pushes_anytime:
             return nullcontext()
-        if for_all and self.source.pushes_between and self._background is not None:
-            return self._background.apart()
+        background = self._handover.background
+        if for_all and self.source.pushes_between and background is not None:
+            return background.apart()
         return self.pause()
 
     @property
@@ -239,9 +240,9 @@ class SourceCollector(ConfiguredCollector):
         if self._handover.feed is None:
             raise MissingArgumentError("start: the collector needs a buffer to collect into, replay_buffer=")
         self._handover.require_open()
-        if self._background is None:
-            self._background = self._handover.background = Background(self._turn)
-        self._background.start()
+        if self._handover.background is None:
+            self._handover.background = Background(self._turn)
+        self._handover.background.start()
 
     def _turn(self) -> bool:
         try:
@@ -259,21 +260,20 @@ class SourceCollector(ConfiguredCollector):
         Raises:
             WorkerTimeoutError: it took longer; there will be no further batch.
         """
-        if self._background is not None:
-            self._background.stop(timeout)
+        if self._handover.background is not None:
+            self._handover.background.stop(timeout)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Collect nothing in the background within a ``with`` block; without anything in the background, no effect."""
-        if self._background is None:
+        background = self._handover.background
+        with nullcontext() if background is None else background.paused():
             yield
-        else:
-            with self._background.paused():
-                yield
 
     def is_running(self) -> bool:
         """Return whether batches are being collected in the background."""
-        return self._background is not None and self._background.running
+        background = self._handover.background
+        return background is not None and background.running
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
         """End what the collector runs; calling it again does nothing. `state_dict` and `stats` still work.
