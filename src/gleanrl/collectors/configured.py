@@ -100,3 +100,10 @@ class ConfiguredCollector(DataCollectorBase):
     def __bool__(self) -> bool:
         """Return True: an endless collector, which has no length, is no less of one."""
         return True
+
+
+def shown(collector: ConfiguredCollector, parts: str) -> str:
+    """Return a collector's repr: its class, `parts` of it and the budget."""
+    total = "endless" if collector.total_frames == math.inf else collector.total_frames
+    frames = f"frames_per_batch={collector.frames_per_batch}, total_frames={total}"
+    return f"{type(collector).__name__}({parts}, {frames})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +12,7 @@ from tensordict.nn import InteractionType
 
 from gleanrl.collectors.assembly import Recipe, assemble, registered
 from gleanrl.collectors.budget import Budget
-from gleanrl.collectors.configured import Setting
+from gleanrl.collectors.configured import Setting, shown
 from gleanrl.collectors.environments import made_env
 from gleanrl.collectors.settings import Settings
 from gleanrl.collectors.source_collector import SourceCollector
@@ -237,8 +236,4 @@ class SyncDataCollector(SourceCollector):
 
     def __repr__(self) -> str:
         """Show the environment, the policy and the budget."""
-        total = "endless" if self.total_frames == math.inf else self.total_frames
-        return (
-            f"{type(self).__name__}(env={self.env!r}, policy={type(self.policy).__name__}, "
-            f"frames_per_batch={self.frames_per_batch}, total_frames={total})"
-        )
+        return shown(self, f"env={self.env!r}, policy={type(self.policy).__name__}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from tensordict.nn import InteractionType
 from gleanrl.arguments import integer, optional_callable, positive
 from gleanrl.collectors.assembly import Recipe
 from gleanrl.collectors.budget import Budget
-from gleanrl.collectors.configured import Setting
+from gleanrl.collectors.configured import Setting, shown
 from gleanrl.collectors.facade import SyncDataCollector
 from gleanrl.collectors.settings import Settings
 from gleanrl.collectors.source_collector import SourceCollector
@@ -251,9 +250,8 @@ class WorkersCollector(SourceCollector):
         Args:
             worker_idx: its number; None for the first one.
         """
-        return (
-            self._crew.width * self._crew.steps(self.frames_per_batch // self._crew.num_envs)[worker_idx or 0]
-        )
+        crew = self._crew
+        return crew.width * crew.steps(self.frames_per_batch // crew.num_envs)[worker_idx or 0]
 
     def _close(self, close_env: bool) -> None:
         super()._close(close_env)
@@ -261,11 +259,7 @@ class WorkersCollector(SourceCollector):
 
     def __repr__(self) -> str:
         """Show the workers and the budget."""
-        total = "endless" if self.total_frames == math.inf else self.total_frames
-        return (
-            f"{type(self).__name__}(num_workers={self.num_workers}, frames_per_batch={self.frames_per_batch}, "
-            f"total_frames={total})"
-        )
+        return shown(self, f"num_workers={self.num_workers}")
 
 
 class MultiSyncDataCollector(WorkersCollector):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from tensordict.nn import InteractionType
 
 from gleanrl.arguments import integer, positive
 from gleanrl.collectors.budget import Budget
+from gleanrl.collectors.configured import shown
 from gleanrl.collectors.distributed.asynchronous import AsynchronousNodes
 from gleanrl.collectors.distributed.choices import (
     class_of,
@@ -316,11 +316,7 @@ class RayCollector(SourceCollector):
 
     def __repr__(self) -> str:
         """Show the nodes and the budget."""
-        total = "endless" if self.total_frames == math.inf else self.total_frames
-        return (
-            f"{type(self).__name__}(num_collectors={self.num_workers}, frames_per_batch={self.frames_per_batch}, "
-            f"total_frames={total})"
-        )
+        return shown(self, f"num_collectors={self.num_workers}")
 
 
 def _first(environment: Any) -> Any:
