@@ -67,7 +67,7 @@ def slots_at(index: Any, shape: torch.Size, time: int = 0) -> tuple[torch.Tensor
         only = converted[0]
         if len(converted) == 1 and isinstance(only, torch.Tensor) and only.dtype == torch.int64:
             if len(shape) == 1:
-                return _checked(only, shape[0], index).reshape(-1).contiguous(), only.shape
+                return _checked(only, shape[0]).reshape(-1).contiguous(), only.shape
             if only.ndim == 2 and only.shape[-1] == len(shape):
                 converted, are_coordinates = only.unbind(-1), True
         basic = converted
@@ -269,7 +269,7 @@ def _convert(part: Any) -> Any:
     )
 
 
-def _checked(positions: torch.Tensor, size: int, index: Any) -> torch.Tensor:
+def _checked(positions: torch.Tensor, size: int) -> torch.Tensor:
     """Return `positions` with negative ones counted from the end."""
     if not positions.numel():
         return positions
