@@ -60,7 +60,7 @@ class Intake:
         if self.only_tensordicts and type(data) is not TensorDict:
             _check_tensordicts(data, single, where)
         parts = self._parts
-        if parts.storage.moments:
+        if parts.storage.moments:  # before the lock is taken: nobody else waits for the copies
             parts.storage.preserve_next(1 if single else length_hint(data))
         if self._gate.asked:
             self._gate.give_way()

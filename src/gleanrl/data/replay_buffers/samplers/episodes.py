@@ -87,7 +87,7 @@ class EpisodeTable(Follower[Storage]):
     def _static(self) -> bool:
         return self._ends is not None or self._trajectories is not None
 
-    def meet(self, storage: Storage) -> bool:
+    def try_sync(self, storage: Storage) -> bool:
         """Return whether the table could be brought in step; what is missing is an error of the draw."""
         try:
             self.sync(storage)
@@ -105,7 +105,7 @@ class EpisodeTable(Follower[Storage]):
             )
         if storage.ordered and (written := _ring_write(changes, native, storage.end)):
             for start, stop in written:
-                self._tell(native, storage, start, stop)
+                self._tell(native, start, stop)
         else:
             self._tell_everything(native, storage)
 
@@ -126,7 +126,7 @@ class EpisodeTable(Follower[Storage]):
         capacity, stored, end = storage.capacity_steps, storage.num_steps, storage.end
         for start, stop in ((end, capacity), (0, end)) if stored == capacity else ((0, stored),):
             if stop > start:
-                self._tell(native, storage, start, stop)
+                self._tell(native, start, stop)
 
     def _check_given(self, rows: int) -> None:
         for name, given in (("ends", self._ends), ("trajectories", self._trajectories)):
@@ -135,7 +135,7 @@ class EpisodeTable(Follower[Storage]):
                     f"{name}: expected one value for each of the {rows} stored, got {given.shape[0]}"
                 )
 
-    def _tell(self, native: Episodes, storage: Storage, start: int, stop: int) -> None:
+    def _tell(self, native: Episodes, start: int, stop: int) -> None:
         """Tell the native table of the time steps ``[start, stop)``."""
         assert self._reader is not None
         streams = native.num_streams

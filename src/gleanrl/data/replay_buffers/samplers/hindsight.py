@@ -69,7 +69,7 @@ class Hindsight(Unit):
     def follow(self, storage: Storage) -> None:
         """Keep the trajectories up to date; whatever is missing is an error of the draw."""
         self.unit.follow(storage)
-        self.table.meet(storage)
+        self.table.try_sync(storage)
 
     def name(self, length: int) -> str:
         """Return what the unit says."""

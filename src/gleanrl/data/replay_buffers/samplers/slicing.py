@@ -107,7 +107,7 @@ class Slices(Unit):
 
     def follow(self, storage: Storage) -> None:
         """Keep trajectories and first steps up to date; whatever is missing is an error of the draw."""
-        if self.table.meet(storage) and self._starts is not None:
+        if self.table.try_sync(storage) and self._starts is not None:
             self._starts.sync(storage)
 
     def name(self, length: int) -> str:

@@ -51,7 +51,7 @@ class SharedTensorStorage(LazyTensorStorage):
         with self.guard():
             return self._segment.next_copy()
 
-    def meet(self, segment: Segment) -> None:
+    def use_segment(self, segment: Segment) -> None:
         """Be a storage of the records in a segment."""
         self._segment, self.change_log = segment, segment.log
         self._table, self.generations = None, Generations()
@@ -218,7 +218,7 @@ def is_shareable(storage: Storage) -> TypeGuard[TensorStorage]:
 def _opened(storage: Any, segment: Segment) -> SharedTensorStorage:
     storage.__class__ = SharedTensorStorage
     shared: SharedTensorStorage = storage
-    shared.meet(segment)
+    shared.use_segment(segment)
     return shared
 
 
