@@ -15,7 +15,7 @@ from gleanrl.envs.transforms.rows import Record, Row
 from gleanrl.envs.transforms.spec_tools import keys_of
 from gleanrl.errors import UnsupportedError
 from gleanrl.overrides import overridden
-from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path
+from gleanrl.tree import FLAGS, NestedKey, as_key, as_path
 
 
 class RenameTransform(Transform):
@@ -136,23 +136,21 @@ class _Keeping(Transform):
         raise UnsupportedError("a subclass says what is kept")
 
     def _call(self, tensordict: Record) -> Record:
-        if isinstance(
-            tensordict, Row
-        ):  # what the specs don't declare isn't recorded; values made here would be
+        if isinstance(tensordict, Row):
+            # What the specs don't declare isn't recorded; values made here would be.
             for key in [key for key in tensordict.made if not self._keeps(key)]:
                 tensordict.pop(key)
             return tensordict
         assert isinstance(tensordict, TensorDictBase)
-        dropped = [key for key in tensordict.keys(True, True) if not self._keeps(key)]
+        paths = [as_path(key) for key in tensordict.keys(True, True)]
+        kept = {path for path in paths if self._keeps(as_key(path))}
+        dropped = [path for path in paths if path not in kept]
         if self.parent is None:
-            dropped += self._emptied(tensordict)
-        return tensordict.exclude(*map(as_key, map(as_path, dropped)))
-
-    def _emptied(self, batch: TensorDictBase) -> list[NestedKey]:
-        """Return the groups that aren't kept as such, and of which no entry is."""
-        kept = [as_path(key) for key in batch.keys(True, True) if self._keeps(key)]
-        groups = [group for group in _groups(batch) if not self._keeps(group)]
-        return [group for group in groups if all(path[: len(group)] != group for path in kept)]
+            empty = [
+                group for group in _groups(tensordict) if all(path[: len(group)] != group for path in kept)
+            ]
+            dropped += [group for group in empty if not self._keeps(group)]
+        return tensordict.exclude(*map(as_key, dropped))
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         return self._call(tensordict_reset)
@@ -184,16 +182,12 @@ class SelectTransform(_Keeping):
         if any(path[: len(as_path(kept))] == as_path(kept) for kept in self.selected_keys):
             return True
         parent = self.parent
-        if parent is None:
-            return path in self._beside()
+        if parent is None:  # a batch of a buffer
+            stays = {"done": self.keep_dones, "reward": self.keep_rewards}
+            return len(path) == 1 and (path[0] in ADDED_KEYS or stays.get(path[0], False))
         if path[-1] in FLAGS:
             return self.keep_dones
         return self.keep_rewards and key in parent.reward_keys
-
-    def _beside(self) -> set[Path]:
-        """Return what stays of a batch of a buffer beside the selected keys."""
-        own = [*ADDED_KEYS, *["done"] * self.keep_dones, *["reward"] * self.keep_rewards]
-        return {(key,) for key in own}
 
     def extra_repr(self) -> str:
         """Show the keys."""
