@@ -21,14 +21,11 @@ class Cursor(NamedTuple):
     cursor: int
 
 
-class _Shown:
-    """A property that a subclass may assign an attribute of its own over."""
+class _OtherName:
+    """A writer's cursor by another name, over which a subclass may assign an attribute of its own."""
 
-    def __init__(self, shown: Any) -> None:
-        self._shown = shown
-
-    def __get__(self, writer: Any, owner: type[Any]) -> Any:
-        return self._shown.__get__(writer, owner)
+    def __get__(self, writer: RoundRobinWriter | None, owner: type[Any]) -> Any:
+        return self if writer is None else writer.cursor
 
 
 class RoundRobinWriter(Writer):
@@ -53,7 +50,7 @@ class RoundRobinWriter(Writer):
         """The time step that the next write starts at."""
         return self.storage.end
 
-    _cursor = _Shown(cursor)  # a private name that programs do use
+    _cursor = _OtherName()  # a private name that programs do use
 
     def place(self, prepared: Prepared) -> Placement:
         """Return the next steps of the ring."""
