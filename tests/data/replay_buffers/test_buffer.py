@@ -105,8 +105,6 @@ def test_time_is_moved_to_the_front():
     assert rb._storage.shape == (3,) and torch.equal(rb[:]["x"], data.transpose(0, 1))
     with pytest.raises(InvalidArgumentError, match="dim_extend"):
         ReplayBuffer(dim_extend=-1)
-    with pytest.raises(UnsupportedError, match="dim_extend"):
-        rb.dim_extend = 2
 
 
 @pytest.mark.parametrize("ndim", [1, 2])
