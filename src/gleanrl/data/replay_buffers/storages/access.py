@@ -19,7 +19,7 @@ _Self = TypeVar("_Self", bound="Access")
 
 
 class Access(Part, ABC):
-    """Reading a storage by itself, and following its writes; see `Storage`."""
+    """Reading a storage by itself, and being told of its writes; see `Storage`."""
 
     ndim: int
     attached: tuple[weakref.ref[Any], ...] = ()
@@ -92,26 +92,23 @@ class Access(Part, ABC):
     @property
     def owner(self) -> Any:
         """The first of the buffers that use the storage; None while none does."""
-        return next(iter(self._living()), None)
-
-    def _living(self) -> list[Any]:
-        return [buffer for user in self._users if (buffer := user()) is not None]
+        return next(iter(living(self._users)), None)
 
     def check_free(self, name: str, taker: Any) -> None:
         """Raise `InvalidArgumentError` if another buffer than `taker` uses the storage."""
-        others = [buffer for buffer in self._living() if buffer is not taker]
+        others = [buffer for buffer in living(self._users) if buffer is not taker]
         if others:
             raise taken(name, self, others[0])
 
     def join_buffer(self, owner: Any, gate: Gate) -> None:
         """Be used by `owner`, a buffer with that gate, which is the one of the others."""
-        users = [buffer for buffer in self._living() if buffer is not owner]
+        users = [buffer for buffer in living(self._users) if buffer is not owner]
         self._users = tuple(weakref.ref(buffer) for buffer in (*users, owner))
         super().join_buffer(owner, gate)
 
     def leave_buffer(self, owner: Any) -> None:
         """Be used by `owner` no longer."""
-        self._users = tuple(weakref.ref(buffer) for buffer in self._living() if buffer is not owner)
+        self._users = tuple(weakref.ref(buffer) for buffer in living(self._users) if buffer is not owner)
         if self._written_by is not None and self._written_by() is owner:
             self._written_by = None
         if not self._users:
@@ -131,13 +128,13 @@ class Access(Part, ABC):
             )
         self._written_by = weakref.ref(buffer)
 
-    # Followers
+    # Who is told of writes
 
     def attach(self, buffer: Any) -> None:
         """Call ``buffer.mark_update(index)`` after every write from now on.
 
-        The buffer that the storage belongs to knows of its writes without this. A follower is called in the
-        thread that writes, under the lock of the storage's buffer. It is held weakly, and not part of copies.
+        The buffer that the storage belongs to knows of its writes without this. What is attached is called in
+        the thread that writes, under the lock of the storage's buffer. It is held weakly, and not part of copies.
 
         Args:
             buffer: an object with `mark_update`; the index is what `extend` returns, ``(n,)`` int64 slots or
@@ -148,12 +145,12 @@ class Access(Part, ABC):
         """
         if not callable(getattr(buffer, "mark_update", None)):
             raise InvalidTypeError(f"attach: expected an object with mark_update(index), got {buffer!r}")
-        living = [follower for follower in self.attached if follower() is not None]
-        if all(follower() is not buffer for follower in living):
-            self.attached = (*living, weakref.ref(buffer))
+        attached = living(self.attached)
+        if all(one is not buffer for one in attached):
+            self.attached = tuple(weakref.ref(one) for one in (*attached, buffer))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without followers.
+        """Pickle without what is attached.
 
         Raises:
             UnsupportedError: for a process that is about to be spawned.
@@ -169,12 +166,15 @@ class Access(Part, ABC):
         return {name: value for name, value in super().__getstate__().items() if name not in transient}
 
 
+def living(references: tuple[weakref.ref[Any], ...]) -> list[Any]:
+    """Return those of weakly held objects that are still there."""
+    return [found for reference in references if (found := reference()) is not None]
+
+
 def announce(storage: Access, slots: torch.Tensor) -> None:
     """Tell what is attached to a storage that `slots`, ``(n,)`` int64, were written."""
     index = slots
     if storage.ndim > 1:
         index = torch.stack(torch.unravel_index(slots, storage.shape), -1)
-    for follower in storage.attached:
-        buffer = follower()
-        if buffer is not None:
-            buffer.mark_update(index.clone())
+    for buffer in living(storage.attached):
+        buffer.mark_update(index.clone())

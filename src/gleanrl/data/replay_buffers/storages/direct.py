@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree
 
+from gleanrl.data.replay_buffers.storages.access import living
 from gleanrl.data.replay_buffers.storages.indexing import is_position, steps_at
 from gleanrl.data.replay_buffers.storages.slots import Slots
 from gleanrl.data.replay_buffers.versions import Version
@@ -195,4 +196,4 @@ class Direct(Slots):
 
     def _attached_entities_iter(self) -> Iterator[Any]:
         """Yield who is told of writes."""
-        return (buffer for follower in self.attached if (buffer := follower()) is not None)
+        return iter(living(self.attached))
