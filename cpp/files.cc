@@ -262,6 +262,7 @@ std::optional<Damage> read_files(std::span<const Reading> files, size_t block, i
   std::vector<std::atomic<size_t>> next(count);
   const auto share = [&](size_t thread) { return parts.size() * thread / count; };
   for (size_t thread = 0; thread < count; ++thread) next[thread] = share(thread);
+  // The first damage in the order of files is told, whichever is found first: what stands before it is read on.
   std::atomic<size_t> worst{parts.size()};
   std::mutex lock;
   std::optional<Damage> first;
