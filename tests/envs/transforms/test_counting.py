@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
@@ -18,7 +19,8 @@ from gleanrl.envs.transforms import (
 from gleanrl.envs.transforms.columns import Output
 from gleanrl.envs.transforms.counting import Counters, counting_tail
 from gleanrl.schema import Field, Schema
-from tests.envs.transforms.ways import ENVS, SCRIPT, batched, collect_both_ways, single
+from tests.envs.transforms.ways import ENVS, SCRIPT, batched, batches, collect_both_ways, single
+from tests.fakes import Script
 from tests.fakes_base import CountingEnv
 from tests.interrupts import interruptions
 
@@ -175,3 +177,54 @@ def test_an_interrupt_loses_no_count(policy):
             assert torch.equal(before[:, 1:][same], sums[:, :-1][same]), place
             assert bool(batch["next", "truncated"][count >= 4].all()), place
         collector.shutdown()
+
+
+class WrittenRows(Output):
+    """Counts the rows that it writes at once."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.count = 0
+
+    def write_rows(self, first, rows):
+        super().write_rows(first, rows)
+        self.count += len(rows)
+
+
+@pytest.mark.parametrize("every", [1, 2, 7, 50, 1000])
+def test_what_is_written_ahead_is_in_proportion_to_the_block(every):
+    made, env = block(1000), env_of(StepCounter())
+    output = WrittenRows(made, ("step_count",))
+    counters = Counters(list(env.transform), made, {"step_count": output}, GIVEN, None)
+    root, steps = {"step_count": torch.zeros(1, dtype=torch.int64)}, 0
+    counters.begin(0, root)
+    for t in range(1000):
+        if t < counters.until and t % every:
+            continue
+        steps += 1
+        root = {"step_count": counters.catch_up(t)["step_count"] + 1}
+        output.write(t, root["step_count"])
+        if t < 999:
+            counters.begin(t + 1, root)
+    assert made.column(("next", "step_count")).flatten().tolist() == list(range(1, 1001))
+    assert output.count <= 12 * 1000  # 8 at least after each end, and twice as many as were quiet before
+    assert steps <= 5 * (1000 // every) + 8
+
+
+class Overflowing(CountingEnv):
+    """Its rewards are more than a float of 32 bits holds, and cancel out to nan."""
+
+    def _step(self, tensordict):
+        out = super()._step(tensordict)
+        steps = self._clock.reshape(-1, 1)
+        out["reward"] = torch.where(steps < 3, 3e38, -float("inf"))
+        return out
+
+
+def test_sums_overflow_without_a_word():
+    env = TransformedEnv(Overflowing(Script(lengths=(6,)), (2,)), RewardSum())
+    with np.errstate(all="raise"):
+        _, (batch,) = batches(env, (8,))
+    sums = batch["next", "episode_reward"][0, :6, 0]
+    assert sums.tolist()[:2] == [pytest.approx(3e38), float("inf")]
+    assert bool(sums[2:].isnan().all())

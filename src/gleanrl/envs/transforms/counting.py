@@ -19,6 +19,8 @@ from gleanrl.tree import FLAGS, NestedKey, as_path
 Values = dict[NestedKey, torch.Tensor]
 Array = np.ndarray[Any, Any]
 
+_LEAST_AHEAD = 8  # rows: to write so many costs little more than to write one
+
 
 class Counting(Following):
     """Follows episodes by what can be made of many steps as well as of one, bit for bit the same.
@@ -116,6 +118,7 @@ class Counters:
         self.steps = [one.stepping() for one in transforms]
         self._last = block.num_steps - 1
         self._since: tuple[int, Values] = 0, {}
+        self._began = 0
         self.until = 0
         """The first row that isn't known to be quiet; the last one never is."""
 
@@ -125,9 +128,16 @@ class Counters:
         return self._since[1]
 
     def begin(self, t: int, root: Values) -> None:
-        """Skip rows from row `t` on, whose root is `root`."""
+        """Skip rows from row `t` on, whose root is `root`.
+
+        What is written ahead is in proportion to what was quiet before: else a block in which something ends in every
+        row would cost the square of its length.
+        """
         kept = {key: root[key] for key in self._outputs}
         quiet = [n for one in self._transforms if (n := one.quiet_steps(kept)) is not None]
+        if self._ahead:
+            quiet.append(_LEAST_AHEAD + 2 * (t - self._began))
+            self._began = t
         self.until = min(self._last, t + min(quiet, default=self._last))
         self._since = t, kept
         if self._ahead and self.until > t:

@@ -80,6 +80,7 @@ class RewardSum(Counting):
         """Return rewards and sums."""
         return self.pairs()
 
+    @np.errstate(all="ignore")  # as tensors: a sum may overflow
     def catch_up(self, rows: QuietRows) -> None:
         """Add one reward after the other, as steps do: sums of floats depend on the order."""
         for in_key, out_key in self.pairs():
