@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -255,6 +256,30 @@ class TestRefused:
         with pytest.raises(PolicyError, match=r"\['late'\], which it didn't when it was first called"):
             self.act(policy)
         assert len(calls) == 3
+
+    @pytest.mark.parametrize("late", ["late", ("some", "late"), "some"])
+    def test_another_output_in_the_place_of_one(self, late: Any) -> None:
+        calls: list[int] = []
+
+        def policy(td: TensorDictBase) -> TensorDictBase:
+            calls.append(1)
+            out = td.empty().set("action", td["observation"][..., :2])
+            return out.set(("some", "early") if len(calls) < 3 else late, out["action"])
+
+        fields = {**ACTION, ("some", "early"): ACTION["action",]}
+        with pytest.raises(PolicyError, match=rf"\[{re.escape(repr(late))}\], which it didn't when"):
+            self.act(policy, fields)
+
+    def test_a_state_by_another_name_is_carried_on(self) -> None:
+        seen: list[list[str]] = []
+
+        def policy(td: TensorDictBase) -> TensorDictBase:
+            seen.append([key for key in td.keys() if key.startswith("_")])
+            state = "_early" if len(seen) < 3 else "_late"
+            return td.empty().set("action", td["observation"][..., :2]).set(state, td["observation"])
+
+        self.act(policy)
+        assert seen[2:4] == [["_early"], ["_late"]]
 
     def test_no_tensordict(self) -> None:
         with pytest.raises(PolicyError, match=r"\['action'\], got Tensor"):

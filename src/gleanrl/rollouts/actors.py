@@ -287,7 +287,7 @@ class _TensorDictCall:
                 self._check_keys(out)
             found = self._wanted.find(out)
             if found is None:
-                found = [_entry(out, path) for path in self._wanted.paths]
+                found = self._found(out)
             values: Values = dict(zip(self._wanted.paths, found, strict=True))
             if self._carried:
                 self._carry.outputs = tuple([(path, values[path]) for path in self._carried])
@@ -301,6 +301,14 @@ class _TensorDictCall:
         """Return whether an output is found again in the next row."""
         ours = (path in self._fields or is_private(path)) and path[0] != "next"
         return ours and path not in self._row.roots and path not in self._row.actions
+
+    def _found(self, out: TensorDictBase) -> list[Any]:
+        """Return what is wanted of an output that has lists, or other keys than the one before though as many."""
+        found = [_entry(out, path) for path in self._wanted.paths]
+        if any(value is None for value in found):
+            self._check_keys(out)
+            found = [_entry(out, path) for path in self._wanted.paths]
+        return found
 
     def _check_keys(self, out: TensorDictBase) -> None:
         """Raise if `out` holds what no column was made for; else remember that so many keys are fine."""
@@ -325,7 +333,7 @@ def _records(block: Block, paths: Sequence[Path]) -> list[tuple[Any, ...]]:
 
 def _entry(out: Any, path: Path) -> Any:
     leaf = leaf_at(out, path)
-    return out.get(path) if leaf is None else leaf
+    return out.get(path, None) if leaf is None else leaf
 
 
 def _changed_input(
