@@ -172,6 +172,7 @@ def counting_tail(
     """
     tail: list[Counting] = []
     filled: set[NestedKey] = set()
+    later: set[NestedKey] = set()
     for one in reversed(chain):
         if not isinstance(one, Counting):
             break
@@ -184,9 +185,11 @@ def counting_tail(
             and all(as_path(key)[-1] in FLAGS for key in written if key in given)
             and all(_is_array(block, p) for key in mine for p in (as_path(key), ("next", *as_path(key))))
             and all(_alike(block, in_key, out_key) for in_key, out_key in one.summands())
+            and later.isdisjoint(in_key for in_key, _ in one.summands())
         ):
             filled |= values
             tail.insert(0, one)
+        later.update(written)
     counted = {key for one in tail for key in one.written_keys()}
     others = [one for one in chain if one not in tail]
     used = {key for one in others for key in one.written_keys()}
