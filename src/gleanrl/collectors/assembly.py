@@ -10,7 +10,7 @@ import torch
 
 from gleanrl.collectors.collection import Collection
 from gleanrl.collectors.devices import Devices
-from gleanrl.collectors.environments import has_truncated
+from gleanrl.collectors.environments import has_truncated, innermost
 from gleanrl.collectors.options import CollectionOptions
 from gleanrl.collectors.tracking import Numbering
 from gleanrl.collectors.weights import PolicyWeights
@@ -108,8 +108,8 @@ def assemble(
             "set_truncated: the environment has no 'truncated' flag; call env.add_truncated_keys() first"
         )
     options = recipe.options
-    if options.max_steps is not None and not has_truncated(env):
-        env.add_truncated_keys()  # the limit needs a flag to set
+    if options.max_steps is not None and not has_truncated(innermost(env)):
+        env.add_truncated_keys()  # the limit needs a flag to set: one that only transforms write is theirs
     env = with_policy_state(env, policy, devices.policy)
     if is_unmade(policy):
         plan_rollout(env, policy)  # its first call, where it is

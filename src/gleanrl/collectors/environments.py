@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from gleanrl.envs.transforms.env import TransformedEnv
 from gleanrl.envs.vector.factories import is_environment
 from gleanrl.errors import InvalidTypeError, UnsupportedError
 from gleanrl.rollouts.traits import Env
@@ -55,3 +56,10 @@ def made_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Iterator[A
 def has_truncated(env: Env) -> bool:
     """Return whether any group of flags of `env` has a truncated one."""
     return any((key if isinstance(key, str) else key[-1]) == "truncated" for key in env.done_keys)
+
+
+def innermost(env: Any) -> Any:
+    """Return what stands inside of all transforms."""
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    return env

@@ -66,6 +66,24 @@ def test_policies_that_see_all_see_what_steps_make(env, chain):
     collect_both_ways(env, CHAINS[chain], policy=policy, sizes=(20, 1, 2, 7))
 
 
+def test_sums_are_of_what_stood_there_in_their_turn():
+    """A later transform may write sums in the place of the rewards."""
+    collect_both_ways(
+        batched, lambda: [RewardSum(), RewardSum(["reward"], ["reward"], reward_spec=True)], sizes=(20, 1, 7)
+    )
+
+
+@pytest.mark.parametrize("flags", [("done",), ("done", "terminated")])
+@pytest.mark.parametrize("chain", [lambda: [StepCounter(40, step_count_key="long")], lambda: [InitTracker()]])
+def test_a_limit_of_frames_sets_a_flag_that_only_a_counter_has(flags, chain):
+    def env():
+        return CountingEnv(Script(lengths=(9,)), (3,), flags=flags)
+
+    (batch,) = collect_both_ways(env, chain, sizes=(20,), max_frames_per_traj=2)
+    assert batch["next", "done"].sum() == 30
+    assert torch.equal(batch["next", "truncated"], batch["next", "done"])
+
+
 def act_on_rows(tensordict):
     return tensordict.set("action", torch.zeros(*tensordict.shape, 2))
 
