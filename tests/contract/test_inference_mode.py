@@ -28,6 +28,8 @@ from gleanrl.envs import (
     VecNorm,
 )
 from gleanrl.envs.utils import step_mdp
+from tests.fakes import Script
+from tests.fakes_base import CountingEnv
 
 
 def with_stacks():
@@ -88,6 +90,21 @@ def test_batches_are_collected_within_it_and_outside(policy):
         next(batches)
         inside["next", "reward"] += 1
     collector.shutdown()
+
+
+def test_a_state_that_is_loaded_within_it_goes_on_outside():
+    def make():
+        env = TransformedEnv(CountingEnv(Script(lengths=(7,)), (2,)), StepCounter())
+        return SyncDataCollector(env, frames_per_batch=10, total_frames=-1)
+
+    first, second = make(), make()
+    first.next()
+    with torch.inference_mode():
+        second.load_state_dict(first.state_dict())
+    for _ in range(2):
+        assert torch.equal(first.next()["observation"], second.next()["observation"])
+    first.shutdown()
+    second.shutdown()
 
 
 def test_workers_deliver_within_it_and_outside():

@@ -27,9 +27,11 @@ from gleanrl.attributes.kinds import (
     slots,
 )
 from gleanrl.errors import GleanError, SchemaError
+from gleanrl.inference import lasting
 from gleanrl.system.interrupts import to_the_end
 
 
+@lasting
 def parse(
     root: Any, state: Any, fixed: Fixed = NOTHING, settled: tuple[type, ...] = ()
 ) -> Callable[[], None]:
@@ -55,6 +57,7 @@ def parse(
     if found is not root:
         raise SchemaError("load_state_dict: expected the attributes of an object")
 
+    @lasting
     def adopt() -> None:
         for change in reader.changes:
             change()
