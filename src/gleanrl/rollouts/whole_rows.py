@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,7 @@ class WholeRows:
         self._last, self._parts = steps - 1, lead.numel()
         self._rows = _rows(block, paths)
         self._root_rows = _rows(block, [root for root in roots if root is not None])
-        # The memory of an environment's steps follows that of another one's.
-        self._at = np.add.outer(np.arange(steps), np.arange(self._parts) * steps)  # (T, P) int64
+        self._at = _places(steps, self._parts)
         self._first, self._stride = self._at.ctypes.data, self._parts * self._at.itemsize
 
     def write(self, t: int, values: Iterable[Any]) -> bool:
@@ -70,6 +70,15 @@ class WholeRows:
                 at + self._stride, self._parts, [found[position] for position in self._copied]
             )
         return True
+
+
+@lru_cache(maxsize=8)
+def _places(steps: int, parts: int) -> np.ndarray[Any, Any]:
+    """Return where each environment's row of a step stands in a column, ``(T, P)`` int64, for reading.
+
+    The memory of an environment's steps follows that of another one's.
+    """
+    return np.add.outer(np.arange(steps), np.arange(parts) * steps)
 
 
 def _rows(block: Block, paths: Sequence[Path]) -> Columns:
