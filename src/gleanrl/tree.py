@@ -206,7 +206,7 @@ def put_leaf(batch: Any, path: Path, value: Any) -> None:
         group = group._tensordict.get(part) if type(group) is TensorDict else None
     if (
         type(group) is TensorDict
-        and not group.is_locked
+        and not group._is_locked
         and isinstance(value, torch.Tensor)
         and (not (size := group._batch_size) or value.shape[: len(size)] == size)
         and ((device := group._device) is None or device == value.device)
