@@ -175,6 +175,24 @@ def test_steps_are_quiet_below_the_limit():
     assert not bool(made.column(("next", "step_count"))[[0, 4, 5]].any())
 
 
+def test_counts_written_ahead_stand_where_the_quiet_rows_ended():
+    made, env = block(), env_of(StepCounter(), RewardSum())
+    chain = list(env.transform)
+    outputs = {key: Output(made, (key,)) for key in ("step_count", "episode_reward")}
+    counters = Counters(chain, made, outputs, GIVEN, {"step_count"})
+    root = {"step_count": torch.full((1,), 7), "episode_reward": torch.zeros(1)}
+    made.fill(("next", "reward"), torch.arange(6.0)[:, None])
+    counters.begin(1, root)
+    assert made.column(("step_count",))[2:, 0].tolist() == [8, 9, 10, 11]
+    for _ in range(2):  # again after an interrupt
+        after = counters.catch_up(3)
+        assert after["step_count"].tolist() == chain[0].carried["step_count"].tolist() == [9]
+        assert after["episode_reward"].tolist() == chain[1].carried["episode_reward"].tolist() == [3.0]
+    made.column(("step_count",))[2:] = 0
+    counters.begin(3, after)
+    assert made.column(("step_count",))[:, 0].tolist()[4:] == [10, 11]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", [act("observation"), act_on_rows])
 def test_an_interrupt_loses_no_count(policy):

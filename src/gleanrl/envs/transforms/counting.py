@@ -65,6 +65,7 @@ class QuietRows:
         self.root, self.count = root, count
         self.values: Values = {}
         """What stands in the root behind the last row."""
+        self._written: dict[NestedKey, Array] = {}
 
     def outcome(self, key: NestedKey) -> Array:
         """Return the outcomes at `key`, ``(count, *batch, *leaf)``: the column's own memory."""
@@ -81,8 +82,17 @@ class QuietRows:
         if output is None:
             return None
         output.write_rows(self._first, rows)
-        self.values[key] = last = torch.from_numpy(rows)[-1].clone()
+        self._written[key] = rows
+        self.values[key] = last = _copied(rows[-1])
         return last
+
+    def values_after(self, count: int) -> Values:
+        """Return what stands in the root behind the first `count` rows."""
+        return {key: _copied(rows[count - 1]) for key, rows in self._written.items()}
+
+
+def _copied(row: Array) -> torch.Tensor:
+    return torch.from_numpy(np.array(row))
 
 
 class Counters:
@@ -108,6 +118,7 @@ class Counters:
     ) -> None:
         self._transforms, self._block = transforms, block
         self._ahead = [one for one in transforms if _is_seen(one, seen)]
+        self._behind = [one for one in transforms if one not in self._ahead]
         self._outputs = {
             key: outputs[key] for one in transforms for key in one.written_keys() if key not in given
         }
@@ -117,7 +128,8 @@ class Counters:
         )
         self.steps = [one.stepping() for one in transforms]
         self._last = block.num_steps - 1
-        self._since: tuple[int, Values] = 0, {}
+        # Since which row they are skipped, with what root, and the rows that were written ahead.
+        self._since: tuple[int, Values, QuietRows | None] = 0, {}, None
         self._began = 0
         self.until = 0
         """The first row that isn't known to be quiet; the last one never is."""
@@ -139,20 +151,25 @@ class Counters:
             quiet.append(_LEAST_AHEAD + 2 * (t - self._began))
             self._began = t
         self.until = min(self._last, t + min(quiet, default=self._last))
-        self._since = t, kept
+        ahead = None
         if self._ahead and self.until > t:
-            rows = QuietRows(self._block, self._outputs, kept, t, self.until - t)
+            ahead = QuietRows(self._block, self._outputs, kept, t, self.until - t)
             for one in self._ahead:
-                one.catch_up(rows)
+                one.catch_up(ahead)
+        self._since = t, kept, ahead
 
     def catch_up(self, t: int) -> Values:
         """Do what was skipped before row `t`; return the values in its root."""
-        first, root = self._since
+        first, root, ahead = self._since
         if t > first:
-            rows = QuietRows(self._block, self._outputs, root, first, t - first)
-            for one in self._transforms:
+            rows, values = QuietRows(self._block, self._outputs, root, first, t - first), {}
+            for one in self._behind:
                 one.catch_up(rows)
-            self._since = t, rows.values
+            if ahead is not None:
+                values = ahead.values_after(t - first)
+                for one in self._ahead:
+                    one.carried.update({k: value for k, value in values.items() if k in one.carried})
+            self._since = t, values | rows.values, None
         return self._since[1]
 
 
