@@ -155,6 +155,48 @@ def test_specs_of_a_masked_environment_hold(size):
         check_env_specs(TransformedEnv(MaskedEnv(None, size), ActionMask()), seed=seed)
 
 
+class UsedUpEnv(CountingEnv):
+    """Four choices, each allowed once: the last observation allows none."""
+
+    def _declare(self):
+        super()._declare()
+        shape = tuple(self.batch_size)
+        self.action_spec = Categorical(4, shape=shape)
+        spec = self.observation_spec
+        spec["action_mask"] = Binary(shape=(*shape, 4), dtype=torch.bool)
+        self.observation_spec = spec
+        self.left = torch.ones(*shape, 4, dtype=torch.bool)
+
+    def _reset(self, tensordict=None, **kwargs):
+        asked = None if tensordict is None else tensordict.get("_reset", None)
+        self.left = self.left | (True if asked is None else asked)
+        return super()._reset(tensordict, **kwargs)
+
+    def _step(self, tensordict):
+        self.left = self.left.scatter(-1, tensordict["action"].unsqueeze(-1), False)
+        return super()._step(tensordict)
+
+    def _package(self, flags):
+        return super()._package(flags).set("action_mask", self.left.clone())
+
+
+@pytest.mark.parametrize("size", [(), (2,)], ids=str)
+def test_the_last_observation_may_allow_nothing(size):
+    env = TransformedEnv(UsedUpEnv(Script(lengths=(4,)), size), ActionMask())
+    batch = env.rollout(8, break_when_any_done=False)
+    assert not bool(batch["next", "action_mask"][..., [3, 7], :].any())
+    for episode in batch["action"].split(4, -1):
+        assert torch.equal(episode.sort(-1).values, torch.arange(4).expand(*size, 4))
+    collector = SyncDataCollector(env, frames_per_batch=16, total_frames=32)
+    assert all(bool(batch["action_mask"].any(-1).all()) for batch in collector)
+
+
+def test_an_observation_that_allows_nothing_in_mid_episode_is_refused():
+    env = TransformedEnv(UsedUpEnv(Script(lengths=(6,)), ()), ActionMask())
+    with pytest.raises(InvalidArgumentError, match="expected a True in each row"):
+        env.rollout(6)
+
+
 def test_more_choices_than_there_are():
     def chain():
         return [DiscreteActionProjection(5, 9)]

@@ -24,7 +24,8 @@ class ActionMask(Following):
     """Keeps random actions among those that an observation allows.
 
     Each root's mask becomes the mask of the action spec, so that what is drawn from `env.action_spec` (`rand_action`, a
-    collector's random frames) is allowed. Policies must respect the mask themselves.
+    collector's random frames) is allowed. Policies must respect the mask themselves. The last observation of an episode
+    may allow nothing: nobody acts on it, and the action spec allows everything until the reset.
 
     Args:
         action_key: a discrete action.
@@ -54,18 +55,32 @@ class ActionMask(Following):
         return []
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
-        self._take(next_tensordict, None)
+        mask = self._mask(next_tensordict)
+        nothing = ~mask.any(-1, keepdim=True)
+        if bool(nothing.any()):
+            mask = mask | (nothing & self._ended(next_tensordict, mask))
+        self._show(self.renewed(self.mask_key, mask.clone(), None))
         return next_tensordict
 
+    def _ended(self, outcome: Record, mask: Tensor) -> Tensor:
+        """Return where nobody acts on a mask ``(*batch, *agents, n)`` any more; it broadcasts with the mask."""
+        flags = [outcome.get(done, None) for (done,) in self.groups()]
+        ended = torch.zeros_like(mask)
+        for flag in flags:
+            if flag is not None and flag.shape[:-1] == mask.shape[: flag.ndim - 1]:
+                ended = ended | trailing(flag, mask)
+        return ended
+
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        self._take(tensordict_reset, self.asked(tensordict))
+        mask, rows = self._mask(tensordict_reset), self.asked(tensordict)
+        self._show(self.renewed(self.mask_key, mask.clone(), None if rows is None else trailing(rows, mask)))
         return tensordict_reset
 
-    def _take(self, record: Record, rows: Tensor | None) -> None:
-        mask = record.get(self.mask_key, None)
+    def _mask(self, record: Record) -> Tensor:
+        mask: Tensor | None = record.get(self.mask_key, None)
         if mask is None:
             raise missing_key(self, self.mask_key, record)
-        self._show(self.renewed(self.mask_key, mask.clone(), None if rows is None else trailing(rows, mask)))
+        return mask
 
     def _show(self, mask: Tensor) -> None:
         self.container.full_action_spec[self.action_key].update_mask(mask)
