@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl.data.specs import Binary, Bounded, Categorical, OneHot, Unbounded
+from gleanrl.data.specs import Binary, Bounded, Categorical, MultiOneHot, OneHot, Unbounded
 from gleanrl.data.specs.leaf import first_offender, fresh_tensor
 from gleanrl.errors import InvalidTypeError, SchemaError, SpecError
 from tests.data.specs.cases import LEAVES
@@ -202,6 +202,39 @@ def test_discrete_specs_check_what_they_encode_and_decode():
         with pytest.raises(SpecError, match="to_numpy"):
             spec.to_numpy(value)
         assert spec.to_numpy(value, safe=False) is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.uint16, torch.float32, torch.bool], ids=str)
+def test_choices_are_read_in_any_dtype_that_holds_them(dtype):
+    row = torch.tensor([0, 1, 0, 1, 0]).to(dtype)
+    values = torch.arange(3) * 10
+    for spec in (OneHot(3), OneHot(3, dtype=torch.float32)):
+        assert spec.to_categorical(row[:3]) == spec.to_numpy(row[:3]) == 1
+        assert spec.to_one_hot(row[:3]).dtype == spec.dtype
+        assert spec.index(row[:3], values) == 10
+    several = MultiOneHot([2, 3])
+    assert several.to_categorical(row).tolist() == several.to_numpy(row).tolist() == [1, 1]
+    choice = Categorical(2)
+    assert choice.to_one_hot(row[1]).tolist() == [False, True] and choice.to_numpy(row[1]).dtype == "int64"
+
+
+@pytest.mark.parametrize(
+    ("spec", "row"),
+    [
+        (OneHot(3), torch.tensor([0.2, 0.7, 0.1])),
+        (OneHot(3), torch.tensor([0, 2, 0])),
+        (OneHot(2), torch.tensor([1, 1])),
+        (OneHot(2, dtype=torch.uint8), torch.tensor([0, -1], dtype=torch.int8)),
+        (OneHot(2), torch.tensor([0, 1j])),
+        (Categorical(3), torch.tensor(1.5)),
+        (Categorical(3), torch.tensor(float("nan"))),
+    ],
+    ids=str,
+)
+def test_what_a_conversion_would_change_is_no_choice(spec, row):
+    for read in (spec.to_categorical, spec.to_one_hot, spec.to_numpy):
+        with pytest.raises(SpecError, match=r"expected (OneHot|Categorical)"):
+            read(row)
 
 
 def test_continuous_specs_check_when_asked():

@@ -15,7 +15,7 @@ from gleanrl.data.specs.base import check_in
 from gleanrl.data.specs.choices import ChoiceSpace, checked_mask, require_choice
 from gleanrl.data.specs.geometry import as_size, concrete
 from gleanrl.data.specs.leaf import LeafSpec
-from gleanrl.data.specs.rounding import integer_limits, nearest_integer, ordered
+from gleanrl.data.specs.rounding import in_dtype, integer_limits, nearest_integer, ordered
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
 
@@ -75,13 +75,14 @@ class ChoiceSpec(LeafSpec):
         """Return the choices as integers, `(*lead, *batch_shape)`; several with a last dimension of their own.
 
         Args:
-            val: `(*lead, *shape)`; integers are returned as they are.
+            val: `(*lead, *shape)`; integers are returned as they are. It may have another dtype that holds the choices.
             safe: False skips the check of the domain.
 
         Raises:
             SpecError: if a choice is outside the domain.
         """
         if safe is not False:
+            val = in_dtype(val, self.dtype)
             check_in("to_categorical", self, val)
         return self._index(val)
 
@@ -89,7 +90,7 @@ class ChoiceSpec(LeafSpec):
         """Return the choices as one-hot vectors, `(*lead, *batch_shape, n)`; several in a row.
 
         Args:
-            val: `(*lead, *shape)`; one-hot vectors are returned as they are.
+            val: `(*lead, *shape)`; one-hot vectors are returned as they are. Dtypes as in `to_categorical`.
             safe: False skips the check of the domain.
 
         Raises:
@@ -97,6 +98,7 @@ class ChoiceSpec(LeafSpec):
             UnsupportedError: if the numbers of choices differ within the batch.
         """
         if safe is not False:
+            val = in_dtype(val, self.dtype)
             check_in("to_one_hot", self, val)
         return self._rows(val)
 

@@ -23,7 +23,7 @@ from gleanrl.data.specs.geometry import (
     on_parameters,
     outcome,
 )
-from gleanrl.data.specs.rounding import require_real
+from gleanrl.data.specs.rounding import in_dtype, require_real
 from gleanrl.data.specs.spaces import Box
 from gleanrl.errors import InvalidTypeError, SchemaError, SpecError
 
@@ -152,7 +152,12 @@ class LeafSpec(Unbindable, TensorSpec):
         return self._encoded(val, None if ignore_device else self.device)
 
     def to_numpy(self, val: Tensor, safe: bool | None = None) -> np.ndarray:
-        """Return a tensor as an array that shares its memory, one-hot vectors as the integers of their choices."""
+        """Return a tensor as an array that shares its memory, one-hot vectors as the integers of their choices.
+
+        Discrete values may have another dtype that holds them; they are copied.
+        """
+        if self.strict and safe is not False:
+            val = in_dtype(val, self.dtype)
         if safe or (safe is None and self.strict):
             check_in("to_numpy", self, val)
         elif (misfit := self._misfit(val)) is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -38,6 +40,16 @@ def require_real(dtype: torch.dtype) -> None:
 def ordered(value: Tensor) -> Tensor:
     """Return integers in a dtype that can be compared."""
     return value.to(torch.int64) if value.dtype in _UNORDERED else value
+
+
+def in_dtype(value: Any, dtype: torch.dtype) -> Any:
+    """Return a tensor in another real dtype if that keeps every number; else, and what is no tensor, as it is."""
+    if not isinstance(value, Tensor) or value.dtype == dtype or value.dtype.is_complex:
+        return value
+    there, here = value.to(dtype), ordered(value)
+    # There and back finds all but integers that wrapped around; these change their sign.
+    kept = (ordered(there.to(value.dtype)) == here) & ((ordered(there) < 0) == (here < 0))
+    return there if bool(kept.all()) else value
 
 
 def nearest_integer(value: Tensor, low: Tensor, high: Tensor, dtype: torch.dtype) -> Tensor:
