@@ -30,6 +30,15 @@ def test_without_any_wish_it_is_the_batch_itself() -> None:
     assert Delivery()(given) is given
 
 
+def test_private_entries_are_left_out() -> None:
+    delivery = Delivery()
+    for _ in range(2):
+        given = batch()
+        noise = {"_noise": torch.ones(4), "next": {"_noise": torch.ones(4)}, "agents": {"_h": torch.ones(4)}}
+        out = delivery(given.clone().update(noise))
+        assert set(out.keys(True, True)) == set(given.keys(True, True))
+
+
 def test_it_is_marked_then_moved_then_split_then_processed() -> None:
     seen: list[TensorDictBase] = []
     delivery = Delivery(CPU0, ["done", "truncated", "terminated"], True, lambda td: [seen.append(td), td][1])

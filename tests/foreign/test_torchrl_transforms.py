@@ -98,6 +98,25 @@ def test_members_in_processes():
     env.close()
 
 
+def test_private_entries_reach_the_policy():
+    if not hasattr(theirs.transforms, "gSDENoise"):
+        pytest.skip("this release has it elsewhere")
+
+    def make():
+        return TransformedEnv(CountingEnv(SCRIPT), theirs.transforms.gSDENoise(action_dim=2, state_dim=3))
+
+    def policy(td):
+        return td.set("action", td["_eps_gSDE"].mean(-1))
+
+    batch = make().rollout(9, policy, break_when_any_done=False)
+    noise = batch["_eps_gSDE"]
+    assert noise.shape == (9, 2, 3) and torch.equal(batch["action"], noise.mean(-1))
+    for episode in noise.split((3, 1, 5)):
+        assert (episode == episode[0]).all()
+    (batch,) = SyncDataCollector(make(), policy, frames_per_batch=9, total_frames=9)
+    assert "_eps_gSDE" not in batch and "action" in batch
+
+
 def test_chains_are_taken_apart_and_attributes_shown():
     env = TransformedEnv(CountingEnv(SCRIPT), theirs.Compose(theirs.StepCounter(2), theirs.RewardSum()))
     assert len(env.transform) == 2 and env.transform[0].max_steps == 2

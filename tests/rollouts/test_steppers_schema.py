@@ -10,6 +10,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase
 
+from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import Composite, NonTensor, Unbounded
 from gleanrl.errors import EnvironmentContractError
 from gleanrl.rollouts.faults import StepFault
@@ -54,6 +55,29 @@ class TestSchema:
         assert ("task",) in stepper.schema() and ("next", "task") not in stepper.schema()
         assert ("_private",) not in stepper.schema()
         assert (run(env, stepper)["task"] == 3).all()
+
+    def test_a_private_key_that_is_declared_is_one_like_others(self) -> None:
+        class Noisy(CountingEnv):
+            def _declare(self) -> None:
+                super()._declare()
+                self.observation_spec = self.observation_spec.set("_noise", Unbounded((1,)))
+
+            def _package(self, flags: Any) -> TensorDictBase:
+                out = super()._package(flags)
+                return out.update({"_noise": out["observation"][..., 2:].clone(), "_other": torch.ones(1)})
+
+        def policy(td: TensorDictBase) -> TensorDictBase:
+            return td.set("action", td["_noise"].expand(2) / 8)
+
+        batch = Noisy(LONG).rollout(T, policy)
+        assert torch.equal(batch["_noise"], batch["observation"][:, 2:])
+        assert torch.equal(batch["next", "_noise"], batch["next", "observation"][:, 2:])
+        assert torch.equal(batch["action"], batch["_noise"].expand(T, 2) / 8) and "_other" not in batch
+        collected = next(iter(SyncDataCollector(Noisy(LONG), policy, frames_per_batch=T, total_frames=T)))
+        assert torch.equal(collected["action"], batch["action"])
+        assert set(collected.exclude("collector").keys(True, True)) == {
+            key for key in batch.keys(True, True) if "_noise" not in key
+        }
 
     def changed(self, change: Any) -> TensorDictStepper:
         class Changed(CountingEnv):

@@ -12,7 +12,7 @@ from gleanrl.arguments import optional_callable
 from gleanrl.collectors.trajectories import split_trajectories
 from gleanrl.envs.rollout import mark_truncated
 from gleanrl.errors import InvalidTypeError
-from gleanrl.tree import NestedKey
+from gleanrl.tree import NestedKey, as_path, is_private
 
 
 class Delivery:
@@ -44,6 +44,7 @@ class Delivery:
         self._device, self._truncated, self._split, self._postproc = device, list(truncated), split, postproc
         self._reuse = reuse
         self._same: TensorDictBase | None = None
+        self._private: list[NestedKey] | None = None  # of all batches, since they have one structure
 
     @property
     def copies(self) -> bool:
@@ -56,7 +57,11 @@ class Delivery:
         return not self._split and self._postproc is None and self._hook is None
 
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return what is handed out in place of a collected batch."""
+        """Return what is handed out in place of a collected batch; private entries, ``"_noise"`` say, are left out."""
+        if self._private is None:
+            self._private = [key for key in batch.keys(True, True) if is_private(as_path(key))]
+        if self._private:
+            batch = batch.exclude(*self._private)
         if self._truncated:
             mark_truncated(batch, self._truncated)
         if self._device is not None:

@@ -110,8 +110,8 @@ class TensorDictStepper(Stepper):
             self.reset()
         assert self._carry is not None
         wanted, found = self.schema(), {}
-        for path, leaf in _public(self._carry):
-            if path not in wanted:
+        for path, leaf in iter_leaves(self._carry):
+            if path not in wanted or path[0] == "next":
                 continue
             if wanted[path].is_list:
                 found[path] = new_column(self.batch_size, wanted[path]).copy_(leaf)
@@ -132,8 +132,9 @@ class TensorDictStepper(Stepper):
         expected = {path: field for spec in outcome for path, field in declared(spec, dims).items()}
         actions = {as_path(key) for key in self.env.action_keys}
         fields: dict[Path, Field] = {}
-        for path, leaf in _public(self._carry):
-            if path in actions or path in self._rewards:
+        for path, leaf in iter_leaves(self._carry):
+            private = is_private(path) and path not in expected
+            if private or path[0] == "next" or path in actions or path in self._rewards:
                 continue
             came = Field.of(leaf, len(self.batch_size))
             if path not in expected and path not in self._states:
@@ -255,7 +256,7 @@ class TensorDictStepper(Stepper):
             for (_, _, column), value in zip(self._next[written:], leaves[written:], strict=True):
                 column.write(t, value)
             return self._outcome_of is not None
-        found = {path: leaf for path, leaf in iter_leaves(outcome) if not is_private(path)}
+        found = dict(iter_leaves(outcome))
         for path, full, column in self._next:
             value = found.pop(path, None)
             if value is None and path in self._undeclared and self._carry is not None:
@@ -263,9 +264,10 @@ class TensorDictStepper(Stepper):
             if value is None:
                 raise EnvironmentContractError(f"step returned no {as_key(full)!r}, expected {column.field}")
             column.write(t, value)
-        if found and not self._passed_on.issuperset(found):
-            keys = [as_key(path) for path in found if path not in self._passed_on]
-            self._passed_on.update(found)
+        strange = [path for path in found if path not in self._passed_on and not is_private(path)]
+        if strange:
+            self._passed_on.update(strange)
+            keys = [as_key(path) for path in strange]
             self._warn(f"step returned {keys}, which no spec declares; they aren't recorded")
         return False
 
@@ -311,10 +313,6 @@ class TensorDictStepper(Stepper):
         self, batch: TensorDictBase, names: Iterable[str] = ("done",)
     ) -> list[tuple[Path, torch.Tensor]]:
         return [(path, leaf) for path, leaf in iter_leaves(batch) if path[-1] in names and "next" not in path]
-
-
-def _public(batch: TensorDictBase) -> list[tuple[Path, Leaf]]:
-    return [(p, leaf) for p, leaf in iter_leaves(batch) if not is_private(p) and p[0] != "next"]
 
 
 def any_set(flags: Iterable[Any], t: int) -> bool:
