@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.data.specs import Composite, Unbounded
+from gleanrl.envs import check_env_specs
 from gleanrl.envs.libs.gym import GymWrapper
 from gleanrl.envs.libs.gym_info import BaseInfoDictReader, default_info_dict_reader
 from gleanrl.envs.libs.gym_stepper import GymStepper
@@ -132,6 +133,20 @@ class TestReading:
         assert not isinstance(env.make_stepper(), GymStepper)
         data = env.rollout(3)
         assert data["twice"].tolist() == [[0], [2], [4]] and data["next", "twice"].tolist() == [[2], [4], [6]]
+
+    @pytest.mark.parametrize("returns", [True, False])
+    def test_a_function_writes_what_it_likes(self, returns: bool) -> None:
+        def read(info: dict[str, Any], tensordict: Any) -> Any:
+            tensordict.set("twice", torch.tensor([2 * info["count"]]))
+            tensordict.set(("group", "half"), torch.tensor(info["count"] / 2))
+            return tensordict if returns else None
+
+        env = GymWrapper(InfoEnv(script=LONG)).set_info_dict_reader(read)
+        assert env.observation_spec["twice"] == Unbounded((1,), dtype=torch.int64)
+        check_env_specs(env)
+        data = env.rollout(3)
+        assert data["twice"].tolist() == [[0], [2], [4]] and data["next", "twice"].tolist() == [[2], [4], [6]]
+        assert data["next", "group", "half"].tolist() == [0.5, 1.0, 1.5]
 
     def test_called_by_hand(self) -> None:
         reader = default_info_dict_reader()

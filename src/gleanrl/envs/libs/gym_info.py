@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.data.specs import Composite, TensorSpec, Unbounded
 from gleanrl.envs.libs.gym_codecs import Array, ArrayCodec, as_array
@@ -143,6 +144,35 @@ class default_info_dict_reader(BaseInfoDictReader):
         return [path for path in paths if not any(part.startswith("_") for part in path)]
 
 
+class FunctionReader(BaseInfoDictReader):
+    """A function ``read(info, tensordict)`` as a reader: its entries are the tensors that it writes for some infos.
+
+    Args:
+        function: writes into the TensorDict; what it returns goes on, if that isn't None.
+        infos: what it is called with once, each after the other.
+    """
+
+    def __init__(self, function: Callable[..., Any], infos: Sequence[Mapping[str, Any]]) -> None:
+        self._function = function
+        entries: TensorDictBase = TensorDict({}, [])
+        for info in infos:
+            entries = self(info, entries)
+        found = {key: value for key, value in entries.items(True, True) if isinstance(value, torch.Tensor)}
+        self._spec = Composite(
+            {key: Unbounded(value.shape, dtype=value.dtype) for key, value in found.items()}
+        )
+
+    @property
+    def info_spec(self) -> Composite | None:
+        """The entries' specs; None if it wrote none."""
+        return None if self._spec.is_empty() else self._spec
+
+    def __call__(self, info: Mapping[str, Any], tensordict: TensorDictBase) -> TensorDictBase:
+        """Call the function; return what it returned, or `tensordict`."""
+        out: TensorDictBase | None = self._function(info, tensordict)
+        return tensordict if out is None else out
+
+
 def _specs_by_path(
     keys: list[Path] | None, spec: Mapping[Any, TensorSpec] | Sequence[TensorSpec] | Composite | None
 ) -> dict[Path, TensorSpec] | None:
@@ -194,14 +224,17 @@ def ready_reader(given: Any, ignore_private: bool, sample: Callable[[], list[Map
         sample: returns infos to learn entries from.
 
     Raises:
-        InvalidArgumentError: if it doesn't say what it reads.
+        InvalidArgumentError: if it neither says what it reads nor writes anything.
     """
     reader = default_info_dict_reader(ignore_private=ignore_private) if given is None else given
     if isinstance(reader, default_info_dict_reader) and reader.info_spec is None:
         reader.learn(sample())
+    if inspect.isroutine(reader):
+        reader = FunctionReader(reader, sample())
     if not callable(reader) or getattr(reader, "info_spec", None) is None:
         raise InvalidArgumentError(
-            f"info_dict_reader: expected a callable with an info_spec that says what it reads, got {reader!r}"
+            f"info_dict_reader: expected a callable with an info_spec that says what it reads, or a function that "
+            f"writes entries for the infos of a reset and a step, got {given!r}"
         )
     return reader
 

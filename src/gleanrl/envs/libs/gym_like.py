@@ -327,16 +327,17 @@ class GymLikeEnv(EnvBase):
         from a reset and one random step of the environment.
 
         Args:
-            info_dict_reader: None reads every number and array of numbers; or a `default_info_dict_reader`; or any
-                callable ``reader(info, tensordict) -> tensordict`` with an attribute `info_spec` (a Composite
-                or a mapping). With a callable of your own rollouts go through TensorDicts, which is slower.
+            info_dict_reader: None reads every number and array of numbers; or a `default_info_dict_reader`; or a
+                function ``read(info, tensordict)``, which writes the same tensors for every info; or any such
+                callable with an attribute `info_spec` (a Composite or a mapping). With a function or callable of
+                your own rollouts go through TensorDicts, which is slower.
             ignore_private: for `info_dict_reader` None: whether names that start with an underscore are left out.
 
         Returns:
             The environment itself.
 
         Raises:
-            InvalidArgumentError: if an entry's key is taken, or the reader doesn't say what it reads.
+            InvalidArgumentError: an entry's key is taken, or the reader neither says what it reads nor writes anything.
         """
         reader = ready_reader(info_dict_reader, ignore_private, self._sample_infos)
         acted = {leaf.key[0] for leaf in leaves(self._action)}
