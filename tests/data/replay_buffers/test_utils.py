@@ -64,6 +64,7 @@ def test_samples_of_one_structure_are_stacked():
     "other, message",
     [
         (batch(x=torch.ones(2, 4)), "'x' is \\(2, 3\\) torch.float32 on cpu and \\(2, 4\\)"),
+        (batch(x=torch.ones(2, 4), more=torch.ones(2)), "stacked: 'x' is \\(2, 3\\)"),
         (batch(x=torch.ones(2, 3).double()), "torch.float32 on cpu and .* torch.float64"),
         (batch(next=TensorDict({"r": torch.zeros(2, 1)}, [2])), "\\('next', 'r'\\) is \\(2,\\)"),
         (batch()[:1], "TensorDict \\(2,\\) and a TensorDict \\(1,\\)"),

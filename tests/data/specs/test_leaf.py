@@ -204,7 +204,9 @@ def test_discrete_specs_check_what_they_encode_and_decode():
         assert spec.to_numpy(value, safe=False) is not None
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.uint16, torch.float32, torch.bool], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.uint8, torch.uint16, torch.float32, torch.bool], ids=str
+)
 def test_choices_are_read_in_any_dtype_that_holds_them(dtype):
     row = torch.tensor([0, 1, 0, 1, 0]).to(dtype)
     values = torch.arange(3) * 10

@@ -161,21 +161,16 @@ def _lazy_kind(leaf: Leaf, dims: int) -> str:
 
 
 def _difference(first: dict[Path, str], other: dict[Path, str]) -> str:
-    """Say where two descriptions differ: keys that only one has, or else what stands at common ones."""
-    parts = []
+    """Say where two descriptions differ: what stands at common keys, or else keys that only one has."""
+    differing = [path for path in first if path in other and first[path] != other[path]]
+    parts = [f"{as_key(path)!r} is {first[path]} and {other[path]}" for path in differing if path]
+    if parts:
+        return "; ".join(parts)
     for which, mine, theirs in (("first", first, other), ("second", other, first)):
         only = [as_key(path) for path in mine if path and path not in theirs]
         if only:
             parts.append(f"only the {which} has {only}")
-    differing = [path for path in first if path in other and first[path] != other[path]]
-    if not parts:
-        parts = [
-            f"{as_key(path)!r} is {first[path]} and {other[path]}"
-            if path
-            else f"{first[path]} and {other[path]}"
-            for path in differing
-        ]
-    return "; ".join(parts)
+    return "; ".join(parts or [f"{first[()]} and {other[()]}"])
 
 
 def states_in(state_dict: Any, name: str, count: int) -> list[Any]:
