@@ -59,7 +59,9 @@ class Delivery:
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
         """Return what is handed out in place of a collected batch; private entries, ``"_noise"`` say, are left out."""
         if self._private is None:
-            self._private = [key for key in batch.keys(True, True) if is_private(as_path(key))]
+            # What isn't here is a reference to a batch that was finished where it was collected.
+            keys = batch.keys(True, True) if isinstance(batch, TensorDictBase) else ()
+            self._private = [key for key in keys if is_private(as_path(key))]
         if self._private:
             batch = batch.exclude(*self._private)
         if self._truncated:
