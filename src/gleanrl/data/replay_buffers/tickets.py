@@ -81,8 +81,9 @@ class Ticket(NamedTuple):
         flags: tuple[Path, ...] | None = None,
     ) -> Fetched:
         """Return what `fetch` does, where all but the renewed rows are as they were fetched; writes into these."""
-        records = self.storage.fetch_again(fetched.records, self.drawn.slots, renewed, paths)
-        return Fetched(records, self.storage.fetch(self.drawn.slots, flags) if flags else None)
+        storage, slots = self.storage, self.drawn.slots
+        records = storage.fetch_again(fetched.records, slots, renewed, paths)
+        return Fetched(records, storage.fetch_again(fetched.flags, slots, renewed, flags) if flags else None)
 
     def value(self) -> TicketState:
         """Return the draw as plain values; rows that were overwritten since are marked, their draw is void."""

@@ -122,10 +122,8 @@ class Counters:
         self._outputs = {
             key: outputs[key] for one in transforms for key in one.written_keys() if key not in given
         }
-        self.written, self.read = (
-            self._outputs.keys(),
-            {key for one in transforms for key, _ in one.summands()},
-        )
+        self.written = self._outputs.keys()
+        self.read = {key for one in transforms for key, _ in one.summands()}
         self.steps = [one.stepping() for one in transforms]
         self._last = block.num_steps - 1
         # Since which row they are skipped, with what root, and the rows that were written ahead.
