@@ -6,11 +6,12 @@ import gc
 import random
 import signal
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 from gleanrl.system import launcher
 from tests import rays
@@ -25,6 +26,28 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Two cores, two pytest processes: more threads would only get in each other's way.
 torch.set_num_threads(1)
 
+HERE = Path(__file__).parent
+STARTING_PROCESSES = (
+    "benchmarks",
+    "chaos",
+    "checkpoint/test_background",
+    "collectors/distributed",
+    "collectors/test_multi",
+    "collectors/workers",
+    "contract/test_multi_",
+    "data/replay_buffers/remote",
+    "docs",
+    "envs/vector",
+    "examples",
+    "programs",
+    "system",
+    "test___main__",
+    "test_ray_runtime",
+    "test_takeover",
+    "workers",
+)
+"""Tests that take their time because they start processes, by the beginning of their path."""
+
 
 def pytest_collection_finish():
     """Put modules and tests out of the collector's sight: tests collect garbage by the thousand."""
@@ -32,9 +55,16 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Tests on Ray run in one process of several, and may take long: each actor imports torch."""
+    """Mark what is slow by its nature: processes that start, and hypothesis, which tries many examples.
+
+    Tests on Ray run in one process of several, and may take long: each actor imports torch.
+    """
     for item in items:
+        place = item.path.relative_to(HERE).as_posix()
+        if place.startswith(STARTING_PROCESSES) or item.name == "runTest" or is_hypothesis_test(item.obj):
+            item.add_marker(pytest.mark.slow)
         if "ray_session" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("ray"))
             if item.get_closest_marker("timeout") is None:

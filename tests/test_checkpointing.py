@@ -279,6 +279,7 @@ def unfinished(buffer: ReplayBuffer) -> set[int]:
     return {number for number, done in last.items() if not done}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*trajectories end where they were saved")
 @pytest.mark.parametrize("kind", COLLECTORS)
 def test_trajectories_that_cannot_go_on_are_marked_in_the_buffers(tmp_path: Path, kind: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from gleanrl import native
 
 
@@ -13,6 +15,7 @@ def test_every_name_of_the_core_passes_through():
     assert set(native.__all__) == public
 
 
+@pytest.mark.slow
 def test_a_core_that_cant_be_imported_says_what_to_do():
     # None in sys.modules makes the import fail as a missing file would.
     script = "import sys; sys.modules['gleanrl._core'] = None; import gleanrl.native"

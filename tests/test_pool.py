@@ -36,6 +36,7 @@ def test_a_dead_buffer_is_used_again() -> None:
     assert address(take(pool)) == where
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "derive",
     [

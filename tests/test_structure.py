@@ -92,6 +92,7 @@ def outside(*names: str) -> list[Path]:
     return [p for p in MODULES if not name_of(p).startswith(names)]
 
 
+@pytest.mark.slow
 def test_time_writing_and_processes_go_through_the_seams():
     assert offences(outside("system/"), gates.seams) == []
 
@@ -126,6 +127,7 @@ def within(known: dict[str, int], found: list[str]) -> list[str]:
     return [line for line in found if counts[line.split()[2]] > known.get(line.split()[2], 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_modules_keep_their_private_names():
     everywhere = set().union(*(gates.defined(tree_of(p)) for p in MODULES))
@@ -138,6 +140,7 @@ def test_extension_points_are_documented():
     assert [name for name in sorted(gates.EXTENSION_POINTS) if not re.search(rf"`{name}\b", texts)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_base_classes_keep_their_private_names():
     everywhere = set().union(*(gates.defined(tree_of(p)) for p in MODULES))

@@ -12,8 +12,6 @@ from benchmarks.multiprocess import CASES, STEPS, ours
 from benchmarks.multiprocess_gauges import READINGS, descriptors, growth, resident
 from benchmarks.workload import Greedy
 
-pytestmark = pytest.mark.slow  # each waits for processes to start
-
 CHEAP = [case for case in CASES if "cartpole" in case.name or "sleepy-4" in case.name]
 
 

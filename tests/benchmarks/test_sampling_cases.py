@@ -101,7 +101,6 @@ def test_growth_is_judged_by_the_ratios_within_a_round() -> None:
     assert wording(GROWTH) == "growth <= 1.1 x that of c small to c large"
 
 
-@pytest.mark.slow
 def test_a_sweep_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "new" / "sweep.png"

@@ -12,7 +12,7 @@ import pytest
 from tests.chaos.clock_step import train
 from tests.chaos.drills import SHARE, scaled
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 ROUNDS = 200
 WORKERS = 2 if SHARE >= 1 else 0

@@ -14,7 +14,7 @@ import pytest
 from tests.chaos.drills import HANG_S, KINDS, SHARE, SLACK, p99, patience, running, scaled, wait_for
 from tests.chaos.oracle import FIRST_STEP_NS, LIFE_STEPS, PROCESS, Record, Tally, makers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 WORKERS, STEPS, KILLS, NAP_S = 8, 50, 250, 1e-3
 EVERYONE = range(WORKERS)

@@ -14,7 +14,7 @@ from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector, 
 from gleanrl.envs import GymEnv, ParallelEnv, SerialEnv
 from tests.chaos.drills import SHARE, scaled
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 ENVS, STEPS, SEED = 12, 20, 5
 BATCHES = max(3, scaled(60))

@@ -17,7 +17,7 @@ from tests.chaos.faults import EXIT_CODE, FAULTS, MOMENTS, Fault
 from tests.chaos.oracle import Record, makers
 from tests.fakes import FakeFailure
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 KINDS = ("sync", "async", "one", "nested")
 POLICIES = ("raise", "restart")

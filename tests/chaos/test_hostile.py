@@ -30,7 +30,6 @@ from tests.checkpoint.specimens import filled
 MUTATIONS, FLIPS = 100_000, 20_000
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_mutated_checkpoints_are_refused_or_loaded(tmp_path: Path) -> None:
     mutations, flips, begin = scaled(MUTATIONS), scaled(FLIPS), time.monotonic()

@@ -15,7 +15,6 @@ from tests.chaos.drills import scaled
 KILLS = 1_000
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_kills_at_any_instant_leave_the_last_complete_checkpoint(tmp_path: Path) -> None:
     kills, begin = scaled(KILLS), time.monotonic()

@@ -12,7 +12,7 @@ from gleanrl.system import clock
 from tests.chaos.drills import KINDS, SLACK, patience, running, scaled, wait_for
 from tests.chaos.oracle import Record, Tally, makers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 WORKERS, START_S, DESCRIPTORS = 256, 10.0, 4
 BLOCKS = 2

@@ -19,7 +19,7 @@ from tests.chaos.drills import KINDS, SHARE, SLACK, collector_of, scaled, wait_f
 from tests.chaos.oracle import SelfCheckingEnv, makers
 from tests.leaks import shared_memory
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 PARENTS, TOGETHER = scaled(200 if SHARE >= 1 else 100), 10  # each imports torch, which takes seconds
 GONE_S = 2.0

@@ -131,7 +131,6 @@ def judged(
     return len(different), wrong
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_no_cut_loses_or_damages_what_was_complete() -> None:
     tensors, more = (4, 3) if SHARE >= 1 else (3, 0)  # all files of a dump are on their way at the same time
@@ -146,7 +145,6 @@ def test_no_cut_loses_or_damages_what_was_complete() -> None:
     assert count >= STATES * min(SHARE, 1)
 
 
-@pytest.mark.slow
 def test_dumps_go_on_after_any_cut_and_may_be_cut_again() -> None:
     disk, count = Disk(), 0
     lengths = dumped(disk, range(1, 4), 2, keep=1)

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from gleanrl.data import LazyTensorStorage, RayReplayBuffer
 from tests.chaos.drills import scaled
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 KILLS, SAMPLES, AT_ONCE = 20, 100, 4
 WIDTH = 500

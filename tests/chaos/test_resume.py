@@ -25,7 +25,6 @@ def run(what: str, folder: Path, count: int) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_what_follows_a_checkpoint_is_what_would_have_followed(tmp_path: Path) -> None:
     cells = scaled(CELLS)
@@ -33,7 +32,6 @@ def test_what_follows_a_checkpoint_is_what_would_have_followed(tmp_path: Path) -
     assert found == {"cells": cells, "streams": 5 * cells}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_training_that_is_killed_over_and_over_ends_with_the_same_weights(tmp_path: Path) -> None:
     kills = scaled(KILLS)

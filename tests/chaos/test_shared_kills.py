@@ -17,7 +17,6 @@ from tests.chaos.drills import SLACK, p99, scaled
 from tests.data.replay_buffers.sharing import check, die, made, rows
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(1800),
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]

@@ -29,7 +29,7 @@ from tests.chaos.drills import SHARE, scaled
 from tests.fakes_base import CountingEnv
 from tests.leaks import Holdings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 STEPS, RESETS, SAMPLES, LIVES, SAVES = 20_000_000, 100_000, 10_000_000, 1_000, 10_000
 ENVS, ROWS, BATCH, CAPACITY = 64, 100, 1_000, 20_000

@@ -18,7 +18,7 @@ from tests.chaos.drills import collector_of, scaled
 from tests.chaos.oracle import Record, makers
 from tests.leaks import SHARED_MEMORY
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 WORKERS, LIMIT_S = 4, 60.0
 WORKS, UNNAMED = "works", "unnamed"

@@ -19,7 +19,7 @@ from gleanrl.data import LazyTensorStorage, PrioritizedReplayBuffer, ReplayBuffe
 from tests.chaos.drills import scaled
 from tests.data.replay_buffers.sharing import ended, forked
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 WRITERS, SAMPLERS, CAPACITY, BATCH = 4, 4, 20_000, 4096
 MOST = 600

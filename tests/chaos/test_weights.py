@@ -11,7 +11,7 @@ from torch import nn
 from tests.chaos.drills import KINDS, running, scaled
 from tests.chaos.oracle import STREAM, Record, makers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 CALLS, WORKERS, STEPS, SIZE = 1_000_000, 4, 100, 4096
 VERSION = ("collector", "policy_version")

@@ -173,6 +173,7 @@ print(len(outcomes), sum(outcomes))
 """
 
 
+@pytest.mark.slow
 def test_a_kill_at_every_act_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, check=False

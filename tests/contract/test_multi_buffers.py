@@ -267,7 +267,6 @@ def test_the_blocks_of_the_reference(number: int) -> None:
 
 @reference[0]
 @reference[1]
-@pytest.mark.slow
 def test_scripts_without_a_guard(tmp_path: Path) -> None:
     """Both blocks as they stand, in a file of their own: workers don't run the main module again."""
     code = "\nshow()\n".join(block(number) for number in (0, 1))

@@ -254,7 +254,6 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sync"])
 def test_ctrl_c_is_one_traceback_and_the_state_can_be_saved(kind: str) -> None:
     """As a terminal sends it: to all processes of the program at once."""

@@ -124,6 +124,7 @@ def alike(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_state_that_does_not_fit_changes_nothing(kind):
     env = KINDS[kind]()

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PROGRAM = """
 import json, os, signal, sys
@@ -53,7 +51,6 @@ assert status == 0 and resumed == unbroken, (resumed, unbroken)
 """
 
 
-@pytest.mark.slow
 def test_it_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(EXAMPLES), str(tmp_path / "checkpoints")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

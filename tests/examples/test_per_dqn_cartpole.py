@@ -6,7 +6,6 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from tensordict import TensorDict
 from torch import nn
@@ -42,7 +41,6 @@ def test_a_short_run(monkeypatch: Any, capsys: Any) -> None:
     assert "not solved" in out and "after 1,200 frames" in out
 
 
-@pytest.mark.slow
 def test_it_learns(monkeypatch: Any, capsys: Any) -> None:
     out = run(monkeypatch, capsys, "--total-frames", "9000")
     assert float(out.split("mean return ")[1].split()[0]) > 40.0

@@ -76,7 +76,6 @@ def test_a_short_run(monkeypatch: Any, capsys: Any) -> None:
     assert "not solved" in out and "after 1,200 frames" in out
 
 
-@pytest.mark.slow
 def test_it_learns(monkeypatch: Any, capsys: Any) -> None:
     # Random actions last for 22 steps.
     out = run(monkeypatch, capsys, "--total-frames", "14000")

@@ -55,7 +55,6 @@ def test_a_short_run(name: str, monkeypatch: Any, capsys: Any) -> None:
     assert "not solved" in out and "after 2,000 frames" in out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "frames"), [("ppo_workers", 16_000), ("dqn_workers", 12_000)])
 def test_it_learns(name: str, frames: int, monkeypatch: Any, capsys: Any) -> None:
     out = run(name, monkeypatch, capsys, "--total-frames", str(frames))

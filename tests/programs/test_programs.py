@@ -6,7 +6,7 @@ from tests.programs.runs import HERE, MOST_S, PROGRAMS, WAYS, has_core, outcome
 
 pytest.importorskip("torchrl")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(MOST_S + 20)]
+pytestmark = pytest.mark.timeout(MOST_S + 20)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -93,7 +93,6 @@ print(len(rb))
     )
 
 
-@pytest.mark.slow
 def test_a_child_draws_a_sequence_of_its_own_and_the_same_in_every_run():
     script = """
 import copy

@@ -73,7 +73,6 @@ def test_a_late_answer_without_descriptors_closes_none():
     held.close()
 
 
-@pytest.mark.slow
 def test_an_interrupted_start_leaves_nothing_and_the_next_one_gets_its_own_process():
     launched = launcher.current(ENTRY, ())
 
@@ -92,7 +91,6 @@ def test_an_interrupted_start_leaves_nothing_and_the_next_one_gets_its_own_proce
         again.close()
 
 
-@pytest.mark.slow
 def test_an_interrupted_launch_leaves_nothing():
     for _, place in interruptions(lambda: None, lambda _: launcher.current(ENTRY, ()), 30):
         assert launcher.current(ENTRY, ()).is_alive, place

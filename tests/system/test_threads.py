@@ -106,7 +106,6 @@ print("end")
 """
 
 
-@pytest.mark.slow
 def test_the_interpreter_ends_while_threads_work():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "end", "")

@@ -85,7 +85,6 @@ def test_what_was_given_up_is_dropped(crew):
     assert crew.is_idle and ask(crew, "echo", "mine") == ["mine"] * 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "call", [lambda c: c.signal(b"s"), lambda c: ask(c, "echo", 0)], ids=["signal", "ask"]
 )
@@ -96,7 +95,6 @@ def test_interrupts_leave_it_usable(crew, call):
         assert crew.signal(b"s") and ask(crew, "echo", -number) == [-number] * 3, place
 
 
-@pytest.mark.slow
 def test_interrupts_of_the_start_leave_nothing(doomed):
     doomed().close()
     before = Holdings.now()

@@ -149,7 +149,6 @@ def test_no_generation_draws_what_another_one_drew(doomed):
     assert all(a != b for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.slow
 def test_one_killed_while_it_sends_a_long_answer(doomed):
     """What it had sent of it is dropped, and nobody else's answer with it."""
     crew = doomed()

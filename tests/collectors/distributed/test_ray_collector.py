@@ -77,7 +77,6 @@ def test_shares_that_cannot_grow(together):
         together.add_collectors(environments(1))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:total_frames=220 isn't a multiple")
 @pytest.mark.parametrize(("kind", "workers"), [(MultiaSyncDataCollector, 2), (aSyncDataCollector, 1)])
 def test_nodes_with_workers_that_collect_ahead_meet_their_budget(ray_session, kind, workers):

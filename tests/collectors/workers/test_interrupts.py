@@ -25,8 +25,6 @@ from tests.fakes import Script
 from tests.fakes_lists import TalkingEnv
 from tests.interrupts import interruptions
 
-pytestmark = pytest.mark.slow  # each interrupts a call at dozens of places
-
 SCRIPT = Script(seed=3, low=1, high=9)
 SOON = Timeouts(work_s=5.0)
 """Nothing may be waited for that can't come."""

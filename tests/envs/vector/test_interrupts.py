@@ -15,8 +15,6 @@ from tests.envs.vector.makers import equal, oracle, streams
 from tests.interrupts import interruptions, trace
 from tests.leaks import Holdings
 
-pytestmark = pytest.mark.slow  # each interrupts a call at dozens of places
-
 
 @contextmanager
 def told(place):

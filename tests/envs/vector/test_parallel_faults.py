@@ -30,8 +30,6 @@ from tests.fakes import DriftingEnv, FakeFailure, NonFiniteEnv, RaisingEnv
 from tests.fakes_base import CountingEnv, StillDoneEnv
 from tests.leaks import Holdings
 
-pytestmark = pytest.mark.slow  # each waits for processes to start and to be killed
-
 
 @pytest.fixture
 def make():

@@ -12,8 +12,6 @@ import pytest
 
 from gleanrl.system import clock
 
-pytestmark = pytest.mark.slow
-
 HEAD = """
 import os, sys, signal, threading
 import gymnasium, numpy, torch

@@ -14,8 +14,6 @@ from tests.envs.vector.test_interrupts import told
 from tests.interrupts import interruptions
 from tests.leaks import Holdings
 
-pytestmark = pytest.mark.slow  # each interrupts a call at dozens of places
-
 
 def pool(backend):
     # Two environments share a process.

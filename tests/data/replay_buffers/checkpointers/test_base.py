@@ -208,6 +208,7 @@ for form in forms:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is Linux's")
 def test_no_form_takes_memory_for_all_records(tmp_path: Path) -> None:
     done = subprocess.run(

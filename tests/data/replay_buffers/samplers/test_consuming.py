@@ -40,6 +40,7 @@ def test_each_record_comes_so_often_and_no_batch_has_it_twice(times, batch_size)
     assert len(buffer.storage) == 10, "used-up records keep their slots"
 
 
+@pytest.mark.slow
 def test_records_are_left_with_equal_probability():
     counts = torch.zeros(40)
     for seed in range(3000):

@@ -102,7 +102,7 @@ class Transitions(Unit):
 
     def uniform(self, storage: Storage, batch_size: int, random: RandomSource) -> Draw:
         """Draw rows that are steps."""
-        size = len(storage)
+        size = storage.num_steps * storage.rows_per_step  # its length, without a call for every batch
         drawn = random.integers(size, batch_size)
         if storage.has_mask:
             drawn = redrawn_masked(storage, drawn, lambda more: random.integers(size, more))
