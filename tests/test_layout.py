@@ -9,12 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import (
+    LazyStackedTensorDict,
     NonTensorData,
     TensorDict,
 )
 
 from gleanrl.errors import SchemaError
-from gleanrl.layout import Layout, add_entries, dict_batch
+from gleanrl.layout import Layout, add_entries, dict_batch, shallow_copy
 from gleanrl.objects import Objects
 from gleanrl.tree import (
     Path,
@@ -232,3 +233,21 @@ class TestAddEntries:
     def test_what_holds_other_rows(self, batch: Any) -> None:
         with pytest.raises(SchemaError, match="'w'.* can't be added .* expected a TensorDict of 3 rows"):
             add_entries(batch, {"w": torch.ones(3)}, 3)
+
+
+class TestShallowCopy:
+    def test_entries_are_shared_and_groups_are_new(self) -> None:
+        batch = TensorDict({"x": torch.zeros(2, 3), "group": {"y": torch.ones(2)}}, [2], names=["time"])
+        batch["words"] = NonTensorData("word", batch_size=[2])
+        found = shallow_copy(batch.lock_())
+        assert found["x"] is batch["x"] and found["group", "y"] is batch["group", "y"]
+        assert found.names == ["time"] and found["words"] == "word" and not found.is_locked
+        found["group", "z"] = torch.zeros(2)
+        found["w"] = torch.zeros(2)
+        assert set(batch.keys(True, True)) == {"x", ("group", "y")}  # of tensors
+
+    def test_others_copy_themselves(self) -> None:
+        stack = LazyStackedTensorDict(TensorDict({"x": torch.zeros(2)}), TensorDict({"x": torch.zeros(3)}))
+        found = shallow_copy(stack)
+        assert type(found) is LazyStackedTensorDict and found is not stack
+        assert found[1]["x"] is stack[1]["x"]

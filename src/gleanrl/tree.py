@@ -80,8 +80,10 @@ def iter_leaves(batch: Any, prefix: Path = (), dims: int | None = None) -> Itera
     first = batch
     while isinstance(first, LazyStackedTensorDict):
         first = first.tensordicts[0]
-    for key in batch.keys():
-        path, sample = (*prefix, key), first.get(key)
+    plain = type(batch) is TensorDict
+    entry = first._tensordict.__getitem__ if plain else first.get
+    for key in batch._tensordict if plain else batch.keys():
+        path, sample = (*prefix, key), entry(key)
         if isinstance(sample, torch.Tensor):
             yield path, sample if first is batch else lazy_leaf(batch, key, dims)
         elif is_non_tensor(sample):
@@ -197,6 +199,14 @@ def leaf_at(batch: Any, path: Path) -> torch.Tensor | None:
         else:
             return None
     return batch if isinstance(batch, torch.Tensor) else None
+
+
+def drop_entry(batch: Any, path: Path) -> None:
+    """Take an entry out of a TensorDict, if it's there."""
+    if type(batch) is TensorDict and len(path) == 1 and not batch._is_locked:
+        batch._tensordict.pop(path[0], None)
+    else:
+        batch.exclude(path, inplace=True)
 
 
 def put_leaf(batch: Any, path: Path, value: Any) -> None:

@@ -1,7 +1,7 @@
 """What the drills share: how much of them runs, and collectors over the environments of the oracle.
 
-`GLEANRL_CHAOS` is the share of the full numbers: 1 in `make chaos`, three hundredths otherwise. Limits of time are those of
-a machine that does nothing else: they're judged in full drills, and are ten times as long in others.
+`GLEANRL_CHAOS` is the share of the full numbers: 1 in `make chaos`, three hundredths otherwise. Limits of time are
+those of a machine that does nothing else: they're judged in full drills, and are ten times as long in others.
 """
 
 from __future__ import annotations

@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict
 
 from gleanrl.envs.resets import (
     due_resets,
     is_partial,
     merge_reset,
     own_request,
+    put_root,
     reset_masks,
     reset_rows,
     terminated_or_truncated,
+    without_masks,
 )
 from gleanrl.errors import MissingKeyError
 from gleanrl.tree import Path, as_key, flatten
@@ -194,3 +196,39 @@ class TestTerminatedOrTruncated:
     def test_without_flags(self) -> None:
         with pytest.raises(MissingKeyError):
             terminated_or_truncated(TensorDict({"x": torch.zeros(1)}, []))
+
+
+class TestAfterwards:
+    """What a reset returned, and what asked for it."""
+
+    KEYS = ("_reset", ("agents", "_reset"))
+
+    def asked(self) -> TensorDict:
+        """Return a request with both masks."""
+        out = side(1.0).set("_reset", torch.ones(P, 1, dtype=torch.bool))
+        return out.set(("agents", "_reset"), torch.ones(P, A, 1, dtype=torch.bool))
+
+    def test_masks_that_came_back_go(self) -> None:
+        fresh, plain = self.asked(), side(0.0)
+        assert without_masks(plain, self.KEYS) is plain
+        found = without_masks(fresh, self.KEYS)
+        assert set(found.keys(True, True)) == set(plain.keys(True, True))
+        assert "_reset" in fresh.keys(), "the environment's own TensorDict was written"
+
+    @pytest.mark.parametrize("keys", [KEYS[:1], KEYS])
+    @pytest.mark.parametrize("lazy", [False, True])
+    def test_a_request_is_updated_as_by_its_own_methods(self, keys: Any, lazy: bool) -> None:
+        request, expected = self.asked(), self.asked()
+        fresh = side(0.0).exclude("image", ("agents", "shared")).set(("agents", "new"), torch.ones(P, A, 2))
+        fresh = LazyStackedTensorDict.lazy_stack(list(fresh.unbind(0))) if lazy else fresh
+        found = put_root(request, fresh, keys)
+        assert found is request
+        expected = expected.exclude(*keys, inplace=True).update(fresh)
+        assert set(found.keys(True, True)) == set(expected.keys(True, True))
+        assert (found == expected).all()
+
+    def test_a_request_that_is_locked_is_left_as_it_is(self) -> None:
+        request = self.asked().lock_()
+        with pytest.raises(RuntimeError, match="lock"):
+            put_root(request, side(0.0), self.KEYS)
+        assert (request == self.asked()).all() and "_reset" in request.keys()

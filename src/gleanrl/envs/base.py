@@ -23,7 +23,15 @@ from gleanrl.envs.outcomes import (
     with_rows_held,
 )
 from gleanrl.envs.registration import GymRegistration
-from gleanrl.envs.resets import due_resets, is_partial, merge_reset, own_request, reset_masks
+from gleanrl.envs.resets import (
+    due_resets,
+    is_partial,
+    merge_reset,
+    own_request,
+    put_root,
+    reset_masks,
+    without_masks,
+)
 from gleanrl.envs.running import Running
 from gleanrl.envs.spec_properties import as_size
 from gleanrl.envs.state import load_state
@@ -240,14 +248,15 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         fresh = self._reset(given, **kwargs)
         if fresh is given and given is not None:
             raise EnvironmentContractError("_reset returned its input; return a new TensorDict")
-        fresh = self.completed_root(fresh.exclude(*self.reset_keys) if masks else fresh)
+        reset_keys = self.reset_keys
+        fresh = self.completed_root(without_masks(fresh, reset_keys) if masks else fresh)
         if before is not None:
             fresh = merge_reset(fresh, before, masks)
         if not self.allow_done_after_reset:
             check_not_done(fresh, masks, self._specs, type(self).__name__)
         if tensordict is None:
             return fresh
-        return tensordict.exclude(*self.reset_keys, inplace=True).update(fresh)
+        return put_root(tensordict, fresh, reset_keys)
 
     def completed_root(self, fresh: TensorDictBase) -> TensorDictBase:
         """Add flags that a reset left out, in place; returns `fresh`. For wrappers that call ``_reset`` themselves."""

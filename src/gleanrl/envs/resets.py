@@ -7,12 +7,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.errors import MissingKeyError
-from gleanrl.layout import record_of
+from gleanrl.layout import record_of, shallow_copy
 from gleanrl.objects import Leaf, Objects, as_entry
-from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, flatten, outermost
+from gleanrl.tree import (
+    FLAGS,
+    NestedKey,
+    Path,
+    as_key,
+    as_path,
+    drop_entry,
+    flatten,
+    leaf_at,
+    level_of,
+    outermost,
+    put_leaf,
+)
 
 
 def reset_masks(tensordict: TensorDictBase | None, groups: Sequence[Path]) -> dict[Path, torch.Tensor]:
@@ -22,7 +34,7 @@ def reset_masks(tensordict: TensorDictBase | None, groups: Sequence[Path]) -> di
     """
     if tensordict is None:
         return {}
-    masks = {group: tensordict.get(as_key((*group, "_reset")), None) for group in groups}
+    masks = {group: leaf_at(tensordict, (*group, "_reset")) for group in groups}
     return {group: mask.clone() for group, mask in masks.items() if mask is not None}
 
 
@@ -32,10 +44,32 @@ def own_request(
     """Return a shallow copy of `tensordict` with masks of its own, which an environment may overwrite."""
     if tensordict is None:
         return None
-    out = tensordict.copy()
+    out: TensorDictBase = shallow_copy(tensordict)
     for group, mask in masks.items():
-        out.set(as_key((*group, "_reset")), mask.clone())
+        put_leaf(out, (*group, "_reset"), mask.clone())
     return out
+
+
+def without_masks(fresh: TensorDictBase, reset_keys: Sequence[NestedKey]) -> TensorDictBase:
+    """Return what a reset returned without the masks that it was asked with."""
+    came = [key for key in reset_keys if leaf_at(fresh, as_path(key)) is not None]
+    return fresh.exclude(*came) if came else fresh
+
+
+def put_root(
+    request: TensorDictBase, fresh: TensorDictBase, reset_keys: Sequence[NestedKey]
+) -> TensorDictBase:
+    """Put the root of a reset into the TensorDict that asked for it, whose masks go; returns it."""
+    if type(request) is not TensorDict or type(fresh) is not TensorDict:
+        return request.exclude(*reset_keys, inplace=True).update(fresh)
+    for key in reset_keys:
+        drop_entry(request, as_path(key))
+    for name, value in level_of(fresh).items():
+        if isinstance(value, torch.Tensor):
+            put_leaf(request, (name,), value)
+        else:
+            request.update({name: value})
+    return request
 
 
 def due_resets(root: TensorDictBase, groups: Sequence[Path]) -> dict[Path, torch.Tensor]:

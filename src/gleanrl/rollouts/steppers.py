@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 
 from gleanrl.block import Block
 from gleanrl.errors import EnvironmentContractError
-from gleanrl.layout import Layout
+from gleanrl.layout import Layout, shallow_copy
 from gleanrl.objects import Leaf, as_entry
 from gleanrl.rollouts.columns import Column
 from gleanrl.rollouts.limits import StepLimit
@@ -81,11 +81,12 @@ class TensorDictStepper(Stepper):
                 self._carry = self.env.reset()
                 self._limit.restart(None)
             else:
-                request = self._carry.copy()
-                for key, flag in self._done_entries(request):
-                    reset_key = (*key[:-1], "_reset")
+                request = shallow_copy(self._carry)
+                for path, flag in self._done_entries(request):
                     shape = mask.reshape(mask.shape + (1,) * (flag.ndim - mask.ndim))
-                    request.set(as_key(reset_key), shape.expand(flag.shape).to(flag.device, copy=True))
+                    put_leaf(
+                        request, (*path[:-1], "_reset"), shape.expand(flag.shape).to(flag.device, copy=True)
+                    )
                 self._carry = self.env.reset(request)
                 self._limit.restart(mask.cpu().numpy())
             self.lease.take()
