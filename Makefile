@@ -30,7 +30,7 @@ FOREIGN_TESTS := tests/foreign tests/substitute tests/envs/transforms/test_forei
 help:
 	@echo "make demo         learn CartPole on collected and stored data"
 	@echo "make test         every test, doctests included"
-	@echo "make test-fast    the tests that take less than a few seconds each"
+	@echo "make test-fast    the tests that start no processes and take no seconds"
 	@echo "make test-foreign environments, losses and transforms of TorchRL, in a virtual environment of their own"
 	@echo "make test-programs training scripts for TorchRL on it, taken over, and ported; there, too (half an hour)"
 	@echo "make chaos        workers killed, starved and stopped by the thousand, calls interrupted at more lines (40 minutes; a share is in make test)"

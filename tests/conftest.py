@@ -55,7 +55,6 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Mark what is slow by its nature: processes that start, and hypothesis, which tries many examples.
 
@@ -63,7 +62,7 @@ def pytest_collection_modifyitems(items):
     """
     for item in items:
         place = item.path.relative_to(HERE).as_posix()
-        if place.startswith(STARTING_PROCESSES) or item.name == "runTest" or is_hypothesis_test(item.obj):
+        if place.startswith(STARTING_PROCESSES) or is_hypothesis_test(item.obj):
             item.add_marker(pytest.mark.slow)
         if "ray_session" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("ray"))

@@ -80,10 +80,9 @@ def iter_leaves(batch: Any, prefix: Path = (), dims: int | None = None) -> Itera
     first = batch
     while isinstance(first, LazyStackedTensorDict):
         first = first.tensordicts[0]
-    plain = type(batch) is TensorDict
-    entry = first._tensordict.__getitem__ if plain else first.get
-    for key in batch._tensordict if plain else batch.keys():
-        path, sample = (*prefix, key), entry(key)
+    entries = level_of(first)
+    for key in entries if first is batch else batch.keys():
+        path, sample = (*prefix, key), entries[key]
         if isinstance(sample, torch.Tensor):
             yield path, sample if first is batch else lazy_leaf(batch, key, dims)
         elif is_non_tensor(sample):

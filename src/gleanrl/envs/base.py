@@ -29,6 +29,7 @@ from gleanrl.envs.resets import (
     merge_reset,
     own_request,
     put_root,
+    request_of,
     reset_masks,
     without_masks,
 )
@@ -42,7 +43,7 @@ from gleanrl.rollouts.steppers import TensorDictStepper
 from gleanrl.rollouts.stepping import advance
 from gleanrl.rollouts.traits import EnvTraits, has_mask
 from gleanrl.rollouts.usage import Usage
-from gleanrl.tree import NestedKey, as_key, leaf_at
+from gleanrl.tree import NestedKey, leaf_at
 
 # How an environment is put behind a transform; `envs.transforms` fills this in, as the base class can't import those
 # who derive from it.
@@ -271,10 +272,7 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         due = due_resets(tensordict, self._specs.groups())
         if not any(bool(mask.any()) for mask in due.values()):
             return tensordict
-        request = tensordict.copy()
-        for group, mask in due.items():
-            request.set(as_key((*group, "_reset")), mask)
-        return self.reset(request)
+        return self.reset(request_of(tensordict, due))
 
     def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
         """Step, then reset what is done.

@@ -36,7 +36,7 @@ class EnvSpecs:
         self._specs: dict[str, Composite] = {role: self._empty() for role in ROLES}
         self._declared: set[str] = set()
         self._known: dict[str, tuple[Composite, object, dict[NestedKey, Any]]] = {}
-        self._groups: tuple[Any, list[Path]] | None = None
+        self._groups: tuple[Any, tuple[Path, ...]] | None = None
         self._forms: tuple[Any, Any, list[tuple[Path, torch.Size, torch.dtype | None]]] | None = None
         self._set_defaults()
 
@@ -168,8 +168,8 @@ class EnvSpecs:
         """Return the prefixes under which flags stand; ``()`` is the root."""
         flags = self.leaves("done")
         if self._groups is None or self._groups[0] is not flags:
-            self._groups = (flags, [*dict.fromkeys(as_path(key)[:-1] for key in flags)])
-        return self._groups[1]
+            self._groups = (flags, tuple(dict.fromkeys(as_path(key)[:-1] for key in flags)))
+        return list(self._groups[1])
 
     def add_truncated(self) -> None:
         """Add a truncated flag to every group of flags that has none."""

@@ -44,9 +44,14 @@ def own_request(
     """Return a shallow copy of `tensordict` with masks of its own, which an environment may overwrite."""
     if tensordict is None:
         return None
-    out: TensorDictBase = shallow_copy(tensordict)
+    return request_of(tensordict, {group: mask.clone() for group, mask in masks.items()})
+
+
+def request_of(root: TensorDictBase, masks: Mapping[Path, torch.Tensor]) -> TensorDictBase:
+    """Return a shallow copy of `root` that asks for the resets of `masks`."""
+    out: TensorDictBase = shallow_copy(root)
     for group, mask in masks.items():
-        put_leaf(out, (*group, "_reset"), mask.clone())
+        put_leaf(out, (*group, "_reset"), mask)
     return out
 
 
@@ -165,9 +170,9 @@ def merge_reset(
     if any(isinstance(leaf, Objects) and leaf.blank is not None for leaf in leaves.values()):
         stacked: TensorDictBase = record_of(leaves, size, fresh.device)
         return stacked
-    out = fresh.copy()
+    out: TensorDictBase = shallow_copy(fresh)
     for path, leaf in leaves.items():
-        out.set(as_key(path), as_entry(leaf))
+        put_leaf(out, path, as_entry(leaf))
     return out
 
 
