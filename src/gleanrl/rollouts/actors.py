@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -30,6 +31,9 @@ from gleanrl.tree import Path, as_key, flatten, is_private, leaf_at, num_entries
 
 _ONES = (torch.int64, torch.bool, torch.float32)
 """Dtypes of one-hot vectors that the core writes."""
+
+_changes = attrgetter("_version")
+"""How often a tensor was changed in place; torch counts those of a tensor and of all its views together."""
 
 
 class RandomActor:
@@ -175,16 +179,15 @@ class PolicyActor:
         else:
             call = self._on_tensordict.bind(compiler(self._policy), block)
         writer = RowWriter(block, self._fields, self._layout.actions)
-        write, self._conversions = writer.write, writer.conversions
+        self._conversions, whole, paths = writer.conversions, writer.whole, tuple(self._fields)
 
         def act(t: int) -> None:
-            write(t, call(t))
-
-        def act_first(t: int) -> None:
             first, self._first = self._first, None
-            write(t, call(t) if first is None else first)
+            values = call(t) if first is None else first
+            if whole is None or not whole.write(t, map(values.get, paths)):
+                writer.write(t, values)
 
-        return act if self._first is None else act_first
+        return act
 
     def check(self) -> None:
         """Raise if an action of the bound block isn't what the policy put out."""
@@ -244,13 +247,13 @@ class _CallsActor:
 
     def __call__(self, t: int) -> Values:
         device, given = self._device, self._records[t]
-        versions = [row._version for row in given]
+        versions = [*map(_changes, given)]
         values: Values = dict(zip(self._inputs, given, strict=True))
         if device is not None:
             values = {path: row.to(device) for path, row in values.items()}
         for call in self._calls:
             call(values)
-        if [row._version for row in given] != versions:
+        if [*map(_changes, given)] != versions:
             raise _changed_input(self._inputs, given, versions, t)
         return values
 
@@ -275,7 +278,7 @@ class _TensorDictCall:
 
     def __call__(self, t: int) -> Values:
         given = self._records[t]
-        versions = [row._version for row in given]
+        versions = [*map(_changes, given)]
         root: TensorDictBase = self._layout.build(given, self._row.batch_size, self._row.device)
         if self._row.policy_device is not None:
             root = root.to(self._row.policy_device)
@@ -293,7 +296,7 @@ class _TensorDictCall:
                 self._carry.outputs = tuple([(path, values[path]) for path in self._carried])
         except (AttributeError, KeyError) as cause:
             raise missing_output(out, self._fields) from cause
-        if [row._version for row in given] != versions:
+        if [*map(_changes, given)] != versions:
             raise _changed_input(self._layout.paths, given, versions, t)
         return values
 

@@ -85,6 +85,9 @@ class RowWriter:
         block: has the columns.
         fields: the policy's.
         actions: those of them that are actions.
+
+    Attributes:
+        whole: writes values in the declared form, at a fraction of the cost; None where some column can't be.
     """
 
     def __init__(self, block: Block, fields: Mapping[Path, Field], actions: tuple[Path, ...]) -> None:
@@ -102,7 +105,7 @@ class RowWriter:
             rows = block.rows(path) if array is None else ()
             self._targets.append((path, shape, field.dtype, array, rows))
         whole = not self._lists and all(written_whole(block, path) for path in fields)
-        self._whole = WholeRows(block, list(fields)) if whole else None
+        self.whole = WholeRows(block, list(fields)) if whole else None
 
     def write(self, t: int, values: Mapping[Path, Any]) -> None:
         """Write `values` into row t.
@@ -110,12 +113,6 @@ class RowWriter:
         Raises:
             PolicyError: on a missing output, or one of another shape or dtype that doesn't fit.
         """
-        if self._whole is None or not self._whole.write(
-            t, [values.get(target[0]) for target in self._targets]
-        ):
-            self._write_each(t, values)
-
-    def _write_each(self, t: int, values: Mapping[Path, Any]) -> None:
         for path, shape, dtype, array, rows in self._targets:
             value = values.get(path)
             if not isinstance(value, torch.Tensor):

@@ -50,16 +50,16 @@ class PlainCall:
     def __init__(self, module: TensorDictModule, compiler: Compiler | None = None) -> None:
         self.inputs: list[Path] = [as_path(key) for key in module.in_keys]
         self.outputs: list[Path] = [as_path(key) for key in module.out_keys]
-        names: list[str] | None = module._kwargs
-        self._named = None if names is None else list(zip(names, self.inputs, strict=True))
+        self._names: list[str] | None = module._kwargs
         self._call: Callable[..., Any] = module.module if compiler is None else compiler(module.module)
 
     def __call__(self, values: Values) -> None:
         """Read the inputs from `values` and add the outputs."""
-        if self._named is None:
-            out = self._call(*[values[path] for path in self.inputs])
+        given = map(values.__getitem__, self.inputs)
+        if self._names is None:
+            out = self._call(*given)
         else:
-            out = self._call(**{name: values[path] for name, path in self._named})
+            out = self._call(**dict(zip(self._names, given, strict=True)))
         if len(self.outputs) == 1 and isinstance(out, torch.Tensor):
             values[self.outputs[0]] = out
         else:

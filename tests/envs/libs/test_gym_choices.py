@@ -10,6 +10,8 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 
+from gleanrl.data.specs import Categorical, OneHot
+from gleanrl.envs.libs.gym_choices import CategoricalCodec, OneHotCodec
 from gleanrl.envs.libs.gym_codecs import Codec, as_flags
 from gleanrl.envs.libs.gym_trees import assemble, encode, leaves, make_tree
 from gleanrl.errors import EnvironmentContractError, PolicyError
@@ -28,6 +30,18 @@ SPACES = [
     spaces.Tuple((spaces.Box(-1, 1, (2,)), spaces.Box(0, 2, (2,)))),
     spaces.Tuple((spaces.Discrete(3), spaces.Discrete(3))),
 ]
+
+
+@pytest.mark.parametrize(
+    ("start", "dtype", "takes"), [(0, "int64", True), (1, "int64", False), (0, "int32", False)]
+)
+def test_rows_are_taken_as_they_are_if_that_decodes_them(start: int, dtype: str, takes: bool) -> None:
+    codec = CategoricalCodec(("action",), Categorical(3), 3, start, np.dtype(dtype))
+    assert codec.takes_rows is takes
+    row = np.arange(3)[2, ...]
+    assert (type(codec.decode(row)), codec.decode(row)) == (np.dtype(dtype).type, 2 + start)
+    one_hot = OneHotCodec(("action",), OneHot(3), 3, start, np.dtype(dtype))
+    assert not one_hot.takes_rows
 
 
 def same(a: Any, b: Any) -> bool:

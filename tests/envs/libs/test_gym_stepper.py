@@ -252,6 +252,30 @@ class TestActions:
             run(stepper_of(env), env, [10], ready=ready)
 
     @pytest.mark.parametrize("ready", [True, False])
+    @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint16])
+    @pytest.mark.parametrize("start", [0, 4])
+    def test_choices_are_scalars_of_the_spaces_dtype(self, ready: bool, dtype: Any, start: int) -> None:
+        seen: list[Any] = []
+
+        class Noting(OracleEnv):
+            def step(self, action: Any) -> Any:
+                seen.append(action)
+                self.step_index += 1
+                return self._emit(), 0.0, False, False, {}
+
+        space = spaces.Discrete(3, start=start, dtype=dtype)
+        env = GymWrapper(Noting(action_space=space), categorical_action_encoding=True)
+        stepper = stepper_of(env)
+        block = Block(full_schema(stepper, env), (), 3)
+        block.column(("action",)).copy_(torch.tensor([2, 0, 1]))
+        stepper.bind(block, ready)
+        for t in range(3):
+            stepper.step(t)
+        block.column(("action",)).zero_()  # what the environment got isn't the column's memory
+        assert [int(action) - start for action in seen] == [2, 0, 1]
+        assert [type(action) for action in seen] == [dtype] * 3
+
+    @pytest.mark.parametrize("ready", [True, False])
     def test_a_row_that_is_no_action_raises(self, ready: bool) -> None:
         env = GymWrapper(OracleEnv(script=NEVER, action_space=spaces.Discrete(3)))
         stepper = stepper_of(env)

@@ -35,6 +35,11 @@ class CategoricalCodec(Codec):
         super().__init__(key, spec)
         self.n, self.start, self.action_dtype = n, start, dtype
 
+    @property
+    def takes_rows(self) -> bool:
+        """Whether `step` takes what stands in the column as it is."""
+        return not self.shape and self.start == 0 and self.action_dtype == self.dtype
+
     def encode(self, value: Any) -> Array:
         """Return the choice, counted from 0."""
         return np.asarray(self._choice(value), self.dtype)
