@@ -200,6 +200,13 @@ def leaf_at(batch: Any, path: Path) -> torch.Tensor | None:
     return batch if isinstance(batch, torch.Tensor) else None
 
 
+def group_at(batch: Any, path: Path) -> Any:
+    """Return the nested TensorDict at `path`; an empty dictionary if there is none."""
+    for part in path:
+        batch = level_of(batch).get(part) if isinstance(batch, TensorDictBase) else None
+    return batch if isinstance(batch, TensorDictBase) else {}
+
+
 def drop_entry(batch: Any, path: Path) -> None:
     """Take an entry out of a TensorDict, if it's there."""
     if type(batch) is TensorDict and len(path) == 1 and not batch._is_locked:

@@ -257,6 +257,32 @@ class TestRefused:
             self.act(policy)
         assert len(calls) == 3
 
+    @pytest.mark.parametrize("late", [("some", "late"), ("some", "deep", "late"), ("robot", "late")])
+    def test_an_output_more_in_a_group(self, late: tuple[str, ...]) -> None:
+        calls: list[int] = []
+
+        def policy(td: TensorDictBase) -> TensorDictBase:
+            calls.append(1)
+            action = td["observation"][..., :2]
+            td.set("action", action).set(("some", "early"), action).set(("some", "deep", "early"), action)
+            return td if len(calls) < 3 else td.set(late, action)
+
+        fields = {**ACTION, ("some", "early"): ACTION["action",], ("some", "deep", "early"): ACTION["action",]}
+        with pytest.raises(PolicyError, match=rf"\[{re.escape(repr(late))}\], which it didn't when"):
+            self.act(policy, fields)
+        assert len(calls) == 3
+
+    def test_a_group_that_the_policy_leaves_out_at_times(self) -> None:
+        calls: list[int] = []
+
+        def policy(td: TensorDictBase) -> TensorDictBase:
+            calls.append(1)
+            td = td.set("action", td["observation"][..., :2])
+            return td.exclude("robot") if len(calls) % 2 else td
+
+        self.act(policy)
+        assert len(calls) > 2
+
     @pytest.mark.parametrize("late", ["late", ("some", "late"), "some"])
     def test_another_output_in_the_place_of_one(self, late: Any) -> None:
         calls: list[int] = []

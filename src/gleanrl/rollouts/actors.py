@@ -27,7 +27,7 @@ from gleanrl.rollouts.modules import Values, inputs_of
 from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.schema import Field, new_column
 from gleanrl.seeding import OwnedTorchGenerator
-from gleanrl.tree import Path, as_key, flatten, is_private, leaf_at, num_entries, put_leaf
+from gleanrl.tree import Path, as_key, flatten, group_at, is_private, leaf_at, num_entries, put_leaf
 
 _ONES = (torch.int64, torch.bool, torch.float32)
 """Dtypes of one-hot vectors that the core writes."""
@@ -267,7 +267,8 @@ class _TensorDictCall:
         self._row = layout
         self._layout = Layout(layout.roots, layout.groups, layout.lists)
         self._known = {*fields, *layout.roots}
-        self._num_keys = -1
+        self._groups: list[Path] = []
+        self._num_entries = -1
         self._carried: list[Path] = []
         self._wanted = Layout(fields)
 
@@ -286,7 +287,7 @@ class _TensorDictCall:
             put_leaf(root, path, value)
         out = self._policy(root)
         try:
-            if num_entries(out) != self._num_keys:
+            if self._counted(out) != self._num_entries:
                 self._check_keys(out)
             found = self._wanted.find(out)
             if found is None:
@@ -324,7 +325,15 @@ class _TensorDictCall:
             )
         self._carried = [path for path in came if self.is_state(path)]
         self._wanted = Layout(dict.fromkeys((*self._fields, *self._carried)))
-        self._num_keys = len(out.keys())
+        # An empty group has no path that leads to it.
+        self._groups = list(dict.fromkeys(path[:end] for path in came for end in range(1, len(path))))
+        self._num_entries = self._counted(out)
+
+    def _counted(self, out: Any) -> int:
+        """Return how many entries there are at all levels that are known."""
+        if not self._groups:
+            return num_entries(out)
+        return num_entries(out) + sum([num_entries(group_at(out, path)) for path in self._groups])
 
 
 def _records(block: Block, paths: Sequence[Path]) -> list[tuple[Any, ...]]:
