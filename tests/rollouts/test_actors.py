@@ -267,7 +267,11 @@ class TestRefused:
             td.set("action", action).set(("some", "early"), action).set(("some", "deep", "early"), action)
             return td if len(calls) < 3 else td.set(late, action)
 
-        fields = {**ACTION, ("some", "early"): ACTION["action",], ("some", "deep", "early"): ACTION["action",]}
+        fields = {
+            **ACTION,
+            ("some", "early"): ACTION["action",],
+            ("some", "deep", "early"): ACTION["action",],
+        }
         with pytest.raises(PolicyError, match=rf"\[{re.escape(repr(late))}\], which it didn't when"):
             self.act(policy, fields)
         assert len(calls) == 3

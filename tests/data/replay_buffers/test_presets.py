@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -32,6 +31,7 @@ from gleanrl.errors import (
     MissingKeyError,
     SchemaError,
 )
+from tests.layers import entered, size_of
 
 ADDED = {"index", "_weight", "priority_weight", "_generation"}
 
@@ -310,21 +310,8 @@ def test_whether_extend_copies_at_once():
 
 
 def passed(call: Any) -> tuple[int, int]:
-    """Return how many functions of the library a call enters, and in how many files."""
-    seen: list[str] = []
-
-    def note(frame: Any, event: str, _: Any) -> None:
-        if event == "call" and "gleanrl" in frame.f_globals.get("__name__", ""):
-            seen.append(frame.f_code.co_filename)
-
     call()  # what is found out once
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(before)
-    return len(seen), len(set(seen))
+    return size_of(entered(call))
 
 
 def test_calls_pass_few_layers():
