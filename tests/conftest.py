@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 import signal
 import zlib
 from pathlib import Path
@@ -48,6 +49,16 @@ STARTING_PROCESSES = (
 )
 """Tests that take their time because they start processes, by the beginning of their path."""
 
+NAMED_FOR_PROCESSES = re.compile("killed|parallel|process|worker|a?sync(?=[]-])", re.IGNORECASE)
+"""Others that do, by their names and parameters."""
+
+MANY_DRAWS = (
+    "collectors/test_weights_learning",
+    "contract/buffers/test_prioritized_slices",
+    "contract/buffers/test_slice_starts",
+)
+"""Tests that learn, or draw by the thousand."""
+
 
 def pytest_collection_finish():
     """Put modules and tests out of the collector's sight: tests collect garbage by the thousand."""
@@ -56,13 +67,14 @@ def pytest_collection_finish():
 
 
 def pytest_collection_modifyitems(items):
-    """Mark what is slow by its nature: processes that start, and hypothesis, which tries many examples.
+    """Mark what is slow by its nature: processes that start, and what tries or draws many examples.
 
     Tests on Ray run in one process of several, and may take long: each actor imports torch.
     """
     for item in items:
         place = item.path.relative_to(HERE).as_posix()
-        if place.startswith(STARTING_PROCESSES) or is_hypothesis_test(item.obj):
+        starts = place.startswith(STARTING_PROCESSES) or NAMED_FOR_PROCESSES.search(item.name)
+        if starts or place.startswith(MANY_DRAWS) or is_hypothesis_test(item.obj):
             item.add_marker(pytest.mark.slow)
         if "ray_session" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("ray"))

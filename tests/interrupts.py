@@ -26,7 +26,7 @@ import gleanrl
 
 SOURCE = str(Path(gleanrl.__file__).parent)
 
-SHARE = max(0.25, min(1.0, float(os.environ.get("GLEANRL_CHAOS", 0))))
+SHARE = max(0.15, min(1.0, float(os.environ.get("GLEANRL_CHAOS", 0))))
 
 Subject = TypeVar("Subject")
 
@@ -160,7 +160,7 @@ def interruptions(
     Args:
         make: returns a fresh subject, each time the same.
         call: what is interrupted; by itself it raises nothing.
-        most: lines to try in `make chaos`, a quarter as many otherwise; the first execution of each line comes first,
+        most: lines to try in `make chaos`, a seventh otherwise; the first execution of each line comes first,
             then others, spread evenly and always the same. None for every line, everywhere.
         close: what ends a subject whose call wasn't interrupted.
         also: files of other libraries whose lines are interrupted too.

@@ -1,6 +1,6 @@
 """What the drills share: how much of them runs, and collectors over the environments of the oracle.
 
-`GLEANRL_CHAOS` is the share of the full numbers: 1 in `make chaos`, three hundredths otherwise. Limits of time are
+`GLEANRL_CHAOS` is the share of the full numbers: 1 in `make chaos`, a twentieth otherwise. Limits of time are
 those of a machine that does nothing else: they're judged in full drills, and are ten times as long in others.
 """
 
@@ -18,7 +18,7 @@ from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector, 
 from gleanrl.workers.handle import Timeouts
 from tests.contract.helpers import check_ledger
 
-SHARE = float(os.environ.get("GLEANRL_CHAOS", 0.03))
+SHARE = float(os.environ.get("GLEANRL_CHAOS", 0.05))
 SLACK = 1.0 if SHARE >= 1 else 10.0
 KINDS = ("sync", "async")
 HANG_S = 20.0
