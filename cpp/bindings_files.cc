@@ -4,6 +4,7 @@
 #include <optional>
 #include <span>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "addresses.h"
@@ -127,11 +128,19 @@ nb::object read_all(nb::list files, std::int64_t block, int threads) {
   return nb::make_tuple(damage->file, static_cast<int>(damage->kind), damage->detail);
 }
 
-void spread_all(std::uintptr_t source, nb::handle rows, int threads) {
+void spread_all(nb::list columns, int threads) {
   const char* const call = "spread_rows";
-  const Rows found = rows_of(call, rows);
-  const auto bytes = array_at<std::byte>(call, source, static_cast<std::int64_t>(found.bytes));
-  run(is_long(1, static_cast<std::int64_t>(found.bytes)), [&] { spread_rows(bytes.data(), found, threads); });
+  std::vector<Source> sources;
+  std::int64_t total = 0;
+  for (const nb::handle column : columns) {
+    const nb::tuple parts = parts_of(column, 2, "spread_rows: expected address and rows");
+    Rows rows = rows_of(call, parts[1]);
+    const auto size = static_cast<std::int64_t>(rows.bytes);
+    const auto bytes = array_at<std::byte>(call, as_address<std::uintptr_t>(parts[0].ptr()), size);
+    sources.push_back({bytes.data(), std::move(rows)});
+    total += size;
+  }
+  run(is_long(1, total), [&] { spread_rows(sources, threads); });
 }
 
 }  // namespace
@@ -145,7 +154,8 @@ void bind_files(nb::module_& m) {
         "contiguous buffer, or as a tuple for rows; None, or (file, kind, detail) of the first "
         "damage: kind 0 with errno, 1 with where the file ends, 2 with where a block begins that has another checksum. "
         "No checksums, no comparing.");
-  m.def("spread_rows", &spread_all, "source"_a, "rows"_a, "threads"_a, "Copy rows in memory to where they go.");
+  m.def("spread_rows", &spread_all, "columns"_a, "threads"_a,
+        "Copy rows in memory to where they go: a list of (address, rows).");
 }
 
 }  // namespace gleanrl

@@ -28,8 +28,8 @@ constexpr size_t kStep = size_t{256} << 10;
 constexpr size_t kMostPieces = 64;
 // Of a run of rows on the average: shorter ones are copied from memory that stays in the cache, not read one by one.
 constexpr size_t kLongRun = size_t{16} << 10;
-// Rows in memory that a thread copies before it takes others.
-constexpr size_t kShare = size_t{4} << 20;
+// Fewer parts of rows in memory than that aren't worth a thread.
+constexpr size_t kFewParts = 3;
 
 struct Fault {
   Kind kind;
@@ -236,6 +236,32 @@ void in_threads(size_t count, Work work) {
   for (auto& helper : helpers) helper.join();
 }
 
+// Parts of a work, of which each thread begins with a share of its own, and helps the others when that is done.
+// Neighbours fill the same large pages, and of two threads that touch one at once each clears one, of which one is
+// thrown away.
+class Shares {
+ public:
+  Shares(size_t parts, size_t threads) : parts_(parts), next_(threads) {
+    for (size_t thread = 0; thread < threads; ++thread) next_[thread] = begin(thread);
+  }
+  size_t threads() const { return next_.size(); }
+
+  // Takes a part, the lowest of a share; false if none is left.
+  bool next(size_t thread, size_t& number) {
+    for (size_t k = 0; k < next_.size(); ++k) {
+      const size_t owner = (thread + k) % next_.size();
+      if ((number = next_[owner]++) < begin(owner + 1)) return true;
+    }
+    return false;
+  }
+
+ private:
+  size_t begin(size_t thread) const { return parts_ * thread / next_.size(); }
+
+  size_t parts_;
+  std::vector<std::atomic<size_t>> next_;
+};
+
 size_t threads_for(int threads, size_t shares) {
   return std::max<size_t>(1, std::min(static_cast<size_t>(std::max(threads, 1)), shares));
 }
@@ -256,55 +282,55 @@ std::optional<Damage> read_files(std::span<const Reading> files, size_t block, i
       begin = end;
     } while (begin < size);
   }
-  const size_t count = threads_for(threads, parts.size());
-  // Each thread begins with a part of the files of its own: neighbours fill the same large pages, and of two threads that
-  // touch one at once each clears one, of which one is thrown away.
-  std::vector<std::atomic<size_t>> next(count);
-  const auto share = [&](size_t thread) { return parts.size() * thread / count; };
-  for (size_t thread = 0; thread < count; ++thread) next[thread] = share(thread);
+  Shares shares(parts.size(), threads_for(threads, parts.size()));
   // The first damage in the order of files is told, whichever is found first: what stands before it is read on.
   std::atomic<size_t> worst{parts.size()};
   std::mutex lock;
   std::optional<Damage> first;
-  const auto unwanted = std::make_unique_for_overwrite<std::byte[]>(count * kStep);
-  in_threads(count, [&](size_t thread) {
+  const auto unwanted = std::make_unique_for_overwrite<std::byte[]>(shares.threads() * kStep);
+  in_threads(shares.threads(), [&](size_t thread) {
+    std::byte* const own = unwanted.get() + thread * kStep;
     File open;
     size_t opened = files.size();
-    for (size_t k = 0; k < count; ++k) {
-      const size_t owner = (thread + k) % count, stop = share(owner + 1);
-      for (size_t number; (number = next[owner]++) < stop && number < worst;) {
-        const auto [file, begin, end] = parts[number];
-        const Reading& reading = files[file];
-        std::optional<Fault> fault;
-        if (opened != file) {
-          opened = file;
-          fault = open.open(reading.path);
-        }
-        if (!fault && begin < end) {
-          std::byte* const own = unwanted.get() + thread * kStep;
-          fault = reading.rows
-                      ? read_block(open.number(), reading, block, begin, end, own, IntoRows(*reading.rows, begin))
-                      : read_block(open.number(), reading, block, begin, end, own, IntoPieces(reading.pieces, begin));
-        }
-        if (!fault) continue;
-        const std::lock_guard held(lock);
-        if (number < worst) worst = number, first = Damage{file, fault->kind, fault->detail};
+    for (size_t number; shares.next(thread, number);) {
+      if (number >= worst) continue;
+      const auto [file, begin, end] = parts[number];
+      const Reading& reading = files[file];
+      std::optional<Fault> fault;
+      if (opened != file) {
+        opened = file;
+        fault = open.open(reading.path);
       }
+      if (!fault && begin < end) {
+        fault = reading.rows
+                    ? read_block(open.number(), reading, block, begin, end, own, IntoRows(*reading.rows, begin))
+                    : read_block(open.number(), reading, block, begin, end, own, IntoPieces(reading.pieces, begin));
+      }
+      if (!fault) continue;
+      const std::lock_guard held(lock);
+      if (number < worst) worst = number, first = Damage{file, fault->kind, fault->detail};
     }
   });
   return first;
 }
 
-void spread_rows(const std::byte* source, const Rows& rows, int threads) {
-  const size_t shares = (rows.bytes + kShare - 1) / kShare;
-  std::atomic<size_t> next{0};
-  in_threads(threads_for(threads, shares), [&](size_t) {
-    for (size_t share; (share = next++) < shares;) {
-      const size_t end = std::min(rows.bytes, (share + 1) * kShare);
-      for (size_t begin = share * kShare; begin < end; begin += kStep) {  // in the cache for all targets
-        for (const Target& target : rows.targets) {
-          copy_to(target, rows.row_bytes, rows.before + begin, source + begin, std::min(kStep, end - begin));
-        }
+void spread_rows(std::span<const Source> columns, int threads) {
+  struct Part {
+    size_t column, begin, end;
+  };
+  std::vector<Part> parts;
+  for (size_t column = 0; column < columns.size(); ++column) {
+    const size_t size = columns[column].rows.bytes;
+    for (size_t begin = 0; begin < size; begin += kStep)
+      parts.push_back({column, begin, std::min(size, begin + kStep)});
+  }
+  Shares shares(parts.size(), parts.size() < kFewParts ? 1 : threads_for(threads, parts.size()));
+  in_threads(shares.threads(), [&](size_t thread) {
+    for (size_t number; shares.next(thread, number);) {
+      const auto [column, begin, end] = parts[number];
+      const auto& [bytes, rows] = columns[column];
+      for (const Target& target : rows.targets) {  // in the cache for all of them
+        copy_to(target, rows.row_bytes, rows.before + begin, bytes + begin, end - begin);
       }
     }
   });

@@ -59,7 +59,13 @@ struct Damage {
 // `block` bytes have one checksum; at most `threads` threads read.
 std::optional<Damage> read_files(std::span<const Reading> files, std::size_t block, int threads);
 
-// Copies rows in memory to where they go.
-void spread_rows(const std::byte* source, const Rows& rows, int threads);
+// Rows in memory.
+struct Source {
+  const std::byte* bytes;
+  Rows rows;
+};
+
+// Copies rows in memory to where they go; at most `threads` threads copy.
+void spread_rows(std::span<const Source> columns, int threads);
 
 }  // namespace gleanrl

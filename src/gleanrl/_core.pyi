@@ -92,13 +92,13 @@ def read_files(
             int64; or as `spread_rows`.
     """
 
-def spread_rows(source: int, rows: _Rows, threads: int) -> None:
+def spread_rows(columns: list[tuple[int, _Rows]], threads: int) -> None:
     """Copy rows in memory to where they go; long calls without the interpreter lock.
 
     Args:
-        source: address of their bytes.
-        rows: bytes of a row, how many bytes stand before these, how many these are, and targets: address, stride,
-            addresses of the first rows of runs and of the rows that they become, and the number of runs.
+        columns: address of the bytes, and rows: bytes of a row, how many bytes stand before these, how many these
+            are, and targets: address, stride, addresses of the first rows of runs and of the rows that they become,
+            and the number of runs.
         threads: how many copy, at most.
 
     Raises:

@@ -234,7 +234,7 @@ class Disk:
             if isinstance(memory, tuple):
                 at = memory[2]
                 if at <= len(content):
-                    spread_rows(source, memory, 1)
+                    spread_rows([(source, memory)], 1)
             else:
                 at = 0
                 for place, size in np.frombuffer(memory, np.int64).reshape(-1, 2).tolist():

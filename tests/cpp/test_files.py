@@ -175,9 +175,25 @@ def test_rows_go_to_all_targets_from_files_and_from_memory(
             for path, part, begin in zip(paths, parts, cuts, strict=False)
         ]
         assert read_files(files, BLOCK, threads) is None
-        spread_rows(rows.ctypes.data, (width, 0, rows.size, other), threads)
+        spread_rows([(rows.ctypes.data, (width, 0, rows.size, [target])) for target in other], threads)
         assert all(np.array_equal(memory, expected) for memory in made)
         with open(paths[-1], "r+b") as file:
             file.write(bytes([parts[-1][0] ^ 1]))
         assert read_files(files, BLOCK, threads) == (3, 2, 0)
         file_of(tmp_path, 3, parts[3])
+
+
+def test_rows_that_are_none_are_refused() -> None:
+    zero = np.zeros(1, np.int64)
+    target = (zero.ctypes.data, 1, zero.ctypes.data, zero.ctypes.data, 1)
+    spread_rows([], 2)
+    spread_rows([(zero.ctypes.data, (8, 0, 0, [target]))], 2)
+    for columns in (
+        [(zero.ctypes.data,)],
+        [(zero.ctypes.data, (0, 0, 8, [target]))],
+        [(zero.ctypes.data, (8, 0, -8, [target]))],
+        [(zero.ctypes.data, (8, 0, 8, [target[:4]]))],
+        [(0, (8, 0, 8, [target]))],
+    ):
+        with pytest.raises(ValueError):
+            spread_rows(columns, 2)  # type: ignore[arg-type]

@@ -264,6 +264,7 @@ def spread(columns: Iterable[tuple[Unread | torch.Tensor, Sequence[Target]]]) ->
         CorruptCheckpointError: a file is damaged; targets hold something then.
     """
     files: list[Reading] = []
+    held: list[tuple[Array, Sequence[Target]]] = []
     for column, targets in columns:
         if isinstance(column, Unread):
             before, together = 0, Targets(targets)
@@ -271,7 +272,8 @@ def spread(columns: Iterable[tuple[Unread | torch.Tensor, Sequence[Target]]]) ->
                 files.append(file._replace(into=Spread(column.width, before, together)))
                 before += file.size
         elif column.numel():
-            spread_rows(rows_of(column), targets, _THREADS)
+            held.append((rows_of(column), targets))
+    spread_rows(held, _THREADS)
     _read_all(files)
 
 

@@ -6,7 +6,7 @@ A part of the seam to the file system, see `fs`; the fault points are `fs.open` 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,7 +118,7 @@ def read_files(files: Sequence[Reading], block: int, threads: int) -> Damage | N
     return Damage(file.path, what[kind])
 
 
-def spread_rows(rows: Array, targets: Sequence[Target], threads: int) -> None:
-    """Copy rows in memory, ``(n, bytes of a row)`` uint8, contiguous, to all targets, in some threads at most."""
-    spread = Spread(rows.shape[1], 0, Targets(targets))
-    native.spread_rows(rows.ctypes.data, spread.numbers(rows.nbytes), threads)
+def spread_rows(columns: Iterable[tuple[Array, Sequence[Target]]], threads: int) -> None:
+    """Copy rows in memory, ``(n, bytes of a row)`` uint8, contiguous, to all their targets, in some threads at most."""
+    kept = [(rows, Spread(rows.shape[1], 0, Targets(targets))) for rows, targets in columns]
+    native.spread_rows([(rows.ctypes.data, spread.numbers(rows.nbytes)) for rows, spread in kept], threads)

@@ -100,9 +100,11 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
                 raise CorruptCheckpointError(f"rows of {path} that aren't those of a column")
             plan[source].append((position, following))
         made = spread_out(columns, count, plan)
-        for position, kept in apart.items():
-            rows = np.ascontiguousarray(kept["rows"].numpy())
-            spread([(kept["values"], [Target(rows_of(made[position]), np.arange(len(rows)), rows)])])
+        numbers = {position: np.ascontiguousarray(kept["rows"].numpy()) for position, kept in apart.items()}
+        spread(
+            (apart[position]["values"], [Target(rows_of(made[position]), np.arange(len(rows)), rows)])
+            for position, rows in numbers.items()
+        )
         state["columns"] = made
         return state
 
