@@ -60,7 +60,7 @@ class GlobalGenerators(Stateful[Places]):
                 check_position(place.get_state(legacy=False))
             python = (numbers.clone(), waiting)
             random.Random().setstate(_python(python))
-        except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError) as cause:
+        except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, OverflowError) as cause:
             raise SchemaError(f"load_state_dict: the process's generators: {cause}") from cause
         return Places(own, cuda, numpy, python)
 

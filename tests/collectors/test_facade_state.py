@@ -88,6 +88,14 @@ class TestState:
         other.load_state_dict(state, strict=False)
         assert other.stats().delivered == 6
 
+    @pytest.mark.parametrize("wrong", [torch.empty(0), torch.ones(2), [], 3])
+    def test_a_state_of_the_environment_that_is_none_changes_nothing(self, wrong: object) -> None:
+        state = make(policy=Net()).state_dict() | {"env_state_dict": wrong, "frames": 5}
+        other = make(policy=Net(3.0))
+        with pytest.raises(SchemaError, match="the state of a CountingEnv"):
+            other.load_state_dict(state)
+        assert other.state_dict()["frames"] == 0
+
     def test_an_argument_that_the_policy_doesnt_take_is_an_error_before_anything_changes(self) -> None:
         collector = make(TransformedEnv(CountingEnv(NEVER), RewardSum()), Net())
         take(collector, 1)

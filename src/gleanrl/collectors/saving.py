@@ -125,9 +125,10 @@ def parse(collection: Collects, state: Any, strict: bool, has_policy: bool = Fal
         ledger=ledger.cutting(len(cut)),
         trajectories=value.trajectories.apart_from(collection.trajectories, go_on),
     )
-    if state.get("env_state_dict"):
-        check_state(collection.env, state["env_state_dict"])
-    return Saved(value, state.get("env_state_dict"), strict, cut, kept)
+    env_state = state.get("env_state_dict")
+    if env_state is not None:
+        check_state(collection.env, env_state)
+    return Saved(value, env_state, strict, cut, kept)
 
 
 def ahead(state: dict[str, Any], handed_out: Trajectories | None = None) -> dict[str, Any]:

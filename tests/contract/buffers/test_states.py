@@ -108,6 +108,7 @@ def wrong_values(value: Any) -> Iterator[Any]:
     """Yield values that no field like this one can have, or hardly any."""
     yield object()
     yield None
+    yield torch.empty(0)  # neither true nor false
     if isinstance(value, torch.Tensor):
         yield value.tolist()
         yield value[None]

@@ -360,9 +360,9 @@ class Draws(Stateful[DrawsState]):
         if limiter is not None:
             saved = reader.get("_rate_limiter") if "_rate_limiter" in reader else None
             counts = limiter.parse(saved, parts.storage.rows)
-        if not ("_prefetched" in reader and reader.get("_prefetched")):
+        ahead = reader.parts("_prefetched") if "_prefetched" in reader else []
+        if not ahead:
             return DrawsState(parts, (), counts)
-        ahead = reader.parts("_prefetched")
         if parts.storage.moved:
             raise SchemaError(
                 f"load_state_dict: the state holds {len(ahead)} batches drawn ahead, and its records move, since "
