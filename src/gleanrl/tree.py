@@ -190,6 +190,19 @@ def num_entries(batch: Any) -> int:
 
 def leaf_at(batch: Any, path: Path) -> torch.Tensor | None:
     """Return the tensor at `path`; None if there is none, or `batch` is no TensorDict."""
+    found = _entry_at(batch, path)
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def group_at(batch: Any, path: Path) -> Any:
+    """Return the nested TensorDict at `path`, of a tensorclass that of its tensors; ``{}`` if there is none."""
+    found = _entry_at(batch, path)
+    if is_tensorclass(found):
+        found = found._tensordict
+    return found if isinstance(found, TensorDictBase) else {}
+
+
+def _entry_at(batch: Any, path: Path) -> Any:
     for part in path:
         if type(batch) is TensorDict:
             batch = batch._tensordict.get(part)
@@ -197,14 +210,7 @@ def leaf_at(batch: Any, path: Path) -> torch.Tensor | None:
             batch = batch.get(part, None)
         else:
             return None
-    return batch if isinstance(batch, torch.Tensor) else None
-
-
-def group_at(batch: Any, path: Path) -> Any:
-    """Return the nested TensorDict at `path`; an empty dictionary if there is none."""
-    for part in path:
-        batch = level_of(batch).get(part) if isinstance(batch, TensorDictBase) else None
-    return batch if isinstance(batch, TensorDictBase) else {}
+    return batch
 
 
 def drop_entry(batch: Any, path: Path) -> None:

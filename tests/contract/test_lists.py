@@ -149,6 +149,15 @@ class TestUnlikeMembers:
             check_streams(batch)
         collector.shutdown()
 
+    def test_a_policy_reads_what_they_have_in_common(self) -> None:
+        env = SerialEnv(2, [lambda i=i: TalkingEnv(i, (3,), width=i + 2) for i in range(2)])
+        policy = TensorDictModule(
+            lambda text: torch.zeros(len(text), dtype=torch.int64), in_keys=["text"], out_keys=["action"]
+        )
+        batch = env.rollout(7, policy, break_when_any_done=False)
+        assert batch.shape == (2, 7) and batch[1]["wide"].shape == (7, 3) and (batch["action"] == 0).all()
+        check_streams(batch)
+
 
 class TestAfterwards:
     @pytest.fixture(params=[False, True], ids=["texts", "unlike shapes"])

@@ -257,7 +257,9 @@ class TestRefused:
             self.act(policy)
         assert len(calls) == 3
 
-    @pytest.mark.parametrize("late", [("some", "late"), ("some", "deep", "late"), ("robot", "late")])
+    @pytest.mark.parametrize(
+        "late", [("some", "late"), ("some", "deep", "late"), ("some", "bare", "late"), ("robot", "late")]
+    )
     def test_an_output_more_in_a_group(self, late: tuple[str, ...]) -> None:
         calls: list[int] = []
 
@@ -265,6 +267,7 @@ class TestRefused:
             calls.append(1)
             action = td["observation"][..., :2]
             td.set("action", action).set(("some", "early"), action).set(("some", "deep", "early"), action)
+            td.set(("some", "bare"), TensorDict({}, td.batch_size))
             return td if len(calls) < 3 else td.set(late, action)
 
         fields = {

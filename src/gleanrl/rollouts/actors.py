@@ -27,7 +27,17 @@ from gleanrl.rollouts.modules import Values, inputs_of
 from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.schema import Field, new_column
 from gleanrl.seeding import OwnedTorchGenerator
-from gleanrl.tree import Path, as_key, flatten, group_at, is_private, leaf_at, num_entries, put_leaf
+from gleanrl.tree import (
+    Path,
+    as_key,
+    empty_groups,
+    flatten,
+    group_at,
+    is_private,
+    leaf_at,
+    num_entries,
+    put_leaf,
+)
 
 _ONES = (torch.int64, torch.bool, torch.float32)
 """Dtypes of one-hot vectors that the core writes."""
@@ -325,8 +335,8 @@ class _TensorDictCall:
             )
         self._carried = [path for path in came if self.is_state(path)]
         self._wanted = Layout(dict.fromkeys((*self._fields, *self._carried)))
-        # An empty group has no path that leads to it.
-        self._groups = list(dict.fromkeys(path[:end] for path in came for end in range(1, len(path))))
+        inner = dict.fromkeys(path[:end] for path in came for end in range(1, len(path)))
+        self._groups = [*inner, *empty_groups(out)]
         self._num_entries = self._counted(out)
 
     def _counted(self, out: Any) -> int:

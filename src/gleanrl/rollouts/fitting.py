@@ -108,7 +108,7 @@ class RowWriter:
         self.whole = WholeRows(block, list(fields)) if whole else None
 
     def write(self, t: int, values: Mapping[Path, Any]) -> None:
-        """Write `values` into row t.
+        """Write `values` into row t, in whatever form they come; `whole` is to be tried before.
 
         Raises:
             PolicyError: on a missing output, or one of another shape or dtype that doesn't fit.

@@ -120,5 +120,7 @@ def read_files(files: Sequence[Reading], block: int, threads: int) -> Damage | N
 
 def spread_rows(columns: Iterable[tuple[Array, Sequence[Target]]], threads: int) -> None:
     """Copy rows in memory, ``(n, bytes of a row)`` uint8, contiguous, to all their targets, in some threads at most."""
-    kept = [(rows, Spread(rows.shape[1], 0, Targets(targets))) for rows, targets in columns]
-    native.spread_rows([(rows.ctypes.data, spread.numbers(rows.nbytes)) for rows, spread in kept], threads)
+    kept = [(rows, Targets(targets)) for rows, targets in columns]
+    native.spread_rows(
+        [(rows.ctypes.data, (rows.shape[1], 0, rows.nbytes, to.numbers)) for rows, to in kept], threads
+    )

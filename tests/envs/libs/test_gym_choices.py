@@ -37,11 +37,11 @@ SPACES = [
 )
 def test_rows_are_taken_as_they_are_if_that_decodes_them(start: int, dtype: str, takes: bool) -> None:
     codec = CategoricalCodec(("action",), Categorical(3), 3, start, np.dtype(dtype))
-    assert codec.takes_rows is takes
+    assert codec.decodes_to_itself is takes
     row = np.arange(3)[2, ...]
     assert (type(codec.decode(row)), codec.decode(row)) == (np.dtype(dtype).type, 2 + start)
     one_hot = OneHotCodec(("action",), OneHot(3), 3, start, np.dtype(dtype))
-    assert not one_hot.takes_rows
+    assert not one_hot.decodes_to_itself
 
 
 def same(a: Any, b: Any) -> bool:

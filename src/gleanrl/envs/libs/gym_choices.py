@@ -36,8 +36,8 @@ class CategoricalCodec(Codec):
         self.n, self.start, self.action_dtype = n, start, dtype
 
     @property
-    def takes_rows(self) -> bool:
-        """Whether `step` takes what stands in the column as it is."""
+    def decodes_to_itself(self) -> bool:
+        """Whether an integer decodes to itself."""
         return not self.shape and self.start == 0 and self.action_dtype == self.dtype
 
     def encode(self, value: Any) -> Array:

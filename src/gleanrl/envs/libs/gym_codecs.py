@@ -69,6 +69,11 @@ class Codec(ABC):
     def batched(self, num_envs: int) -> Codec:
         """Return the codec of the values of P environments at once, ``(P, *leaf)``, as gymnasium batches them."""
 
+    @property
+    def decodes_to_itself(self) -> bool:
+        """Whether `decode` returns any row as it is."""
+        return False
+
     def decode_all(self, column: Array) -> list[Any]:
         """Return what `step` takes for each of the T rows of ``column``, ``(T, *shape)``."""
         return [self.decode(column[t, ...]) for t in range(len(column))]

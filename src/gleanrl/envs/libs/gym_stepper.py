@@ -15,7 +15,6 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.block import Block
-from gleanrl.envs.libs.gym_choices import CategoricalCodec
 from gleanrl.envs.libs.gym_codecs import Array, Codec, as_flag
 from gleanrl.envs.libs.gym_rows import GymCodecs, GymRows, loaded
 from gleanrl.envs.libs.gym_simulator import Simulator, checked_step
@@ -129,7 +128,7 @@ class GymStepper(Stepper):
         self._action_column = self._rows.actions[0][1]
         tree = self._codecs.action
         self._decode = tree.decode if isinstance(tree, Codec) else None
-        self._takes_rows = isinstance(tree, CategoricalCodec) and tree.takes_rows
+        self._takes_rows = isinstance(tree, Codec) and tree.decodes_to_itself
         self._roots = [block.array(codec.key) for codec in self._root_leaves]
         self._nexts = [block.array(("next", *codec.key)) for codec in self._root_leaves]
         self._root_array, self._next_array = self._roots[0], self._nexts[0]

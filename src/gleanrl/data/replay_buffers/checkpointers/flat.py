@@ -100,10 +100,10 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
                 raise CorruptCheckpointError(f"rows of {path} that aren't those of a column")
             plan[source].append((position, following))
         made = spread_out(columns, count, plan)
-        numbers = {position: np.ascontiguousarray(kept["rows"].numpy()) for position, kept in apart.items()}
+        left = [(p, np.ascontiguousarray(kept["rows"].numpy()), kept["values"]) for p, kept in apart.items()]
         spread(
-            (apart[position]["values"], [Target(rows_of(made[position]), np.arange(len(rows)), rows)])
-            for position, rows in numbers.items()
+            (values, [Target(rows_of(made[position]), np.arange(len(rows)), rows)])
+            for position, rows, values in left
         )
         state["columns"] = made
         return state
