@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 from torch import nn
 
 from gleanrl.attributes.reading import adopt, parse
@@ -335,3 +336,14 @@ def test_a_hook_that_refuses_a_state_keeps_its_own() -> None:
     with pytest.raises(SchemaError, match=r"own.get_state\(\): the state has a builtins.str"):
         adopt(target, state)
     assert target.own.n == 4
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, [1], (1,), np.array([None, 1], object)], ids=repr)
+def test_lists_are_not_taken_from_shapes(value: Any) -> None:
+    state = saved(Thing(value=value))
+    (node,) = [node for node in state["nodes"] if "items" in node or "pairs" in node]
+    node["items" if "items" in node else "pairs"] = TensorDict({}, [1 << 40])
+    target = Thing(value=value)
+    with pytest.raises(SchemaError, match="expected a list of"):
+        adopt(target, state)
+    assert target.value is value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -132,8 +132,8 @@ class _Reader:
     def _objects(self, number: int, node: Any, now: Any, where: str) -> Any:
         before = list(now.flat) if isinstance(now, np.ndarray) and now.dtype == object else []
         others = of_each_kind(before)
-        found = self._made[number] = np.empty(len(node["items"]), object)
-        for place, item in enumerate(node["items"]):
+        found = self._made[number] = np.empty(len(_listed(node, "items")), object)
+        for place, item in enumerate(_listed(node, "items")):
             there = before[place] if place < len(before) else MISSING
             found[place] = self._item(item, there, f"{where}[{place}]", others)
         found.shape = tuple(node["shape"])
@@ -176,7 +176,7 @@ class _Reader:
         known = self._made[number] = found
         keys = list(there)
         others = of_each_kind(keys)
-        for place, (key, value) in enumerate(node["pairs"]):
+        for place, (key, value) in enumerate(_listed(node, "pairs")):
             name = self._item(key, keys[place] if place < len(keys) else MISSING, where, others)
             known[name] = self._fitting(value, there.get(name, MISSING), f"{where}[{name!r:.50}]")
         return (
@@ -189,7 +189,7 @@ class _Reader:
         before = list(now) if isinstance(now, (list, tuple, deque)) else []
         others = of_each_kind(before)
         found = self._made[number] = []
-        for place, item in enumerate(node["items"]):
+        for place, item in enumerate(_listed(node, "items")):
             there = before[place] if place < len(before) else MISSING
             found.append(self._item(item, there, f"{where}[{place}]", others))
         kind = SEQUENCES.get(node["class"])
@@ -253,6 +253,14 @@ class _Reader:
         if now is MISSING or class_name(now) != node["class"]:
             raise self._wrong(where, f"a {node['class']}", now)
         return now
+
+
+def _listed(node: Any, name: str) -> Sequence[Any]:
+    """Return a list of a node; to iterate over a tensor takes what its shape says, not what it holds."""
+    found = node[name]
+    if not isinstance(found, (list, tuple)):
+        raise SchemaError(f"load_state_dict: expected a list of {name}, got a {type(found).__name__}")
+    return found
 
 
 def _array_of(node: Any) -> Any:
