@@ -344,6 +344,14 @@ def test_lists_are_not_taken_from_shapes(value: Any) -> None:
     (node,) = [node for node in state["nodes"] if "items" in node or "pairs" in node]
     node["items" if "items" in node else "pairs"] = TensorDict({}, [1 << 40])
     target = Thing(value=value)
-    with pytest.raises(SchemaError, match="expected a list of"):
+    with pytest.raises(SchemaError, match="expected a list at"):
         adopt(target, state)
     assert target.value is value
+
+
+def test_pairs_are_not_taken_from_shapes() -> None:
+    state = saved(Thing(value={"a": 1}))
+    (node,) = [node for node in state["nodes"] if "pairs" in node]
+    node["pairs"] = [TensorDict({}, [1 << 40])]
+    with pytest.raises(SchemaError, match="expected a list at 0"):
+        adopt(Thing(value={"a": 1}), state)

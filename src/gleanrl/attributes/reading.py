@@ -176,7 +176,9 @@ class _Reader:
         known = self._made[number] = found
         keys = list(there)
         others = of_each_kind(keys)
-        for place, (key, value) in enumerate(_listed(node, "pairs")):
+        pairs = _listed(node, "pairs")
+        for place in range(len(pairs)):
+            key, value = _listed(pairs, place)
             name = self._item(key, keys[place] if place < len(keys) else MISSING, where, others)
             known[name] = self._fitting(value, there.get(name, MISSING), f"{where}[{name!r:.50}]")
         return (
@@ -255,11 +257,11 @@ class _Reader:
         return now
 
 
-def _listed(node: Any, name: str) -> Sequence[Any]:
-    """Return a list of a node; to iterate over a tensor takes what its shape says, not what it holds."""
+def _listed(node: Any, name: str | int) -> Sequence[Any]:
+    """Return a list of a node, or of a list; to iterate over a tensor takes what its shape says, not what it holds."""
     found = node[name]
     if not isinstance(found, (list, tuple)):
-        raise SchemaError(f"load_state_dict: expected a list of {name}, got a {type(found).__name__}")
+        raise SchemaError(f"load_state_dict: expected a list at {name!r}, got a {type(found).__name__}")
     return found
 
 
