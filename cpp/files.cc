@@ -262,6 +262,27 @@ class Shares {
   std::vector<std::atomic<size_t>> next_;
 };
 
+// Bytes of one of several things.
+struct Part {
+  size_t owner, begin, end;
+};
+
+// Cuts things into parts of `step` bytes, the last ones maybe less; what is empty is one part.
+template <class Size>
+std::vector<Part> cut(size_t count, size_t step, Size size_of) {
+  std::vector<Part> parts;
+  for (size_t owner = 0; owner < count; ++owner) {
+    const size_t size = size_of(owner);
+    size_t begin = 0;
+    do {
+      const size_t end = begin + std::min(step, size - begin);
+      parts.push_back({owner, begin, end});
+      begin = end;
+    } while (begin < size);
+  }
+  return parts;
+}
+
 size_t threads_for(int threads, size_t shares) {
   return std::max<size_t>(1, std::min(static_cast<size_t>(std::max(threads, 1)), shares));
 }
@@ -269,19 +290,7 @@ size_t threads_for(int threads, size_t shares) {
 }  // namespace
 
 std::optional<Damage> read_files(std::span<const Reading> files, size_t block, int threads) {
-  struct Part {
-    size_t file, begin, end;
-  };
-  std::vector<Part> parts;
-  for (size_t file = 0; file < files.size(); ++file) {
-    const size_t size = size_of(files[file]);
-    size_t begin = 0;
-    do {
-      const size_t end = begin + std::min(block, size - begin);
-      parts.push_back({file, begin, end});
-      begin = end;
-    } while (begin < size);
-  }
+  const auto parts = cut(files.size(), block, [&](size_t file) { return size_of(files[file]); });
   Shares shares(parts.size(), threads_for(threads, parts.size()));
   // The first damage in the order of files is told, whichever is found first: what stands before it is read on.
   std::atomic<size_t> worst{parts.size()};
@@ -315,15 +324,7 @@ std::optional<Damage> read_files(std::span<const Reading> files, size_t block, i
 }
 
 void spread_rows(std::span<const Source> columns, int threads) {
-  struct Part {
-    size_t column, begin, end;
-  };
-  std::vector<Part> parts;
-  for (size_t column = 0; column < columns.size(); ++column) {
-    const size_t size = columns[column].rows.bytes;
-    for (size_t begin = 0; begin < size; begin += kStep)
-      parts.push_back({column, begin, std::min(size, begin + kStep)});
-  }
+  const auto parts = cut(columns.size(), kStep, [&](size_t column) { return columns[column].rows.bytes; });
   Shares shares(parts.size(), parts.size() < kFewParts ? 1 : threads_for(threads, parts.size()));
   in_threads(shares.threads(), [&](size_t thread) {
     for (size_t number; shares.next(thread, number);) {

@@ -349,6 +349,15 @@ def test_lists_are_not_taken_from_shapes(value: Any) -> None:
     assert target.value is value
 
 
+@pytest.mark.parametrize("value", [np.array([None, 1], object), np.array(["x"])], ids=repr)
+def test_shapes_are_lists(value: Any) -> None:
+    state = saved(Thing(value=value))
+    (node,) = [node for node in state["nodes"] if "shape" in node]
+    node["shape"] = TensorDict({}, [1 << 40])
+    with pytest.raises(SchemaError, match="expected a list at 'shape'"):
+        adopt(Thing(value=value), state)
+
+
 def test_pairs_are_not_taken_from_shapes() -> None:
     state = saved(Thing(value={"a": 1}))
     (node,) = [node for node in state["nodes"] if "pairs" in node]

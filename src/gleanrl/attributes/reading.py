@@ -132,11 +132,12 @@ class _Reader:
     def _objects(self, number: int, node: Any, now: Any, where: str) -> Any:
         before = list(now.flat) if isinstance(now, np.ndarray) and now.dtype == object else []
         others = of_each_kind(before)
-        found = self._made[number] = np.empty(len(_listed(node, "items")), object)
-        for place, item in enumerate(_listed(node, "items")):
+        items = _listed(node["items"], "items")
+        found = self._made[number] = np.empty(len(items), object)
+        for place, item in enumerate(items):
             there = before[place] if place < len(before) else MISSING
             found[place] = self._item(item, there, f"{where}[{place}]", others)
-        found.shape = tuple(node["shape"])
+        found.shape = tuple(_listed(node["shape"], "shape"))
         return found
 
     def _tensor(self, number: int, node: Any, now: Any, where: str) -> Any:
@@ -176,9 +177,8 @@ class _Reader:
         known = self._made[number] = found
         keys = list(there)
         others = of_each_kind(keys)
-        pairs = _listed(node, "pairs")
-        for place in range(len(pairs)):
-            key, value = _listed(pairs, place)
+        for place, pair in enumerate(_listed(node["pairs"], "pairs")):
+            key, value = _listed(pair, place)
             name = self._item(key, keys[place] if place < len(keys) else MISSING, where, others)
             known[name] = self._fitting(value, there.get(name, MISSING), f"{where}[{name!r:.50}]")
         return (
@@ -191,7 +191,7 @@ class _Reader:
         before = list(now) if isinstance(now, (list, tuple, deque)) else []
         others = of_each_kind(before)
         found = self._made[number] = []
-        for place, item in enumerate(_listed(node, "items")):
+        for place, item in enumerate(_listed(node["items"], "items")):
             there = before[place] if place < len(before) else MISSING
             found.append(self._item(item, there, f"{where}[{place}]", others))
         kind = SEQUENCES.get(node["class"])
@@ -257,12 +257,11 @@ class _Reader:
         return now
 
 
-def _listed(node: Any, name: str | int) -> Sequence[Any]:
-    """Return a list of a node, or of a list; to iterate over a tensor takes what its shape says, not what it holds."""
-    found = node[name]
-    if not isinstance(found, (list, tuple)):
-        raise SchemaError(f"load_state_dict: expected a list at {name!r}, got a {type(found).__name__}")
-    return found
+def _listed(value: Any, name: str | int) -> Sequence[Any]:
+    """Return what has to be a list: to iterate over a tensor takes what its shape says, not what it holds."""
+    if not isinstance(value, (list, tuple)):
+        raise SchemaError(f"load_state_dict: expected a list at {name!r}, got a {type(value).__name__}")
+    return value
 
 
 def _array_of(node: Any) -> Any:
@@ -272,7 +271,7 @@ def _array_of(node: Any) -> Any:
     dtype = np.dtype(str(node["text"]))
     if dtype.kind not in "SU":
         raise SchemaError(f"load_state_dict: {dtype} isn't text")
-    return np.frombuffer(data.tobytes(), dtype).reshape(node["shape"])
+    return np.frombuffer(data.tobytes(), dtype).reshape(_listed(node["shape"], "shape"))
 
 
 _READS: dict[str, Callable[[_Reader, int, Any, Any, str], Any]] = {
