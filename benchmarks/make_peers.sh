@@ -16,11 +16,11 @@ fi
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 
 # torch before anything that could ask for a range of it, and never again.
-pip install --constraint "$constraints" torch numpy
-pip install --constraint "$constraints" gymnasium tensordict
+pip install --no-compile --constraint "$constraints" torch numpy
+pip install --no-compile --constraint "$constraints" gymnasium tensordict
 complete=yes
 for peer in torchrl stable-baselines3 tianshou cpprb flashbax; do
-    if pip install --constraint "$constraints" "$peer"; then
+    if pip install --no-compile --constraint "$constraints" "$peer"; then
         echo "peers: $peer installed"
     else
         echo "peers: $peer did not install and is left out" >&2

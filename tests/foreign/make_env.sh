@@ -17,9 +17,9 @@ echo "Setting up $venv (the first time takes a few minutes)"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 
 # torch before anything that could ask for a range of it, and never again.
-pip install --constraint "$constraints" torch numpy
-pip install --constraint "$constraints" tensordict gymnasium cloudpickle rich pytest pytest-timeout hypothesis
-pip install --constraint "$constraints" torchrl
+pip install --no-compile --constraint "$constraints" torch numpy
+pip install --no-compile --constraint "$constraints" tensordict gymnasium cloudpickle rich pytest pytest-timeout hypothesis
+pip install --no-compile --constraint "$constraints" torchrl
 
 expected=$(sed -n 's/^torch==//p' "$constraints")
 "$venv/bin/python" - "$expected" <<'PYTHON'
