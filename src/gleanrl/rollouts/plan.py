@@ -122,19 +122,13 @@ def plan_rollout(
     stepper = make_stepper(env, rules)
     if gradients and (stepper.through_tensordicts or _requires_gradients(env, policy, root)):
         stepper = TensorDictStepper(env, rules)
-    if root is not None:
-        stepper.load(root)
-    try:
-        env_schema = stepper.schema()
-    except StepFault as fault:
-        raise explain(fault, env) from fault.cause
-    dims = len(env.batch_size)
-    actions = action_fields(env, dims)
-    keys = list(env.observation_spec.keys(True, True))
-    wrapped = policy if handling.trusted and callable(policy) else wrap_policy(policy, env, keys)
+    env_schema = _schema_from(stepper, env, root)
+    actions = action_fields(env, len(env.batch_size))
+    wrapped = policy
+    if not (handling.trusted and callable(policy)):
+        wrapped = wrap_policy(policy, env, list(env.observation_spec.keys(True, True)))
     if only_draws(wrapped) or isinstance(wrapped, OwnActions):
         policy_device = None
-    moved = policy_device if policy_device != columns_device(stepper.device) else None
     traits = EnvTraits.of(env)
     primed = frozenset(("next", *as_path(key)) for key in traits.primed_keys)
     trial = Trial(stepper, env, policy_device, act_now, primed)
@@ -142,29 +136,23 @@ def plan_rollout(
     if gradients and not isinstance(stepper, TensorDictStepper):
         gradients = any(_on_graph(value) for value in (trial.first or {}).values())
         if gradients:  # a policy that isn't a module, and learns all the same
-            start = trial.root()
             stepper = TensorDictStepper(env, rules)
-            stepper.load(start)
-            env_schema = stepper.schema()
+            env_schema = _schema_from(stepper, env, trial.root())
     _check_written(written, env_schema, primed)
     fields = {**env_schema.items(), **written}
-    device = env.device
-    roots = tuple(path for path in env_schema.paths if path[0] != "next" and path != MASK)
-    sizes = sizes_of_groups(env, dims, fields)
-    shown = policy_device if policy_device is not None and moved is None else device
-    lists = frozenset(env_schema.lists)
-    layout = RowLayout(roots, tuple(actions), stepper.batch_size, shown, moved, sizes, lists)
-    vary = traits.actions_vary
-    actor: Actor
-    if only_draws(wrapped):
-        actor = RandomActor(wrapped, written, vary, generator)
-    else:
-        actor = PolicyActor(wrapped, written, layout, trial.first, handling.compiler)
-    random_actor: Actor = RandomActor(RandomPolicy(env.full_action_spec), written, vary, generator)
+    sizes = sizes_of_groups(env, len(env.batch_size), fields)
+    layout = _row_layout(env, stepper, tuple(actions), policy_device, sizes)
+    random_actor: Actor = RandomActor(
+        RandomPolicy(env.full_action_spec), written, traits.actions_vary, generator
+    )
     if traits.own_actions:
         random_actor = PolicyActor(OwnActions(env, written), written, replace(layout, policy_device=None))
+    actor: Actor
+    if only_draws(wrapped):
+        actor = RandomActor(wrapped, written, traits.actions_vary, generator)
+    else:
+        actor = PolicyActor(wrapped, written, layout, trial.first, handling.compiler)
     groups = outermost(p[:-1] for p in env_schema.paths if p[0] == "next" and p[-1] == "done")
-    done_paths = tuple((*group, "done") for group in groups)
     return RolloutPlan(
         stepper,
         actor,
@@ -172,11 +160,36 @@ def plan_rollout(
         wrapped,
         Schema(fields, sizes),
         stepper.batch_size,
-        device,
+        env.device,
         tuple(written),
         gradients,
-        done_paths,
+        tuple((*group, "done") for group in groups),
     )
+
+
+def _schema_from(stepper: Stepper, env: Env, root: TensorDictBase | None) -> Schema:
+    """Return the environment's columns, from `root` on; an environment that never was is reset."""
+    if root is not None:
+        stepper.load(root)
+    try:
+        return stepper.schema()
+    except StepFault as fault:
+        raise explain(fault, env) from fault.cause
+
+
+def _row_layout(
+    env: Env,
+    stepper: Stepper,
+    actions: tuple[Path, ...],
+    policy_device: torch.device | None,
+    sizes: Mapping[Path, tuple[int, ...]],
+) -> RowLayout:
+    """Return what a policy on that device finds in a row."""
+    schema = stepper.schema()
+    roots = tuple(path for path in schema.paths if path[0] != "next" and path != MASK)
+    moved = policy_device if policy_device != columns_device(stepper.device) else None
+    shown = policy_device if policy_device is not None and moved is None else env.device
+    return RowLayout(roots, actions, stepper.batch_size, shown, moved, sizes, frozenset(schema.lists))
 
 
 def _on_graph(leaf: Leaf) -> bool:
