@@ -156,19 +156,10 @@ class RayCollector(SourceCollector):
     ) -> None:
         settings = Settings.of(locals())
         workers = positive("num_workers_per_collector", num_workers_per_collector)
-        collector = class_of(collector_class, workers)
+        collector = _class_of_nodes(collector_class, workers, sync)
         has_workers = issubclass(collector, WorkersCollector)
         frames = positive("frames_per_batch", frames_per_batch)
-        interval = integer("max_weight_update_interval", max_weight_update_interval, -1)
-        if update_after_each_batch and interval > -1:
-            raise UnsupportedError(
-                "update_after_each_batch: it sends weights at every hand-over; leave out max_weight_update_interval"
-            )
-        if sync and workers > 1 and issubclass(collector, MultiaSyncDataCollector):
-            raise UnsupportedError(
-                "sync: nothing is stepped between two batches, so that only one worker of each node would be at work; "
-                "give collector_class='sync'"
-            )
+        interval = _interval_of(max_weight_update_interval, update_after_each_batch)
         restarts, patience = Restarts(on_worker_error, max_restarts), timeouts_of(timeouts)
         storing = require_device("storing_device", as_device(storing_device))
         count = count_of(create_env_fn, num_collectors)
@@ -215,16 +206,12 @@ class RayCollector(SourceCollector):
                 restarts,
                 None if policy_factory is not None else self.policy,
                 following_of(update_after_each_batch, moved),
-                interval if interval > -1 else None,
+                interval,
                 patience.start_s,
                 ahead,
                 by_reference,
             )
-            source = self._nodes = (
-                SynchronousNodes(self._runtime, company, self._joined)
-                if sync
-                else AsynchronousNodes(self._runtime, company)
-            )
+            source = self._nodes = self._source(company)
             self._ready = True  # from here on the last reference's end ends the nodes
             budget = Budget(source.num_envs, frames, total_frames, init_random_frames)
             source.lay_out(budget.steps_per_batch)
@@ -236,6 +223,11 @@ class RayCollector(SourceCollector):
                 self._ready = False
             self._runtime.release()
             raise
+
+    def _source(self, company: Company) -> NodeSource:
+        if self._sync:
+            return SynchronousNodes(self._runtime, company, self._joined)
+        return AsynchronousNodes(self._runtime, company)
 
     def _environments(self, create_env_fn: Any, extra: Sequence[dict[str, Any]]) -> list[Any]:
         kwargs = [one.pop("create_env_kwargs", None) for one in extra]
@@ -317,6 +309,28 @@ class RayCollector(SourceCollector):
     def __repr__(self) -> str:
         """Show the nodes and the budget."""
         return shown(self, f"num_collectors={self.num_workers}")
+
+
+def _class_of_nodes(collector_class: Any, workers: int, sync: bool) -> type[Any]:
+    collector = class_of(collector_class, workers)
+    if sync and workers > 1 and issubclass(collector, MultiaSyncDataCollector):
+        raise UnsupportedError(
+            "sync: nothing is stepped between two batches, so that only one worker of each node would be at work; "
+            "give collector_class='sync'"
+        )
+    return collector
+
+
+def _interval_of(max_weight_update_interval: Any, update_after_each_batch: bool) -> int | None:
+    """Return after how many batches weights are sent at the latest; None for no such number."""
+    interval = integer("max_weight_update_interval", max_weight_update_interval, -1)
+    if interval == -1:
+        return None
+    if update_after_each_batch:
+        raise UnsupportedError(
+            "update_after_each_batch: it sends weights at every hand-over; leave out max_weight_update_interval"
+        )
+    return interval
 
 
 def _first(environment: Any) -> Any:
