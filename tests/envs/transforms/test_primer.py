@@ -7,8 +7,15 @@ from tensordict.nn import TensorDictModule
 
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import Bounded, Categorical, Composite, Unbounded
-from gleanrl.envs import check_env_specs
-from gleanrl.envs.transforms import Compose, StepCounter, TensorDictPrimer, TransformedEnv
+from gleanrl.envs import ParallelEnv, SerialEnv, check_env_specs
+from gleanrl.envs.transforms import (
+    Compose,
+    RewardSum,
+    StepCounter,
+    TensorDictPrimer,
+    TransformedEnv,
+    UnaryTransform,
+)
 from gleanrl.errors import InvalidArgumentError, PolicyError
 from tests.envs.transforms.ways import batched, collect_both_ways, joined, single
 from tests.fakes import Script
@@ -64,6 +71,57 @@ def test_a_recurrent_policy_in_a_collector(env):
     )
     assert not bool(collector.next()["next", "h"].any())
     collector.next()
+
+
+def primed():
+    """An environment whose state stands as deep inside as it can; an episode ends after 3 steps, the next after 5."""
+    return TransformedEnv(
+        CountingEnv(Script(lengths=(3, 5))), Compose(TensorDictPrimer(h=Unbounded((1,))), StepCounter())
+    )
+
+
+def both_primed(inner):
+    return TransformedEnv(inner, TensorDictPrimer(h=Unbounded((1,))))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TransformedEnv(primed(), RewardSum(), auto_unwrap=False),
+        lambda: TransformedEnv(SerialEnv(2, primed), RewardSum()),
+        lambda: TransformedEnv(ParallelEnv(2, primed), RewardSum()),
+        lambda: TransformedEnv(
+            ParallelEnv(2, primed),
+            UnaryTransform([], [], ["action"], ["action"], fn=None, inv_fn=lambda a: a),
+        ),
+        lambda: SerialEnv(2, lambda: TransformedEnv(SerialEnv(1, primed), RewardSum())),
+        lambda: SerialEnv(2, lambda: ParallelEnv(1, primed)),
+        lambda: both_primed(SerialEnv(2, primed)),
+        lambda: both_primed(ParallelEnv(2, primed)),
+    ],
+    ids=["nested", "serial", "parallel", "inverts", "deep", "mirrored", "twice", "twice_parallel"],
+)
+def test_the_state_reaches_a_primer_below_other_environments(make):
+    def recur(h, observation):
+        return observation[..., :2].clamp(-1, 1), h + 1
+
+    policy = TensorDictModule(recur, in_keys=["h", "observation"], out_keys=["action", ("next", "h")])
+    env = make()
+    rolled = env.rollout(7, policy, break_when_any_done=False)
+    stepped, root = [], env.reset()
+    for _ in range(7):
+        step, root = env.step_and_maybe_reset(policy(root))
+        stepped.append(step)
+    by_hand = torch.stack(stepped, len(env.batch_size))
+    collector = SyncDataCollector(env, policy, frames_per_batch=16, total_frames=32)
+    try:
+        for batch in (rolled, by_hand, *collector):
+            assert torch.equal(batch["h"], batch["step_count"].float())
+            assert torch.equal(batch["next", "h"], batch["next", "step_count"].float())
+            assert bool((batch["step_count"] > 1).any())
+    finally:
+        collector.shutdown()
+        env.close()
 
 
 def test_other_entries_below_next_are_not_a_policys_to_write():

@@ -246,7 +246,11 @@ class TransformedEnv(EnvBase):
 
     # -------------------------------------------------------------- protocol
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        inner = self.transform.inverting()(tensordict.exclude("next"))
+        given = tensordict.exclude("next")
+        if (before := tensordict.get("next", None)) is not None:
+            primed = EnvTraits.of(self.base_env).primed_keys
+            given = given.update({"next": before.select(*primed, strict=False)}) if primed else given
+        inner = self.transform.inverting()(given)
         if inner is None:
             raise EnvironmentContractError(
                 "a transform held an environment's input back: that one is for buffers"

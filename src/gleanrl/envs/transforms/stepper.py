@@ -43,6 +43,7 @@ from gleanrl.layout import record_of
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import declared, make_stepper
+from gleanrl.rollouts.traits import EnvTraits
 from gleanrl.schema import Schema
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, flatten, is_private, outermost
 
@@ -93,6 +94,8 @@ class TransformedStepper(Stepper):
             as_key(p) for p in self._observed if p in self._changed or own.get(p) != self._observed[p]
         ]
         self._inner_blocks = InnerBlocks(env, base, self._changed, self._inverts)
+        # What of a policy's writes below "next" is for the base environment to take over.
+        self._primed = {("next", *as_path(key)) for key in EnvTraits.of(env.base_env).primed_keys}
         self._carry: Values | None = None
         self._latest: Values | None = None  # what a step in the middle of a block made, newer than the carry
         self._schema: Schema | None = None
@@ -185,7 +188,13 @@ class TransformedStepper(Stepper):
         self._last, self._late, self._counters, self._whole = block.num_steps - 1, [], None, 0
         self._root.clear(0)
         self._inner = inner = self._inner_blocks.within(block)
-        self._base.bind(inner, actions_ready and not self._inverts)
+        passed = [path for path in primed if path in self._primed and path in inner.schema]
+        self._base.bind(inner, actions_ready and not self._inverts, passed)
+        self._handed = [
+            (inner.rows(path), block.rows(path))
+            for path in passed
+            if inner.column(path) is not block.column(path)
+        ]
         self._required = self._inner_blocks.required
         outer_root = OpenedColumns(block, False, list(primed))
         inner_next = OpenedColumns(inner, True)
@@ -216,6 +225,8 @@ class TransformedStepper(Stepper):
         try:
             if self._inverts:
                 self._enter(t)
+            for rows, given in self._handed:
+                rows[t].copy_(given[t])
             self._base.step(t)
             made, kept = self._transformed(t)
             if self._masked:

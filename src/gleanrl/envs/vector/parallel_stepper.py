@@ -140,15 +140,16 @@ class ParallelStepper(Stepper):
             block = self._block = segment.block(self._region)
         return block
 
-    def _mirrored(self, block: Block) -> _Mirror:
+    def _mirrored(self, block: Block, primed: Collection[Path]) -> _Mirror:
         """Return what copies between `block`, whose memory the workers can't see, and one that they can."""
-        if self._mirror is None or self._mirror.block is not block:
-            self._mirror = _Mirror(block, self.block(block.schema, block.num_steps), self.schema())
+        if self._mirror is None or self._mirror.block is not block or self._mirror.primed != set(primed):
+            shared = self.block(block.schema, block.num_steps)
+            self._mirror = _Mirror(block, shared, self.schema(), set(primed))
         return self._mirror
 
     def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
         """Let the workers write into `block`; its rows are copied to and fro, unless `block` returned it."""
-        mirror = None if block is self._block else self._mirrored(block)
+        mirror = None if block is self._block else self._mirrored(block, primed)
         if mirror is not None and actions_ready:
             mirror.send_all()
         self._claim()
@@ -227,13 +228,15 @@ class _Mirror:
         block: the other's.
         shared: what the workers see.
         schema: the columns that the workers write; all others they read.
+        primed: those that they read, too.
     """
 
-    def __init__(self, block: Block, shared: Block, schema: Schema) -> None:
-        self.block = block
+    def __init__(self, block: Block, shared: Block, schema: Schema, primed: set[Path]) -> None:
+        self.block, self.primed = block, primed
         self._last = block.num_steps - 1
-        self._inputs = [(shared.column(p), block.column(p)) for p in block.schema.paths if p not in schema]
-        self._sent = [(shared.rows(p), block.rows(p)) for p in block.schema.paths if p not in schema]
+        read = [path for path in block.schema.paths if path not in schema or path in primed]
+        self._inputs = [(shared.column(p), block.column(p)) for p in read]
+        self._sent = [(shared.rows(p), block.rows(p)) for p in read]
         self._roots = [(block.rows(p), shared.rows(p)) for p in schema.paths if p[0] != "next"]
         self._nexts = [(block.rows(p), shared.rows(p)) for p in schema.paths if p[0] == "next"]
 
