@@ -231,32 +231,11 @@ def test_in_the_background_it_is_of_the_moment_of_the_call(tmp_path: Path) -> No
         assert torch.equal(one, other)
 
 
-def test_an_error_in_the_background_is_raised_by_the_next_save(tmp_path: Path) -> None:
-    progress: dict[str, Any] = {"f": _refuse}
-    checkpoint = Checkpoint(progress=progress)
-    checkpoint.save(tmp_path, wait=False)
-    progress.clear()
-    with pytest.raises(CheckpointError, match="progress"):
-        checkpoint.save(tmp_path)
-    checkpoint.save(tmp_path)
-
-
 def test_keep_says_how_many(tmp_path: Path) -> None:
     checkpoint = Checkpoint(progress={"n": 1})
     for _ in range(4):
         checkpoint.save(tmp_path, keep=2)
     assert len(list(tmp_path.glob("ckpt-*"))) == 2
-
-
-def test_a_collector_in_the_background_rests_meanwhile(tmp_path: Path) -> None:
-    buffer = ReplayBuffer(storage=LazyTensorStorage(500), batch_size=4)
-    collector = SyncDataCollector(GymEnv("CartPole-v1"), None, frames_per_batch=10, replay_buffer=buffer)
-    collector.start()
-    checkpoint = Checkpoint(collector=collector, buffer=buffer)
-    checkpoint.save(tmp_path)
-    collector.stop()
-    checkpoint.load(tmp_path)
-    assert buffer.write_count == collector.stats().delivered
 
 
 def cart() -> GymEnv:

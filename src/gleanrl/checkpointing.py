@@ -118,7 +118,7 @@ class Checkpoint:
         The parts, new or used, are made like those that were saved, under the same names. Of trajectories that can't go
         on, because their environments' state isn't known, the last step in the buffers is marked as truncated: all
         buffers here are taken to hold what the collectors here have collected. What has ids from elsewhere,
-        demonstrations say, is better saved by itself.
+        demonstrations say, is better saved by itself. A save that is under way is waited for.
 
         Args:
             path: the folder that `save` was given.
@@ -131,6 +131,8 @@ class Checkpoint:
             WorkerError: a collector lost a worker that isn't replaced, and has ended; of the others none changed but
                 collectors before it.
         """
+        if self._last is not None:
+            self._last.end()
         with self._at_rest():
             Folder(path).load(verify, expecting(path, _KIND, self._restore))
 

@@ -38,6 +38,32 @@ def test_done_and_waited_for(tmp_path: Path) -> None:
     assert Folder(tmp_path).load().state == {"a": 1}
 
 
+def test_the_place_is_the_one_that_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    begin = threading.Event()
+    with faults.inject({"fs.make_dir": begin.wait}):
+        dump = Dump(Folder("folder"), "thing", {"a": 1}, 1)
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        begin.set()
+        dump.wait()
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert Folder(tmp_path / "there" / "folder").load().state == {"a": 1}
+
+
+def test_the_end_is_waited_for_whatever_it_is(tmp_path: Path) -> None:
+    dump = Dump(Folder(tmp_path / "a"), "thing", {"a": 1}, 1)
+    dump.end()
+    assert dump.done()
+    (tmp_path / "b").touch()
+    failing = Dump(Folder(tmp_path / "b"), "thing", {"a": 1}, 1)
+    failing.end()
+    assert failing.done()
+    with pytest.raises(OSError):
+        failing.settle()
+
+
 def rests(tmp_path: Path, state: Any) -> list[float]:
     """Save a state in the foreground, in "a", without a rest, and in the background, in "b"; return its rests."""
     fake = FakeClock()

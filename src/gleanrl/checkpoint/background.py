@@ -74,6 +74,12 @@ class Dump:
         if self._process == os.getpid() and not (self._told and self._job.ended):
             self.wait()
 
+    def end(self) -> None:
+        """Wait until it has ended, well or not: then a load finds it, or what was there before."""
+        if self._process == os.getpid():
+            self._hurry.set()
+            self._job.join()
+
     def _check_process(self) -> None:
         if self._process != os.getpid():
             raise UnsupportedError(

@@ -65,7 +65,7 @@ class Folder:
     """
 
     def __init__(self, path: os.PathLike[str] | str) -> None:
-        self.path = Path(os.fspath(path))
+        self.path = Path(os.fspath(path)).absolute()  # a dump may be under way when the current directory changes
 
     # ---------------------------------------------------------------- writing
     def commit(self, kind: str, state: Any, keep: int = 1, aside: Event | None = None) -> Path:
@@ -135,9 +135,10 @@ class Folder:
             with fs.locked(self.path / _LOCK, owner.encode()):
                 yield
         except BlockingIOError as cause:
-            raise CheckpointError(
-                f"{self.path}: another process is writing a checkpoint here: {cause}"
-            ) from cause
+            who = f"another process is writing a checkpoint here: {cause}"
+            if str(cause) == owner:
+                who = "this process is writing a checkpoint here already: wait for it, or give each its own folder"
+            raise CheckpointError(f"{self.path}: {who}") from cause
 
     def _collect(self, names: list[str]) -> None:
         """Remove what processes have left that were killed; the lock is held, so that they aren't at it any more."""

@@ -58,10 +58,14 @@ class Job(Generic[Result]):
             sleep(_SECONDS_BETWEEN_LOOKS)
         return self.ended
 
-    def result(self) -> Result:
-        """Wait for the call to end; return what it returned, or raise what it raised."""
+    def join(self) -> None:
+        """Wait for the call to end."""
         with self._pending:
             pass
+
+    def result(self) -> Result:
+        """Wait for the call to end; return what it returned, or raise what it raised."""
+        self.join()
         if self._error is not None:
             raise self._error
         return self._result

@@ -225,6 +225,26 @@ def test_the_next_dump_waits_and_tells_of_an_error(tmp_path: Path) -> None:
         dumping.loads(folder)
 
 
+def test_a_load_waits_for_the_dump_under_way(tmp_path: Path) -> None:
+    made, leave = prioritized(), threading.Event()
+    made.extend(numbered(0, 100))
+    made.dumps(tmp_path)
+    made.extend(numbered(100, 100))
+    with faults.inject({"fs.sync": leave.wait}):
+        dump = made.dumps(tmp_path, wait=False)
+        made.empty()
+        threading.Timer(0.05, leave.set).start()
+        made.loads(tmp_path)
+        assert dump is not None and dump.done() and len(made) == 200
+    with faults.inject({"fs.rename": OSError(errno.ENOSPC, "full")}):
+        made.dumps(tmp_path, wait=False)
+        made.empty()
+        made.loads(tmp_path)  # what was there before; the error is the next dump's
+        assert len(made) == 200
+    with pytest.raises(OSError, match="full"):
+        made.dumps(tmp_path)
+
+
 def test_a_state_that_goes_to_another_process_goes_in_memory(tmp_path: Path) -> None:
     made, other = prioritized(), prioritized()
     made.extend(numbered(0, 500))

@@ -88,6 +88,7 @@ class Checkpointed(ABC):
         """Go on from the newest checkpoint that is whole; a warning names those that aren't.
 
         The buffer, empty or filled, has parts like those of the one that was saved. Nothing that is read is executed.
+        A dump of this buffer that is under way is waited for.
 
         Args:
             path: the folder that `dumps` was given.
@@ -97,6 +98,8 @@ class Checkpointed(ABC):
             CheckpointError: there is none, or it is damaged; it names the file. Nothing changed.
             SchemaError: it doesn't fit. Nothing changed.
         """
+        if self in _dumps:
+            _dumps[self].end()
         Folder(path).load(verify, expecting(path, self.kind, lambda state: self.loading(state)()))
 
     def dump(self, *args: Any, **kwargs: Any) -> Dump | None:
