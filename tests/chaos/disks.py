@@ -23,7 +23,7 @@ import pytest
 
 from gleanrl.checkpoint import earlier, files
 from gleanrl.native import spread_rows
-from gleanrl.system import file_reading, fs, new_files
+from gleanrl.system import descriptors, file_reading, fs, new_files
 from gleanrl.system.threads import for_each
 
 Tree = dict[str, int]  # of a directory: numbers of what is in it, by name
@@ -52,7 +52,6 @@ class Disk:
         """Is told of every act before it happens, and may raise; what it returns limits how much is read or written."""
         self._files: dict[int, int] = {}
         self._numbers = itertools.count(max(self.content) + 1)
-        self._descriptors = itertools.count(1000)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("O_"):
@@ -164,13 +163,21 @@ class Disk:
             number = next(self._numbers)
             self._enter(path, number)
             self.content[number] = bytearray()
-        descriptor = next(self._descriptors)
+        descriptor = os.open(
+            os.devnull, os.O_RDONLY
+        )  # a real one: who forgets to close it does so when he goes
         self._files[descriptor] = number
         return descriptor
 
+    @property
+    def num_open(self) -> int:
+        """How many files and directories are open."""
+        return len(self._files)
+
     def close(self, file: int) -> None:
-        del self._files[file]
-        self._act("close")
+        os.close(file)
+        if self._files.pop(file, None) is not None:  # else it is of an earlier disk
+            self._act("close")
 
     def write(self, file: int, data: Any) -> int:
         return self._put(file, bytes(data), None, self._act("write"))
@@ -256,6 +263,7 @@ class Disk:
         """Put this in the place of the operating system's files, within a ``with`` block."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(fs, "os", self)
+            patch.setattr(descriptors, "os", self)
             patch.setattr(new_files, "os", self)
             patch.setattr(fs, "shutil", self)
             patch.setattr(file_reading, "native", self)

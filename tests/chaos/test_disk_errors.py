@@ -89,6 +89,7 @@ def test_a_dump_whose_nth_act_fails(error: str, for_ever: bool) -> None:
             except (OSError, KeyboardInterrupt, UserWarning) as found:
                 raised = found
         disk.before = lambda number, name: None
+        assert not disk.num_open or isinstance(raised, KeyboardInterrupt)
         if raised is None or isinstance(raised, UserWarning):  # of older ones that couldn't be removed
             assert number_on(disk) == 2
         elif isinstance(raised, OSError):

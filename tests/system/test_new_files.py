@@ -91,6 +91,27 @@ def test_somebody_writes_anywhere_in_it(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"abcdbehin"
 
 
+def test_who_was_broken_off_writes_into_no_other_file(tmp_path: Path) -> None:
+    kept: list[BinaryIO] = []
+
+    def fill(file: BinaryIO) -> None:
+        kept.append(file)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        NewFile(tmp_path / "a", ()).fill(fill)
+    with (tmp_path / "b").open("w+b") as other:  # it gets the number that was free
+        other.write(b"mine")
+        other.flush()
+        late = kept[0]
+        late.seek(0, io.SEEK_END)
+        late.write(b"late")
+        late.truncate(1)
+        late.flush()
+        assert late.read() == b""
+    assert (tmp_path / "b").read_bytes() == b"mine" and len([*tmp_path.iterdir()]) == 1
+
+
 def test_what_the_disk_refuses_is_told_whatever_the_writer_makes_of_it(tmp_path: Path) -> None:
     def fill(file: BinaryIO) -> None:
         try:

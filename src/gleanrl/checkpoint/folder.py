@@ -65,7 +65,9 @@ class Folder:
     """
 
     def __init__(self, path: os.PathLike[str] | str) -> None:
-        self.path = Path(os.fspath(path)).absolute()  # a dump may be under way when the current directory changes
+        self.path = Path(
+            os.fspath(path)
+        ).absolute()  # a dump may be under way when the current directory changes
 
     # ---------------------------------------------------------------- writing
     def commit(self, kind: str, state: Any, keep: int = 1, aside: Event | None = None) -> Path:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import chain, repeat, starmap
 from operator import itemgetter
+from pathlib import Path
 
 _ONE = socket.CMSG_SPACE(4)
 
@@ -39,6 +40,11 @@ class Descriptors:
         """Close what is still open."""
         if hasattr(self, "_open"):  # an interrupt may have come before there was anything
             self.close()
+
+
+def file(path: Path | str, flags: int) -> Iterator[int]:
+    """Yield an open file; a new one may be read and written by everybody that the process's mask lets."""
+    return map(os.open, (path,), (flags | os.O_CLOEXEC,), (0o666,))
 
 
 def pipe() -> Iterator[int]:

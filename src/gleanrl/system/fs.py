@@ -21,7 +21,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gleanrl.system import faults
+from gleanrl.system import descriptors, faults
+from gleanrl.system.descriptors import Descriptors
 
 # What is written at once where the system can't reserve space.
 _ZEROS_BYTES = 1 << 20
@@ -342,19 +343,17 @@ def write_all(file: int, pieces: Iterable[Any]) -> None:
 @contextmanager
 def opened(path: Path | str, flags: int) -> Iterator[int]:
     """Open a file within a ``with`` block; for this package."""
-    file = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    owned = Descriptors()
     try:
-        yield file
+        yield owned.take(descriptors.file(path, flags))[0]
     finally:
-        close(file)
+        close(owned)
 
 
-def close(file: int) -> None:
-    """Let go of an open file; for this package."""
-    with suppress(
-        OSError
-    ):  # what has to be on the disk was synced, and there is nothing else to be done about it
-        os.close(file)
+def close(owned: Descriptors) -> None:
+    """Let go of open files; for this package."""
+    with suppress(OSError):  # what has to be on the disk was synced, and there is nothing else to be done
+        owned.close()
 
 
 def free_bytes(path: Path) -> int:

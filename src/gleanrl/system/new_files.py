@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gleanrl.system import faults, fs
+from gleanrl.system import descriptors, faults, fs
+from gleanrl.system.descriptors import Descriptors
 
 # Linux alone has it; elsewhere the bytes are on their way from the sync on.
 _start_writing = getattr(ctypes.CDLL(None), "sync_file_range", None)
@@ -40,17 +41,21 @@ class NewFile:
     """
 
     def __init__(self, path: Path | str, pieces: Iterable[Any], locked: bool = False) -> None:
-        self._path = path
+        self._path, self._owned, self._file = path, Descriptors(), -1
         faults.point("fs.create")
-        self._file = _new(path)
+        self._open()
         try:
             while locked and not _lock_named(self._file):
                 self.close()
-                self._file = _new(path)
+                self._open()
         except BaseException:
             self.drop()
             raise
         self.append(pieces)
+
+    def _open(self) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        self._file = self._owned.take(descriptors.file(self._path, flags))[0]
 
     def append(self, pieces: Iterable[Any]) -> None:
         """Write more.
@@ -87,7 +92,7 @@ class NewFile:
                 raise stream.failure from None
             raise
         finally:
-            stream.flushed = None  # it is flushed once more when it is forgotten
+            stream.let_go()
 
     @property
     def size(self) -> int:
@@ -114,36 +119,40 @@ class NewFile:
 
     def close(self) -> None:
         """Let go of the file, be it synced or not; may be done twice."""
-        file, self._file = self._file, -1
-        if file >= 0:
-            fs.close(file)
+        self._file = -1
+        fs.close(self._owned)
 
     def drop(self) -> None:
         """Remove the file; may be done twice."""
-        with suppress(FileNotFoundError):
-            os.unlink(self._path)
-        self.close()
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(self._path)
+        finally:
+            self.close()
 
 
 class _Stream(io.RawIOBase, BinaryIO):
-    """An open file for libraries that write by themselves.
+    """An open file for libraries that write by themselves, and may be late to notice that they were broken off.
 
     Attributes:
         failure: What the operating system refused.
-        flushed: Is called by `flush`, if there is something.
     """
 
     def __init__(self, file: int, flushed: Callable[[], object] | None) -> None:
         self._file, self._at = file, 0
         self.failure: OSError | None = None
-        self.flushed = flushed
+        self._flushed = flushed
+
+    def let_go(self) -> None:
+        """Do nothing more, whatever is asked for: the descriptor may soon be another file's."""
+        self._file, self._flushed = -1, None
 
     def flush(self) -> None:
-        if self.flushed is not None:
-            self.flushed()
+        if self._flushed is not None:
+            self._flushed()
 
     def readinto(self, buffer: Any) -> int:
-        count = fs.read_into(self._file, buffer, self._at)
+        count = fs.read_into(self._file, buffer, self._at) if self._file >= 0 else 0
         self._at += count
         return count
 
@@ -152,7 +161,7 @@ class _Stream(io.RawIOBase, BinaryIO):
             faults.point("fs.write")
             left = memoryview(data).cast("B")
             count = len(left)
-            while left:
+            while left and self._file >= 0:
                 done = os.pwrite(self._file, left, self._at)
                 self._at, left = self._at + done, left[done:]
         except OSError as failure:
@@ -161,13 +170,15 @@ class _Stream(io.RawIOBase, BinaryIO):
         return count
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: fs.size_of(self._file)}[whence]
+        end = fs.size_of(self._file) if self._file >= 0 else 0
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: end}[whence]
         self._at = start + offset
         return self._at
 
     def truncate(self, size: int | None = None) -> int:
         size = self._at if size is None else size
-        os.ftruncate(self._file, size)
+        if self._file >= 0:
+            os.ftruncate(self._file, size)
         return size
 
     def readable(self) -> bool:
@@ -178,10 +189,6 @@ class _Stream(io.RawIOBase, BinaryIO):
 
     def seekable(self) -> bool:
         return True
-
-
-def _new(path: Path | str) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def _lock_named(file: int) -> bool:
