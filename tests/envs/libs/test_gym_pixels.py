@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -94,3 +95,42 @@ def test_by_name() -> None:
     assert rendering({"a": 1}) == {"a": 1, "render_mode": "rgb_array"}
     with pytest.raises(InvalidArgumentError, match="human"):
         GymEnv(ORACLE_ID, from_pixels=True, render_mode="human")
+
+
+class Frames(gymnasium.Env[Any, Any]):
+    """Observes what its space has."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        self.observation_space = space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+
+FRAME = spaces.Box(0, 255, (4, 5, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "keys", "frames"),
+    [
+        (FRAME, {"pixels"}, True),
+        (spaces.Box(0, 255, (4, 5, 3), np.float32), {"pixels"}, True),
+        (spaces.Dict(pixels=FRAME, more=spaces.Discrete(2)), {"pixels", "more"}, True),
+        (spaces.Dict(image=FRAME), {"image"}, False),
+        (spaces.Box(0, 255, (4, 5, 1), np.uint8), {"observation"}, False),
+        (spaces.Box(0, 255, (3, 4, 5), np.uint8), {"observation"}, False),
+        (spaces.Box(0, 255, (5, 3), np.uint8), {"observation"}, False),
+        (spaces.Box(0, 1, (4, 5, 3), np.float32), {"observation"}, False),
+        (spaces.Box(1, 255, (4, 5, 3), np.uint8), {"observation"}, False),
+    ],
+)
+def test_frames_that_are_observed_anyhow(space: spaces.Space[Any], keys: set[str], frames: bool) -> None:
+    env = GymWrapper(Frames(space))
+    assert set(env.observation_spec.keys()) == keys and env.from_pixels is frames
+    several = GymWrapper(gymnasium.vector.SyncVectorEnv([lambda: Frames(space)] * 2))
+    assert set(several.observation_spec.keys()) == keys and several.from_pixels is frames

@@ -41,7 +41,7 @@ def colour():
     return env
 
 
-KEY = {"in_keys": ["observation"], "out_keys": ["image"]}
+KEY = {"in_keys": ["pixels"], "out_keys": ["image"]}
 
 
 def by_hand(frame: torch.Tensor) -> torch.Tensor:
@@ -51,10 +51,10 @@ def by_hand(frame: torch.Tensor) -> torch.Tensor:
 
 def test_images_become_floats_with_channels_first():
     batch = joined(collect_both_ways(colour, lambda: [ToTensorImage(**KEY)]))
-    assert torch.equal(batch["image"], by_hand(batch["observation"]))
-    assert torch.equal(batch["next", "image"], by_hand(batch["next", "observation"]))
-    env = TransformedEnv(colour(), ToTensorImage(in_keys=["observation"]))
-    assert env.observation_spec["observation"].high.max() == 1
+    assert torch.equal(batch["image"], by_hand(batch["pixels"]))
+    assert torch.equal(batch["next", "image"], by_hand(batch["next", "pixels"]))
+    env = TransformedEnv(colour(), ToTensorImage(in_keys=["pixels"]))
+    assert env.observation_spec["pixels"].high.max() == 1
     check_env_specs(env)
 
 
@@ -73,11 +73,11 @@ def test_grey_resized_and_stacked_as_by_hand():
         return [ToTensorImage(**KEY), GrayScale(**keys), Resize(4, 3, **keys), CatFrames(2, -3, **keys)]
 
     batch = joined(collect_both_ways(colour, chain))
-    image = by_hand(batch["observation"])
+    image = by_hand(batch["pixels"])
     grey = sum(w * image[:, c] for c, w in enumerate((0.2989, 0.587, 0.114)))
     small = interpolate(grey[:, None], (3, 4), mode="bilinear", align_corners=False)
     assert torch.allclose(batch["image"][:, 1:], small, atol=1e-6)
-    first = batch["observation"][:, 0, 0, 2] == 0
+    first = batch["pixels"][:, 0, 0, 2] == 0
     before = torch.cat([small[:1], small[:-1]])
     before[first] = small[first]
     assert torch.allclose(batch["image"][:, :1], before, atol=1e-6)

@@ -15,7 +15,7 @@ from gleanrl.envs.base import EnvBase
 from gleanrl.envs.libs.gym_backend import gym_backend, named, set_gym_backend, with_gymnasiums_interface
 from gleanrl.envs.libs.gym_info import BaseInfoDictReader, default_info_dict_reader
 from gleanrl.envs.libs.gym_like import GymLikeEnv
-from gleanrl.envs.libs.gym_pixels import PIXELS, rendering, with_pixels
+from gleanrl.envs.libs.gym_pixels import PIXELS, observes_frames, rendering, with_pixels
 from gleanrl.envs.libs.gym_spaces import register_gym_spec_conversion
 from gleanrl.envs.libs.gym_vector import make_vector
 from gleanrl.errors import InvalidTypeError, UnsupportedError
@@ -62,7 +62,7 @@ class GymWrapper(GymLikeEnv):
 
     Attributes:
         available_envs: the ids that can be made; of the class, too.
-        from_pixels: see the argument.
+        from_pixels: whether frames are observed: by the argument, or because the environment's observations are such.
         pixels_only: see the argument.
 
     Raises:
@@ -103,16 +103,18 @@ class GymWrapper(GymLikeEnv):
                 f"env: expected a gymnasium environment, got the {type(env).__name__} {env}"
             )
         env = with_gymnasiums_interface(env)
+        if from_pixels:
+            env = with_pixels(env, pixels_only)
+        self.from_pixels, self.pixels_only = from_pixels or observes_frames(env), pixels_only
         super().__init__(
-            with_pixels(env, pixels_only) if from_pixels else env,
-            observation_key=PIXELS if from_pixels and pixels_only else "observation",
+            env,
+            observation_key=PIXELS if self.from_pixels and pixels_only else "observation",
             categorical_action_encoding=categorical_action_encoding,
             frame_skip=frame_skip,
             device=device,
             batch_size=batch_size,
             allow_done_after_reset=allow_done_after_reset,
         )
-        self.from_pixels, self.pixels_only = from_pixels, pixels_only
 
     @property
     def lib(self) -> ModuleType:
@@ -194,9 +196,10 @@ class GymEnv(GymWrapper):
             super().__init__(one(), **pixels, frame_skip=frame_skip, **options)
         else:
             # Its parts render and repeat actions already, which GymWrapper would refuse to do for a vector.
-            key = PIXELS if only else "observation"
-            GymLikeEnv.__init__(self, several(), observation_key=key, frame_skip=frame_skip, **options)
-        self.from_pixels, self.pixels_only = from_pixels, pixels_only
+            vector = several()
+            self.from_pixels, self.pixels_only = from_pixels or observes_frames(vector), pixels_only
+            key = PIXELS if self.from_pixels and pixels_only else "observation"
+            GymLikeEnv.__init__(self, vector, observation_key=key, frame_skip=frame_skip, **options)
         self._make, self._pixels_only = several if num_envs else one, None if num_envs else only
 
     def _made_anew(self) -> Any:

@@ -46,6 +46,20 @@ def with_pixels(env: gymnasium.Env[Any, Any], pixels_only: bool) -> gymnasium.En
         raise UnsupportedError(f"from_pixels: {env} doesn't render arrays: {cause}") from cause
 
 
+def observes_frames(env: Any) -> bool:
+    """Return whether an environment's observations are frames: ``(H, W, 3)`` from 0 to 255, or a Dict with `PIXELS`.
+
+    Args:
+        env: a single one, or a vector of them.
+    """
+    space = getattr(env, "single_observation_space", None) or getattr(env, "observation_space", None)
+    if isinstance(space, spaces.Dict):
+        return PIXELS in space.spaces
+    if not isinstance(space, spaces.Box) or len(space.shape) != 3 or space.shape[-1] != 3:
+        return False
+    return bool((space.low == 0).all() and (space.high == 255).all())
+
+
 def rendering(gym_kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of `gymnasium.make` with a render mode that gives arrays.
 
