@@ -18,6 +18,11 @@ def test_public_names_by_their_paths():
     assert names.served("torchrl.data.replay_buffers.samplers")["SliceSampler"] is samplers.SliceSampler
 
 
+def test_schedules_of_parameters():
+    theirs = names.served("torchrl.data.replay_buffers.scheduler")
+    assert {"LambdaScheduler", "LinearScheduler", "SchedulerList", "StepScheduler"} < theirs.keys()
+
+
 def test_names_of_other_releases():
     assert names.served("torchrl.data")["BoundedTensorSpec"] is data.Bounded
     assert names.served("torchrl.data.tensor_specs")["CompositeSpec"] is data.Composite

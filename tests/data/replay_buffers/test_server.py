@@ -354,6 +354,33 @@ def test_a_subclass_s_own_sampling_counts_everywhere(make, factor, depth):
     assert sorted(x for batch in ensemble for x in batch["x"].flatten().tolist()) == sorted(expected * 2)
 
 
+class Sized(ReplayBuffer):
+    """Negates what it samples, and always returns it alone."""
+
+    def sample(self, batch_size=None):
+        return -super().sample(batch_size)
+
+
+class Fixed(ReplayBuffer):
+    """Negates batches of one size."""
+
+    def sample(self):
+        return -super().sample()
+
+
+@pytest.mark.parametrize("make", [Sized, Fixed])
+def test_a_subclass_s_own_sample_may_take_less(make):
+    buffers = []
+    for _ in range(2):
+        buffers.append(make(storage=LazyTensorStorage(4), sampler=SamplerWithoutReplacement(), batch_size=2))
+        buffers[-1].extend(torch.arange(1, 5))
+    assert sorted(x for batch in buffers[0] for x in batch.tolist()) == [-4, -3, -2, -1]
+    assert next(iter(buffers[0])).tolist() != buffers[0].sample().tolist()
+    mixture = ReplayBufferEnsemble(*buffers, batch_size=4, sample_from_all=True)
+    with pytest.raises(TypeError, match="positional argument"):  # it asks for sizes of its own, and for info
+        mixture.sample()
+
+
 class Scaled(TensorDictReplayBuffer):
     """Writes otherwise, behind the transforms."""
 

@@ -3,13 +3,22 @@ from __future__ import annotations
 import copy
 
 import cloudpickle
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
-from gleanrl.envs import GymEnv, check_env_specs
-from gleanrl.envs.transforms import Compose, ObservationNorm, TransformedEnv, VecNorm, VecNormV2
+from gleanrl.envs import GymEnv, GymWrapper, check_env_specs
+from gleanrl.envs.transforms import (
+    Compose,
+    DoubleToFloat,
+    ObservationNorm,
+    TransformedEnv,
+    VecNorm,
+    VecNormV2,
+)
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, UnsupportedError
 from tests.envs.transforms.ways import batched, collect_both_ways, joined, single
 
@@ -131,8 +140,32 @@ def test_without_an_environment_it_learns_from_what_it_is_called_on():
     norm, rows = VecNorm(in_keys=["a"]), torch.tensor([[0.0, 1.0], [2.0, 5.0]])
     assert torch.equal(norm(TensorDict({"a": rows}, [2]))["a"], torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
     assert norm.loc["a"].tolist() == [1.0, 3.0] and norm.scale["a"].tolist() == [1.0, 2.0]
+    assert norm.loc["a"].dtype is norm.scale["a"].dtype is torch.float32
     with pytest.raises(UnsupportedError, match="call it"):
         VecNorm(in_keys=["a"]).loc  # noqa: B018
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_its_numbers_may_go_on_in_a_transform_that_keeps_the_dtype(dtype):
+    space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float64)
+
+    class Env(gymnasium.Env):
+        observation_space, action_space = space, gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return space.sample(), {}
+
+        def step(self, action):
+            return space.sample(), 0.0, False, False, {}
+
+    casts = [DoubleToFloat()] if dtype is torch.float32 else []
+    learned = TransformedEnv(GymWrapper(Env()), Compose(*casts, VecNorm(in_keys=["observation"])))
+    learned.rollout(5)
+    norm = learned.transform[-1]
+    numbers = norm.loc["observation"], norm.scale["observation"]
+    fixed = ObservationNorm(*numbers, in_keys=["observation"], standard_normal=True)
+    env = TransformedEnv(GymWrapper(Env()), Compose(*casts, fixed))
+    assert env.rollout(3)["observation"].dtype is env.observation_spec["observation"].dtype is dtype
 
 
 @pytest.mark.parametrize("chained", [False, True])

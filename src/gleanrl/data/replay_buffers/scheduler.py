@@ -12,6 +12,8 @@ from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 from gleanrl.state import Stateful, StateReader
 
+__all__ = ["LambdaScheduler", "LinearScheduler", "ParameterScheduler", "SchedulerList", "StepScheduler"]
+
 _CHANGES = {
     "multiplicative": lambda value, gamma: value * gamma,
     "additive": lambda value, gamma: value + gamma,

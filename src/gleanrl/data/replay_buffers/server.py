@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -137,7 +139,7 @@ class BufferServer(Server):
         self._parts = parts
         self._pin_memory = bool(pin_memory)
         self._carries = carries
-        self._sample = sample
+        self._sample, self._arguments = sample, 0 if sample is None else _positional(sample)
         self._last = None if sample is None else threading.local()
 
     @property
@@ -195,7 +197,9 @@ class BufferServer(Server):
             return self.serve(size, keys, wants_info)
         assert self._last is not None
         self._last.served = Served(None, None, False, 0)
-        result = self._sample(size, wants_info, **({} if keys is None else {"keys": keys}))
+        # One that doesn't take what is asked for says so, unless it's what it does anyhow.
+        given = 2 if wants_info else max(self._arguments, int(size != self.batch_size))
+        result = self._sample(*(size, wants_info)[:given], **({} if keys is None else {"keys": keys}))
         batch, info = result if wants_info else (result, None)
         served: Served = self._last.served
         return served._replace(batch=batch, info=info)
@@ -273,3 +277,12 @@ def _stacked(index: tuple[torch.Tensor, ...], records: Any) -> torch.Tensor:
         return stacked
     rows = stacked.view(-1, *[1] * further, len(index))
     return rows.expand(-1, *records.shape[1:], len(index))
+
+
+def _positional(sample: Callable[..., Any]) -> int:
+    """Return how many of the size of a batch, and whether its info is wanted, a user's own `sample` takes."""
+    for count in (2, 1):
+        with suppress(TypeError):
+            inspect.signature(sample).bind(*range(count))
+            return count
+    return 0

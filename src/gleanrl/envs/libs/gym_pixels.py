@@ -50,9 +50,13 @@ def observes_frames(env: Any) -> bool:
     """Return whether an environment's observations are frames: ``(H, W, 3)`` from 0 to 255, or a Dict with `PIXELS`.
 
     Args:
-        env: a single one, or a vector of them.
+        env: a single one, or a vector of them; of anything else it isn't known.
     """
-    space = getattr(env, "single_observation_space", None) or getattr(env, "observation_space", None)
+    space: Any = None
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        space = env.single_observation_space
+    elif isinstance(env, gymnasium.Env):
+        space = env.observation_space
     if isinstance(space, spaces.Dict):
         return PIXELS in space.spaces
     if not isinstance(space, spaces.Box) or len(space.shape) != 3 or space.shape[-1] != 3:

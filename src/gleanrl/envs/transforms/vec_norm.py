@@ -206,12 +206,12 @@ class VecNorm(EntryTransform):
 
     @property
     def loc(self) -> TensorDict:
-        """The means, float64 by key; of what was seen."""
+        """The means by key, of what was seen; in the dtype of the observations."""
         return self._by_key(lambda mean, variance: mean)
 
     @property
     def scale(self) -> TensorDict:
-        """The standard deviations, at least `eps`, float64 by key."""
+        """The standard deviations by key, at least `eps`; in the dtype of the observations."""
         return self._by_key(lambda mean, variance: variance.sqrt().clamp_min(self.eps))
 
     def _by_key(self, number: Callable[[Tensor, Tensor], Tensor]) -> TensorDict:
@@ -219,16 +219,23 @@ class VecNorm(EntryTransform):
         for key in self.in_keys:
             moments = self._statistics().moments(key)
             if moments is not None:
-                found.set(key, number(*moments))
+                found.set(key, number(*moments).to(self._dtype_of(key)))
         return found
+
+    def _dtype_of(self, key: NestedKey) -> torch.dtype:
+        """Return the dtype of what is observed at a key; outside an environment, and of integers, torch's default."""
+        spec = None if self.parent is None else self.parent.full_observation_spec.get(key, None)
+        if spec is None or not spec.dtype.is_floating_point:
+            return torch.get_default_dtype()
+        return spec.dtype
 
     def to_observation_norm(self) -> ObservationNorm | Compose:
         """Return the present statistics as a fixed `ObservationNorm`, for several keys as a `Compose` of them."""
         loc, scale = self.loc, self.scale
         fixed = [
             ObservationNorm(
-                loc=loc[in_key].float(),
-                scale=scale[in_key].float(),
+                loc=loc[in_key],
+                scale=scale[in_key],
                 in_keys=[in_key],
                 out_keys=[out_key],
                 standard_normal=True,
