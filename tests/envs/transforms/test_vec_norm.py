@@ -158,13 +158,15 @@ def test_its_numbers_may_go_on_in_a_transform_that_keeps_the_dtype(dtype):
         def step(self, action):
             return space.sample(), 0.0, False, False, {}
 
-    casts = [DoubleToFloat()] if dtype is torch.float32 else []
-    learned = TransformedEnv(GymWrapper(Env()), Compose(*casts, VecNorm(in_keys=["observation"])))
+    def over(norm):
+        casts = [DoubleToFloat()] if dtype is torch.float32 else []
+        return TransformedEnv(GymWrapper(Env()), Compose(*casts, norm))
+
+    learned = over(VecNorm(in_keys=["observation"]))
     learned.rollout(5)
     norm = learned.transform[-1]
     numbers = norm.loc["observation"], norm.scale["observation"]
-    fixed = ObservationNorm(*numbers, in_keys=["observation"], standard_normal=True)
-    env = TransformedEnv(GymWrapper(Env()), Compose(*casts, fixed))
+    env = over(ObservationNorm(*numbers, in_keys=["observation"], standard_normal=True))
     assert env.rollout(3)["observation"].dtype is env.observation_spec["observation"].dtype is dtype
 
 
