@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
 from torch import nn
 
 from gleanrl.data.replay_buffers import LazyTensorStorage, ListStorage, ReplayBuffer
@@ -312,6 +313,23 @@ def test_a_buffers_transforms_can_be_looked_at_and_called():
     assert "Pipeline(" in repr(buffer.transform)
     batch = TensorDict({"x": torch.arange(3.0)}, [3])
     assert (buffer.transform(batch) == batch).all()
+
+
+def test_its_modules_are_those_of_a_chain_of_modules():
+    encoder = TensorDictModule(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), ["x"], ["y"])
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=4, transform=lambda batch: batch)
+    buffer.append_transform(encoder)
+    buffer.extend(TensorDict({"x": torch.randn(4, 2)}, [4]))
+    chain = buffer.transform
+    assert chain.transforms == [*chain] and len(chain) == 2
+    assert [*chain.children()] == [encoder] and [*chain.modules()] == [*encoder.modules()]
+    assert [*map(id, chain.parameters())] == [*map(id, encoder.parameters())]
+    assert [*map(id, chain.buffers())] == [*map(id, encoder.buffers())]
+    assert not encoder.training and chain.train() is chain and encoder.training
+    assert chain.eval() is chain and not encoder.training
+    buffer.sample()["y"].sum().backward()
+    assert chain.requires_grad_(False) is chain and not buffer.sample()["y"].requires_grad
+    assert chain.to(torch.float64) is chain and next(encoder.parameters()).dtype is torch.float64
 
 
 @pytest.mark.parametrize("invert", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -105,6 +106,53 @@ class Pipeline(Stateful[tuple[Any, ...]]):
     def __repr__(self) -> str:
         """Show the transforms."""
         return f"{type(self).__name__}({', '.join(map(repr, self))})"
+
+    @property
+    def transforms(self) -> list[Any]:
+        """The transforms, as they were given."""
+        return list(self)
+
+    # What programs ask a chain of modules for, of those transforms that are modules.
+
+    def _modules(self) -> nn.ModuleList:
+        return nn.ModuleList(transform for transform in self if isinstance(transform, nn.Module))
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """Yield what may be learned."""
+        return self._modules().parameters(recurse)
+
+    def buffers(self, recurse: bool = True) -> Iterator[torch.Tensor]:
+        """Yield what modules hold beside."""
+        return self._modules().buffers(recurse)
+
+    def children(self) -> Iterator[nn.Module]:
+        """Yield the modules."""
+        return self._modules().children()
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Yield the modules, and all that are in them."""
+        return islice(self._modules().modules(), 1, None)
+
+    def to(self, *args: Any, **kwargs: Any) -> Pipeline:
+        """Move the modules, as `torch.nn.Module.to` does; return this."""
+        self._modules().to(*args, **kwargs)
+        return self
+
+    def train(self, mode: bool = True) -> Pipeline:
+        """Put the modules into training mode; return this."""
+        self._modules().train(mode)
+        return self
+
+    def eval(self) -> Pipeline:
+        """Put the modules into evaluation mode; return this."""
+        return self.train(False)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Pipeline:
+        """Say whether what may be learned is; return this."""
+        self._modules().requires_grad_(requires_grad)
+        return self
+
+    # Changes
 
     def take(self, other: Pipeline) -> None:
         """Begin with the transforms of another one, to which further ones can be added."""
