@@ -126,9 +126,11 @@ def test_room_is_checked_before_anything_is_made(tmp_path):
 def test_no_key_leaves_the_directory_or_meets_another():
     root = Path("/root/columns")
     keys = [("..", "x"), ("a/b",), ("a", "b"), ("a.memmap", "b"), ("a",), (".",), ("%2E",)]
+    keys += [("x" * 300,), ("x" * 299 + "y",), ("x" * 300, "a"), ("\u00fc" * 80,), ("x" * 240,)]
     files = [file_of(root, key) for key in keys]
     assert len(set(files)) == len(files)
     assert all(file.is_relative_to(root) and ".." not in file.parts for file in files)
+    assert all(len(name.encode()) <= 255 for file in files for name in file.parts)
     assert file_of(root, ("next", "reward")) == root / "next" / "reward.memmap"
 
 

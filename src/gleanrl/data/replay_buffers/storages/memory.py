@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from gleanrl.system.pages import ALIGNMENT
 from gleanrl.tree import Path as KeyPath
 
 _GENERATION_BYTES = 8
+_LONGEST_NAME = 240  # of a file's 255 bytes, the ending left out
 
 
 class Allocator(Protocol):
@@ -237,8 +239,15 @@ def zeroed(num_bytes: int, num_rows: int) -> np.ndarray[Any, Any]:
 
 def file_of(directory: Path, path: KeyPath) -> Path:
     """Return the file of the column at `path`; every key gives a file name of its own inside `directory`."""
-    *groups, last = (quote(part, safe="").replace(".", "%2E") for part in path)
+    *groups, last = map(_file_name, path)
     return directory.joinpath(*groups, last + ".memmap")
+
+
+def _file_name(key: str) -> str:
+    name = quote(key, safe="").replace(".", "%2E")
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:64]}%long{hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()}"  # "%lo" quotes nothing
 
 
 def _map_column(file: Path, field: Field, num_rows: int, made: list[Path]) -> torch.Tensor:
