@@ -315,7 +315,7 @@ def test_a_worker_that_is_lost_meanwhile_is_told_of_and_nothing_else_changes(tmp
 
 
 def test_trajectories_that_go_on_are_not_marked(tmp_path: Path) -> None:
-    """Nor are those of a collector beside it, whose ids may be the same."""
+    """Nor are those of a collector beside it, whose ids may be the same: whose the buffer holds isn't known."""
     for _ in range(2):
         going, beside = SyncDataCollector(cart(), frames_per_batch=5), COLLECTORS["environments"]()
         buffer: ReplayBuffer = TensorDictReplayBuffer(storage=LazyTensorStorage(500), batch_size=4)
@@ -326,9 +326,12 @@ def test_trajectories_that_go_on_are_not_marked(tmp_path: Path) -> None:
                 beside.next()
                 checkpoint.save(tmp_path)
             else:
-                with pytest.warns(UserWarning, match="other processes"):
+                told = pytest.warns(UserWarning, match=r"trajectories \[0\] .* call end_trajectories\(ids\)")
+                with pytest.warns(UserWarning, match="other processes"), told:
                     checkpoint.load(tmp_path)
                 assert unfinished(buffer) == {0} and going.next()["collector", "traj_ids"][0] == 0
+                buffer.end_trajectories([0])
+                assert not unfinished(buffer)
         finally:
             beside.shutdown()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -195,6 +196,13 @@ class Checkpoint:
                 elif isinstance(part, torch.nn.Module):
                     check_loads(part, parts[name], strict=True)
         buffers = [part for part in self.parts.values() if isinstance(part, Checkpointed)]
+        if buffers and cut & kept:
+            warnings.warn(
+                f"Checkpoint: trajectories {sorted(cut & kept)[:8]} can't go on in one collector, and go on in another "
+                "one: whose the buffers hold isn't known, and their last steps aren't marked as truncated; call "
+                "end_trajectories(ids) of the buffer that holds the former's",
+                stacklevel=2,
+            )
         return checked + [partial(part.end_trajectories, cut - kept) for part in buffers if cut - kept]
 
     @contextmanager

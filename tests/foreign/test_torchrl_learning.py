@@ -145,7 +145,7 @@ def test_recurrent_policies_find_their_state(place):
             "ours around theirs": envs.cartpole,
             "ours around a batch of theirs": lambda: SerialEnv(2, envs.cartpole),
         }[place]()
-        primer = transforms.TensorDictPrimer(hidden=Unbounded((*base.batch_size, 1, 8)))
+        primer = transforms.TensorDictPrimer(hidden=Unbounded((1, 8)))
         env = TransformedEnv(base, transforms.Compose(transforms.InitTracker(), primer))
     value = QValueActor(nn.Linear(8, 2), in_keys=["seen"], action_space="one-hot")
     policy = TensorDictSequential(gru, value)

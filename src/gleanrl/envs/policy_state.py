@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from tensordict.nn import TensorDictModuleBase
 
-from gleanrl.data.specs import Unbounded
+from gleanrl.data.specs import Composite, Unbounded
 from gleanrl.envs.transforms.env import TransformedEnv
 from gleanrl.envs.transforms.primer import TensorDictPrimer
 from gleanrl.errors import PolicyError
@@ -48,7 +48,8 @@ def with_policy_state(env: Any, policy: Any, device: torch.device | None = None)
     specs = {
         key: Unbounded(shape=leaf.shape, dtype=leaf.dtype, device=env.device) for key, leaf in found.items()
     }
-    return TransformedEnv(env, TensorDictPrimer(specs), auto_unwrap=False)
+    primer = TensorDictPrimer(Composite(specs, shape=env.batch_size))
+    return TransformedEnv(env, primer, auto_unwrap=False)
 
 
 def _state_of(policy: TensorDictModuleBase, env: Env) -> list[Path]:

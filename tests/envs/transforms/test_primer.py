@@ -157,6 +157,27 @@ def test_a_partial_reset_renews_its_rows_only():
     assert fresh["h"].flatten().tolist() == [5.0, 1.0, 7.0]
 
 
+@pytest.mark.parametrize("shape", [(2,), (3,), (2, 1), ()])
+@pytest.mark.parametrize("expand", [None, True])
+def test_specs_are_those_of_one_environment_whatever_their_shape(shape, expand):
+    for primers in ({"h": Unbounded(shape)}, Composite(h=Unbounded(shape))):
+        outside = TransformedEnv(
+            SerialEnv(2, lambda: CountingEnv(Script())), TensorDictPrimer(primers, expand_specs=expand)
+        )
+        assert outside.reset()["h"].shape == outside.observation_spec["h"].shape == (2, *shape)
+
+
+def test_specs_of_all_environments_say_so_by_the_composites_shape():
+    env = SerialEnv(2, lambda: CountingEnv(Script()))
+    whole = TensorDictPrimer(Composite(h=Unbounded((2, 2)), shape=(2,)))
+    assert TransformedEnv(env, whole).reset()["h"].shape == (2, 2)
+    for wrong in (Composite(h=Unbounded((3, 2)), shape=(3,)), Composite(h=Unbounded((1, 2)), shape=(1,))):
+        with pytest.raises(InvalidArgumentError, match=r"'h' has shape .* environment's batch, \(2,\)"):
+            TransformedEnv(SerialEnv(2, lambda: CountingEnv(Script())), TensorDictPrimer(wrong)).reset()
+    as_it_is = TensorDictPrimer(h=Unbounded((2, 5)), expand_specs=False)
+    assert TransformedEnv(SerialEnv(2, lambda: CountingEnv(Script())), as_it_is).reset()["h"].shape == (2, 5)
+
+
 def test_in_a_buffer_missing_entries_are_added():
     primer = TensorDictPrimer(h=Unbounded((2,)), default_value=1.0)
     out = primer(TensorDict({"a": torch.zeros(3)}, [3]))

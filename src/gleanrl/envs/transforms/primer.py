@@ -26,12 +26,13 @@ class TensorDictPrimer(Transform):
     is in the root.
 
     Args:
-        primers: a composite spec, or a mapping from keys to specs, of the entries.
+        primers: a composite spec, or a mapping from keys to specs, of the entries: of one environment, or, in a
+            composite of the environment's batch size, of all of them.
         random: whether they are drawn from their specs.
         default_value: the value of all entries, or a mapping from keys to values; a function without arguments is
             called at each reset and returns a value for all environments. See also `single_default_value`.
         reset_key: the ``"_reset"`` mask that renews them; None for any of the environment's.
-        expand_specs: whether specs that lack the environment's batch dimensions get them; None for yes.
+        expand_specs: whether specs of one environment get the environment's batch dimensions; None for yes.
         single_default_value: whether `default_value` is a function that is called once a reset, as
             ``default_value(reset=mask)`` with the environments that are reset, ``(*batch,)`` bool, or without
             arguments, and returns a TensorDict of all entries, for all environments or for those that are reset.
@@ -100,17 +101,23 @@ class TensorDictPrimer(Transform):
             size = torch.Size() if parent is None else torch.Size(parent.batch_size)
             out = Composite({}, shape=size)
             for key in keys_of(self.primers):
-                leaf = self.primers[key]
-                if leaf.shape[: len(size)] != size:
-                    if not self.expand_specs:
-                        raise InvalidArgumentError(
-                            f"primers: {key!r} has shape {tuple(leaf.shape)}, which doesn't begin with the "
-                            f"environment's batch size {tuple(size)}; leave expand_specs on"
-                        )
-                    leaf = leaf.expand((*size, *leaf.shape))
-                out[key] = leaf
+                out[key] = self._whole(key, self.primers[key], size)
             self._expanded = out
         return self._expanded
+
+    def _whole(self, key: NestedKey, leaf: TensorSpec, size: torch.Size) -> TensorSpec:
+        """Return an entry's spec with the environment's batch dimensions."""
+        if not size or torch.Size(self.primers.shape) == size:
+            return leaf
+        if self.expand_specs and not self.primers.shape:
+            return leaf.expand((*size, *leaf.shape))
+        if self.expand_specs or leaf.shape[: len(size)] != size:
+            raise InvalidArgumentError(
+                f"primers: {key!r} has shape {tuple(leaf.shape)}, in a composite spec of shape "
+                f"{tuple(self.primers.shape)}, which isn't that of the environment's batch, {tuple(size)}; give the "
+                "specs of one environment, and leave expand_specs on"
+            )
+        return leaf
 
     def _fresh(self, key: NestedKey, spec: TensorSpec, lead: tuple[int, ...] = ()) -> Tensor:
         if self.generator is not None:
