@@ -131,7 +131,7 @@ def transformed(make: Callable[[], Any]) -> Callable[[], TransformedEnv]:
 
 
 def frames() -> TransformedEnv:
-    keys = {"in_keys": ["observation"]}
+    keys = {"in_keys": ["pixels"]}
     chain = [ToTensorImage(**keys), GrayScale(**keys), Resize(84, 84, **keys), CatFrames(4, -3, **keys)]
     return TransformedEnv(GymWrapper(FrameBank()), Compose(*chain))
 

@@ -9,8 +9,8 @@ from gleanrl.collectors import SyncDataCollector
 def test_the_loop_records_what_the_transforms_make():
     batch = SyncDataCollector(frames(), frames_per_batch=300, total_frames=-1).next()
     before, after, action, reward, flags = next(by_hand(FrameBank(), 300))
-    assert torch.allclose(batch["observation"], before, atol=1e-6)
-    assert torch.allclose(batch["next", "observation"], after, atol=1e-6)
+    assert torch.allclose(batch["pixels"], before, atol=1e-6)
+    assert torch.allclose(batch["next", "pixels"], after, atol=1e-6)
     assert torch.equal(batch["next", "reward"], reward)
     assert torch.equal(batch["next", "terminated"], flags[0])
     assert batch["action"].shape == action.shape

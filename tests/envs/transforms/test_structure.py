@@ -27,6 +27,7 @@ from gleanrl.envs.transforms import (
 )
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 from tests.envs.transforms.ways import SCRIPT, batched, collect_both_ways, joined, single, team
+from tests.fakes import Script
 from tests.fakes_base import CountingEnv, TwoKeyEnv
 
 
@@ -89,6 +90,35 @@ def test_selected_keys_stay_with_rewards_and_flags():
 def test_groups_are_selected_whole():
     env = TransformedEnv(team(), SelectTransform("agents"))
     assert set(env.rollout(2)["agents"].keys()) >= {"observation", "action", "done"}
+
+
+@pytest.mark.parametrize("transform", [lambda: SelectTransform("t"), lambda: ExcludeTransform(("agents",))])
+def test_nothing_is_left_of_a_group_of_which_nothing_stays(transform):
+    class Grouped(CountingEnv):
+        def __init__(self):
+            super().__init__(Script(lengths=(2, 3)))
+            self.observation_spec = Composite(t=Unbounded((1,)), agents=Composite(x=Unbounded((2,))))
+
+        def _seen(self, outcome):
+            group = TensorDict({"x": torch.zeros(2)}, [])
+            return outcome.exclude("observation").update({"t": torch.ones(1), "agents": group})
+
+        def _reset(self, tensordict=None, **kwargs):
+            return self._seen(super()._reset(tensordict, **kwargs))
+
+        def _step(self, tensordict):
+            return self._seen(super()._step(tensordict))
+
+    env = TransformedEnv(Grouped(), transform())
+    check_env_specs(env)
+    rows, root = [], env.reset()
+    for _ in range(6):
+        assert "agents" not in root.keys()
+        row, root = env.step_and_maybe_reset(env.rand_action(root))
+        rows.append(row)
+    by_hand, rolled = torch.stack(rows), env.rollout(6, break_when_any_done=False)
+    assert by_hand["next", "done"].any()
+    assert set(by_hand.keys(True)) == set(rolled.keys(True)) and ("next", "agents") not in rolled.keys(True)
 
 
 @pytest.mark.parametrize("env", [two, batched])

@@ -128,7 +128,7 @@ class RenameTransform(Transform):
 
 
 class _Keeping(Transform):
-    """Keeps some of what comes out. A batch that isn't of an environment loses the groups of which nothing is kept."""
+    """Keeps some of what comes out, and no groups of which nothing is kept."""
 
     on_rows = True
 
@@ -145,11 +145,8 @@ class _Keeping(Transform):
         paths = [as_path(key) for key in tensordict.keys(True, True)]
         kept = {path for path in paths if self._keeps(as_key(path))}
         dropped = [path for path in paths if path not in kept]
-        if self.parent is None:
-            empty = [
-                group for group in _groups(tensordict) if all(path[: len(group)] != group for path in kept)
-            ]
-            dropped += [group for group in empty if not self._keeps(group)]
+        empty = [group for group in _groups(tensordict) if all(path[: len(group)] != group for path in kept)]
+        dropped += [group for group in empty if not self._keeps(group)]
         return tensordict.exclude(*map(as_key, dropped))
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
