@@ -65,9 +65,8 @@ class Folder:
     """
 
     def __init__(self, path: os.PathLike[str] | str) -> None:
-        self.path = Path(
-            os.fspath(path)
-        ).absolute()  # a dump may be under way when the current directory changes
+        # A dump may be under way when the current directory changes.
+        self.path = Path(os.fspath(path)).absolute()
 
     # ---------------------------------------------------------------- writing
     def commit(self, kind: str, state: Any, keep: int = 1, aside: Event | None = None) -> Path:

@@ -130,7 +130,7 @@ def plan_rollout(
     if only_draws(wrapped) or isinstance(wrapped, OwnActions):
         policy_device = None
     traits = EnvTraits.of(env)
-    primed = frozenset(("next", *as_path(key)) for key in traits.primed_keys)
+    primed = traits.primed_paths
     trial = Trial(stepper, env, policy_device, act_now, primed)
     wrapped, written = with_gradients(gradients, outputs_of, wrapped, policy, trial, actions)
     if gradients and not isinstance(stepper, TensorDictStepper):

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.tree import NestedKey
+from gleanrl.tree import NestedKey, Path, as_path
 
 _ABSENT = object()
 
@@ -120,6 +120,11 @@ class EnvTraits:
     own_actions: bool = False
     allow_done_after_reset: bool = False
     primed_keys: tuple[NestedKey, ...] = ()
+
+    @property
+    def primed_paths(self) -> frozenset[Path]:
+        """Where a policy may write its state: `primed_keys` below ``"next"``."""
+        return frozenset(("next", *as_path(key)) for key in self.primed_keys)
 
     @classmethod
     def of(cls, env: Env) -> EnvTraits:

@@ -45,8 +45,8 @@ _OURS = (
 _fleets = itertools.count()
 
 
-def class_of(collector_class: Any, num_workers: int) -> type[SourceCollector]:
-    """Return the class of the nodes' collectors.
+def class_of(collector_class: Any, num_workers: int, sync: bool = False) -> type[SourceCollector]:
+    """Return the class of the nodes' collectors; `sync` says whether each batch has a share of every node.
 
     Raises:
         InvalidArgumentError, UnsupportedError: nodes can't collect with it; or not with so many workers.
@@ -74,6 +74,11 @@ def class_of(collector_class: Any, num_workers: int) -> type[SourceCollector]:
         raise UnsupportedError(
             f"num_workers_per_collector={num_workers}: {found.__name__} hasn't several workers; give "
             "collector_class='sync' or 'async'"
+        )
+    if sync and num_workers > 1 and issubclass(found, MultiaSyncDataCollector):
+        raise UnsupportedError(
+            "sync: nothing is stepped between two batches, so that only one worker of each node would be at work; "
+            "give collector_class='sync'"
         )
     return found
 

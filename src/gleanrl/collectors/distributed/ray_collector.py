@@ -156,7 +156,7 @@ class RayCollector(SourceCollector):
     ) -> None:
         settings = Settings.of(locals())
         workers = positive("num_workers_per_collector", num_workers_per_collector)
-        collector = _class_of_nodes(collector_class, workers, sync)
+        collector = class_of(collector_class, workers, sync)
         has_workers = issubclass(collector, WorkersCollector)
         frames = positive("frames_per_batch", frames_per_batch)
         interval = _interval_of(max_weight_update_interval, update_after_each_batch)
@@ -309,16 +309,6 @@ class RayCollector(SourceCollector):
     def __repr__(self) -> str:
         """Show the nodes and the budget."""
         return shown(self, f"num_collectors={self.num_workers}")
-
-
-def _class_of_nodes(collector_class: Any, workers: int, sync: bool) -> type[Any]:
-    collector = class_of(collector_class, workers)
-    if sync and workers > 1 and issubclass(collector, MultiaSyncDataCollector):
-        raise UnsupportedError(
-            "sync: nothing is stepped between two batches, so that only one worker of each node would be at work; "
-            "give collector_class='sync'"
-        )
-    return collector
 
 
 def _interval_of(max_weight_update_interval: Any, update_after_each_batch: bool) -> int | None:

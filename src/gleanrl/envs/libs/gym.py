@@ -105,16 +105,20 @@ class GymWrapper(GymLikeEnv):
         env = with_gymnasiums_interface(env)
         if from_pixels:
             env = with_pixels(env, pixels_only)
-        self.from_pixels, self.pixels_only = from_pixels or observes_frames(env), pixels_only
         super().__init__(
             env,
-            observation_key=PIXELS if self.from_pixels and pixels_only else "observation",
+            observation_key=self._key_of(env, from_pixels, pixels_only),
             categorical_action_encoding=categorical_action_encoding,
             frame_skip=frame_skip,
             device=device,
             batch_size=batch_size,
             allow_done_after_reset=allow_done_after_reset,
         )
+
+    def _key_of(self, env: Any, from_pixels: bool, pixels_only: bool) -> str:
+        """Note whether frames are observed; return the key of an observation that isn't a Dict."""
+        self.from_pixels, self.pixels_only = from_pixels or observes_frames(env), pixels_only
+        return PIXELS if self.from_pixels and pixels_only else "observation"
 
     @property
     def lib(self) -> ModuleType:
@@ -197,8 +201,7 @@ class GymEnv(GymWrapper):
         else:
             # Its parts render and repeat actions already, which GymWrapper would refuse to do for a vector.
             vector = several()
-            self.from_pixels, self.pixels_only = from_pixels or observes_frames(vector), pixels_only
-            key = PIXELS if self.from_pixels and pixels_only else "observation"
+            key = self._key_of(vector, from_pixels, pixels_only)
             GymLikeEnv.__init__(self, vector, observation_key=key, frame_skip=frame_skip, **options)
         self._make, self._pixels_only = several if num_envs else one, None if num_envs else only
 

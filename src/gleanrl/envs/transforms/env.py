@@ -247,9 +247,9 @@ class TransformedEnv(EnvBase):
     # -------------------------------------------------------------- protocol
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         given = tensordict.exclude("next")
-        if (before := tensordict.get("next", None)) is not None:
-            primed = EnvTraits.of(self.base_env).primed_keys
-            given = given.update({"next": before.select(*primed, strict=False)}) if primed else given
+        written = tensordict.get("next", None)  # a policy's state
+        if written is not None and (primed := EnvTraits.of(self.base_env).primed_keys):
+            given.set("next", written.select(*primed, strict=False))
         inner = self.transform.inverting()(given)
         if inner is None:
             raise EnvironmentContractError(

@@ -95,7 +95,7 @@ class TransformedStepper(Stepper):
         ]
         self._inner_blocks = InnerBlocks(env, base, self._changed, self._inverts)
         # What of a policy's writes below "next" is for the base environment to take over.
-        self._primed = {("next", *as_path(key)) for key in EnvTraits.of(env.base_env).primed_keys}
+        self._primed = EnvTraits.of(env.base_env).primed_paths
         self._carry: Values | None = None
         self._latest: Values | None = None  # what a step in the middle of a block made, newer than the carry
         self._schema: Schema | None = None

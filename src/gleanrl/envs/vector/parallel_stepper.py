@@ -140,27 +140,28 @@ class ParallelStepper(Stepper):
             block = self._block = segment.block(self._region)
         return block
 
-    def _mirrored(self, block: Block, primed: Collection[Path]) -> _Mirror:
+    def _mirrored(self, block: Block, primed: tuple[Path, ...]) -> _Mirror:
         """Return what copies between `block`, whose memory the workers can't see, and one that they can."""
-        if self._mirror is None or self._mirror.block is not block or self._mirror.primed != set(primed):
+        if self._mirror is None or self._mirror.block is not block or self._mirror.primed != primed:
             shared = self.block(block.schema, block.num_steps)
-            self._mirror = _Mirror(block, shared, self.schema(), set(primed))
+            self._mirror = _Mirror(block, shared, self.schema(), primed)
         return self._mirror
 
     def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
         """Let the workers write into `block`; its rows are copied to and fro, unless `block` returned it."""
+        primed = tuple(primed)
         mirror = None if block is self._block else self._mirrored(block, primed)
         if mirror is not None and actions_ready:
             mirror.send_all()
         self._claim()
         plan = self._plan
-        known = plan is not None and (plan.actions_ready, plan.primed) == (actions_ready, tuple(primed))
+        known = plan is not None and (plan.actions_ready, plan.primed) == (actions_ready, primed)
         if known and not block.schema.lists:
             self._crew.signal(BIND_CODE, "reset")
         else:
             assert self._region is not None
             self._plan = None  # until every worker has it
-            plan = BlockPlan(self._region, actions_ready, tuple(primed))
+            plan = BlockPlan(self._region, actions_ready, primed)
             self._take_lists(-1, self._ask_all("reset", "bind", plan))
             self._plan = plan
         self._mirror = mirror
@@ -231,7 +232,7 @@ class _Mirror:
         primed: those that they read, too.
     """
 
-    def __init__(self, block: Block, shared: Block, schema: Schema, primed: set[Path]) -> None:
+    def __init__(self, block: Block, shared: Block, schema: Schema, primed: tuple[Path, ...]) -> None:
         self.block, self.primed = block, primed
         self._last = block.num_steps - 1
         read = [path for path in block.schema.paths if path not in schema or path in primed]
