@@ -37,6 +37,9 @@ class Block:
             copy (see `owned`).
     """
 
+    keeps_graph = False
+    """Whether gradients flow through what is written into it."""
+
     def __init__(
         self,
         schema: Schema,

@@ -6,6 +6,7 @@ policy puts out.
 
 from __future__ import annotations
 
+from collections import UserList
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -161,9 +162,10 @@ class PolicyActor:
         self._fields = fields
         self._layout = layout
         self._first = first
-        self.primed = below_next(fields)
+        over = tuple(path for path in fields if path in layout.roots)
+        self.primed = (*below_next(fields), *over)
         self.seen: Collection[Path] | None = None
-        self.overwrites = not fields.keys().isdisjoint(layout.roots)
+        self.overwrites = bool(over)
         self.carry = PolicyCarry(layout.batch_size, layout.policy_device)
         self._on_tensordict = _TensorDictCall(fields, layout, self.carry)
         if first is not None:
@@ -346,11 +348,19 @@ class _TensorDictCall:
         return num_entries(out) + sum([num_entries(group_at(out, path)) for path in self._groups])
 
 
-def _records(block: Block, paths: Sequence[Path]) -> list[tuple[Any, ...]]:
-    """Return the rows at `paths` of each step."""
+def _records(block: Block, paths: Sequence[Path]) -> Sequence[tuple[Any, ...]]:
+    """Return the rows at `paths` of each step, as a policy is given them."""
     if not paths:
         return [()] * block.num_steps
-    return list(zip(*[block.rows(path) for path in paths], strict=True))
+    rows = list(zip(*[block.rows(path) for path in paths], strict=True))
+    return _Copies(rows) if block.keeps_graph else rows
+
+
+class _Copies(UserList[tuple[Any, ...]]):
+    """Rows whose graph is kept: a step is given copies, which what the policy writes over the rows leaves alone."""
+
+    def __getitem__(self, t: Any) -> Any:
+        return tuple([row.clone() for row in self.data[t]])
 
 
 def _entry(out: Any, path: Path) -> Any:

@@ -22,6 +22,8 @@ class GraphBlock(Block):
     The arguments are those of `Block`.
     """
 
+    keeps_graph = True
+
     def __init__(
         self, schema: Schema, batch_size: Sequence[int], num_steps: int, device: torch.device | None = None
     ) -> None:

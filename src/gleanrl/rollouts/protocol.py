@@ -168,7 +168,8 @@ class Stepper(Stateful[Carry]):
         Args:
             block: fresh columns, with at least those of `schema` and the action columns.
             actions_ready: whether all T actions stand in the block already.
-            primed: what the actor writes below ``"next"``, for the environment's `step` to take over.
+            primed: what the actor writes below ``"next"``, and over columns of the root, for the environment's
+                `step` to take over.
         """
 
     @abstractmethod
@@ -221,7 +222,10 @@ class Actor(Protocol):
 
     @property
     def primed(self) -> Collection[Path]:
-        """What it writes below ``"next"``: its state, which it finds in the root of the following row."""
+        """What it writes below ``"next"``, and over the environment's root columns: its state, most often.
+
+        It finds it in the root of the following row.
+        """
 
     @property
     def seen(self) -> Collection[Path] | None:

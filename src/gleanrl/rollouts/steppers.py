@@ -134,8 +134,8 @@ class TensorDictStepper(Stepper):
         actions = {as_path(key) for key in self.env.action_keys}
         fields: dict[Path, Field] = {}
         for path, leaf in iter_leaves(self._carry):
-            private = is_private(path) and path not in expected
-            if private or path[0] == "next" or path in actions or path in self._rewards:
+            unasked = (is_private(path) or path in actions) and path not in expected
+            if unasked or path[0] == "next" or path in self._rewards:
                 continue
             came = Field.of(leaf, len(self.batch_size))
             if path not in expected and path not in self._states:
@@ -208,13 +208,12 @@ class TensorDictStepper(Stepper):
         known = [rows for rows in flags if rows is not None]
         self._flags = known if len(known) == len(self._ends) else None
         actions = paths_of(self.env.action_keys)
-        self._excluded = {*actions, *self._rewards, ("next",), ("_reset",)}
+        self._excluded = {*(p for p in actions if p not in schema), *self._rewards, ("next",), ("_reset",)}
         inputs = {*actions, *self._states}
         self._acted = [(p, block.rows(p)) for p in inputs if p in block.schema and p not in schema]
         self._acted += [(path, block.rows(path)) for path in primed]
-        self._direct = (
-            None if primed else self._outcome_of
-        )  # `step` knows what becomes of a "next" that is there
+        # `step` knows what becomes of a "next" that is there.
+        self._direct = None if any(path[0] == "next" for path in primed) else self._outcome_of
         self._last, self._has_lists = block.num_steps - 1, bool(schema.lists)
         assert self._carry is not None
         self._write_root(0, self._carry, self._root)

@@ -84,9 +84,13 @@ def both_primed(inner):
     return TransformedEnv(inner, TensorDictPrimer(h=Unbounded((1,))))
 
 
+@pytest.mark.parametrize("written", ["h", ("next", "h")], ids=["over", "below"])
 @pytest.mark.parametrize(
     "make",
     [
+        primed,
+        lambda: SerialEnv(2, primed),
+        lambda: ParallelEnv(2, primed),
         lambda: TransformedEnv(primed(), RewardSum(), auto_unwrap=False),
         lambda: TransformedEnv(SerialEnv(2, primed), RewardSum()),
         lambda: TransformedEnv(ParallelEnv(2, primed), RewardSum()),
@@ -99,15 +103,29 @@ def both_primed(inner):
         lambda: both_primed(SerialEnv(2, primed)),
         lambda: both_primed(ParallelEnv(2, primed)),
     ],
-    ids=["nested", "serial", "parallel", "inverts", "deep", "mirrored", "twice", "twice_parallel"],
+    ids=[
+        "alone",
+        "in_serial",
+        "in_parallel",
+        "nested",
+        "serial",
+        "parallel",
+        "inverts",
+        "deep",
+        "mirrored",
+        "twice",
+        "twice_parallel",
+    ],
 )
-def test_the_state_reaches_a_primer_below_other_environments(make):
+def test_the_state_reaches_a_primer_below_other_environments(make, written):
     def recur(h, observation):
         return observation[..., :2].clamp(-1, 1), h + 1
 
-    policy = TensorDictModule(recur, in_keys=["h", "observation"], out_keys=["action", ("next", "h")])
+    policy = TensorDictModule(recur, in_keys=["h", "observation"], out_keys=["action", written])
     env = make()
     rolled = env.rollout(7, policy, break_when_any_done=False)
+    with torch.no_grad():
+        unrolled = env.rollout(7, policy, break_when_any_done=False)
     stepped, root = [], env.reset()
     for _ in range(7):
         step, root = env.step_and_maybe_reset(policy(root))
@@ -115,13 +133,48 @@ def test_the_state_reaches_a_primer_below_other_environments(make):
     by_hand = torch.stack(stepped, len(env.batch_size))
     collector = SyncDataCollector(env, policy, frames_per_batch=16, total_frames=32)
     try:
-        for batch in (rolled, by_hand, *collector):
-            assert torch.equal(batch["h"], batch["step_count"].float())
+        for batch in (rolled, unrolled, by_hand, *collector):
+            found = batch["h"] - 1 if written == "h" else batch["h"]  # what it wrote over what it had read
+            assert torch.equal(found, batch["step_count"].float())
             assert torch.equal(batch["next", "h"], batch["next", "step_count"].float())
             assert bool((batch["step_count"] > 1).any())
     finally:
         collector.shutdown()
         env.close()
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_the_action_before_is_an_entry_that_is_primed(grad):
+    env = TransformedEnv(CountingEnv(Script(lengths=(9,))), TensorDictPrimer(action=Unbounded((2,))))
+    policy = TensorDictModule(lambda action: action + 1, in_keys=["action"], out_keys=["action"])
+    with torch.set_grad_enabled(grad):
+        rolled = env.rollout(3, policy)
+    collected = next(iter(SyncDataCollector(env, policy, frames_per_batch=3, total_frames=3)))
+    for batch in (rolled, collected):
+        assert batch["action"][:, 0].tolist() == batch["next", "action"][:, 0].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("written", ["h", ("next", "h")])
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_gradients_flow_through_a_policys_state(written, batch):
+    env = TransformedEnv(
+        CountingEnv(Script(lengths=(9,)), batch),
+        TensorDictPrimer(Composite(h=Unbounded((*batch, 2)), shape=batch), expand_specs=False),
+    )
+    weight = torch.full((2, 2), 0.5, requires_grad=True)
+
+    def recur(h):
+        h = torch.tanh(h @ weight + 1)
+        return h, h
+
+    policy = TensorDictModule(recur, in_keys=["h"], out_keys=["action", written])
+    (of_rollout,) = torch.autograd.grad(env.rollout(3, policy)["action"].sum(), weight)
+    h, total = torch.zeros(*batch, 2), 0.0
+    for _ in range(3):
+        h = recur(h)[0]
+        total = total + h.sum()
+    (by_hand,) = torch.autograd.grad(total, weight)
+    torch.testing.assert_close(of_rollout, by_hand)
 
 
 def test_other_entries_below_next_are_not_a_policys_to_write():

@@ -222,3 +222,13 @@ def test_what_it_has_learned_stays_when_the_environment_is_seeded(learned):
     before = env.transform.loc["observation"].clone()
     env.set_seed(0)
     assert torch.equal(env.transform.loc["observation"], before)
+
+
+@pytest.mark.parametrize("cls", [VecNorm, VecNormV2])
+def test_it_says_whether_it_has_seen_something(cls) -> None:
+    env = TransformedEnv(GymEnv("CartPole-v1"), norm := cls(in_keys=["observation"]))
+    assert not norm.initialized
+    env.reset()
+    env.rollout(2)
+    assert norm.initialized
+    assert env._env is env.base_env._env

@@ -225,6 +225,11 @@ class TransformedEnv(EnvBase):
             self.transform.set_container(self)
         return self.transform
 
+    @property
+    def _env(self) -> Any:
+        """What the base environment wraps, as programs ask for it."""
+        return self.base_env._env
+
     def register_collector(self, collector: Any) -> None:
         """Let transforms find the collector that uses the environment; see `Transform.collector`."""
         _COLLECTORS[self] = weakref.ref(collector)

@@ -188,7 +188,7 @@ class TransformedStepper(Stepper):
         self._last, self._late, self._counters, self._whole = block.num_steps - 1, [], None, 0
         self._root.clear(0)
         self._inner = inner = self._inner_blocks.within(block)
-        passed = [path for path in primed if path in self._primed and path in inner.schema]
+        passed = [path for path in primed if self._passes(path) and path in inner.schema]
         self._base.bind(inner, actions_ready and not self._inverts, passed)
         self._handed = [
             (inner.rows(path), block.rows(path))
@@ -209,6 +209,12 @@ class TransformedStepper(Stepper):
         self._block, self._outputs = block, {key: Output(block, as_path(key)) for key in self._root_keys}
         self._always, self._always_required = self._steps, self._required
         self._write_root(0, self._carry)
+
+    def _passes(self, path: Path) -> bool:
+        """Return whether what a policy writes at `path` is for the base environment to take over."""
+        if path[0] == "next":
+            return path in self._primed
+        return path not in self._changed or ("next", *path) in self._primed
 
     def stop(self, num_steps: int) -> None:
         """End the block before it is full."""

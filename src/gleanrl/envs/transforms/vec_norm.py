@@ -214,6 +214,12 @@ class VecNorm(EntryTransform):
         """The standard deviations by key, at least `eps`; in the dtype of the observations."""
         return self._by_key(lambda mean, variance: variance.sqrt().clamp_min(self.eps))
 
+    @property
+    def initialized(self) -> bool:
+        """Whether something was seen at every key."""
+        statistics = self._statistics()
+        return all(statistics.moments(key) is not None for key in self.in_keys)
+
     def _by_key(self, number: Callable[[Tensor, Tensor], Tensor]) -> TensorDict:
         found = TensorDict({}, [])
         for key in self.in_keys:
