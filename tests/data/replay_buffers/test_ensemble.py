@@ -374,7 +374,7 @@ def test_a_state_that_fits_one_member_only_changes_nothing():
         {**state, "_members": [*state["_members"][:2], last]},
         {**state, "_members": state["_members"][:2]},
         {**state, "_mixture": None},
-        {**state, "_transforms": [None]},
+        {**state, "_transforms": [{"loc": 1.0}]},
         {},
     ):
         with pytest.raises(SchemaError):

@@ -10,9 +10,10 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from gleanrl.data.replay_buffers import LazyTensorStorage, ListStorage, ReplayBuffer
+from gleanrl.data.replay_buffers import LazyTensorStorage, ListStorage, ReplayBuffer, TensorDictReplayBuffer
 from gleanrl.data.replay_buffers.pipeline import Pipeline, Stage
-from gleanrl.errors import InvalidTypeError
+from gleanrl.envs.transforms import Compose, DoubleToFloat, RenameTransform, VecNorm
+from gleanrl.errors import InvalidTypeError, SchemaError
 from tests.data.replay_buffers.oracle import clock, ted
 
 
@@ -339,3 +340,37 @@ def test_an_object_with_forward_and_inv_need_not_be_callable(invert: bool) -> No
     halves.extend(TensorDict({"x": torch.ones(4)}, [4]))
     assert halves.storage.get([0])["x"] == (0.5 if invert else 2)
     assert (halves.sample()["x"] == 1).all()
+
+
+@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda: lambda batch: batch,
+        lambda: RenameTransform(["a"], ["b"]),
+        lambda: Compose(RenameTransform(["a"], ["b"]), DoubleToFloat()),
+    ],
+    ids=["callable", "rename", "chain"],
+)
+def test_transforms_without_a_state_may_differ(transform, saved) -> None:
+    def made(with_transform: bool) -> TensorDictReplayBuffer:
+        options = {"transform": transform()} if with_transform else {}
+        return TensorDictReplayBuffer(storage=LazyTensorStorage(9), batch_size=4, **options)
+
+    first, second = made(saved), made(not saved)
+    first.extend(TensorDict({"a": torch.rand(5, dtype=torch.float64)}, [5]))
+    second.load_state_dict(first.state_dict())
+    assert len(second) == 5 and torch.equal(second.storage[:]["a"], first.storage[:]["a"])
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_transforms_with_a_state_may_not(saved) -> None:
+    def made(with_transform: bool) -> TensorDictReplayBuffer:
+        options = {"transform": VecNorm(in_keys=["a"])} if with_transform else {}
+        return TensorDictReplayBuffer(storage=LazyTensorStorage(9), batch_size=4, **options)
+
+    first, second = made(saved), made(not saved)
+    first.extend(TensorDict({"a": torch.rand(5)}, [5]))
+    with pytest.raises(SchemaError, match="some have a state: load into a buffer with those that were saved"):
+        second.load_state_dict(first.state_dict())
+    assert not len(second)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -78,13 +79,19 @@ class View(Part, Stateful[Any]):
         """Return a copy of the part's own state."""
         return Saved(copy.deepcopy(self.part.state_dict() or {}))
 
-    def parsed(self, state: Any) -> Saved:
-        """Return the value of a saved state after a trial: the part loads it, and what it had before again."""
+    def parsed(self, state: Any, trial: AbstractContextManager[Any] | None = None) -> Saved:
+        """Return the value of a saved state after a trial: the part loads it, and what it had before again.
+
+        Args:
+            state: that is read.
+            trial: around the part's loading of it; None for nothing.
+        """
         name = type(self.part).__name__
         found = StateReader(state, f"a {name}").get("state")
         before = self.saved()
         try:
-            self.part.load_state_dict(copy.deepcopy(found))
+            with trial or nullcontext():
+                self.part.load_state_dict(copy.deepcopy(found))
         except Exception as cause:
             raise SchemaError(f"load_state_dict: a {name} doesn't take the state: {cause}") from cause
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -216,14 +216,23 @@ class Pipeline(Stateful[tuple[Any, ...]]):
     def parse(self, state: Any) -> tuple[Any, ...]:
         """Return the values of the transforms' saved states; those that aren't ours are tried on a copy.
 
+        Other transforms than were saved are fine as long as none of either has a state.
+
         Raises:
-            SchemaError: other transforms than these, or a state that doesn't fit one.
+            SchemaError: states of other transforms than these, or one that doesn't fit.
         """
-        count = len(state) if isinstance(state, (list, tuple)) else "no list of"
-        if count != len(self._stages):
+        if not isinstance(state, (list, tuple)):
             raise SchemaError(
-                f"load_state_dict: the state has {count} transforms, the buffer {len(self._stages)}"
+                f"load_state_dict: expected a list of the transforms' states, got {type(state).__name__}"
             )
+        if len(state) != len(self._stages):
+            own = self.snapshot()
+            if _says_something(state) or _says_something(own):
+                raise SchemaError(
+                    f"load_state_dict: the state has {len(state)} transforms, the buffer {len(self._stages)}, and some "
+                    "have a state: load into a buffer with those that were saved, and append others afterwards"
+                )
+            return own
         return tuple(
             _parsed(place, stage.transform, saved)
             for place, (stage, saved) in enumerate(zip(self._stages, state, strict=True))
@@ -271,6 +280,15 @@ class Pipeline(Stateful[tuple[Any, ...]]):
             if batch is None:
                 raise none_returned("transform", transform)
         return batch
+
+
+def _says_something(state: Any) -> bool:
+    """Return whether there is anything in a state, however deep."""
+    if isinstance(state, Mapping):
+        return any(map(_says_something, state.values()))
+    if isinstance(state, (list, tuple)):
+        return any(map(_says_something, state))
+    return state is not None
 
 
 def _parsed(place: int, transform: Any, state: Any) -> Any:

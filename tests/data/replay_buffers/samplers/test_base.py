@@ -186,7 +186,7 @@ def test_what_a_users_sample_builds_on_stays():
 def test_a_users_sample_that_returns_something_else():
     class Odd(Sampler):
         def sample(self, storage, batch_size):
-            return torch.arange(batch_size), {"age": 3}
+            return torch.arange(batch_size), {"age": "three"}
 
     with pytest.raises(InvalidTypeError, match="Odd.sample: expected a tensor"):
         Odd().draw(filled(), 2)

@@ -18,7 +18,7 @@ from gleanrl.data.replay_buffers import (
     SliceSampler,
     TensorDictReplayBuffer,
 )
-from gleanrl.errors import InvalidArgumentError, SchemaError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
 from tests.data.replay_buffers.familiar import Told, Walk
 from tests.data.replay_buffers.oracle import ted
 
@@ -208,3 +208,30 @@ def test_a_class_makes_one_and_a_buffer_is_none():
     assert isinstance(made(Told).sampler, Told)
     with pytest.raises(InvalidArgumentError, match="sampler: expected a Sampler"):
         made(ReplayBuffer)
+
+
+@pytest.mark.parametrize("number", [7, 0.5, True, torch.tensor(3)])
+def test_a_number_is_one_for_all_rows(number):
+    class Numbered(RandomSampler):
+        def sample(self, storage, batch_size):
+            return torch.randint(len(storage), (batch_size,)), {"n": number}
+
+    buffer = made(Numbered())
+    buffer.extend(torch.arange(4))
+    assert buffer.sample().shape == (4,)
+    _, info = buffer.sample(return_info=True)
+    assert torch.equal(info["n"], torch.as_tensor(number).repeat(4))
+    records = TensorDictReplayBuffer(storage=LazyTensorStorage(5), sampler=Numbered(), batch_size=4)
+    records.extend(TensorDict({"a": torch.arange(4)}, [4]))
+    assert torch.equal(records.sample()["n"], torch.as_tensor(number).repeat(4))
+
+
+def test_what_is_neither_a_number_nor_rows_is_refused():
+    class Worded(RandomSampler):
+        def sample(self, storage, batch_size):
+            return torch.randint(len(storage), (batch_size,)), {"how": "newest"}
+
+    buffer = made(Worded())
+    buffer.extend(torch.arange(4))
+    with pytest.raises(InvalidTypeError, match="'how', one value for each row, or a number for all"):
+        buffer.sample()

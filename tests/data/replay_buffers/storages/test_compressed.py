@@ -10,7 +10,13 @@ import pytest
 import torch
 from tensordict import TensorDict, tensorclass
 
-from gleanrl.data import CompressedListStorage, ReplayBuffer, TensorDictReplayBuffer
+from gleanrl.data import (
+    CompressedListStorage,
+    LazyStackStorage,
+    ListStorage,
+    ReplayBuffer,
+    TensorDictReplayBuffer,
+)
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
 
 
@@ -133,3 +139,20 @@ def test_a_state_stays_compressed_and_goes_through_a_file():
     file.seek(0)
     restored.load_state_dict(torch.load(file, weights_only=False))
     assert all(same(restored.get(n), records[n]) for n in range(3))
+
+
+@pytest.mark.parametrize("other", [ListStorage, LazyStackStorage])
+def test_states_of_lists_that_are_not_compressed_are_refused(other):
+    def filled(storage):
+        buffer = ReplayBuffer(storage=storage, batch_size=2)
+        buffer.extend(TensorDict({"x": torch.arange(4)}, [4]))
+        return buffer
+
+    plain, compressed = filled(other(10)), filled(CompressedListStorage(10))
+    for buffer, state, match in (
+        (plain, compressed.state_dict(), "are compressed"),
+        (compressed, plain.state_dict(), "are plain"),
+    ):
+        with pytest.raises(SchemaError, match=match):
+            buffer.load_state_dict(state)
+        assert [int(buffer[i]["x"]) for i in range(4)] == [0, 1, 2, 3]

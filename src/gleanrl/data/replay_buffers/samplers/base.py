@@ -211,10 +211,12 @@ class Sampler(Part, Stateful[Any]):
 
     def _per_row(self, key: Any, value: Any, count: int) -> torch.Tensor:
         rows = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        if isinstance(rows, (bool, int, float)) or (isinstance(rows, torch.Tensor) and not rows.ndim):
+            return torch.as_tensor(rows).expand(count).clone()  # one for all
         if not isinstance(rows, torch.Tensor) or rows.shape[:1] != (count,):
             raise InvalidTypeError(
                 f"{type(self).__name__}.sample: expected a tensor ({count}, ...) for {key!r}, one value for each "
-                f"row, got {value!r}"
+                f"row, or a number for all, got {value!r}"
             )
         return rows
 

@@ -50,6 +50,8 @@ class CompressedListStorage(ListStorage):
         True
     """
 
+    _compresses = True
+
     def __init__(
         self,
         max_size: int | None = None,

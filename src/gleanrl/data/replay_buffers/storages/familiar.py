@@ -18,7 +18,7 @@ from gleanrl.data.replay_buffers.storages.direct import Prepared
 from gleanrl.data.replay_buffers.storages.formats import swap_batch_dims
 from gleanrl.data.replay_buffers.storages.indexing import is_position, steps_at
 from gleanrl.data.replay_buffers.storages.lists import collate
-from gleanrl.data.replay_buffers.storages.snapshots import ContentCopy, StorageState
+from gleanrl.data.replay_buffers.storages.snapshots import Ahead, ContentCopy, StorageState
 from gleanrl.errors import InvalidTypeError, SchemaError, UnsupportedError
 from gleanrl.state import StateReader
 from gleanrl.tree import Path, as_key
@@ -172,6 +172,10 @@ class FamiliarStorage(View, Storage):
         return torch.unravel_index(torch.as_tensor(slots, device="cpu"), shape)
 
     # State
+
+    def moment_ahead(self) -> Ahead:
+        """Begin a snapshot for a checkpoint; a state of the user's own is taken as a whole."""
+        return self.copy_ahead() if "state_dict" in self.own else super().moment_ahead()
 
     def _start_copy(self) -> ContentCopy | None:
         return _PartCopy(self.part) if "state_dict" in self.own else super()._start_copy()

@@ -35,6 +35,8 @@ class ListStorage(Storage):
             for where they come from.
     """
 
+    _compresses = False  # whether objects are kept otherwise than they came
+
     def __init__(
         self,
         max_size: int | None = None,
@@ -152,9 +154,17 @@ class ListStorage(Storage):
         return _ItemsCopy(self._items)
 
     def _plain_content(self, content: list[Any] | Items) -> dict[str, Any]:
-        return {"items": content}
+        return {"items": content, "compressed": True} if self._compresses else {"items": content}
 
     def _parse_content(self, reader: StateReader, state: StorageState) -> list[Any]:
+        if ("compressed" in reader) != self._compresses:
+            kept, other = (
+                ("plain", "ListStorage") if self._compresses else ("compressed", "CompressedListStorage")
+            )
+            raise SchemaError(
+                f"load_state_dict: the state's objects are {kept}: a {type(self).__name__} can't hold them, "
+                f"a {other} can"
+            )
         items = reader.get("items")
         if not isinstance(items, list) or len(items) != state.rows:
             raise reader.wrong("items", f"a list of {state.rows} objects")

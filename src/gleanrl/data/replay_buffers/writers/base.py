@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +37,7 @@ class Writer(Part, Stateful[Any]):
     """
 
     _storage: Storage | None = None
+    _tried_for: StorageState | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Let a class with `add` or `extend` of its own do without `place` (see `FamiliarWriter`)."""
@@ -152,6 +155,21 @@ class Writer(Part, Stateful[Any]):
 
     def adopt(self, value: Any) -> None:
         """Go on from a value, with the storage that holds what it was parsed for."""
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Go on from a saved state; in a `trial` it's only checked."""
+        value = self.parse(state_dict, self._tried_for)
+        if self._tried_for is None:
+            self.adopt(value)
+
+    @contextmanager
+    def trial(self, stored: StorageState) -> Iterator[None]:
+        """Check what is loaded against records that the storage doesn't hold yet."""
+        self._tried_for = stored
+        try:
+            yield
+        finally:
+            self._tried_for = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the storage: a buffer registers its own with the copy."""

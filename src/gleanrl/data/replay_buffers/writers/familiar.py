@@ -72,7 +72,10 @@ class FamiliarWriter(View, Writer):
                 f"load_state_dict: a {type(self.part).__name__} may know the max_size of the saved storage: build this "
                 "one with the same"
             )
-        return self.parsed(state) if "load_state_dict" in self.own else super().parse(state, stored)
+        if "load_state_dict" not in self.own:
+            return super().parse(state, stored)
+        ours = isinstance(stored, StorageState) and not self.foreign
+        return self.parsed(state, self.part.trial(stored) if ours else None)
 
     def adopt(self, value: Any) -> None:
         """Go on from a value."""
