@@ -6,6 +6,7 @@ import io
 import os
 import signal
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 import gleanrl
 from gleanrl import Checkpoint
 from gleanrl.checkpoint.folder import Folder
-from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector, SyncDataCollector
+from gleanrl.collectors import MultiSyncDataCollector, SyncDataCollector
 from gleanrl.data import (
     LazyTensorStorage,
     PrioritizedSampler,
@@ -29,13 +30,14 @@ from gleanrl.data import (
     StorageEnsemble,
     TensorDictReplayBuffer,
 )
-from gleanrl.envs import GymEnv, ParallelEnv, SerialEnv, TransformedEnv
+from gleanrl.envs import GymEnv, SerialEnv, TransformedEnv
 from gleanrl.envs.transforms import RewardSum, StepCounter
 from gleanrl.errors import (
     CheckpointError,
     CorruptCheckpointError,
     IncompatibleCheckpointError,
     IncompleteCheckpointError,
+    InvalidArgumentError,
     InvalidTypeError,
     SchemaError,
     WorkerCrashedError,
@@ -218,6 +220,25 @@ def test_several_buffers_go_back_together(tmp_path: Path) -> None:
     assert all((one == other).all() for one, other in zip(expected, found, strict=True))
 
 
+def test_buffers_over_one_storage(tmp_path: Path) -> None:
+    def made() -> tuple[ReplayBuffer, ReplayBuffer]:
+        storage = LazyTensorStorage(20)
+        return ReplayBuffer(storage=storage, batch_size=4), ReplayBuffer(
+            storage=storage, sampler=SamplerWithoutReplacement(), batch_size=4
+        )
+
+    writer, reader = made()
+    with pytest.raises(InvalidArgumentError, match=r"reader: .*'writer'.*reader=buffer\.sampler"):
+        Checkpoint(writer=writer, reader=reader)
+    writer.extend(torch.arange(10))
+    reader.sample()
+    Checkpoint(writer=writer, draws=reader.sampler).save(tmp_path)
+    other, others = made()
+    Checkpoint(writer=other, draws=others.sampler).load(tmp_path)
+    for _ in range(3):
+        assert torch.equal(others.sample(), reader.sample())
+
+
 def test_in_the_background_it_is_of_the_moment_of_the_call(tmp_path: Path) -> None:
     first = Training()
     first.step()
@@ -238,59 +259,6 @@ def test_keep_says_how_many(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("ckpt-*"))) == 2
 
 
-def cart() -> GymEnv:
-    return GymEnv("CartPole-v1")
-
-
-COLLECTORS = {
-    "workers, together": lambda: MultiSyncDataCollector([cart] * 2, frames_per_batch=30, total_frames=-1),
-    "workers, apart": lambda: MultiaSyncDataCollector([cart] * 2, frames_per_batch=30, total_frames=-1),
-    "environments": lambda: SyncDataCollector(ParallelEnv(2, cart), frames_per_batch=30, total_frames=-1),
-}
-
-
-def unfinished(buffer: ReplayBuffer) -> set[int]:
-    """Return the ids of stored trajectories whose last step ends none."""
-    rows = buffer[:]
-    last = dict(
-        zip(rows["collector", "traj_ids"].tolist(), rows["next", "done"].flatten().tolist(), strict=True)
-    )
-    return {number for number, done in last.items() if not done}
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*trajectories end where they were saved")
-@pytest.mark.parametrize("kind", COLLECTORS)
-def test_trajectories_that_cannot_go_on_are_marked_in_the_buffers(tmp_path: Path, kind: str) -> None:
-    def made() -> tuple[Any, ReplayBuffer, Checkpoint]:
-        collector: Any = COLLECTORS[kind]()
-        buffer: ReplayBuffer = TensorDictReplayBuffer(storage=LazyTensorStorage(500), batch_size=4)
-        return collector, buffer, Checkpoint(collector=collector, buffer=buffer)
-
-    collector, buffer, checkpoint = made()
-    try:
-        for _ in range(5):
-            buffer.extend(collector.next().reshape(-1))
-        checkpoint.save(tmp_path)
-        expected, rows = unfinished(buffer), buffer[:].clone()
-        assert 1 <= len(expected) <= 2
-    finally:
-        collector.shutdown()
-    collector, buffer, checkpoint = made()
-    try:
-        checkpoint.load(tmp_path)
-        assert not unfinished(buffer) and collector.stats().cut == len(expected)
-        marked = (buffer[:]["next", "truncated"] != rows["next", "truncated"]).flatten()
-        assert set(rows[marked]["collector", "traj_ids"].tolist()) == expected and marked.sum() == len(
-            expected
-        )
-        assert (buffer[:].exclude("next") == rows.exclude("next")).all() and buffer.write_count == len(rows)
-        later = collector.next()["collector", "traj_ids"]
-        assert not set(later.flatten().tolist()) & set(rows["collector", "traj_ids"].tolist())
-    finally:
-        collector.shutdown()
-
-
 class Deadly(nn.Module):  # it ends a process when it is loaded
     def __init__(self, process: int) -> None:
         super().__init__()
@@ -302,7 +270,9 @@ class Deadly(nn.Module):  # it ends a process when it is loaded
 
 
 def test_a_worker_that_is_lost_meanwhile_is_told_of_and_nothing_else_changes(tmp_path: Path) -> None:
-    collector, progress = COLLECTORS["workers, together"](), {"updates": 1}
+    cart = partial(GymEnv, "CartPole-v1")
+    collector = MultiSyncDataCollector([cart] * 2, frames_per_batch=30, total_frames=-1)
+    progress = {"updates": 1}
     try:
         checkpoint = Checkpoint(collector=collector, deadly=Deadly(collector.processes[0]), progress=progress)
         checkpoint.save(tmp_path)
@@ -312,28 +282,6 @@ def test_a_worker_that_is_lost_meanwhile_is_told_of_and_nothing_else_changes(tmp
     finally:
         collector.shutdown()
     assert progress == {"updates": 2}
-
-
-def test_trajectories_that_go_on_are_not_marked(tmp_path: Path) -> None:
-    """Nor are those of a collector beside it, whose ids may be the same: whose the buffer holds isn't known."""
-    for _ in range(2):
-        going, beside = SyncDataCollector(cart(), frames_per_batch=5), COLLECTORS["environments"]()
-        buffer: ReplayBuffer = TensorDictReplayBuffer(storage=LazyTensorStorage(500), batch_size=4)
-        checkpoint = Checkpoint(going=going, beside=beside, buffer=buffer)
-        try:
-            if not any(tmp_path.iterdir()):
-                buffer.extend(going.next())
-                beside.next()
-                checkpoint.save(tmp_path)
-            else:
-                told = pytest.warns(UserWarning, match=r"trajectories \[0\] .* call end_trajectories\(ids\)")
-                with pytest.warns(UserWarning, match="other processes"), told:
-                    checkpoint.load(tmp_path)
-                assert unfinished(buffer) == {0} and going.next()["collector", "traj_ids"][0] == 0
-                buffer.end_trajectories([0])
-                assert not unfinished(buffer)
-        finally:
-            beside.shutdown()
 
 
 def drawn_by_a_program(saves: Any, sampler: Any, prefetch: int | None) -> list[Any]:

@@ -17,9 +17,11 @@ from gleanrl.checkpoint.background import Dump
 from gleanrl.checkpoint.folder import Folder, expecting
 from gleanrl.collectors.source_collector import SourceCollector
 from gleanrl.collectors.weights import check_loads
+from gleanrl.data.replay_buffers.buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed
 from gleanrl.errors import (
     CheckpointError,
+    InvalidArgumentError,
     InvalidTypeError,
     SchemaError,
     WorkerError,
@@ -45,6 +47,7 @@ class Checkpoint:
 
     Raises:
         InvalidTypeError: something else was given.
+        InvalidArgumentError: two buffers over one storage, which is one buffer's to load.
 
     Examples:
         >>> import tempfile, torch
@@ -67,6 +70,7 @@ class Checkpoint:
                     f"{name}: expected a collector, a buffer, something with state_dict and load_state_dict, or a "
                     f"dictionary, got {type(part).__name__}"
                 )
+        _check_storages(parts)
         self.parts = parts
         """What is saved, by name."""
         self._last: Dump | None = None
@@ -218,6 +222,20 @@ class Checkpoint:
         """Show what belongs to it."""
         parts = ", ".join(f"{name}={type(part).__name__}" for name, part in self.parts.items())
         return f"{type(self).__name__}({parts})"
+
+
+def _check_storages(parts: Mapping[str, Any]) -> None:
+    """Raise if two buffers have one storage: both would load its records."""
+    owners: dict[int, str] = {}
+    for name, part in parts.items():
+        if not isinstance(part, ReplayBuffer):
+            continue
+        first = owners.setdefault(id(part.storage), name)
+        if first != name:
+            raise InvalidArgumentError(
+                f"{name}: it has the same storage as {first!r}, which saves the records: give its sampler in its "
+                f"place, {name}=buffer.sampler"
+            )
 
 
 def _saved(part: Any) -> Any:

@@ -6,6 +6,7 @@ import gc
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from gleanrl.collectors import SyncDataCollector
-from gleanrl.envs import GymWrapper
+from gleanrl.envs import GymEnv, GymWrapper, SerialEnv, StepCounter, TransformedEnv
 from gleanrl.errors import (
     ClosedError,
     EnvironmentFailure,
@@ -293,13 +294,37 @@ class TestControl:
             with pytest.raises(ClosedError):
                 call()
 
-    def test_the_last_reference_closes_the_environment(self) -> None:
+    @pytest.mark.parametrize("used", [True, False])
+    def test_the_last_reference_closes_an_environment_that_nobody_else_uses(self, used: bool) -> None:
         env = CountingEnv(SCRIPT)
         collector = make(env)
         take(collector, 1)
+        if used:
+            env.rollout(2)
         del collector
         gc.collect()
-        assert env.is_closed
+        assert env.is_closed is not used
+
+    @pytest.mark.parametrize("batched", [False, True])
+    @pytest.mark.parametrize("end", ["budget", "shutdown", "replaced"])
+    def test_another_collector_opens_an_environment_again(self, end: str, batched: bool) -> None:
+        single: Any = partial(GymEnv, "CartPole-v1")
+        env = TransformedEnv(SerialEnv(2, single) if batched else single(), StepCounter())
+
+        def made() -> Any:
+            return SyncDataCollector(env, frames_per_batch=10, total_frames=20)
+
+        collector = made()
+        if end == "budget":
+            assert len(list(collector)) == 2
+        elif end == "shutdown":
+            collector.shutdown()
+        else:
+            collector.next()
+        assert env.is_closed is (end != "replaced")
+        collector = made()
+        gc.collect()
+        assert [batch.numel() for batch in collector] == [10, 10]
 
     def test_frames_per_second_leave_the_learner_out(self) -> None:
         fake = clock.FakeClock()

@@ -111,7 +111,7 @@ def test_ids_counts_returns_and_lengths_are_those_of_the_oracle(history: Any) ->
             tracker.abandon(None if what is None else np.array(what, BOOL))
             oracle.abandon([True] * num_envs if what is None else what)
         elif kind == "restore":
-            tracker.now = Trajectories.read(plain(tracker.now), num_envs)
+            tracker.now = Trajectories.read(plain(tracker.now)).of_environments(num_envs)
         else:
             done = np.array([row for row, _ in what], BOOL).reshape(-1, num_envs).T
             reward = np.array([row for _, row in what], np.float64).reshape(-1, num_envs).T / 16
@@ -232,7 +232,7 @@ def test_ids_go_beyond_32_bits() -> None:
 def test_a_state_of_another_number_of_environments_begins_new_trajectories() -> None:
     tracker = Tracker(3)
     record(tracker, np.array([[False, True], [False, False], [True, True]]), np.ones((3, 2)))
-    found = Trajectories.read(plain(tracker.now), 2)
+    found = Trajectories.read(plain(tracker.now)).of_environments(2)
     assert (found.ids.tolist(), found.steps.tolist(), found.next_id, found.num_ended) == (
         [6, 7],
         [0, 0],
@@ -261,10 +261,10 @@ def test_a_state_of_another_number_of_environments_begins_new_trajectories() -> 
 def test_a_state_that_does_not_fit_is_refused_by_name(field: str, value: Any) -> None:
     state = {**plain(Trajectories.begin(2)), field: value}
     with pytest.raises(SchemaError, match="'ids'" if (field, value) == ("next_id", 1) else f"'{field}'"):
-        Trajectories.read(state, 2)
+        Trajectories.read(state)
     del state[field]
     with pytest.raises(SchemaError, match=f"'{field}' is missing"):
-        Trajectories.read(state, 2)
+        Trajectories.read(state)
 
 
 def test_an_infinite_reward_concerns_its_own_episode_only() -> None:

@@ -23,6 +23,7 @@ from gleanrl.rollouts.plan import Handling, plan_rollout
 from gleanrl.rollouts.policies import drawing_device
 from gleanrl.rollouts.probing import is_unmade
 from gleanrl.rollouts.protocol import EpisodeRules
+from gleanrl.rollouts.traits import extra
 from gleanrl.seeding import OwnedTorchGenerator
 
 
@@ -96,6 +97,8 @@ def assemble(
         UnsupportedError: the environment has no flag to truncate by; or a device isn't there.
         InvalidTypeError, PolicyError: the policy doesn't fit.
     """
+    if (reopen := extra(env, "_reopen")) is not None:  # another collector's end closed it
+        reopen()
     devices = Devices.of(
         recipe.device, recipe.env_device, recipe.policy_device, recipe.storing_device, env.device
     )

@@ -73,4 +73,8 @@ class DataCollectorBase(IterableDataset, ABC):  # type: ignore[type-arg]
     def __del__(self) -> None:
         """Shut down with the last reference."""
         if getattr(self, "_ready", False):
-            self.shutdown()
+            self._abandoned()
+
+    def _abandoned(self) -> None:
+        """Release what the collector holds, now that nobody refers to it."""
+        self.shutdown()

@@ -371,7 +371,7 @@ class Collection(Source, Stateful[CollectionState]):
         reader = StateReader(state, "a collection")
         return CollectionState(
             Ledger.read(reader.get("ledger")),
-            Trajectories.read(reader.get("trajectories"), self.num_envs),
+            Trajectories.read(reader.get("trajectories")).of_environments(self.num_envs),
             self._draws.parse(reader.get("generator")),
             self.plan.actor.carry.parse(reader.get("carry")),
             reader.integer("policy_version"),

@@ -174,7 +174,11 @@ class SyncDataCollector(SourceCollector):
             handover = settings.handover(collection, budget, storing, moved_to, truncated, progress)
             self._aside = partial(handover.aside, budget.aside())
             super().__init__(settings, budget, handover, weight_updater, policy)
-        self._ready = True  # from here on the last reference's end closes the environment
+        self._ready = True  # from here on the last reference's end is its own
+
+    def _abandoned(self) -> None:
+        """Shut down; an environment that somebody else used since stays open."""
+        self.shutdown(close_env=not self.plan.stepper.disturbed)
 
     def rollout(self) -> Any:
         """Return one full batch outside the budget: it counts against neither total nor random frames."""

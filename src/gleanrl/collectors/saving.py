@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -117,7 +117,7 @@ def parse(collection: Collects, state: Any, strict: bool, has_policy: bool = Fal
     told = "source" in state
     value = collection.parse(state["source"]) if told else replace(collection.snapshot(), place=Place())
     go_on = value.place.carry is not None
-    under_way = _under_way(state["source"], value.trajectories, collection.numbering) if told else ()
+    under_way = _under_way(state["source"], collection.numbering) if told else ()
     cut, kept = ((), under_way) if go_on else (under_way, ())
     ledger = with_counts(value.ledger, state, type(collection).__name__)
     value = replace(
@@ -146,10 +146,13 @@ def ahead(state: dict[str, Any], handed_out: Trajectories | None = None) -> dict
     return state
 
 
-def _under_way(source: Any, trajectories: Trajectories, numbering: Numbering | None) -> tuple[int, ...]:
+def _under_way(source: Any, numbering: Numbering | None) -> tuple[int, ...]:
     """Return the ids, as frames have them, of the trajectories that were under way in what had been handed out."""
     reader = StateReader(source, "a collection")
-    local = reader.numbers("under_way", int) if "under_way" in reader else trajectories.local_ids
+    if "under_way" in reader:
+        local: Sequence[int] = reader.numbers("under_way", int)
+    else:
+        local = Trajectories.read(reader.get("trajectories")).local_ids
     return tuple(local if numbering is None else [numbering(number) for number in local])
 
 

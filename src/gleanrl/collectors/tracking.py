@@ -152,11 +152,8 @@ class Trajectories:
         )
 
     @staticmethod
-    def read(state: Any, num_envs: int) -> Trajectories:
-        """Return the value of a saved state; `SchemaError` for anything else.
-
-        A state of another number of environments gives new trajectories, numbered after those of the state.
-        """
+    def read(state: Any) -> Trajectories:
+        """Return the value of a saved state; `SchemaError` for anything else."""
         reader = StateReader(state, "trajectories")
         next_id = reader.integer("next_id")
         ids = reader.tensor("ids", torch.int64, (None,)).numpy()
@@ -173,10 +170,14 @@ class Trajectories:
             raise reader.wrong("ids", f"different numbers below {next_id}")
         if bool((value.steps < 0).any()):
             raise reader.wrong("steps", "numbers of 0 or more")
-        if len(ids) == num_envs:
-            return value
-        begun = Trajectories.begin(num_envs, next_id)
-        return replace(value, ids=begun.ids, steps=begun.steps, returns=begun.returns, next_id=begun.next_id)
+        return value
+
+    def of_environments(self, num_envs: int) -> Trajectories:
+        """Return these, or new ones, numbered after these, if they are of another number of environments."""
+        if len(self.ids) == num_envs:
+            return self
+        begun = Trajectories.begin(num_envs, self.next_id)
+        return replace(self, ids=begun.ids, steps=begun.steps, returns=begun.returns, next_id=begun.next_id)
 
 
 def _renumbered(ids: Array, which: Array, next_id: int) -> Array:

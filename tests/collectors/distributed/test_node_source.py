@@ -11,7 +11,7 @@ from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from gleanrl.errors import IndexRangeError, LengthError, SchemaError
 from tests.collectors.distributed.helpers import check_rows, rows
 from tests.collectors.distributed.test_asynchronous import until
-from tests.test_checkpointing import unfinished
+from tests.test_checkpointing_trajectories import unfinished
 
 
 def test_every_batch_says_of_which_weights_it_is(apart):
