@@ -62,6 +62,12 @@ UNSERVED_MEMBERS = (
         "shutdown raises what went wrong; stats() has each worker's counters",
     ),
     UnservedMembers(
+        "DataCollectorBase",
+        "compiled_policy cudagraphed_policy get_weights_fn no_cuda_sync policy_weights trust_policy",
+        _KEYWORD,
+    ),
+    UnservedMembers("SyncDataCollector", "device", "env_device, policy_device and storing_device are it"),
+    UnservedMembers(
         "WorkersCollector",
         "getattr_env getattr_policy map_fn",
         "workers are other processes: read what you made them with; their counters are in stats()",
@@ -92,6 +98,7 @@ UNSERVED_MEMBERS = (
     ),
     UnservedMembers("Storage", "supports_conditional_update", _ON_NEW),
     UnservedMembers("LazyMemmapStorage", "cleanup", "files of a storage without a scratch_dir go with it"),
+    UnservedMembers("LazyMemmapStorage", "existsok", _KEYWORD),
     UnservedMembers("CompressedListStorage", "to_bytestream", "give compression_fn and decompression_fn"),
     UnservedMembers(
         "StorageEnsemble",
@@ -111,7 +118,14 @@ UNSERVED_MEMBERS = (
     ),
     UnservedMembers("Sampler", "can_sample", "ask for len(rb)"),
     *(UnservedMembers(owner, "device", "priorities live on the CPU") for owner in _BY_PRIORITY),
-    *(UnservedMembers(owner, "fragmented step_key", _KEYWORD) for owner in _OF_SLICES),
+    *(
+        UnservedMembers(
+            owner,
+            "cache_values end_key end_keys fragmented init_key pad_output step_key traj_key use_gpu",
+            _KEYWORD,
+        )
+        for owner in _OF_SLICES
+    ),
     UnservedMembers(
         "SamplerEnsemble",
         "add can_sample default_priority dumps extend loads mark_update update_priority",
@@ -166,8 +180,12 @@ UNSERVED_MEMBERS = (
         "GymWrapper", "rebuild_with_kwargs", "make another one: GymWrapper(gymnasium.make(name, ...))"
     ),
     *(
-        UnservedMembers(owner, "non_blocking select_and_clone", "what is returned is always a copy")
+        UnservedMembers(owner, names, why)
         for owner in ("SerialEnv", "ParallelEnv")
+        for names, why in (
+            ("non_blocking select_and_clone", "what is returned is always a copy"),
+            ("create_env_fn create_env_kwargs num_threads policy_proof serial_for_single", _KEYWORD),
+        )
     ),
     UnservedMembers("TransformedEnv", "set_missing_tolerance", "a transform has it: env.transform[0]"),
     UnservedMembers("PendulumEnv", "angle_normalize", "(angle + torch.pi) % (2 * torch.pi) - torch.pi"),
@@ -187,6 +205,10 @@ UNSERVED_MEMBERS = (
     ),
     UnservedMembers("TensorDictPrimer", "device", "specs have it: primer.primers.device"),
     UnservedMembers("UnsqueezeTransform", "unsqueeze_dim", "dim is it"),
+    UnservedMembers("UnsqueezeTransform", "allow_positive_dim", _KEYWORD),
+    UnservedMembers("RewardClipping", "clamp_max clamp_min", "low and high are they"),
+    UnservedMembers("ActionDiscretizer", "action_key out_action_key", _KEYWORD),
+    UnservedMembers("SelectTransform", "keep_done_keys keep_reward_keys", _KEYWORD),
     UnservedMembers("SqueezeTransform", "squeeze_dim unsqueeze_dim", "dim is it"),
     UnservedMembers("VecNorm", "denorm standard_normal", _BACK),
     UnservedMembers("VecNormV2", "denorm prefix standard_normal", _BACK),
