@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,15 @@ def test_without_links_everything_is_written(tmp_path: Path) -> None:
         write(tmp_path / "d", Plain(columns(50), 20), large, third)
 
 
+def open_in(folder: Path) -> int:
+    """Return how many files of a folder this process has open."""
+    found = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # closed since
+            found += Path(os.readlink(f"/proc/self/fd/{descriptor}")).parent == folder
+    return found
+
+
 def test_an_error_ends_all_threads_and_lets_nobody_wait(tmp_path: Path) -> None:
     source = Plain([column.repeat(1000, *[1] * (column.ndim - 1)) for column in columns(1_000)], 1_000)
     before = set(os.listdir("/proc/self/fd"))
@@ -138,13 +148,17 @@ def test_an_error_ends_all_threads_and_lets_nobody_wait(tmp_path: Path) -> None:
 
 def test_files_are_synced_many_at_a_time_and_never_many_open(tmp_path: Path) -> None:
     source = Plain([column.repeat(300, *[1] * (column.ndim - 1)) for column in columns(1_000)], 1_000)
-    open_files: list[int] = []
-    look = At(lambda: open_files.append(len(os.listdir("/proc/self/fd"))), repeat=True)
-    before = len(os.listdir("/proc/self/fd"))
-    with faults.inject({"fs.sync": look}) as visits:
+    most = 0
+
+    def look() -> None:
+        nonlocal most
+        most = max(most, open_in(tmp_path / "a"))
+
+    with faults.inject({"fs.sync": At(look, repeat=True)}) as visits:
         earlier = write(tmp_path / "a", source, np.zeros(1, np.uint8))
     assert visits.counts["fs.sync"] == visits.counts["fs.create"] == len(earlier.manifest.files) == 301
-    assert 64 <= max(open_files) - before < 2 * 64 + 20  # a batch is synced while another one is written
+    # A batch is synced while another one is written, and each thread may have one more in hand.
+    assert 64 <= most <= 2 * 64 + 2
 
 
 def test_a_segment_that_is_written_on_is_taken(tmp_path: Path) -> None:
