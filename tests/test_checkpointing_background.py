@@ -12,7 +12,7 @@ from gleanrl import Checkpoint
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from gleanrl.envs import GymEnv
-from gleanrl.errors import CheckpointError
+from gleanrl.errors import CheckpointError, InvalidTypeError
 from gleanrl.system import faults
 
 
@@ -24,6 +24,14 @@ def test_an_error_in_the_background_is_raised_by_the_next_save(tmp_path: Path) -
     with pytest.raises(CheckpointError, match="progress"):
         checkpoint.save(tmp_path)
     checkpoint.save(tmp_path)
+
+
+def test_what_isnt_a_choice_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    parts = (ReplayBuffer(storage=LazyTensorStorage(3)).dumps, Checkpoint(progress={"n": 1}).save)
+    for save in parts:
+        with pytest.raises(InvalidTypeError, match="wait: expected True or False, got 'no'"):
+            save(tmp_path, wait="no")  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_load_waits_for_the_save_under_way(tmp_path: Path) -> None:

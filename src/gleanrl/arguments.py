@@ -32,6 +32,13 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
+def named(name: str, value: str) -> str:
+    """Return `value` if it is a path; `InvalidArgumentError`, naming the argument, if it is empty."""
+    if not value:
+        raise InvalidArgumentError(f"{name}: expected the name of a file or folder, got {value!r}")
+    return value
+
+
 def optional_callable(name: str, value: Any) -> Any:
     """Return `value` if it can be called or is None; `InvalidTypeError`, naming the argument, if not."""
     if value is not None and not callable(value):

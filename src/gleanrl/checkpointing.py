@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gleanrl.arguments import positive
+from gleanrl.arguments import flag, positive
 from gleanrl.checkpoint.background import Dump
 from gleanrl.checkpoint.folder import Folder, expecting
 from gleanrl.collectors.source_collector import SourceCollector
@@ -94,6 +94,7 @@ class Checkpoint:
             OSError: the disk is full, or fails; nothing is left of the attempt.
         """
         positive("keep", keep)
+        flag("wait", wait)
         last, self._last = self._last, None
         if last is not None:
             last.settle()

@@ -13,7 +13,13 @@ import pytest
 import torch
 
 from gleanrl.checkpoint.folder import Folder, read
-from gleanrl.errors import CheckpointError, CorruptCheckpointError, IncompleteCheckpointError
+from gleanrl.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    IncompleteCheckpointError,
+    InvalidArgumentError,
+    InvalidTypeError,
+)
 from gleanrl.system import faults
 from gleanrl.system.faults import At
 
@@ -53,6 +59,30 @@ def test_a_damaged_one_is_skipped_with_a_word(tmp_path: Path) -> None:
         (path / "manifest.json").unlink()
     with pytest.raises(CorruptCheckpointError, match="manifest.json"):
         folder.load()
+
+
+def test_a_folder_keeps_to_one_kind(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.commit("thing", state(1))
+    with pytest.raises(
+        CheckpointError, match="it holds checkpoints of a thing, which those of a matter would"
+    ):
+        folder.commit("matter", state(2))
+    assert folder.load().state["number"] == 1 and len(checkpoints(tmp_path)) == 1
+    (newest,) = tmp_path.glob("ckpt-*")
+    (newest / "manifest.json").write_text("damaged")  # nobody can load it, whatever it was
+    folder.commit("matter", state(2))
+    assert folder.load().kind == "matter"
+
+
+def test_paths_and_choices_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="path: expected the name of a file or folder, got ''"):
+        Folder("")
+    folder = Folder(tmp_path)
+    folder.commit("thing", state(1))
+    with pytest.raises(InvalidTypeError, match="verify: expected True or False, got 'no'"):
+        folder.load("no")  # type: ignore[arg-type]
+    assert Folder(".").path == Path.cwd()
 
 
 def test_leftovers_are_collected_and_strangers_stay(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from gleanrl import __version__
-from gleanrl.arguments import positive
+from gleanrl.arguments import flag, named, positive
 from gleanrl.checkpoint.earlier import Earlier
 from gleanrl.checkpoint.files import FileWriter
 from gleanrl.checkpoint.manifest import MOST_BYTES, Manifest
@@ -62,11 +62,14 @@ class Folder:
 
     Args:
         path: the folder; it's made by the first commit.
+
+    Raises:
+        InvalidArgumentError: the path is empty (also a ValueError).
     """
 
     def __init__(self, path: os.PathLike[str] | str) -> None:
         # A dump may be under way when the current directory changes.
-        self.path = Path(os.fspath(path)).absolute()
+        self.path = Path(named("path", os.fspath(path))).absolute()
 
     # ---------------------------------------------------------------- writing
     def commit(self, kind: str, state: Any, keep: int = 1, aside: Event | None = None) -> Path:
@@ -84,7 +87,8 @@ class Folder:
             aside: given if it's done beside something more urgent: see `FileWriter`.
 
         Raises:
-            CheckpointError: the state can't be saved; or another process is writing, which it names.
+            CheckpointError: the state can't be saved; or another process is writing, which it names; or the folder
+                holds checkpoints of something else.
             OSError: the disk is full, or fails; nothing is left of the attempt.
         """
         try:
@@ -98,12 +102,18 @@ class Folder:
             names = fs.names(self.path)
             self._collect(names)
             older = self._checkpoints(names)
+            newest = _newest(older)
+            if newest is not None and newest.manifest.kind != kind:
+                raise CheckpointError(
+                    f"{self.path}: it holds checkpoints of a {newest.manifest.kind}, which those of a {kind} would "
+                    "replace: use another folder"
+                )
             number = older[0][0] + 1 if older else 1
             draft = self.path / f"tmp-{uuid.uuid4().hex}"
             place = self.path / f"ckpt-{number:08d}-{uuid.uuid4().hex}"
             try:
                 fs.make_dir(draft, exist_ok=False)
-                self._write(draft, kind, state, aside, _newest(older))
+                self._write(draft, kind, state, aside, newest)
                 fs.rename(draft, place)
                 fs.sync_dir(self.path)
             except BaseException:
@@ -186,6 +196,7 @@ class Folder:
             CorruptCheckpointError: those that there are are damaged; it says where.
             IncompatibleCheckpointError: a later library wrote the newest one.
         """
+        flag("verify", verify)
         skipped: dict[str, str] = {}
         for _, path in self._checkpoints(fs.names(self.path)):
             try:

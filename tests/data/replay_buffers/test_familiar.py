@@ -7,13 +7,22 @@ import gc
 import pickle
 import weakref
 
+import pytest
 import torch
 
-from gleanrl.data.replay_buffers import RandomSampler, RoundRobinWriter, Sampler
+from gleanrl.data.replay_buffers import (
+    ImmutableDatasetWriter,
+    LazyTensorStorage,
+    RandomSampler,
+    ReplayBuffer,
+    RoundRobinWriter,
+    Sampler,
+)
 from gleanrl.data.replay_buffers.familiar import View, with_keywords
 from gleanrl.data.replay_buffers.samplers.familiar import as_sampler
 from gleanrl.data.replay_buffers.storages.familiar import as_storage
 from gleanrl.data.replay_buffers.writers.familiar import as_writer
+from gleanrl.errors import UnsupportedError
 from tests.data.replay_buffers.familiar import Ring, Shelf, Told
 
 
@@ -72,6 +81,43 @@ def test_a_class_with_a_hook_of_its_own_is_not_called_again():
 
     as_sampler(Mine())
     assert made == [Mine]
+
+
+@pytest.mark.parametrize("name", ["dumps", "loads", "save"])
+@pytest.mark.parametrize(
+    ("kind", "adapt", "arguments"),
+    [
+        (RandomSampler, as_sampler, ()),
+        (ImmutableDatasetWriter, as_writer, ()),
+        (LazyTensorStorage, as_storage, (3,)),
+    ],
+)
+def test_files_of_a_parts_own_need_a_state_of_its_own(kind, adapt, arguments, name):
+    def in_files(part, path):
+        raise AssertionError("not called")
+
+    def state_dict(part):
+        return {"mine": 3}
+
+    with pytest.raises(
+        UnsupportedError, match=rf"class Filed: .* call {name}\(\) of its parts: override state_dict"
+    ):
+        adapt(type("Filed", (kind,), {name: in_files})(*arguments))
+    load = {"load_state_dict": lambda part, state: None}
+    both = type("Both", (kind,), {name: in_files, "state_dict": state_dict, **load})
+    assert adapt(both(*arguments)).given.state_dict() == {"mine": 3}
+
+
+def test_a_part_that_is_refused_leaves_the_buffer_as_it_was():
+    class Filed(RandomSampler):
+        def dumps(self, path):
+            raise AssertionError("not called")
+
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
+    before = buffer.sampler
+    with pytest.raises(UnsupportedError, match="class Filed"):
+        buffer.set_sampler(Filed())
+    assert buffer.sampler is before
 
 
 def test_options_that_a_users_function_takes():

@@ -13,7 +13,7 @@ from gleanrl.envs.transforms import (
     Reward2GoTransform,
     TransformedEnv,
 )
-from gleanrl.errors import InvalidArgumentError, MissingArgumentError, SchemaError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingArgumentError, SchemaError
 from tests.envs.transforms.ways import single
 
 
@@ -42,6 +42,19 @@ def test_rewards_to_go_of_records_that_are_whole_trajectories(size):
     data = TensorDict({"next": TensorDict({"reward": reward, "done": done}, size)}, size)
     out = Reward2GoTransform(gamma=1.0).inv(data)
     assert out.batch_size == size and torch.allclose(out["next", "reward"][..., 0, :], reward.sum(-2))
+
+
+@pytest.mark.parametrize("top", [True, False])
+def test_rewards_to_go_of_agents_go_over_time_and_not_over_agents(top):
+    reward, done = torch.rand(2, 6, 3, 1), torch.zeros(2, 6, 3, 1, dtype=torch.bool)
+    done[:, 2, 1] = done[:, 5] = True
+    data = TensorDict({"next": {"agents": {"reward": reward, "done": done}}}, [2, 6])
+    if top:
+        data["next", "done"] = done.any(-2)
+    agents = {"in_keys": [("next", "agents", "reward")], "out_keys": [("agents", "sum")]}
+    out = Reward2GoTransform(gamma=1.0, done_key=("agents", "done"), **agents).inv(data)
+    assert torch.allclose(out["agents", "sum"][:, 0], reward[:, :3].sum(1))
+    assert torch.allclose(out["agents", "sum"][:, 3], reward[:, 3:].sum(1))
 
 
 def test_a_row_without_an_end_is_refused():
@@ -95,6 +108,11 @@ def test_other_dimensions_can_be_cut():
     out = RandomCropTensorDict(3, sample_dim=-2)(batch)
     assert out.shape == (3, 4)
     assert torch.equal(out["t"][1:], out["t"][:-1] + 1)
+
+
+def test_modules_that_read_no_keys_are_refused():
+    with pytest.raises(InvalidTypeError, match="BurnInTransform: expected TensorDict modules, got a Linear"):
+        BurnInTransform([torch.nn.Linear(3, 4)], 1)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from gleanrl.overrides import overridden
 from gleanrl.state import Stateful, StateReader, plain
 
 _STATE = frozenset(("state_dict", "load_state_dict"))
+_FILES = ("dumps", "loads", "dump", "save", "load")
 _HOUSE = __name__.partition(".")[0] + "."
 
 
@@ -117,6 +118,9 @@ def view_of(part: Any, kind: Any, way: Any, methods: Mapping[str, str | None], n
         way: the view of such a part, a subclass of `kind` and `View`.
         methods: the familiar methods, and the native one that a class overrides instead, if there is one.
         needed: what a part of another library has.
+
+    Raises:
+        UnsupportedError: it overrides what nobody would call.
     """
     if isinstance(part, (View, type)):
         return part
@@ -126,6 +130,8 @@ def view_of(part: Any, kind: Any, way: Any, methods: Mapping[str, str | None], n
         if house is type(part):
             return part
         own = frozenset(overridden(part, *methods, of=house))
+        if own.isdisjoint(_STATE):
+            _check_files(part, house)
         own -= {name for name in own if _has_native(part, methods[name], house)}
         if not own:
             return part
@@ -134,6 +140,15 @@ def view_of(part: Any, kind: Any, way: Any, methods: Mapping[str, str | None], n
     elif not all(hasattr(part, name) for name in needed):
         return part
     return _again(part, kind, way, own)
+
+
+def _check_files(part: Any, house: type[Any]) -> None:
+    """Refuse files of a part's own: a checkpoint of a buffer holds the states of its parts, written in one piece."""
+    if own := overridden(part, *_FILES, of=house):
+        raise UnsupportedError(
+            f"class {type(part).__name__}: checkpoints of a buffer don't call {own[0]}() of its parts: override "
+            "state_dict() and load_state_dict() instead, or as well"
+        )
 
 
 def _has_native(part: Any, name: str | None, house: type[Any]) -> bool:

@@ -16,7 +16,7 @@ from gleanrl.data.specs import Composite
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.keys import Keys, missing_key
 from gleanrl.envs.transforms.rows import Record
-from gleanrl.errors import InvalidArgumentError, MissingArgumentError, SchemaError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingArgumentError, SchemaError
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import NestedKey, as_key, as_path
 
@@ -54,7 +54,7 @@ class Reward2GoTransform(BufferTransform):
     """Replaces rewards by the discounted sum of those to come, in what is written to a buffer.
 
     It goes to the end of the trajectory, or of the batch for one that goes on after it. Rewards are ``[*B, T, 1]``; the
-    batch size may leave T out.
+    batch size may leave T out, but not that of groups of agents, ``[*B, T, n_agents, 1]``.
 
     Args:
         gamma: discount of one step.
@@ -86,7 +86,8 @@ class Reward2GoTransform(BufferTransform):
     def _inv_call(self, tensordict: Record) -> Record:
         done = tensordict.get(("next", *as_path(self.done_key or "done")))
         steps = tensordict
-        if tensordict.ndim == done.ndim - 2:  # records hold whole trajectories
+        grouped = isinstance(self.done_key, tuple)
+        if tensordict.ndim == done.ndim - 2 and not grouped:  # records hold whole trajectories
             steps = TensorDict({"next": tensordict.get("next").clone(recurse=False)}, tensordict.batch_size)
             steps.batch_size = steps["next"].batch_size = done.shape[:-1]
         ends = trajectory_ends(steps, done_key=self.done_key)
@@ -123,6 +124,12 @@ class BurnInTransform(BufferTransform):
         out_keys: Sequence[NestedKey] | None = None,
     ) -> None:
         modules = [modules] if isinstance(modules, nn.Module) else list(modules)
+        for module in modules:
+            if not hasattr(module, "in_keys"):
+                raise InvalidTypeError(
+                    f"BurnInTransform: expected TensorDict modules, got a {type(module).__name__}: wrap it into a "
+                    "TensorDictModule"
+                )
         read = {as_path(key) for module in modules for key in module.in_keys}  # type: ignore[union-attr]
         made = [as_path(key) for module in modules for key in module.out_keys]  # type: ignore[union-attr]
         states = [path[1:] for path in made if path[0] == "next" and path[1:] in read]

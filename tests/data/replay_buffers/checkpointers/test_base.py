@@ -27,7 +27,13 @@ from gleanrl.data import (
     StorageCheckpointerBase,
     TensorStorageCheckpointer,
 )
-from gleanrl.errors import CheckpointError, IncompatibleCheckpointError, InvalidTypeError, SchemaError
+from gleanrl.errors import (
+    CheckpointError,
+    IncompatibleCheckpointError,
+    InvalidTypeError,
+    SchemaError,
+    UnsupportedError,
+)
 from gleanrl.system import faults
 
 SAMPLERS = {
@@ -181,6 +187,19 @@ def test_a_form_of_ones_own(tmp_path: Path) -> None:
 def test_a_form_that_nobody_knows_is_named(form: Any) -> None:
     with pytest.raises(IncompatibleCheckpointError, match="isn't known here"):
         StorageCheckpointerBase.unpacked({"form": form, "packed": {}})
+
+
+@pytest.mark.parametrize("name", ["dumps", "loads"])
+def test_a_class_that_replaces_what_buffers_dont_call_cant_be_made(name: str) -> None:
+    with pytest.raises(
+        UnsupportedError, match=rf"class Filed: .* don't call {name}\(\) .*pack\(\) and unpack"
+    ):
+        type("Filed", (TensorStorageCheckpointer,), {name: lambda *_: None})
+
+    class Elsewhere(H5StorageCheckpointer):  # whose own `dumps` is one of ours
+        pass
+
+    assert Elsewhere().form == H5StorageCheckpointer.form
 
 
 PEAKS = """

@@ -11,10 +11,16 @@ from gleanrl.checkpoint.folder import Folder
 from gleanrl.checkpoint.reading import all_read
 from gleanrl.checkpoint.segments import Fresh, Segmented, Unread
 from gleanrl.checkpoint.values import Items, Later
-from gleanrl.errors import CheckpointError, CorruptCheckpointError, IncompatibleCheckpointError
+from gleanrl.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    IncompatibleCheckpointError,
+    UnsupportedError,
+)
 
 _STORAGE = "Storage"
 _PACKED = "packed"
+_HOUSE = __name__.partition(".")[0] + "."
 
 
 class StorageCheckpointerBase(ABC):
@@ -36,8 +42,18 @@ class StorageCheckpointerBase(ABC):
     _forms: ClassVar[dict[str, type[StorageCheckpointerBase]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Note the form, to find it when a checkpoint is loaded."""
+        """Note the form, to find it when a checkpoint is loaded.
+
+        Raises:
+            UnsupportedError: the class replaces `dumps` or `loads`, which checkpoints of buffers don't call.
+        """
         super().__init_subclass__(**kwargs)
+        for name in ("dumps", "loads"):
+            if not getattr(cls, name).__module__.startswith(_HOUSE):
+                raise UnsupportedError(
+                    f"class {cls.__name__}: checkpoints of buffers don't call {name}() of a checkpointer: override "
+                    "pack() and unpack() instead"
+                )
         if {"pack", "unpack"} & cls.__dict__.keys():
             cls.takes_segments = cls.__dict__.get("takes_segments", False)
             cls.makes_columns = cls.__dict__.get("makes_columns", False)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
-from gleanrl.arguments import positive
+from gleanrl.arguments import flag, positive
 from gleanrl.checkpoint.background import Dump
 from gleanrl.checkpoint.folder import Folder, expecting
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
@@ -74,6 +74,7 @@ class Checkpointed(ABC):
             OSError: the disk is full, or fails; nothing is left of the attempt.
         """
         positive("keep", keep)
+        flag("wait", wait)
         last = _dumps.pop(self, None)
         if last is not None:
             last.settle()

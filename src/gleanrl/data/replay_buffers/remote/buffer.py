@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gleanrl.arguments import key_list
+from gleanrl.checkpoint.folder import Folder
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.checkpointers.base import in_memory
 from gleanrl.data.replay_buffers.ensemble import ReplayBufferEnsemble
@@ -157,12 +158,12 @@ class RayReplayBuffer:
 
     def dumps(self, path: os.PathLike[str] | str, keep: int = 1, wait: bool = True) -> RemoteDump | None:
         """Write a checkpoint, in a folder of the actor's machine; see the buffer's class."""
-        dumping = self._client.call(("dumps",), os.path.abspath(path), keep, wait)
+        dumping = self._client.call(("dumps",), str(Folder(path).path), keep, wait)
         return None if dumping is None else RemoteDump(self._client, dumping)
 
     def loads(self, path: os.PathLike[str] | str, verify: bool = True) -> None:
         """Go on from a checkpoint, in a folder of the actor's machine; see the buffer's class."""
-        self._client.call(("loads",), os.path.abspath(path), verify)
+        self._client.call(("loads",), str(Folder(path).path), verify)
 
     dump, save, load = dumps, dumps, loads
 
