@@ -10,7 +10,7 @@ from torchrl.envs.utils import ExplorationType, check_env_specs, set_exploration
 from torchrl.modules import MLP, EGreedyModule, QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate
 
-BITS, EPISODES, BATCHES, UPDATES = 6, 16, 60, 30
+BITS, EPISODES, BATCHES, UPDATES = 6, 16, 90, 30
 
 
 class Flipping(EnvBase):
