@@ -15,7 +15,16 @@ from torch import nn
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import ReplayBuffer
 from gleanrl.data.replay_buffers.storages import LazyTensorStorage
-from gleanrl.envs import GymEnv, ParallelEnv, SerialEnv
+from gleanrl.envs import GymEnv, ParallelEnv, SerialEnv, TransformedEnv
+from gleanrl.envs.transforms import (
+    CatFrames,
+    Compose,
+    InitTracker,
+    RewardSum,
+    StepCounter,
+    TargetReturn,
+    TrajCounter,
+)
 from gleanrl.errors import ClosedError, InvalidArgumentError, InvalidTypeError, UnsupportedError
 from gleanrl.rollouts.steppers import TensorDictStepper
 from tests.contract.helpers import check_stream
@@ -41,6 +50,33 @@ def make():
         env.close()
     made.clear()
     before.check()
+
+
+@pytest.mark.parametrize("limit", [3, 5])
+@pytest.mark.parametrize(
+    "inner",
+    [
+        lambda: Compose(RewardSum(), StepCounter()),
+        lambda: StepCounter(4),
+        lambda: TargetReturn(100.0),
+        lambda: CatFrames(2, dim=-1, in_keys=["observation"]),
+        lambda: Compose(InitTracker(), TrajCounter()),
+    ],
+    ids=["sum, count", "limit", "target", "frames", "marks"],
+)
+def test_members_with_transforms_begin_anew_where_one_around_the_batch_ends_an_episode(make, inner, limit):
+    found = []
+    for kind in (SerialEnv, ParallelEnv):
+        batch = make(2, lambda: TransformedEnv(CountingEnv(SCRIPT), inner()), kind=kind)
+        env = TransformedEnv(batch, StepCounter(limit, step_count_key="n"))
+        rollout = env.rollout(17, break_when_any_done=False)
+        collector = SyncDataCollector(
+            env, lambda td: td.set("action", torch.zeros(2, 2)), frames_per_batch=34
+        )
+        found.append([rollout.exclude("action"), collector.next().exclude("action"), collector.next()])
+        collector.shutdown(close_env=False)
+    for serial, parallel in zip(*found, strict=True):
+        assert equal(serial, parallel)
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,8 @@ class ParallelStepper(Stepper):
         parts = {w: mask[share.start : share.stop] for w, share in enumerate(self._crew.shares)}
         wanted = {w: (part.cpu().numpy(),) for w, part in parts.items() if bool(part.any())}
         self._crew.ask("reset", "reset_rows", wanted)
+        if self._mirror is not None:
+            self._mirror.reset_since = True
 
     def root(self) -> dict[Path, Leaf]:
         """Return the carries, one after the other."""
@@ -234,6 +236,8 @@ class _Mirror:
 
     def __init__(self, block: Block, shared: Block, schema: Schema, primed: tuple[Path, ...]) -> None:
         self.block, self.primed = block, primed
+        self.reset_since = False
+        """Whether somebody had environments reset since the last row, and wrote their roots into the next one."""
         self._last = block.num_steps - 1
         read = [path for path in block.schema.paths if path not in schema or path in primed]
         self._inputs = [(shared.column(p), block.column(p)) for p in read]
@@ -250,6 +254,10 @@ class _Mirror:
         """Show the workers row `t` of what they read."""
         for target, source in self._sent:
             target[t].copy_(source[t])
+        if self.reset_since:
+            self.reset_since = False
+            for source, target in self._roots:
+                target[t].copy_(source[t])
 
     def fetch(self, t: int) -> None:
         """Take over the outcome of row `t` and the root that follows."""
@@ -260,5 +268,6 @@ class _Mirror:
 
     def fetch_root(self, t: int) -> None:
         """Take over the root of row `t`."""
+        self.reset_since = False
         for target, source in self._roots:
             target[t].copy_(source[t])
