@@ -17,6 +17,7 @@ from gleanrl.collectors.weights import PolicyWeights
 from gleanrl.devices import columns_device, same_device
 from gleanrl.envs.policy_state import with_policy_state
 from gleanrl.envs.transforms.env import TransformedEnv
+from gleanrl.envs.vector.factories import know_truncated
 from gleanrl.errors import UnsupportedError
 from gleanrl.rollouts.compiling import compiler_of
 from gleanrl.rollouts.plan import Handling, plan_rollout
@@ -112,7 +113,7 @@ def assemble(
         )
     options = recipe.options
     if options.max_steps is not None and not has_truncated(innermost(env)):
-        env.add_truncated_keys()  # the limit needs a flag to set: one that only transforms write is theirs
+        know_truncated(env)  # the limit needs a flag to set: one that only transforms write is theirs
     env = with_policy_state(env, policy, devices.policy)
     if is_unmade(policy):
         plan_rollout(env, policy)  # its first call, where it is

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from gleanrl.data.postprocs import MultiStep
@@ -74,7 +75,22 @@ def test_the_held_rows_are_copies():
     assert bool((transform.inv(whole[10:]) == want).all())
 
 
-def test_a_flag_of_ones_own_bounds_too():
+@pytest.mark.parametrize("given", [{"done_key": "done"}, {"done_keys": ["done"]}], ids=str)
+def test_a_flag_that_is_named_is_the_only_one(given):
+    done = torch.zeros(8, 1, dtype=torch.bool)
+    done[5] = True
+    agents = torch.zeros(8, 2, 1, dtype=torch.bool)
+    agents[2, 0] = True
+    following = {"reward": torch.ones(8, 1), "done": done, "agents": {"done": agents}}
+    batch = TensorDict({"next": following}, [8])
+    assert MultiStepTransform(2, 1.0)(batch) is batch
+    steps = MultiStepTransform(2, 1.0, **given).inv(batch)["steps_to_next_obs"]
+    assert steps.flatten().tolist() == [2, 2, 2, 2, 2, 1]
+    steps = MultiStepTransform(2, 1.0).inv(batch)["steps_to_next_obs"]
+    assert steps.flatten().tolist() == [2, 2, 1, 2, 2, 1]
+
+
+def test_a_flag_of_ones_own_bounds():
     whole = data()
     lost = torch.zeros(24, 1, dtype=torch.bool)
     lost[[1, 8]] = True

@@ -101,7 +101,10 @@ class MultiStep(nn.Module):
                 `RuntimeError`; see `gleanrl.data.boundaries.trajectory_ends`).
             UnsupportedError: if the batch has one of the entries to be added: it was processed already.
         """
-        ends = trajectory_ends(batch)
+        return self.bounded(batch, trajectory_ends(batch))
+
+    def bounded(self, batch: TensorDictBase, ends: Tensor) -> TensorDictBase:
+        """Return the n-step batch, whose sums end with the steps where `ends`, ``[*B, T]`` bool, is True."""
         following = batch.get("next", None)
         leaves = {} if following is None else dict(iter_leaves(following, ("next",), batch.ndim))
         rewards = self._rewards(batch, leaves)

@@ -23,7 +23,7 @@ from gleanrl.envs.transforms.compose import Compose, as_transform, flattened
 from gleanrl.envs.transforms.rows import reset_rows
 from gleanrl.envs.transforms.stepper import TransformedStepper
 from gleanrl.envs.transforms.undeclared import undeclared_entries
-from gleanrl.envs.vector.factories import require_environment
+from gleanrl.envs.vector.factories import know_truncated, require_environment
 from gleanrl.errors import (
     EnvironmentContractError,
     MissingKeyError,
@@ -195,6 +195,10 @@ class TransformedEnv(EnvBase):
         self.base_env.add_truncated_keys()
         self.empty_cache()
         return self
+
+    def _know_truncated(self) -> None:
+        know_truncated(self.base_env)
+        self.empty_cache()
 
     def to(self, *args: Any, **kwargs: Any) -> TransformedEnv:
         """Move the base environment and the transforms to a device, in place."""

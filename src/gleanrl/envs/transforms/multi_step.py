@@ -19,8 +19,6 @@ from gleanrl.errors import InvalidArgumentError, SchemaError
 from gleanrl.state import Stateful, StateReader
 from gleanrl.tree import NestedKey, as_key, as_path, flatten
 
-_IDS = ("collector", "traj_ids")
-
 
 class MultiStepTransform(BufferTransform):
     """Turns steps that are written into n-step transitions, as `gleanrl.data.postprocs.MultiStep` does.
@@ -34,7 +32,8 @@ class MultiStepTransform(BufferTransform):
         n_steps: how many steps to look ahead; it can be changed between writes.
         gamma: discount of one step.
         reward_keys: rewards, without ``"next"``; None for all that are called so.
-        done_key: one more flag below ``"next"`` that ends a trajectory, beside done, terminated and truncated.
+        done_key: the only flag below ``"next"`` that ends a trajectory, without ``"next"``; None for every done,
+            terminated and truncated, those of groups included. Ids of trajectories count in any case.
         done_keys: several of them.
         mask_key: one more mask of real steps, beside ``("collector", "mask")``.
 
@@ -103,19 +102,12 @@ class MultiStepTransform(BufferTransform):
     def _post_processed(self, total: TensorDictBase) -> TensorDictBase:
         """Return the n-step data of all steps; the last ones look too little ahead."""
         process = MultiStep(self.gamma, self.n_steps, reward_keys=self.reward_keys)
-        if not self.done_keys and self.mask_key is None:
-            return process(total)
         masks = [] if self.mask_key is None else [self.mask_key]
-        ends = trajectory_ends(total, mask_keys=masks)
-        for key in self.done_keys:
+        keys: list[NestedKey | None] = [*self.done_keys] or [None]
+        ends = trajectory_ends(total, done_key=keys[0], mask_keys=masks)
+        for key in keys[1:]:
             ends = ends | trajectory_ends(total, done_key=key, mask_keys=masks)
-        fragments = torch.zeros_like(ends, dtype=torch.int64)
-        fragments[..., 1:] = ends[..., :-1].cumsum(-1)
-        marked = total.copy()
-        marked.set(_IDS, fragments)
-        out = process(marked)
-        ids = total.get(_IDS, None)
-        return out.exclude(_IDS) if ids is None else out.set(_IDS, ids)
+        return process.bounded(total, ends)
 
     def parts(self) -> dict[str, Stateful[Any]]:
         """Return the steps that are held back."""

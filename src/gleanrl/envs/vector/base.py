@@ -228,6 +228,12 @@ class BatchedEnv(EnvBase):
             "call it on the environment inside create_env_fn"
         )
 
+    def _know_truncated(self) -> None:
+        if self.is_started:
+            self.add_truncated_keys()
+        given = tuple(replace(factory, truncated=True) for factory in self._factories)
+        self._declare(given, read_metadata(given))
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of an unstarted batch.
 

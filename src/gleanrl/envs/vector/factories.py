@@ -21,10 +21,12 @@ class Factory:
     Attributes:
         source: a callable that makes an environment, or an environment that nobody has used yet.
         kwargs: keyword arguments for the callable; for an environment, those of its `update_kwargs`.
+        truncated: whether the environment gets a truncated flag where it has none; see `know_truncated`.
     """
 
     source: Any
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    truncated: bool = False
 
     @property
     def is_instance(self) -> bool:
@@ -38,6 +40,12 @@ class Factory:
             InvalidTypeError: if the callable made something else.
             ClosedError, InvalidArgumentError: if the environment was closed or used before.
         """
+        env = self._made()
+        if self.truncated:
+            know_truncated(env)
+        return env
+
+    def _made(self) -> Any:
         if not self.is_instance:
             made = self.source(**self.kwargs)
             if not is_environment(made):
@@ -63,11 +71,20 @@ class Factory:
 
     def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
         """Pickle by value, functions of the user's main module and lambdas included."""
-        return _unpickled, (cloudpickle.dumps((self.source, dict(self.kwargs))),)
+        return _unpickled, (cloudpickle.dumps((self.source, dict(self.kwargs), self.truncated)),)
 
 
 def _unpickled(data: bytes) -> Factory:
     return Factory(*cloudpickle.loads(data))
+
+
+def know_truncated(env: Any) -> None:
+    """Add a truncated flag to every group of flags of an environment that has none; of a batch, to the members'.
+
+    Raises:
+        UnsupportedError: if the members of a batch exist already.
+    """
+    (extra(env, "_know_truncated") or env.add_truncated_keys)()
 
 
 def is_environment(candidate: Any) -> bool:
