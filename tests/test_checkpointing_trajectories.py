@@ -16,6 +16,7 @@ from gleanrl.data import (
     TensorDictReplayBuffer,
 )
 from gleanrl.envs import GymEnv, ParallelEnv, SerialEnv
+from gleanrl.envs.transforms import MultiStepTransform
 from gleanrl.randomness import GENERATORS
 
 
@@ -101,6 +102,38 @@ def test_trajectories_end_where_another_number_of_environments_goes_on(
     checkpoint.load(tmp_path)
     assert not unfinished(buffer) and later.stats().cut == num_saved
     assert min(later.next()["collector", "traj_ids"].flatten().tolist()) >= num_saved
+
+
+def test_used_parts_go_on_as_new_ones_do(tmp_path: Path) -> None:
+    def made() -> tuple[Any, ReplayBuffer, Checkpoint]:
+        collector = SyncDataCollector(cart(), frames_per_batch=30, total_frames=-1)
+        collector.set_seed(3)
+        buffer: ReplayBuffer = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(500), transform=MultiStepTransform(3, 0.9)
+        )
+        return collector, buffer, Checkpoint(collector=collector, buffer=buffer)
+
+    def go_on(collector: Any, buffer: ReplayBuffer, batches: int) -> Any:
+        for _ in range(batches):
+            buffer.extend(collector.next())
+        return buffer[:].exclude("_generation")
+
+    collector, buffer, checkpoint = made()
+    go_on(collector, buffer, 1)
+    checkpoint.save(tmp_path)
+    wanted = go_on(collector, buffer, 2)
+    checkpoint.load(tmp_path)
+    assert (go_on(collector, buffer, 2) == wanted).all()
+    collector, buffer, checkpoint = made()
+    go_on(collector, buffer, 4)
+    checkpoint.load(tmp_path)
+    assert (go_on(collector, buffer, 2) == wanted).all()
+    # Nobody takes frames back where a collector is restored without its buffer: they keep their ids.
+    alone = Checkpoint(collector=collector)
+    alone.save(tmp_path / "alone")
+    ids = set(collector.next()["collector", "traj_ids"].tolist())
+    alone.load(tmp_path / "alone")
+    assert not ids & set(collector.next()["collector", "traj_ids"].tolist())
 
 
 def test_trajectories_that_go_on_are_not_marked(tmp_path: Path) -> None:

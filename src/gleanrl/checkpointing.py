@@ -124,7 +124,9 @@ class Checkpoint:
         The parts, new or used, are made like those that were saved, under the same names. Of trajectories that can't go
         on, because their environments' state isn't known, the last step in the buffers is marked as truncated: all
         buffers here are taken to hold what the collectors here have collected. What has ids from elsewhere,
-        demonstrations say, is better saved by itself. A save that is under way is waited for.
+        demonstrations say, is better saved by itself. With buffers among the parts, ids go on as they would have;
+        without, a used collector gives other ids to trajectories of which it has handed out other frames since. A save
+        that is under way is waited for.
 
         Args:
             path: the folder that `save` was given.
@@ -188,6 +190,7 @@ class Checkpoint:
         """Check all states; return what takes over those of the parts that say beforehand whether they would."""
         checked: list[Change] = [partial(GENERATORS.adopt, generators)]
         cut, kept = set[int](), set[int]()
+        buffers = [part for part in self.parts.values() if isinstance(part, Checkpointed)]
         for name, part in self.parts.items():
             with _naming(name):
                 if isinstance(part, dict):
@@ -195,12 +198,11 @@ class Checkpoint:
                 elif isinstance(part, Checkpointed):
                     checked.insert(0 if part.elsewhere else len(checked), part.loading(parts[name]))
                 elif isinstance(part, SourceCollector):
-                    loading = part.source.loading(parts[name], strict=True)
+                    loading = part.source.loading(parts[name], strict=True, keep_ids=bool(buffers))
                     cut, kept = cut.union(loading.cut), kept.union(loading.kept)
                     checked.insert(0, loading.change)  # workers may be lost meanwhile: it comes first
                 elif isinstance(part, torch.nn.Module):
                     check_loads(part, parts[name], strict=True)
-        buffers = [part for part in self.parts.values() if isinstance(part, Checkpointed)]
         if buffers and cut & kept:
             warnings.warn(
                 f"Checkpoint: trajectories {sorted(cut & kept)[:8]} can't go on in one collector, and go on in another "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from tensordict import TensorDictBase
 
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
-from gleanrl.envs import GymEnv
+from gleanrl.envs import GymEnv, SerialEnv, TransformedEnv
+from gleanrl.envs.transforms import StepCounter
 from gleanrl.errors import EndlessError, InvalidArgumentError, UnsupportedError
 from tests.collectors.helpers import make, steps_of
 from tests.fakes import Script
@@ -94,6 +96,31 @@ def test_resets_and_failures_end_what_is_under_way() -> None:
     stats = collector.stats()
     assert stats.delivered == sum(map(len, found)) and set(stats.reasons) == {"unfinished", "environment"}
     assert stats.stepped == stats.delivered + stats.discarded
+
+
+def test_trajectories_stay_whole_where_a_used_collector_goes_back() -> None:
+    def make() -> SyncDataCollector:
+        env = TransformedEnv(SerialEnv(3, partial(GymEnv, "CartPole-v1")), StepCounter())
+        collector = SyncDataCollector(env, None, frames_per_batch=60, total_frames=3_000, trajs_per_batch=4)
+        collector.set_seed(0)
+        return collector
+
+    used = make()
+    used.next()
+    state = used.state_dict()
+    held = {int(name) for name in state["source"]["held"]["under_way"]}
+    wanted = [used.next() for _ in range(3)]
+    used.load_state_dict(state)
+    for want in wanted:
+        got = used.next()
+        assert want is not None and got is not None
+        assert (got["observation"] == want["observation"]).all()
+        mask, ids = got["collector", "mask"], got["collector", "traj_ids"]
+        assert (got["step_count"][:, 0] == 0).all()
+        assert all(row[real].unique().numel() == 1 for row, real in zip(ids, mask, strict=True))
+        before = set(want["collector", "traj_ids"][want["collector", "mask"]].tolist())
+        assert not before & held & set(ids[mask].tolist())
+    assert not used.stats().discarded
 
 
 def test_a_batch_that_is_lost_on_the_way_is_discarded() -> None:

@@ -394,6 +394,8 @@ class Collection(Source, Stateful[CollectionState]):
         """Go on from a saved state; `kwargs` are passed to the policy's `load_state_dict`."""
         self.loading(state, strict, **kwargs).change()
 
-    def loading(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> Loading:
+    def loading(
+        self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
+    ) -> Loading:
         """Return what goes on from a saved state; it can't fail."""
-        return saving.loading(self, state, strict, kwargs)
+        return saving.loading(self, state, strict, keep_ids, kwargs)

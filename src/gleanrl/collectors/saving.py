@@ -63,6 +63,8 @@ class Saved(NamedTuple):
     """Ids of the trajectories that were under way and can't go on."""
     kept: tuple[int, ...]
     """Ids of those that go on."""
+    renamed: Mapping[int, int]
+    """Their new ids, by those that they had, of those that get one."""
 
 
 def saved(collection: Collects) -> dict[str, Any]:
@@ -82,12 +84,12 @@ def saved(collection: Collects) -> dict[str, Any]:
 
 
 def loading(
-    collection: Collects, state: Mapping[str, Any], strict: bool, arguments: Mapping[str, Any]
+    collection: Collects, state: Mapping[str, Any], strict: bool, keep_ids: bool, arguments: Mapping[str, Any]
 ) -> Loading:
-    """Return what goes on from a saved state; `arguments` are passed to the policy's `load_state_dict`."""
+    """Return what goes on from a saved state; see `Source.loading`."""
     policy: Any = collection.plan.policy
     has_policy = isinstance(policy, torch.nn.Module)
-    found = parse(collection, state, strict, has_policy)
+    found = parse(collection, state, strict, has_policy, keep_ids)
     weights = state.get("policy_state_dict") if has_policy else None
     if weights is not None:
         check_loads(policy, weights, strict, arguments)
@@ -100,10 +102,12 @@ def loading(
     if found.cut:
         why = found.value.place.why or "the state doesn't say where its environments stood"
         warn(f"load_state_dict: {len(found.cut)} trajectories end where they were saved, others begin: {why}")
-    return Loading(partial(adopt, collection, found, load_policy), found.cut, found.kept)
+    return Loading(partial(adopt, collection, found, load_policy), found.cut, found.kept, found.renamed)
 
 
-def parse(collection: Collects, state: Any, strict: bool, has_policy: bool = False) -> Saved:
+def parse(
+    collection: Collects, state: Any, strict: bool, has_policy: bool = False, keep_ids: bool = False
+) -> Saved:
     """Return what a saved state stands for, checked.
 
     Args:
@@ -111,6 +115,7 @@ def parse(collection: Collects, state: Any, strict: bool, has_policy: bool = Fal
         state: from `saved`.
         strict: whether a missing or unexpected entry is an error.
         has_policy: whether the policy's weights are to be in it.
+        keep_ids: see `Source.loading`.
     """
     needed = {"env_state_dict", "frames", "iter"} | ({"policy_state_dict"} if has_policy else set())
     check_entries(state, needed, strict, f"expected {sorted(needed)}")
@@ -120,15 +125,17 @@ def parse(collection: Collects, state: Any, strict: bool, has_policy: bool = Fal
     under_way = _under_way(state["source"], collection.numbering) if told else ()
     cut, kept = ((), under_way) if go_on else (under_way, ())
     ledger = with_counts(value.ledger, state, type(collection).__name__)
-    value = replace(
-        value,
-        ledger=ledger.cutting(len(cut)),
-        trajectories=value.trajectories.apart_from(collection.trajectories, go_on),
-    )
+    before = after = value.trajectories
+    if not keep_ids:
+        after = before.apart_from(collection.trajectories, go_on)
+    value = replace(value, ledger=ledger.cutting(len(cut)), trajectories=after)
+    name = collection.numbering or int
+    ids = zip(before.ids.tolist(), after.ids.tolist(), strict=True)
+    renamed = {name(old): name(new) for old, new in ids if old != new} if go_on else {}
     env_state = state.get("env_state_dict")
     if env_state is not None:
         check_state(collection.env, env_state)
-    return Saved(value, env_state, strict, cut, kept)
+    return Saved(value, env_state, strict, cut, kept, renamed)
 
 
 def ahead(state: dict[str, Any], handed_out: Trajectories | None = None) -> dict[str, Any]:

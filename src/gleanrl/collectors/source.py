@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +33,8 @@ class Loading(NamedTuple):
     """Ids of the trajectories that were under way in what had been handed out, and can't go on."""
     kept: tuple[int, ...] = ()
     """Ids of those that go on."""
+    renamed: Mapping[int, int] = {}
+    """Their new ids, by those that they had, of those that get one."""
 
 
 class BudgetSpent(Exception):
@@ -134,9 +135,19 @@ class Source(ABC):
     def load(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> None:
         """Go on from a saved state; one that doesn't fit changes nothing."""
 
-    def loading(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> Loading:
-        """Return what goes on from a saved state; it can't fail, where the source can check states beforehand."""
-        return Loading(partial(self.load, state, strict, **kwargs))
+    @abstractmethod
+    def loading(
+        self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
+    ) -> Loading:
+        """Return what goes on from a saved state; it can't fail, where the source can check states beforehand.
+
+        Args:
+            state: from `save`.
+            strict: whether a missing or unexpected entry is an error.
+            keep_ids: whether trajectories go on by their ids, whatever frames were handed out since: what holds those
+                goes back, too. Without it, those of which there are other frames get new ids.
+            **kwargs: passed to the policy's `load_state_dict`.
+        """
 
     @abstractmethod
     def close(self, close_env: bool = True) -> None:

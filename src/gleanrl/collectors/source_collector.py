@@ -319,8 +319,9 @@ class SourceCollector(ConfiguredCollector):
 
         The generators of torch, NumPy and Python go on, too. Where the environments' state wasn't told, or doesn't fit
         these, they're reset before the next batch: trajectories that were under way end where they were saved, others
-        follow, and `stats` counts the former as ``cut``. A collector that has handed out frames before gives its
-        trajectories other ids.
+        follow, and `stats` counts the former as ``cut``. A collector that has handed out other frames of the same
+        trajectories gives them other ids: what holds those frames may not go back. `gleanrl.Checkpoint`, which has
+        buffers go back, too, keeps the ids.
 
         Args:
             state_dict: from `state_dict`.

@@ -47,6 +47,13 @@ class _Held(NamedTuple):
         discards = {**self.discards, reason: self.discards.get(reason, 0) + lost} if lost else self.discards
         return _Held(left, self.whole[whole:], 0, discards)
 
+    def renamed(self, names: Mapping[int, int]) -> _Held:
+        """Return it with other ids of some trajectories under way."""
+        for name in names.keys() & self.under_way.keys():
+            for piece in self.under_way[name]:
+                piece["collector", "traj_ids"].fill_(names[name])
+        return self._replace(under_way={names.get(n, n): pieces for n, pieces in self.under_way.items()})
+
 
 class WholeTrajectories(Source):
     """Joins the pieces of trajectories that another source delivers, and hands out whole ones only.
@@ -218,17 +225,21 @@ class WholeTrajectories(Source):
         """Go on from a saved state; trajectories whose environments can't go on are unfinished."""
         self.loading(state, strict, **kwargs).change()
 
-    def loading(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> Loading:
+    def loading(
+        self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
+    ) -> Loading:
         """Return what goes on from a saved state; it can't fail if the source's can't."""
         source = state.get("source") if isinstance(state, Mapping) else None
         held = _read(source["held"]) if isinstance(source, Mapping) and "held" in source else _Held({})
-        load = self._source.loading(state, strict, **kwargs)
+        load = self._source.loading(state, strict, keep_ids, **kwargs)
+        held = held.renamed(load.renamed)
 
         def change() -> None:
             load.change()
             self._held = held if self._source.goes_on else held.without("unfinished", held.under_way)
 
-        return Loading(partial(to_the_end, change), kept=load.kept)  # what was handed out had ended
+        # What was handed out had ended: nothing of it is cut.
+        return Loading(partial(to_the_end, change), kept=load.kept, renamed=load.renamed)
 
     def close(self, close_env: bool = True) -> None:
         """Close the source; what is held back is lost."""
@@ -247,6 +258,8 @@ def _read(state: Any) -> _Held:
     try:
         under_way = {int(name): (_steps(saved),) for name, saved in reader.get("under_way").items()}
         whole = tuple((_steps(saved),) for saved in reader.get("whole"))
+        for (steps,) in (*under_way.values(), *whole):
+            steps["collector", "traj_ids"]
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as cause:
         raise reader.wrong("under_way", f"trajectories ({cause})") from cause
     return _Held(under_way, whole, 0, {reason: discards.integer(reason) for reason in discards})

@@ -229,8 +229,10 @@ class NodeSource(Source):
         """Go on from a saved state of as many nodes; what is under way is discarded."""
         self.loading(state, strict, **kwargs).change()
 
-    def loading(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> Loading:
-        """Return what goes on from a saved state of as many nodes."""
+    def loading(
+        self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
+    ) -> Loading:
+        """Return what goes on from a saved state of as many nodes, with new trajectories: none keeps its id."""
         names = [f"worker{number}" for number in range(self.num_nodes)]
         saving.check_entries(
             state, {"frames", "iter", *names}, strict, f"this collector has {self.num_nodes} nodes"

@@ -223,8 +223,10 @@ class CrewSource(Source):
         """Go on from a saved state of as many workers; shares under way are discarded."""
         self.loading(state, strict, **kwargs).change()
 
-    def loading(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> Loading:
-        """Return what goes on from a saved state of as many workers."""
+    def loading(
+        self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
+    ) -> Loading:
+        """Return what goes on from a saved state of as many workers, with new trajectories: none keeps its id."""
         names = [f"worker{worker}" for worker in range(self.num_workers)]
         hint = f"this collector has {self.num_workers} workers"
         saving.check_entries(state, {"frames", "iter", *names}, strict, hint)
