@@ -335,6 +335,13 @@ def test_arguments_that_exclude_each_other(options, error):
     assert isinstance(caught.value, GleanError)
 
 
+def test_members_are_buffers():
+    with pytest.raises(InvalidArgumentError, match="got an ensemble: give its members themselves"):
+        ReplayBufferEnsemble(three(batch_size=None))
+    with pytest.raises(InvalidArgumentError, match="of this process, got 3"):
+        ReplayBufferEnsemble(3)
+
+
 def test_exchanged_parts_of_members_are_seen():
     ensemble = three(sample_from_all=True)
     storage = LazyTensorStorage(4)

@@ -93,8 +93,14 @@ class ReplayBufferEnsemble(Checkpointed):
                 f"{', '.join(given)}: the buffers given bring their own; give one or the other"
             )
         for member in rbs:
+            if isinstance(member, ReplayBufferEnsemble):
+                raise InvalidArgumentError(
+                    "rbs: expected ReplayBuffers, got an ensemble: give its members themselves"
+                )
             if ReplayBuffer not in type(member).__mro__:  # those in an actor pass for one
-                raise InvalidArgumentError(f"rbs: expected ReplayBuffers of this process, got {member!r}")
+                raise InvalidArgumentError(
+                    f"rbs: expected ReplayBuffers of this process, got {member!r:.200}"
+                )
         if not isinstance(samplers, SamplerEnsemble):
             self._mixture = Mixture(len(rbs), p, sample_from_all, num_buffer_sampled)
         elif p is None and not sample_from_all and num_buffer_sampled is None:
