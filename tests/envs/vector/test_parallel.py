@@ -79,6 +79,20 @@ def test_members_with_transforms_begin_anew_where_one_around_the_batch_ends_an_e
         assert equal(serial, parallel)
 
 
+def test_a_batch_within_a_batch_begins_anew_as_a_whole(make):
+    """The limit around the outer batch ends the only member of each inner one: that one is reset altogether."""
+    found = []
+    for kind in (SerialEnv, ParallelEnv):
+
+        def member(kind=kind):
+            batch = kind(1, lambda: TransformedEnv(CountingEnv(SCRIPT), Compose(RewardSum(), StepCounter())))
+            return TransformedEnv(batch, InitTracker())
+
+        env = TransformedEnv(make(2, member, kind=SerialEnv), StepCounter(3, step_count_key="n"))
+        found.append(env.rollout(12, break_when_any_done=False).exclude("action"))
+    assert equal(*found)
+
+
 @pytest.mark.parametrize(
     "create",
     [

@@ -92,12 +92,15 @@ class ParallelStepper(Stepper):
         self._claim()
         if mask is None:
             self._ask_all("reset", "reset_rows", None)
-            return
+        else:
+            self._reset_where(mask)
+        if self._mirror is not None:
+            self._mirror.reset_since = True
+
+    def _reset_where(self, mask: torch.Tensor) -> None:
         parts = {w: mask[share.start : share.stop] for w, share in enumerate(self._crew.shares)}
         wanted = {w: (part.cpu().numpy(),) for w, part in parts.items() if bool(part.any())}
         self._crew.ask("reset", "reset_rows", wanted)
-        if self._mirror is not None:
-            self._mirror.reset_since = True
 
     def root(self) -> dict[Path, Leaf]:
         """Return the carries, one after the other."""
