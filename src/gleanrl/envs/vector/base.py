@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -215,7 +215,14 @@ class BatchedEnv(EnvBase):
             raise LengthError(f"update_kwargs: expected {self.num_workers} mappings, got {len(extra)}")
         merged = [{**old.kwargs, **new} for old, new in zip(self._factories, extra, strict=True)]
         given = factories(self.num_workers, [factory.source for factory in self._factories], merged)
-        self._declare(given, read_metadata(given))
+        self._make_of(
+            replace(new, truncated=old.truncated) for old, new in zip(self._factories, given, strict=True)
+        )
+
+    def _make_of(self, given: Iterable[Factory]) -> None:
+        """Have the members made by other factories."""
+        made = tuple(given)
+        self._declare(made, read_metadata(made))
 
     def add_truncated_keys(self) -> Any:
         """Raise: a flag that the members don't know can't be set by them.
@@ -230,9 +237,8 @@ class BatchedEnv(EnvBase):
 
     def _know_truncated(self) -> None:
         if self.is_started:
-            self.add_truncated_keys()
-        given = tuple(replace(factory, truncated=True) for factory in self._factories)
-        self._declare(given, read_metadata(given))
+            self.add_truncated_keys()  # raises
+        self._make_of(replace(factory, truncated=True) for factory in self._factories)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of an unstarted batch.
