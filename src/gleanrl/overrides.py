@@ -5,6 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 _MISSING = object()
+_HOUSE = __name__.partition(".")[0] + "."
+
+
+def is_ours(definition: Any) -> bool:
+    """Return whether a class or a function is this library's, and no user's."""
+    return str(definition.__module__).startswith(_HOUSE)
 
 
 def overridden(subject: Any, *names: str, of: type[Any]) -> tuple[str, ...]:

@@ -390,10 +390,6 @@ class Collection(Source, Stateful[CollectionState]):
         """Return the state of the environment, of the policy, and of the collection under ``"source"``."""
         return saving.saved(self)
 
-    def load(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> None:
-        """Go on from a saved state; `kwargs` are passed to the policy's `load_state_dict`."""
-        self.loading(state, strict, **kwargs).change()
-
     def loading(
         self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
     ) -> Loading:

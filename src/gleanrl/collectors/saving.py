@@ -122,14 +122,14 @@ def parse(
     told = "source" in state
     value = collection.parse(state["source"]) if told else replace(collection.snapshot(), place=Place())
     go_on = value.place.carry is not None
-    under_way = _under_way(state["source"], collection.numbering) if told else ()
+    name = collection.numbering or int
+    under_way = tuple(name(number) for number in _under_way(state["source"])) if told else ()
     cut, kept = ((), under_way) if go_on else (under_way, ())
     ledger = with_counts(value.ledger, state, type(collection).__name__)
     before = after = value.trajectories
     if not keep_ids:
         after = before.apart_from(collection.trajectories, go_on)
     value = replace(value, ledger=ledger.cutting(len(cut)), trajectories=after)
-    name = collection.numbering or int
     ids = zip(before.ids.tolist(), after.ids.tolist(), strict=True)
     renamed = {name(old): name(new) for old, new in ids if old != new} if go_on else {}
     env_state = state.get("env_state_dict")
@@ -153,14 +153,12 @@ def ahead(state: dict[str, Any], handed_out: Trajectories | None = None) -> dict
     return state
 
 
-def _under_way(source: Any, numbering: Numbering | None) -> tuple[int, ...]:
-    """Return the ids, as frames have them, of the trajectories that were under way in what had been handed out."""
+def _under_way(source: Any) -> Sequence[int]:
+    """Return the local ids of the trajectories that were under way in what had been handed out."""
     reader = StateReader(source, "a collection")
     if "under_way" in reader:
-        local: Sequence[int] = reader.numbers("under_way", int)
-    else:
-        local = Trajectories.read(reader.get("trajectories")).local_ids
-    return tuple(local if numbering is None else [numbering(number) for number in local])
+        return reader.numbers("under_way", int)
+    return Trajectories.read(reader.get("trajectories")).local_ids
 
 
 def check_entries(state: Any, needed: Set[str], strict: bool, hint: str) -> None:

@@ -131,9 +131,9 @@ class Source(ABC):
     def save(self) -> dict[str, Any]:
         """Return the state, ``"frames"`` and ``"iter"`` among it."""
 
-    @abstractmethod
     def load(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> None:
-        """Go on from a saved state; one that doesn't fit changes nothing."""
+        """Go on from a saved state; see `loading`."""
+        self.loading(state, strict, **kwargs).change()
 
     @abstractmethod
     def loading(

@@ -47,13 +47,6 @@ class _Held(NamedTuple):
         discards = {**self.discards, reason: self.discards.get(reason, 0) + lost} if lost else self.discards
         return _Held(left, self.whole[whole:], 0, discards)
 
-    def renamed(self, names: Mapping[int, int]) -> _Held:
-        """Return it with other ids of some trajectories under way."""
-        for name in names.keys() & self.under_way.keys():
-            for piece in self.under_way[name]:
-                piece["collector", "traj_ids"].fill_(names[name])
-        return self._replace(under_way={names.get(n, n): pieces for n, pieces in self.under_way.items()})
-
 
 class WholeTrajectories(Source):
     """Joins the pieces of trajectories that another source delivers, and hands out whole ones only.
@@ -221,18 +214,13 @@ class WholeTrajectories(Source):
         }
         return state
 
-    def load(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> None:
-        """Go on from a saved state; trajectories whose environments can't go on are unfinished."""
-        self.loading(state, strict, **kwargs).change()
-
     def loading(
         self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
     ) -> Loading:
         """Return what goes on from a saved state; it can't fail if the source's can't."""
-        source = state.get("source") if isinstance(state, Mapping) else None
-        held = _read(source["held"]) if isinstance(source, Mapping) and "held" in source else _Held({})
         load = self._source.loading(state, strict, keep_ids, **kwargs)
-        held = held.renamed(load.renamed)
+        source = state.get("source", {})
+        held = _read(source["held"], load.renamed) if "held" in source else _Held({})
 
         def change() -> None:
             load.change()
@@ -251,15 +239,16 @@ def _frames(trajectories: Iterable[Pieces]) -> int:
     return sum(piece.numel() for pieces in trajectories for piece in pieces)
 
 
-def _read(state: Any) -> _Held:
-    """Return what was held back; `SchemaError` for anything else."""
+def _read(state: Any, renamed: Mapping[int, int]) -> _Held:
+    """Return what was held back, with the new ids of trajectories under way; `SchemaError` for anything else."""
     reader = StateReader(state, "what is held back")
     discards = reader.part("discards")
     try:
-        under_way = {int(name): (_steps(saved),) for name, saved in reader.get("under_way").items()}
+        names = {int(name): saved for name, saved in reader.get("under_way").items()}
+        under_way = {renamed.get(name, name): (_steps(saved),) for name, saved in names.items()}
         whole = tuple((_steps(saved),) for saved in reader.get("whole"))
-        for (steps,) in (*under_way.values(), *whole):
-            steps["collector", "traj_ids"]
+        for name, (steps,) in under_way.items():
+            steps["collector", "traj_ids"].fill_(name)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as cause:
         raise reader.wrong("under_way", f"trajectories ({cause})") from cause
     return _Held(under_way, whole, 0, {reason: discards.integer(reason) for reason in discards})

@@ -13,6 +13,7 @@ from typing import Any
 
 from gleanrl.compat.names import KEYWORDS, UNSERVED_KEYWORDS, UnservedKeyword
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from gleanrl.overrides import is_ours
 
 
 def check_keywords(subject: Any) -> None:
@@ -25,7 +26,7 @@ def check_keywords(subject: Any) -> None:
         return
     subject = next(cls for cls in subject.__mro__ if "__init__" in cls.__dict__)
     init = subject.__dict__["__init__"]
-    ours = subject.__module__.startswith("gleanrl.")
+    ours = is_ours(subject)
     if not ours or not inspect.isfunction(init) or hasattr(init, "__wrapped__"):
         return
     kinds = inspect.signature(init).parameters.values()

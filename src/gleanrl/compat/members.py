@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from gleanrl.errors import UnservedMemberError
+from gleanrl.overrides import is_ours
 
 
 class UnservedMembers(NamedTuple):
@@ -230,7 +231,7 @@ class _Unserved:
 
     def __get__(self, found: Any, owner: type[Any]) -> Any:
         for base in owner.__mro__:  # a class of the user's may stand behind ours
-            if self._name in vars(base) and not base.__module__.startswith("gleanrl."):
+            if self._name in vars(base) and not is_ours(base):
                 member = vars(base)[self._name]
                 return member.__get__(found, owner) if hasattr(member, "__get__") else member
         raise self.error(owner)
@@ -269,7 +270,7 @@ class TellingModule(nn.Module):
 
 def refuse_members(subject: Any) -> None:
     """Let a class of ours say of the members that it hasn't what to use instead; costs nothing otherwise."""
-    if not isinstance(subject, type) or not subject.__module__.startswith("gleanrl."):
+    if not isinstance(subject, type) or not is_ours(subject):
         return
     for name, why in unserved_members((subject.__name__,)):
         if "(" not in name and name not in vars(subject):

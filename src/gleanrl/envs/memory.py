@@ -33,6 +33,7 @@ from gleanrl.envs.transforms.env import TransformedEnv
 from gleanrl.envs.vector.base import BatchedEnv
 from gleanrl.envs.vector.serial import SerialEnv
 from gleanrl.errors import SchemaError, UnsupportedError
+from gleanrl.overrides import is_ours
 from gleanrl.randomness import GENERATORS
 from gleanrl.rollouts.traits import Env
 from gleanrl.tree import flatten
@@ -113,7 +114,7 @@ def _changes(env: Env, state: Any) -> list[Callable[[], None]]:
 
 def _foreign(env: TransformedEnv) -> list[Any]:
     """Return the transforms that users have written; those of this library have all in their `state_dict`."""
-    return [t for t in flattened(env.transform) if not type(t).__module__.startswith("gleanrl.")]
+    return [t for t in flattened(env.transform) if not is_ours(type(t))]
 
 
 def _difference(env: Env, state: dict[str, Any]) -> str:

@@ -225,10 +225,6 @@ class NodeSource(Source):
         state.update((f"worker{number}", found) for number, found in enumerate(self.fleet.ask("save")))
         return state
 
-    def load(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> None:
-        """Go on from a saved state of as many nodes; what is under way is discarded."""
-        self.loading(state, strict, **kwargs).change()
-
     def loading(
         self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
     ) -> Loading:

@@ -219,10 +219,6 @@ class CrewSource(Source):
             state[f"worker{worker}"] = found if weights is None else {**found, "policy_state_dict": weights}
         return state
 
-    def load(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> None:
-        """Go on from a saved state of as many workers; shares under way are discarded."""
-        self.loading(state, strict, **kwargs).change()
-
     def loading(
         self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
     ) -> Loading:

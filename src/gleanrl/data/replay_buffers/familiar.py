@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 
 from gleanrl.data.replay_buffers.ownership import Part
 from gleanrl.errors import SchemaError, UnsupportedError
-from gleanrl.overrides import overridden
+from gleanrl.overrides import is_ours, overridden
 from gleanrl.state import Stateful, StateReader, plain
 
 _STATE = frozenset(("state_dict", "load_state_dict"))
 _FILES = ("dumps", "loads", "dump", "save", "load")
-_HOUSE = __name__.partition(".")[0] + "."
 
 
 class Saved(NamedTuple):
@@ -126,7 +125,7 @@ def view_of(part: Any, kind: Any, way: Any, methods: Mapping[str, str | None], n
         return part
     own = frozenset(methods)
     if isinstance(part, kind):
-        house = next(base for base in type(part).__mro__ if base.__module__.startswith(_HOUSE))
+        house = next(base for base in type(part).__mro__ if is_ours(base))
         if house is type(part):
             return part
         own = frozenset(overridden(part, *methods, of=house))

@@ -16,7 +16,7 @@ from gleanrl.envs.transforms.keys import KeyList, Keys, missing_key, paired
 from gleanrl.envs.transforms.rows import Record
 from gleanrl.envs.transforms.spec_tools import map_leaves
 from gleanrl.errors import UnsupportedError
-from gleanrl.overrides import overridden
+from gleanrl.overrides import is_ours, overridden
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.state import Stateful
 from gleanrl.tree import NestedKey
@@ -147,7 +147,7 @@ class Transform(Contained):
     def writes_anything(self) -> bool:
         """Return whether a hook that isn't this library's may write what `written_keys` doesn't name."""
         owners = (next(c for c in type(self).__mro__ if hook in vars(c)) for hook in ("_call", "_step"))
-        return not all(owner.__module__.startswith("gleanrl.") for owner in owners)
+        return not all(is_ours(owner) for owner in owners)
 
     def primed_keys(self) -> list[NestedKey]:
         """Return the keys that a policy may write below ``"next"``, for the transform to take over."""

@@ -11,6 +11,7 @@ import torch
 from gleanrl.block import Block
 from gleanrl.envs.transforms.compose import flattened
 from gleanrl.errors import EnvironmentContractError, PolicyError
+from gleanrl.overrides import is_ours
 from gleanrl.rollouts.steppers import any_set, declared
 from gleanrl.schema import Field, Schema, allocate, numpy_dtype, numpy_twin, numpy_view
 from gleanrl.tree import NestedKey, Path, as_key, as_path
@@ -270,7 +271,7 @@ def lists_pass(env: Any) -> bool:
         return True
     chain = flattened(env.transform)
     touched = {as_path(key) for transform in chain for key in (*transform.in_keys, *transform.written_keys())}
-    ours = all(type(transform).__module__.startswith("gleanrl.") for transform in chain)
+    ours = all(is_ours(type(transform)) for transform in chain)
     return ours and inside == outside and touched.isdisjoint(inside)
 
 

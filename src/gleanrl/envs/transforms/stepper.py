@@ -40,6 +40,7 @@ from gleanrl.envs.transforms.inner_block import InnerBlocks
 from gleanrl.envs.transforms.rows import Row, trailing
 from gleanrl.errors import EnvironmentContractError, UnsupportedError
 from gleanrl.layout import record_of
+from gleanrl.overrides import is_ours
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import declared, make_stepper
@@ -77,7 +78,7 @@ class TransformedStepper(Stepper):
         self._chain = [transform for transform in chain if not transform.idles()]
         self._steps = [transform.stepping() for transform in self._chain]
         self._inverts, self._invert = self._transform.inverts(), self._transform.inverting()
-        self._keeps_values = all(type(t).__module__.startswith("gleanrl.") for t in chain)
+        self._keeps_values = all(is_ours(type(t)) for t in chain)
         dims = len(self.batch_size)
         self._groups = [as_path(key)[:-1] for key in env.reset_keys]
         self._ruling = outermost(self._groups)

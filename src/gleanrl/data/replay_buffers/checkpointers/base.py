@@ -17,10 +17,10 @@ from gleanrl.errors import (
     IncompatibleCheckpointError,
     UnsupportedError,
 )
+from gleanrl.overrides import is_ours
 
 _STORAGE = "Storage"
 _PACKED = "packed"
-_HOUSE = __name__.partition(".")[0] + "."
 
 
 class StorageCheckpointerBase(ABC):
@@ -49,7 +49,7 @@ class StorageCheckpointerBase(ABC):
         """
         super().__init_subclass__(**kwargs)
         for name in ("dumps", "loads"):
-            if not getattr(cls, name).__module__.startswith(_HOUSE):
+            if not is_ours(getattr(cls, name)):
                 raise UnsupportedError(
                     f"class {cls.__name__}: checkpoints of buffers don't call {name}() of a checkpointer: override "
                     "pack() and unpack() instead"
