@@ -405,3 +405,20 @@ def test_counting_writes():
     assert buffer.write_count == 7 and len(buffer) == 0
     buffer.empty()
     assert buffer.write_count == 0 and buffer.extend(rows(2)).tolist() == [0, 1] and buffer.write_count == 2
+
+
+@pytest.mark.parametrize("counts_again", [True, False])
+def test_counting_goes_on_where_it_was_saved(counts_again):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+    buffer.extend(rows(6))
+    buffer.empty(empty_write_count=counts_again)
+    buffer.extend(rows(2))
+    again = ReplayBuffer(storage=LazyTensorStorage(10))
+    again.load_state_dict(buffer.state_dict())
+    assert again.write_count == buffer.write_count == (2 if counts_again else 8)
+    state = buffer.state_dict()
+    with pytest.raises(SchemaError, match="_written_before"):
+        again.load_state_dict({**state, "_written_before": 9})
+    del state["_written_before"]  # as states were
+    again.load_state_dict(state)
+    assert again.write_count == 8

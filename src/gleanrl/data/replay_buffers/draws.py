@@ -31,6 +31,8 @@ class DrawsState(NamedTuple):
     """Batches drawn ahead, the oldest first; None where nothing is."""
     counts: RateCounts | None = None
     """What the rate limiter goes by; None where there is none."""
+    written_before: int = 0
+    """Transitions written that don't count for `write_count`."""
 
 
 class Place(NamedTuple):
@@ -332,7 +334,7 @@ class Draws(Stateful[DrawsState]):
             parts = self._parts.snapshot(ahead)
             if prefetcher is not None:
                 tickets = tuple(ticket.value() for ticket in prefetcher)
-            return DrawsState(parts, tickets, self._counts())
+            return DrawsState(parts, tickets, self._counts(), self._written_before)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain values and tensors of its own."""
@@ -343,7 +345,7 @@ class Draws(Stateful[DrawsState]):
         return self._plain(self.snapshot(self._parts.storage.moment_ahead()))
 
     def _plain(self, value: DrawsState) -> dict[str, Any]:
-        state = self._parts.plain(value.parts)
+        state = {**self._parts.plain(value.parts), "_written_before": value.written_before}
         if value.counts is not None:
             state["_rate_limiter"] = plain(value.counts)
         if value.tickets is not None:
@@ -360,9 +362,12 @@ class Draws(Stateful[DrawsState]):
         if limiter is not None:
             saved = reader.get("_rate_limiter") if "_rate_limiter" in reader else None
             counts = limiter.parse(saved, parts.storage.rows)
+        before = 0  # as states had it that don't say
+        if "_written_before" in reader:
+            before = reader.integer("_written_before", 0, parts.storage.rows_written)
         ahead = reader.parts("_prefetched") if "_prefetched" in reader else []
         if not ahead:
-            return DrawsState(parts, (), counts)
+            return DrawsState(parts, (), counts, before)
         if parts.storage.moved:
             raise SchemaError(
                 f"load_state_dict: the state holds {len(ahead)} batches drawn ahead, and its records move, since "
@@ -374,7 +379,8 @@ class Draws(Stateful[DrawsState]):
                 "prefetch, as the saved one"
             )
         parse_place, rows = self._parts.sampler.parse_place, parts.storage.rows
-        return DrawsState(parts, tuple(TicketState.read(saved, rows, parse_place) for saved in ahead), counts)
+        tickets = tuple(TicketState.read(saved, rows, parse_place) for saved in ahead)
+        return DrawsState(parts, tickets, counts, before)
 
     def adopt(self, value: DrawsState) -> None:
         """Go on from a value."""
@@ -384,7 +390,7 @@ class Draws(Stateful[DrawsState]):
             parts.adopt(value.parts)
             if limiter is not None:
                 limiter.adopt(value.counts)
-            self._written_before = 0
+            self._written_before = value.written_before
             if prefetcher is not None:
                 prefetcher.clear()
                 for ticket in value.tickets or ():

@@ -48,3 +48,13 @@ def test_copies_count_for_themselves(copied):
     assert other.at == other.counters.data_ptr() != generations.at
     assert other.of_all().tolist() == [5, 0] and generations.of_all().tolist() == [4, 0]
     assert copied(Generations()).at == 0
+
+
+def test_counters_of_slots_that_were_emptied():
+    generations = Generations(torch.tensor([3, 2, 2, 1, 0, 0, 0]))
+    for rows, left in ((0, [3, 2, 2, 1]), (3, [1]), (4, []), (7, [])):
+        assert generations.vacated(rows).tolist() == left
+    left = generations.vacated(2)
+    generations.of_all()[2] += 1
+    assert left.tolist() == [2, 1], "a copy"
+    assert Generations().vacated(0).tolist() == []

@@ -316,6 +316,7 @@ class Storage(Direct, Stateful[StorageState]):
                 self.ordered,
                 self.version,
                 self.generations.of_all()[:counted].clone(),
+                self.generations.vacated(len(self)),
                 content,
             )
 
@@ -390,15 +391,15 @@ class Storage(Direct, Stateful[StorageState]):
         """Hold what a snapshot holds. Generations never go back: earlier draws are recognised."""
         if value.content is not None and not self.rows_per_step and 0 not in value.batch_shape:
             self.fix_batch(torch.Size(value.batch_shape))
-        rows = value.generations.shape[0]
-        after, as_saved = value.generations, not self.generations.at  # nobody has drawn anything
-        whole = as_saved and rows == self.max_size  # the value's own copy serves: it is adopted here alone
-        counters = after if whole else self.generations.of_all(rows)
+        rows, saved = value.generations.shape[0], value.counters(self.max_size)
+        counted, after, as_saved = saved.shape[0], saved, not self.generations.at  # nobody has drawn anything
+        whole = as_saved and counted == self.max_size  # the value's own copy serves: it is adopted here alone
+        counters = after if whole else self.generations.of_all(counted)
         if not as_saved:
             after = counters.clone()
             after[: len(self)] += 1
-            after[:rows] = moved_past(value.generations, after[:rows])
-            as_saved = torch.equal(after[:rows], value.generations)
+            after[:counted] = moved_past(saved, after[:counted])
+            as_saved = torch.equal(after[:counted], saved)
         self.moments = preserve(self.moments, [(0, self.max_size)], self.max_size)
 
         def change() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,17 @@ class Generations:
             counters = grown
             to_the_end(lambda: self.hold(grown))
         return counters
+
+    def vacated(self, rows: int) -> torch.Tensor:
+        """Return a copy of the counters of slots behind the first `rows` that were written before, and emptied.
+
+        Slots are first written one after the other, so that those that never were are the last ones: few are looked at.
+        """
+        if self.counters is None:
+            return torch.empty(0, dtype=torch.int64, device="cpu")
+        counters = self.counters.numpy()
+        end = bisect_left(range(len(counters)), True, rows, key=lambda slot: not counters[slot])
+        return self.counters[rows:end].clone()
 
     def hold(self, counters: torch.Tensor) -> None:
         """Count in this memory from now on; may be done twice."""

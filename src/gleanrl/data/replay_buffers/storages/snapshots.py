@@ -36,6 +36,8 @@ class StorageState:
     """Which content this is, or a copy of which."""
     generations: torch.Tensor
     """Of the stored rows, ``(rows,)`` int64, 1 or more."""
+    vacated: torch.Tensor
+    """Of the slots behind these that held rows before they were emptied, ``(n,)`` int64, 1 or more."""
     content: Any
     """The records, in the storage's own form; None where there are none and no schema."""
     moved: int | None = None
@@ -78,6 +80,7 @@ class StorageState:
             ordered=reader.flag("ordered"),
             version=_version(reader),
             generations=torch.empty(0, dtype=torch.int64, device="cpu"),
+            vacated=torch.empty(0, dtype=torch.int64, device="cpu"),
             content=None,
         )
         capacity = read.capacity_steps
@@ -89,7 +92,12 @@ class StorageState:
             )
         if read.rows_written < read.rows:
             raise reader.wrong("rows_written", f"at least the {read.rows} stored")
-        return read
+        if "vacated" not in reader:  # states had none before
+            return read
+        vacated = reader.tensor("vacated", torch.int64, (None,))
+        if vacated.numel() and int(vacated.min()) < 1:
+            raise reader.wrong("vacated", "generations of 1 or more", vacated)
+        return replace(read, vacated=vacated)
 
     def fitted_to(self, storage: Slots) -> StorageState:
         """Return this state for that storage's size (see `fitted`).
@@ -129,6 +137,11 @@ class StorageState:
             version=None if steps else self.version,
             generations=self.generations.roll(-steps * per_step, 0),
         )
+
+    def counters(self, slots: int) -> torch.Tensor:
+        """Return the generations of stored and vacated slots, ``(slots or less,)``; without the latter not copied."""
+        vacated = self.vacated[: slots - self.generations.shape[0]]
+        return torch.cat([self.generations, vacated]) if vacated.numel() else self.generations
 
     def counted(self, reader: StateReader) -> StorageState:
         """Return this state with the generations that a foreign one says."""
