@@ -93,6 +93,15 @@ def plain(value: Any, copies: dict[int, torch.Tensor] | None = None) -> Any:
     return value
 
 
+def objects_from(saved: Any) -> Objects:
+    """Return the objects that `plain` made plain, whatever kind they are; what isn't of that form raises."""
+    items = saved["items"]
+    if not isinstance(items, list):
+        raise TypeError(f"expected a list of objects, got {type(items).__name__}")
+    blank = items[0].new_zeros(0) if items and isinstance(items[0], torch.Tensor) else None
+    return Objects.of(items, saved["shape"], blank).clone()
+
+
 class StateReader:
     """Reads a foreign state field by field; what doesn't fit is a `SchemaError` that names the field.
 

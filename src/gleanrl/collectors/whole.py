@@ -15,8 +15,8 @@ from gleanrl.collectors.ledger import CollectorStats
 from gleanrl.collectors.source import BudgetSpent, Collected, Loading, Source
 from gleanrl.collectors.trajectories import split_trajectories
 from gleanrl.errors import UnsupportedError
-from gleanrl.objects import Objects, as_entry, as_leaf
-from gleanrl.state import StateReader, plain
+from gleanrl.objects import as_entry, as_leaf
+from gleanrl.state import StateReader, objects_from, plain
 from gleanrl.system.interrupts import to_the_end
 from gleanrl.tree import as_key
 
@@ -275,8 +275,4 @@ def _steps(saved: Any) -> TensorDict:
 def _entry(saved: Any) -> Any:
     if isinstance(saved, torch.Tensor):
         return saved.clone()
-    if "entries" in saved:
-        return _steps(saved)
-    items = saved["items"]
-    blank = items[0].new_zeros(0) if items and isinstance(items[0], torch.Tensor) else None
-    return as_entry(Objects.of(items, saved["shape"], blank).clone())
+    return _steps(saved) if "entries" in saved else as_entry(objects_from(saved))

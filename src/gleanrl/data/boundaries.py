@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 from torch import Tensor
 
 from gleanrl.errors import InvalidTypeError, MissingKeyError, SchemaError
-from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path
+from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, flatten, leaf_at
 
 __all__ = ["step_mask", "trajectory_ends"]
 
 TRAJ_IDS: Path = ("collector", "traj_ids")
 MASK: Path = ("collector", "mask")
 _STEPS: Path = ("steps_to_next_obs",)
+_CUT = ("done", "truncated")
 
 
 def trajectory_ends(
@@ -80,6 +82,62 @@ def trajectory_ends(
         ends |= missing
         ends[..., :-1] |= missing[..., 1:]
     return ends
+
+
+def cut_trajectories(batch: TensorDictBase, ids: Collection[int]) -> set[int]:
+    """Mark the last step of each trajectory in a batch that nobody goes on with; return which ones have steps there.
+
+    Args:
+        batch: of steps, each stream's in the order of time; it's written.
+        ids: of the trajectories, as ``("collector", "traj_ids")`` has them.
+    """
+    newest = newest_steps(step_ids(batch), ids)
+    if newest:
+        cut_at(batch, [*newest.values()])
+    return {*newest}
+
+
+def newest_steps(steps: Tensor, ids: Collection[int]) -> dict[int, int]:
+    """Return at which place of steps' ids, ``(steps,)`` in the order of time, each of `ids` stands last."""
+    mine = torch.isin(steps, torch.tensor(sorted(ids), device="cpu")).nonzero().flatten()
+    return dict(zip(steps[mine].tolist(), mine.tolist(), strict=True))
+
+
+def step_ids(record: Any) -> Tensor:
+    """Return the ids of a record's steps, ``(steps,)`` on the CPU, -1 for padding; none of what has none."""
+    ids = leaf_at(record, TRAJ_IDS)
+    if ids is None:
+        return torch.empty(0, dtype=torch.int64, device="cpu")
+    mask = leaf_at(record, MASK)
+    if mask is not None and mask.dtype is torch.bool and mask.numel() == ids.numel():
+        ids = torch.where(mask.reshape(ids.shape), ids, -1)
+    return ids.cpu().reshape(-1)
+
+
+def cut_at(record: TensorDictBase, places: Sequence[int]) -> int:
+    """Set truncated, and with it done, at places among a record's steps; return how many of them didn't end there."""
+    ids = leaf_at(record, TRAJ_IDS)
+    if ids is None:
+        return 0
+    lead = ids.shape[:-1] if ids.ndim and ids.shape[-1] == 1 else ids.shape
+    flags = [
+        leaf
+        for path, leaf in flatten(record).items()
+        if path[0] == "next"
+        and path[-1] in _CUT
+        and isinstance(leaf, Tensor)
+        and leaf.dtype is torch.bool
+        and leaf.shape[: len(lead)] == lead
+    ]
+    if not flags:
+        return 0
+    at = torch.tensor(places, device=flags[0].device)
+    ended = torch.stack([flag.reshape(ids.numel(), -1)[at].any(1) for flag in flags]).any(0)
+    for flag in flags:
+        rows = flag.reshape(ids.numel(), -1)
+        rows[at[~ended]] = True
+        flag.copy_(rows.reshape(flag.shape))
+    return int((~ended).sum())
 
 
 def step_mask(batch: TensorDictBase, mask_keys: Iterable[NestedKey] = ()) -> Tensor | None:

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from gleanrl.data import LazyTensorStorage, ReplayBuffer
+from gleanrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from gleanrl.data.postprocs import MultiStep
 from gleanrl.envs.transforms import Compose, MultiStepTransform, TransformedEnv
 from gleanrl.errors import SchemaError
@@ -130,3 +130,57 @@ def test_in_an_environment_it_is_refused():
         TransformedEnv(single(), MultiStepTransform(2, 0.5))
     with pytest.raises(ValueError, match="postproc"):
         TransformedEnv(single(), Compose(MultiStepTransform(2, 0.5))).observation_spec  # noqa: B018
+
+
+def test_held_text_is_state():
+    def made():
+        return TensorDictReplayBuffer(
+            storage=LazyTensorStorage(20), batch_size=2, transform=MultiStepTransform(3, 0.9)
+        )
+
+    def steps(start, count):
+        text = NonTensorStack(*[NonTensorData(f"step {start + place}") for place in range(count)])
+        done = torch.zeros(count, 1, dtype=torch.bool)
+        after = {"x": torch.ones(count), "reward": torch.ones(count, 1), "done": done}
+        return TensorDict({"text": text, "agents": {"text": text.clone()}, "next": after}, [count])
+
+    buffer, again = made(), made()
+    buffer.extend(steps(0, 5))
+    again.load_state_dict(buffer.state_dict())
+    for each in (buffer, again):
+        each.extend(steps(5, 4))
+        assert each[:]["text"] == each[:]["agents", "text"] == [f"step {place}" for place in range(6)]
+    held = buffer.transform[0].state_dict()
+    for wrong in (3, {"items": 3, "shape": [3]}, {"items": ["a"] * 3, "shape": [2]}, {"items": ["a"]}):
+        state = copy.deepcopy(held)
+        state["held"]["leaves"]["text"] = wrong
+        with pytest.raises(SchemaError, match="leaves"):
+            buffer.transform[0].load_state_dict(state)
+
+
+@pytest.mark.parametrize("streams", [None, 2])
+def test_trajectories_that_nobody_goes_on_with_end_in_what_is_held(streams):
+    """As if their last step had been truncated when it was written."""
+    lead = [] if streams is None else [streams]
+
+    def steps(trajectory, count, cut=False):
+        ids = torch.full((*lead, count), 2 * trajectory)
+        if streams:
+            ids[1] += 1
+        done = torch.zeros(*lead, count, 1, dtype=torch.bool)
+        done[..., -1, :] = cut
+        after = {"n": torch.arange(count).expand(*lead, count).clone(), "reward": torch.ones(*lead, count, 1)}
+        after |= {"done": done, "truncated": done.clone(), "terminated": torch.zeros_like(done)}
+        return TensorDict({"collector": {"traj_ids": ids}, "next": after}, [*lead, count])
+
+    def written(end):
+        storage = LazyTensorStorage(40, ndim=1 + len(lead))
+        buffer = TensorDictReplayBuffer(storage=storage, batch_size=2, transform=MultiStepTransform(3, 0.9))
+        buffer.extend(steps(0, 7, cut=end is None))
+        if end is not None:
+            buffer.end_trajectories(end)
+        buffer.extend(steps(1, 6))
+        return buffer[:]
+
+    assert (written(end=[0, 1, 5]) == written(end=None)).all()
+    assert not (written(end=[5]) == written(end=None)).all()

@@ -240,10 +240,14 @@ class Composed(Checkpointed):
         return partial(self._draws.adopt, self._draws.parse(with_records(state)))
 
     def end_trajectories(self, ids: Collection[int]) -> None:
-        """Mark the last stored step of trajectories that nobody goes on with as truncated, and done."""
+        """Mark the last step of trajectories that nobody goes on with as truncated, and done.
+
+        It is one that is stored, or one that a transform holds back (`MultiStepTransform`).
+        """
         if self.initialized:
             with self._gate.lock:
-                end_trajectories(self._parts.storage, ids)
+                held = self._parts.transforms.end_held(ids)
+                end_trajectories(self._parts.storage, set(ids) - held)
                 self._parts.sampler.follow(self._parts.storage)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -8,18 +8,15 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 
-from gleanrl.data.boundaries import MASK, TRAJ_IDS
+from gleanrl.data.boundaries import MASK, TRAJ_IDS, cut_at, newest_steps, step_ids
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.errors import MissingKeyError, UnsupportedError
-from gleanrl.tree import Path, flatten, leaf_at
+from gleanrl.tree import Path
 
 _ROWS = 1 << 20  # looked through at once
 _RECORDS = 1 << 10  # likewise of a list, whose records may have to be unpacked
-_NONE = torch.empty(0, dtype=torch.int64, device="cpu")
-_CUT = ("done", "truncated")
 
 
 def end_trajectories(storage: Storage, given: Iterable[int]) -> int:
@@ -44,8 +41,7 @@ def end_trajectories(storage: Storage, given: Iterable[int]) -> int:
         index = torch.tensor([slot], device="cpu")
         record = storage.fetch(index)
         single = record[0].clone() if isinstance(record, list) else record
-        ids = leaf_at(single, TRAJ_IDS)
-        count = 0 if ids is None else _marked(single, ids, places)
+        count = cut_at(single, places)
         if count:
             data = [single] if isinstance(record, list) else single
             prepared = storage.prepare_selection(data, index.shape, "end_trajectories")
@@ -54,35 +50,11 @@ def end_trajectories(storage: Storage, given: Iterable[int]) -> int:
     return marked
 
 
-def _marked(record: TensorDictBase, ids: torch.Tensor, places: list[int]) -> int:
-    """Mark steps of a record with these ids, by their places among its steps; return how many didn't end there."""
-    lead = ids.shape[:-1] if ids.ndim and ids.shape[-1] == 1 else ids.shape
-    flags = [
-        leaf
-        for path, leaf in flatten(record).items()
-        if path[0] == "next"
-        and path[-1] in _CUT
-        and isinstance(leaf, torch.Tensor)
-        and leaf.dtype is torch.bool
-        and leaf.shape[: len(lead)] == lead
-    ]
-    if not flags:
-        return 0
-    at = torch.tensor(places, device=flags[0].device)
-    ended = torch.stack([flag.reshape(ids.numel(), -1)[at].any(1) for flag in flags]).any(0)
-    for flag in flags:
-        rows = flag.reshape(ids.numel(), -1)
-        rows[at[~ended]] = True
-        flag.copy_(rows.reshape(flag.shape))
-    return int((~ended).sum())
-
-
 def _last_steps(storage: Storage, ids: set[int]) -> dict[int, list[int]]:
     """Return where the newest step of each trajectory stands that has one: slots, and places among a record's steps."""
     found: dict[int, list[int]] = {}
     for slots, column, ends in _ids_by_age(storage):
-        mine = torch.isin(column, torch.tensor(sorted(ids), device="cpu")).nonzero().flatten()
-        newest = dict(zip(column[mine].tolist(), mine.tolist(), strict=True))
+        newest = newest_steps(column, ids)
         for place in newest.values():
             record = bisect(ends, place)
             begin = ends[record - 1] if record else 0
@@ -109,22 +81,11 @@ def _ids_by_age(storage: Storage) -> Iterator[tuple[torch.Tensor, torch.Tensor, 
         slots = (first + torch.arange(max(0, stop - step), stop, device="cpu")) % count
         records: Any = storage.fetch(slots, paths)
         if listed:
-            each = [_ids_of(record) for record in records]
+            each = [step_ids(record) for record in records]
             yield slots, torch.cat(each), [*accumulate(map(torch.numel, each))]
-        elif (column := _ids_of(records)).numel():
+        elif (column := step_ids(records)).numel():
             width = column.numel() // len(slots)
             yield slots, column, range(width, column.numel() + 1, width)
-
-
-def _ids_of(record: Any) -> torch.Tensor:
-    """Return the ids of a record's steps, ``(steps,)`` on the CPU; none of what has none."""
-    ids = leaf_at(record, TRAJ_IDS)
-    if ids is None:
-        return _NONE
-    mask = leaf_at(record, MASK)
-    if mask is not None and mask.dtype is torch.bool and mask.numel() == ids.numel():
-        ids = torch.where(mask.reshape(ids.shape), ids, -1)
-    return ids.cpu().reshape(-1)
 
 
 def _columns(storage: Storage) -> tuple[Path, ...]:

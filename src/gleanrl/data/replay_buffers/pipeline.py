@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from tensordict import TensorDictBase, is_tensor_collection
@@ -15,6 +15,18 @@ from torch.utils import _pytree
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
 from gleanrl.state import Stateful
 from gleanrl.system.interrupts import to_the_end
+
+
+@runtime_checkable
+class HoldsSteps(Protocol):
+    """A transform that holds steps back until later ones are written."""
+
+    def end_held(self, ids: Collection[int]) -> set[int]:
+        """Mark the last step of trajectories that nobody goes on with as truncated, and done, if it's held back.
+
+        Returns:
+            The ids of those of which it is: none of their stored steps is the last.
+        """
 
 
 class Stage:
@@ -268,6 +280,11 @@ class Pipeline(Stateful[tuple[Any, ...]]):
             if data is None:
                 return None
         return data
+
+    def end_held(self, ids: Collection[int]) -> set[int]:
+        """Mark the last steps of trajectories that nobody goes on with, if they are held back: see `HoldsSteps`."""
+        holding = [module for module in self.modules() if isinstance(module, HoldsSteps)]
+        return set[int]().union(*(module.end_held(ids) for module in holding))
 
     def read(self, batch: Any) -> Any:
         """Return a batch as the user gets it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from gleanrl.data.boundaries import trajectory_ends
+from gleanrl.data.boundaries import cut_trajectories, trajectory_ends
 from gleanrl.data.postprocs import MultiStep
 from gleanrl.envs.transforms.buffers import BufferTransform
 from gleanrl.envs.transforms.keys import Keys, as_keys
 from gleanrl.envs.transforms.rows import Record
 from gleanrl.errors import InvalidArgumentError, SchemaError
-from gleanrl.state import Stateful, StateReader
+from gleanrl.objects import Leaf, as_entry
+from gleanrl.state import Stateful, StateReader, objects_from
 from gleanrl.tree import NestedKey, as_key, as_path, flatten
 
 
@@ -109,6 +110,10 @@ class MultiStepTransform(BufferTransform):
             ends = ends | trajectory_ends(total, done_key=key, mask_keys=masks)
         return process.bounded(total, ends)
 
+    def end_held(self, ids: Collection[int]) -> set[int]:
+        """Mark what is held back of trajectories that nobody goes on with; see `HoldsSteps`."""
+        return set() if self._held is None else cut_trajectories(self._held, ids)
+
     def parts(self) -> dict[str, Stateful[Any]]:
         """Return the steps that are held back."""
         return {"held": _Held(self)}
@@ -124,7 +129,7 @@ class MultiStepTransform(BufferTransform):
 class HeldSteps:
     """Steps that are held back, ``[*B, T]``; without leaves there are none."""
 
-    leaves: Mapping[NestedKey, torch.Tensor]
+    leaves: Mapping[NestedKey, Leaf]
     batch_size: tuple[int, ...]
     names: tuple[str | None, ...]
 
@@ -152,12 +157,12 @@ class _Held(Stateful[HeldSteps]):
         if not all(name is None or type(name) is str for name in names):
             raise reader.wrong("names", f"{len(size)} names")
         shape = torch.Size(size)
-        leading = isinstance(leaves, Mapping) and all(
-            isinstance(leaf, torch.Tensor) and leaf.shape[: len(shape)] == shape for leaf in leaves.values()
-        )
-        if not leading or bool(leaves) != bool(shape):
+        try:
+            copies = {key: _copied(leaf) for key, leaf in leaves.items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as cause:
+            raise reader.wrong("leaves", "tensors and objects by key") from cause
+        if bool(copies) != bool(shape) or any(c.shape[: len(shape)] != shape for c in copies.values()):
             raise reader.wrong("leaves", f"tensors by key, of batch size {tuple(shape)}")
-        copies = {key: leaf.detach().clone() for key, leaf in leaves.items()}
         return HeldSteps(MappingProxyType(copies), tuple(size), tuple(names))
 
     def adopt(self, value: HeldSteps) -> None:
@@ -166,5 +171,9 @@ class _Held(Stateful[HeldSteps]):
             names: Any = list(value.names) if any(value.names) else None
             held = TensorDict({}, list(value.batch_size), names=names)
             for key, leaf in value.leaves.items():
-                held.set(key, leaf.clone())
+                held.set(key, as_entry(leaf.clone()))
         self._transform._held = held
+
+
+def _copied(leaf: Any) -> Leaf:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else objects_from(leaf)
