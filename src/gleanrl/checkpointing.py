@@ -198,7 +198,7 @@ class Checkpoint:
                 elif isinstance(part, Checkpointed):
                     checked.insert(0 if part.elsewhere else len(checked), part.loading(parts[name]))
                 elif isinstance(part, SourceCollector):
-                    loading = part.source.loading(parts[name], strict=True, keep_ids=bool(buffers))
+                    loading = part.loading(parts[name], strict=True, keep_ids=bool(buffers))
                     cut, kept = cut.union(loading.cut), kept.union(loading.kept)
                     checked.insert(0, loading.change)  # workers may be lost meanwhile: it comes first
                 elif isinstance(part, torch.nn.Module):

@@ -156,9 +156,15 @@ def test_a_state_is_saved_after_the_end_and_a_closed_collector_says_so() -> None
     with pytest.raises(ClosedError):
         collector.rollout()
     early = make(CountingEnv(SCRIPT), total_frames=12)
+    state = early.state_dict()
     early.shutdown()
     with pytest.raises(ClosedError):
         early.next()
+    for closed in (collector, early):
+        before = closed.state_dict()
+        with pytest.raises(ClosedError, match="make a new collector"):
+            closed.load_state_dict(state)
+        assert closed.state_dict()["frames"] == before["frames"], "nothing of it was taken over"
 
 
 def test_the_plan_is_shown_without_addresses() -> None:

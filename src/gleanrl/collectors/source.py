@@ -131,10 +131,6 @@ class Source(ABC):
     def save(self) -> dict[str, Any]:
         """Return the state, ``"frames"`` and ``"iter"`` among it."""
 
-    def load(self, state: Mapping[str, Any], strict: bool, **kwargs: Any) -> None:
-        """Go on from a saved state; see `loading`."""
-        self.loading(state, strict, **kwargs).change()
-
     @abstractmethod
     def loading(
         self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any

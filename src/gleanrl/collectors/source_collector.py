@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -14,7 +14,7 @@ from gleanrl.collectors.configured import ConfiguredCollector
 from gleanrl.collectors.handover import Finish, Handover, Packed
 from gleanrl.collectors.ledger import CollectorStats
 from gleanrl.collectors.settings import Settings
-from gleanrl.collectors.source import BudgetSpent, Source
+from gleanrl.collectors.source import BudgetSpent, Loading, Source
 from gleanrl.collectors.weight_updaters import WeightUpdaterBase, made_updater
 from gleanrl.collectors.weights import chosen_weights
 from gleanrl.errors import (
@@ -331,9 +331,17 @@ class SourceCollector(ConfiguredCollector):
         Raises:
             MissingKeyError: if an entry is missing; nothing has changed then.
             SchemaError: if an entry is unexpected (a policy's weights without such a policy) or doesn't fit; likewise.
+            ClosedError: there is nothing to go on with: the environment is closed.
         """
         with self.pause():
-            self.source.load(state_dict, strict, **kwargs)
+            self.loading(state_dict, strict, **kwargs).change()
+
+    def loading(
+        self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
+    ) -> Loading:
+        """Return what goes on from a saved state; see `Source.loading`."""
+        self._handover.require_open()
+        return self.source.loading(state, strict, keep_ids, **kwargs)
 
 
 class _Batches(Iterator[TensorDictBase]):
