@@ -234,7 +234,8 @@ class Draws(Stateful[DrawsState]):
     @property
     def write_count(self) -> int:
         """Transitions written since the buffer was made, or emptied."""
-        return self._parts.storage.rows_written - self._written_before
+        written = self._parts.storage.rows_written
+        return written - min(self._written_before, written)  # its state may have been loaded by itself
 
     def empty(self, empty_write_count: bool) -> None:
         """Forget every record; whether they count as written, too."""
@@ -260,7 +261,10 @@ class Draws(Stateful[DrawsState]):
         with self._gate.lock:
             if name != "writer":
                 self.take_back()
-            return self._parts.exchange(name, part, self._gate, collate_fn)
+            before = self._parts.exchange(name, part, self._gate, collate_fn)
+            if name == "storage":
+                self._written_before = 0  # what the other one had counted
+            return before
 
     # The caller holds the lock
 
@@ -334,7 +338,8 @@ class Draws(Stateful[DrawsState]):
             parts = self._parts.snapshot(ahead)
             if prefetcher is not None:
                 tickets = tuple(ticket.value() for ticket in prefetcher)
-            return DrawsState(parts, tickets, self._counts(), self._written_before)
+            before = min(self._written_before, parts.storage.rows_written)
+            return DrawsState(parts, tickets, self._counts(), before)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain values and tensors of its own."""
@@ -345,7 +350,9 @@ class Draws(Stateful[DrawsState]):
         return self._plain(self.snapshot(self._parts.storage.moment_ahead()))
 
     def _plain(self, value: DrawsState) -> dict[str, Any]:
-        state = {**self._parts.plain(value.parts), "_written_before": value.written_before}
+        state = self._parts.plain(value.parts)
+        if value.written_before:
+            state["_written_before"] = value.written_before
         if value.counts is not None:
             state["_rate_limiter"] = plain(value.counts)
         if value.tickets is not None:
@@ -362,7 +369,7 @@ class Draws(Stateful[DrawsState]):
         if limiter is not None:
             saved = reader.get("_rate_limiter") if "_rate_limiter" in reader else None
             counts = limiter.parse(saved, parts.storage.rows)
-        before = 0  # as states had it that don't say
+        before = 0
         if "_written_before" in reader:
             before = reader.integer("_written_before", 0, parts.storage.rows_written)
         ahead = reader.parts("_prefetched") if "_prefetched" in reader else []

@@ -56,7 +56,8 @@ class StorageState:
 
     def plain(self) -> dict[str, Any]:
         """Return everything but the content as plain values; the generations aren't copied."""
-        fields = {name: value for name, value in vars(self).items() if name not in ("content", "moved")}
+        left_out = ("content", "moved") if self.vacated.numel() else ("content", "moved", "vacated")
+        fields = {name: value for name, value in vars(self).items() if name not in left_out}
         return {**fields, "batch_shape": list(self.batch_shape), "version": version_state(self.version)}
 
     @classmethod
@@ -92,7 +93,7 @@ class StorageState:
             )
         if read.rows_written < read.rows:
             raise reader.wrong("rows_written", f"at least the {read.rows} stored")
-        if "vacated" not in reader:  # states had none before
+        if "vacated" not in reader:
             return read
         vacated = reader.tensor("vacated", torch.int64, (None,))
         if vacated.numel() and int(vacated.min()) < 1:
