@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import fcntl
+import gc
 import os
 import pickle
 import signal
@@ -60,6 +61,7 @@ def test_copies_exclude_each_other():
 
 @pytest.mark.parametrize("in_file", [False, True])
 def test_descriptors_are_closed(in_file, tmp_path):
+    gc.collect()  # what others left, so that nothing of it goes meanwhile
     before = len(os.listdir("/proc/self/fd"))
     memory = SharedMemory(64, tmp_path if in_file else None)
     twin = copy.deepcopy(memory)
@@ -68,6 +70,7 @@ def test_descriptors_are_closed(in_file, tmp_path):
 
 
 def test_a_failure_leaves_nothing():
+    gc.collect()  # what others left, so that nothing of it goes meanwhile
     before = len(os.listdir("/proc/self/fd"))
     with faults.inject({"memory.create": OSError("no memory")}), pytest.raises(OSError, match="no memory"):
         SharedMemory(64)
