@@ -34,8 +34,23 @@ def test_leading_dimensions():
 
 
 def test_torch_functions_without_a_meaning_are_refused():
-    with pytest.raises(TypeError, match=r"torch\.cat"):
+    with pytest.raises(
+        InvalidTypeError, match=r"torch\.cat: .* expected one of torch\.index_select, .*method"
+    ):
         torch.cat([Categorical(2), Categorical(2)])
+    with pytest.raises(InvalidTypeError, match=r"torch\.nn\.functional\.relu: specs aren't tensors"):
+        torch.nn.functional.relu(Categorical(2))
+    assert torch.zeros(2) != Unbounded((2,))
+
+
+@pytest.mark.parametrize("name", [*LEAVES, *COMPOSITES])
+def test_torch_functions_are_the_methods(name):
+    spec = {**LEAVES, **COMPOSITES}[name]()
+    wide = spec.expand(2, 1, *spec.shape)
+    index = torch.tensor([1, 0, 1])
+    assert torch.unsqueeze(spec, 0) == torch.unsqueeze(input=spec, dim=0) == spec.unsqueeze(0)
+    assert torch.squeeze(wide) == wide.squeeze() and torch.squeeze(wide, dim=1) == wide.squeeze(1)
+    assert torch.index_select(wide, 0, index) == wide.index_select(dim=0, index=index) == wide[index]
 
 
 def test_stack_is_that_of_torch():

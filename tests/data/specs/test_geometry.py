@@ -45,6 +45,8 @@ OPERATIONS = {
     "none": lambda x, tail: x[None, 1],
     "ellipsis": lambda x, tail: x[2, ...],
     "list": lambda x, tail: x[[0, 0, 3]],
+    "index_select": lambda x, tail: x.index_select(1, torch.tensor([2, 0])),
+    "index_select one": lambda x, tail: x.index_select(0, torch.tensor(3)),
     "tensor": lambda x, tail: x[torch.tensor([[1, 2], [0, 3]])],
     "array": lambda x, tail: x[np.array([2, 1])],
     "mask": lambda x, tail: x[torch.tensor([True, False, True, True])],
@@ -147,6 +149,7 @@ def test_a_single_value_has_its_size():
         lambda s: s[0, 1],
         lambda s: s[0, :2],
         lambda s: s[..., None],
+        lambda s: s.index_select(1, torch.tensor([0])),
     ],
 )
 def test_one_value_is_not_torn_apart(operation):
@@ -175,6 +178,10 @@ def test_full_slices_reach_over_a_value():
         (lambda s: s["a"], InvalidTypeError),
         (lambda s: s[1.5], InvalidTypeError),
         (lambda s: s[True], InvalidTypeError),
+        (lambda s: s.index_select(0, torch.tensor([0, 2])), InvalidArgumentError),
+        (lambda s: s.index_select(0, torch.tensor([-1])), InvalidArgumentError),
+        (lambda s: s.index_select(0, torch.tensor([True, False])), InvalidArgumentError),
+        (lambda s: s.index_select(2, torch.tensor([0])), IndexRangeError),
         (lambda s: s.expand("ab"), InvalidTypeError),
         (lambda s: s.expand(1.5, 2, 3), InvalidTypeError),
         (lambda s: s.expand(5, 3), InvalidArgumentError),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import resolve_name
 from typing_extensions import Self
 
 from gleanrl.data.specs.geometry import Geometry
@@ -14,8 +15,13 @@ from gleanrl.errors import InvalidTypeError, SpecError, UnsupportedError
 
 DeviceLike = torch.device | str | int
 
-# torch functions that accept specs; `stack` fills this in, as the contract can't import those who keep it
-TORCH_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
+# torch functions that accept specs, by torch's names of arguments; `stacks` adds its own, as the contract can't
+# import those who keep it
+TORCH_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.index_select: lambda input, dim, index: input.index_select(dim, index),
+    torch.squeeze: lambda input, dim=None: input.squeeze(dim),
+    torch.unsqueeze: lambda input, dim: input.unsqueeze(dim),
+}
 
 
 def make_device(device: DeviceLike | None) -> torch.device | None:
@@ -271,7 +277,15 @@ class TensorSpec(Geometry):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Serve the torch functions that make sense for specs (`torch.stack`)."""
+        """Serve the torch functions that make sense for specs, those of `TORCH_FUNCTIONS`.
+
+        Raises:
+            InvalidTypeError: for any other.
+        """
         if function not in TORCH_FUNCTIONS:
-            return NotImplemented
+            served = ", ".join(sorted(f"torch.{each.__name__}" for each in TORCH_FUNCTIONS))
+            raise InvalidTypeError(
+                f"{resolve_name(function) or function}: specs aren't tensors; expected one of {served}, or a method of "
+                "the spec"
+            )
         return TORCH_FUNCTIONS[function](*args, **(kwargs or {}))

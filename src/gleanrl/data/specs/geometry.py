@@ -203,6 +203,15 @@ class Geometry(ABC):
             axes = (self._dim("squeeze", dim),)
         return self._reshaped(lambda t: reduce(lambda made, axis: made.squeeze(axis), axes[::-1], t))
 
+    def index_select(self, dim: int, index: Tensor) -> Self:
+        """Return the spec with the positions `index` (one dimension or none, integers) of dimension `dim`.
+
+        Raises:
+            InvalidArgumentError: if a position is out of range, or `index` is something else.
+        """
+        axis = self._dim("index_select", dim)
+        return self._checked("index_select", lambda t: t.index_select(axis, index.to(t.device)))
+
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
         """Return the specs along dimension `dim`, one for each position."""
         axis = self._dim("unbind", dim)
@@ -278,7 +287,7 @@ class Geometry(ABC):
         """Apply `transform`, turning torch's complaint about shapes into ours."""
         try:
             transform(blank(self.batch_shape))
-        except RuntimeError as error:
+        except (IndexError, RuntimeError) as error:
             raise InvalidArgumentError(f"{name}: not possible for {self!r}: {error}") from error
         return self._reshaped(transform)
 
