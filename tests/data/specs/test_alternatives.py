@@ -25,6 +25,7 @@ def test_numbers():
     torch.manual_seed(0)
     spec = numbers()
     assert spec.shape == (2, 1) and spec.dtype == torch.float32 and spec.device == torch.device("cpu")
+    assert spec.domain is spec.space is None
     drawn = [spec.rand((3,)) for _ in range(20)]
     assert all(spec.is_in(value) and value.shape == (3, 2, 1) for value in drawn)
     assert {bool((value > 1).all()) for value in drawn} == {True, False}

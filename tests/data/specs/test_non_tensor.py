@@ -61,7 +61,7 @@ def test_geometry():
 def test_copies_devices_and_types():
     spec = NonTensor((2,), example_data="x")
     assert spec == spec.clone() == copy.deepcopy(spec) == NonTensor((2,), example_data="y") != NonTensor((3,))
-    assert spec != Unbounded((2,)) and NonTensor(2) == spec and spec.dtype is None
+    assert spec != Unbounded((2,)) and NonTensor(2) == spec and spec.dtype is spec.space is None
     moved = spec.to("cpu")
     assert (
         moved != spec

@@ -99,6 +99,12 @@ def test_locked_members_make_a_locked_stack():
     assert StackedComposite(*members).is_locked and not StackedComposite(*members).empty().is_locked
 
 
+def test_the_length_is_the_size_of_the_first_dimension():
+    parts = [Composite(a=Unbounded((3, 2)), shape=(3,)), Composite(b=Unbounded((3, 2)), shape=(3,))]
+    assert len(torch.stack(parts)) == 2 and len(torch.stack(parts, 1)) == 3
+    assert len(torch.stack(parts).keys()) == 0
+
+
 def test_exclusive_entries_as_text():
     spec = torch.stack([Composite(a=Unbounded(3)), Composite(a=Unbounded(3), b=Unbounded(4))])
     assert spec.repr_exclusive_keys() == f"1: b: {Unbounded(4)!r}"

@@ -78,6 +78,12 @@ def test_dtypes():
         Stacked(Unbounded((2,)), Categorical(2, (2,)))
 
 
+def test_the_domain_is_that_of_the_members():
+    assert Stacked(Bounded(0, 1, (2,)), Bounded(0, 2, (2,))).domain == "continuous"
+    assert Stacked(Categorical(2), Categorical(3)).domain == "discrete"
+    assert Stacked(Bounded(0, 1, ()), Bounded(0, 1, (), domain="discrete")).domain is None
+
+
 def test_only_leaves():
     for bad in ((), (1,), (Composite(), Composite())):
         with pytest.raises(InvalidTypeError, match="leaf specs"):

@@ -68,6 +68,7 @@ class Choice(Unbindable, TensorSpec):
     """
 
     domain = None
+    space: None = None  # each choice has one
 
     def __init__(self, choices: Sequence[Any]) -> None:
         self.choices = [_as_spec(choice) for choice in choices]

@@ -85,7 +85,8 @@ class TensorSpec(Geometry):
         shape: the shape of one value; any size fits where it is -1, and values that the spec makes have size 1 there.
         dtype: the dtype of the values; None where they have none (composites, non-tensors).
         device: where values are made; None where that isn't fixed (composites, non-tensors).
-        domain: "continuous" or "discrete", "composite" for composites, None for non-tensors.
+        domain: "continuous" or "discrete", "composite" for composites, None for non-tensors, choices, and stacks whose
+            members differ in it.
     """
 
     dtype: torch.dtype | None

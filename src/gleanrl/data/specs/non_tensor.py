@@ -35,6 +35,7 @@ class NonTensor(Unbindable, TensorSpec):
     """
 
     domain = None
+    space: None = None  # no numbers describe it
 
     def __init__(
         self,

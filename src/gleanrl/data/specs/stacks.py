@@ -39,6 +39,8 @@ class Stacked(Unbindable, Stack):
         if len({spec.dtype for spec in specs}) > 1:
             raise InvalidArgumentError(f"Stacked: expected one dtype, got {[spec.dtype for spec in specs]}")
         self.dtype = specs[0].dtype
+        domains = {spec.domain for spec in specs}
+        self.domain = domains.pop() if len(domains) == 1 else None
         super().__init__(*specs, dim=dim)
 
     def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
@@ -95,7 +97,7 @@ class StackedComposite(Stack, SpecMapping):
     """Composites that differ, stacked along a dimension of their batch size.
 
     Its keys are those that all members have; an entry is the stack of the members' entries. Setting an entry
-    sets its parts in the members.
+    sets its parts in the members. Its length is the size of the first dimension, as that of a stack of leaves.
 
     Args:
         specs: the members, composites of one shape.
@@ -140,6 +142,10 @@ class StackedComposite(Stack, SpecMapping):
     def empty(self) -> StackedComposite:
         """Return a stack of the same shape and device without entries, unlocked."""
         return StackedComposite(*(spec.empty() for spec in self.specs), dim=self.stack_dim)
+
+    def __len__(self) -> int:
+        """Return the size of the first dimension; the number of keys is that of `keys`."""
+        return self.shape[0]
 
     def repr_exclusive_keys(self) -> str:
         """Return the entries that only some of the members have, as text."""
