@@ -16,7 +16,8 @@ def spec(request):
 
 
 def test_keys_items_and_values(spec):
-    assert list(spec.keys()) == list(spec) == ["x", "y", "a"] and len(spec) == 3
+    assert list(spec.keys()) == list(spec) == ["x", "y", "a"] and len(spec.keys()) == 3
+    assert len(plain()) == 3
     assert list(spec.keys(True)) == ["x", "y", "a", ("a", "b"), ("a", "c")]
     assert list(spec.keys(True, True)) == ["x", "y", ("a", "b")] and list(spec.keys(False, True)) == [
         "x",
