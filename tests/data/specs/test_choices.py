@@ -98,8 +98,10 @@ def test_one_hot_vectors():
     ]
     row = two.one_hot(torch.tensor([1, 2]), torch.float32)
     assert row.tolist() == [0, 1, 0, 0, 1] and two.peaks(row).tolist() == [1, 2]
-    assert one.not_single(bools("110 010")).tolist() == [True, False]
-    assert two.not_single(bools("10110 01001")).tolist() == [True, False]
+    assert one.miscounted(bools("110 010 000"), 1).tolist() == [True, False, True]
+    assert one.miscounted(bools("110 010 000"), 0).tolist() == [True, False, False]
+    assert two.miscounted(bools("10110 01001 01000"), 1).tolist() == [True, False, True]
+    assert two.miscounted(bools("10110 01001 01000"), 0).tolist() == [True, False, False]
     assert one.index_dims == () and two.index_dims == (2,)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from gleanrl.data.specs import Categorical, MultiCategorical, MultiOneHot, OneHot
 from gleanrl.data.specs.encodings import ending_with
-from gleanrl.errors import InvalidArgumentError
+from gleanrl.errors import InvalidArgumentError, SpecError
 from tests.data.specs.cases import bools
 
 BOTH = [(Categorical, OneHot, 3), (MultiCategorical, MultiOneHot, [2, 1])]
@@ -23,6 +23,22 @@ def test_each_encoding_has_the_other(integers, rows, n):
         assert twin.to_one_hot_spec() is twin and batch.to_categorical_spec() is batch
         value = batch.rand((5,))
         assert torch.equal(twin.to_categorical(batch.to_one_hot(value)), value)
+
+
+@pytest.mark.parametrize(("integers", "rows", "n"), BOTH)
+def test_all_zeros_are_read_as_the_first_choice(integers, rows, n):
+    for spec in (rows(n), rows(n, dtype=torch.int64), rows(n, mask=bools("011")), rows(n).expand(2, 3)):
+        zero, first = spec.zero((4,)), spec.to_categorical_spec().zero((4,))
+        assert (
+            torch.equal(spec.to_categorical(zero), first) and spec.to_numpy(zero).tolist() == first.tolist()
+        )
+        assert torch.equal(spec.to_one_hot(zero), zero) and not spec.is_in(zero)
+        for read in (spec.to_numpy, spec.to_categorical, spec.to_one_hot):
+            with pytest.raises(SpecError, match=f"{read.__name__}: expected .*got"):
+                read(zero, safe=True)
+            with pytest.raises(SpecError, match=f"{read.__name__}: expected .*got"):
+                read(spec.one())
+    assert spec.is_in(spec.encode(spec.to_numpy(spec.zero())))
 
 
 @pytest.mark.parametrize(("integers", "rows", "n"), BOTH)

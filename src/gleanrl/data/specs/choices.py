@@ -181,12 +181,11 @@ class ChoiceSpace(Box):
             return row.argmax(-1)
         return torch.stack([part.argmax(-1) for part in row.split(self.parts, -1)], -1)
 
-    def not_single(self, chosen: Tensor) -> Tensor:
-        """Return where a part of a row of booleans hasn't exactly one True, `(*lead, *batch)` bool."""
-        if isinstance(self.n, int):
-            return chosen.sum(-1) != 1
-        sums = torch.stack([part.sum(-1) for part in chosen.split(self.parts, -1)], -1)
-        return (sums != 1).any(-1)
+    def miscounted(self, chosen: Tensor, least: int) -> Tensor:
+        """Return where a part of a row of booleans has fewer than `least` or several Trues, `(*lead, *batch)` bool."""
+        parts = (chosen,) if isinstance(self.n, int) else chosen.split(self.parts, -1)
+        sums = torch.stack([part.sum(-1) for part in parts], -1)
+        return ((sums < least) | (sums > 1)).any(-1)
 
     def limit(self, device: torch.device) -> Any:
         """Return the limit, an int or a tensor on `device`."""

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gleanrl.data.specs.base import check_in
 from gleanrl.data.specs.choices import ChoiceSpace, checked_mask, require_choice
 from gleanrl.data.specs.geometry import as_size, concrete
 from gleanrl.data.specs.leaf import LeafSpec
@@ -76,22 +75,24 @@ class ChoiceSpec(LeafSpec):
 
         Args:
             val: `(*lead, *shape)`; integers are returned as they are. It may have another dtype that holds the choices.
-            safe: False skips the check of the domain.
+            safe: whether to check the domain; None: do, but read all zeros where a one-hot vector should be, as in
+                `zero()`, as the first choice.
 
         Raises:
             SpecError: if a choice is outside the domain.
         """
         if safe is not False:
             val = in_dtype(val, self.dtype)
-            check_in("to_categorical", self, val)
+            self._check_readable("to_categorical", val, safe)
         return self._index(val)
 
     def to_one_hot(self, val: Tensor, safe: bool | None = None) -> Tensor:
         """Return the choices as one-hot vectors, `(*lead, *batch_shape, n)`; several in a row.
 
         Args:
-            val: `(*lead, *shape)`; one-hot vectors are returned as they are. Dtypes as in `to_categorical`.
-            safe: False skips the check of the domain.
+            val: `(*lead, *shape)`; one-hot vectors are returned as they are, all zeros, too. Dtypes as in
+                `to_categorical`.
+            safe: as in `to_categorical`.
 
         Raises:
             SpecError: if a choice is outside the domain.
@@ -99,7 +100,7 @@ class ChoiceSpec(LeafSpec):
         """
         if safe is not False:
             val = in_dtype(val, self.dtype)
-            check_in("to_one_hot", self, val)
+            self._check_readable("to_one_hot", val, safe)
         return self._rows(val)
 
     def to_categorical_spec(self) -> Any:
@@ -205,8 +206,14 @@ class OneHotSpec(ChoiceSpec):
         return self.space.draw(dims, generator, torch.int64, self.device)
 
     def _outside(self, value: Tensor) -> Tensor:
+        return self._wrong(value, least=1)
+
+    def _unreadable(self, value: Tensor) -> Tensor:
+        return self._wrong(value, least=0)  # the peak of all zeros is the first choice
+
+    def _wrong(self, value: Tensor, least: int) -> Tensor:
         chosen = value != 0
-        outside = self.space.not_single(chosen)
+        outside = self.space.miscounted(chosen, least)
         if value.dtype != torch.bool:
             outside |= (chosen & (value != 1)).any(-1)
         if self.mask is not None:

@@ -106,6 +106,20 @@ class LeafSpec(Unbindable, TensorSpec):
     def _nearest(self, value: Tensor) -> Tensor:
         """Return a value of this spec's dtype in the domain, near `value`, which has the right shape only."""
 
+    def _unreadable(self, value: Tensor) -> Tensor | None:
+        """Return where `value` can't be read as one in the domain: by default where it is outside; see `_outside`."""
+        return self._outside(value)
+
+    def _check_readable(self, where: str, value: Any, safe: bool | None) -> None:
+        """Check that a value can be read as one in the domain, with `safe` that it is in it.
+
+        Raises:
+            SpecError: if it can't; the message names the call, `where`.
+        """
+        fault = self._fault(value) if safe else self._fault_by(value, self._unreadable)
+        if fault is not None:
+            raise SpecError(f"{where}: {fault}")
+
     def _check_dtype(self, dtype: torch.dtype) -> None:
         """Check that values of the domain can have this dtype; by default any of real numbers.
 
@@ -154,12 +168,13 @@ class LeafSpec(Unbindable, TensorSpec):
     def to_numpy(self, val: Tensor, safe: bool | None = None) -> np.ndarray:
         """Return a tensor as an array that shares its memory, one-hot vectors as the integers of their choices.
 
-        Discrete values may have another dtype that holds them; they are copied.
+        Discrete values may have another dtype that holds them; they are copied. All zeros where a one-hot vector should
+        be, as in `zero()`, are read as the first choice, unless `safe` is True.
         """
         if self.strict and safe is not False:
             val = in_dtype(val, self.dtype)
         if safe or (safe is None and self.strict):
-            check_in("to_numpy", self, val)
+            self._check_readable("to_numpy", val, safe)
         elif (misfit := self._misfit(val)) is not None:
             raise SchemaError(f"to_numpy: {misfit}")
         return self._decoded(val.detach().cpu())
@@ -257,12 +272,15 @@ class LeafSpec(Unbindable, TensorSpec):
         return None
 
     def _fault(self, value: Any) -> str | None:
+        return self._fault_by(value, self._outside)
+
+    def _fault_by(self, value: Any, wrong: Callable[[Tensor], Tensor | None]) -> str | None:
         fault = self._misfit(value)
         if fault is not None:
             return fault
         if value.dtype != self.dtype:
             return f"expected {self!r}, got dtype {value.dtype}"
-        outside = self._outside(value)
+        outside = wrong(value)
         if outside is None or not bool(outside.any()):
             return None
         return f"expected {self!r}, {first_offender(outside, value)}"
