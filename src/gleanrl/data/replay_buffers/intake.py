@@ -230,7 +230,7 @@ def _with_column(storage: Storage, time: int, key: Any, column: Any) -> Any:
     whole = storage.get(_WHOLE)
     if not is_tensor_collection(whole):
         raise UnsupportedError(
-            f"__setitem__: the key {key!r} needs a buffer of TensorDicts; index by position"
+            f"__setitem__: the key {key!r} needs a buffer of TensorDicts in columns; index by position"
         )
     whole = whole.transpose(0, time) if time else whole
     changed = whole.clone(recurse=False)

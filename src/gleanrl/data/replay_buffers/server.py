@@ -174,7 +174,8 @@ class BufferServer(Server):
         try:
             drawn, info = ticket.drawn, None
             extras = parts.sampler.annotate(drawn, records if flags is None else flags) if annotated else {}
-            collate = parts.collate_fn or ticket.storage.collate
+            own, storage = parts.collate_fn, ticket.storage
+            collate = storage.collate if own is None else storage.collated_by(own)
             batch = records if collate is None else _collated(collate, records)
             if self._carries:
                 self._carry(batch, drawn, extras)
@@ -218,7 +219,8 @@ class BufferServer(Server):
                 records = copied(records)
         if isinstance(storage, ListStorage) and is_position(index):
             return parts.transforms.read(records)
-        collate = parts.collate_fn or storage.collate
+        own = parts.collate_fn
+        collate = storage.collate if own is None else storage.collated_by(own)
         return self._delivered(records if collate is None else _collated(collate, records))
 
     def _delivered(self, batch: Any) -> Any:

@@ -106,6 +106,10 @@ class Storage(Direct, Stateful[StorageState]):
     collate: Callable[[Any], Any] | None = None
     """What makes a batch of fetched records; None where `fetch` returns one."""
 
+    def collated_by(self, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return what makes a batch of fetched records by a user's function."""
+        return collate_fn
+
     moments: tuple[weakref.ref[Moment], ...] = ()
     """What it held at moments that are being saved; these copy what a write is about to change."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,6 +46,10 @@ class LazyStackStorage(ListStorage):
         super().__init__(max_size, compilable=compilable, device=device)
         self.stack_dim = integer("stack_dim", stack_dim)
         self.collate = self._collated
+
+    def collated_by(self, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return what makes a batch of fetched records by a user's function, which gets the lazy stack."""
+        return lambda items: collate_fn(self._collated(items))
 
     def _collated(self, items: Any) -> Any:
         """Return a batch of copies of records in a list, or of what is stacked already."""
