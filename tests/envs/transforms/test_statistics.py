@@ -37,6 +37,26 @@ def test_large_means_keep_their_differences():
     assert float(sums.moments("a")[1]) == 1
 
 
+def test_members_have_sums_of_their_own():
+    sums = RunningSums({"a": torch.Size((2,))}, members=torch.Size((3,)))
+    values, rows = torch.arange(6.0).reshape(3, 2), torch.tensor([True, False, True])
+    sums.update("a", values, 0.5, rows)
+    mean, variance = sums.moments("a")
+    assert mean.tolist() == [[0, 1], [0, 0], [4, 5]] and variance.tolist() == [[0, 0], [1, 1], [0, 0]]
+    sums.update("a", values + 3, 0.5, ~rows)
+    sums.update("a", values + 3, 0.5)
+    alone = RunningSums({"a": torch.Size((2,))})
+    for add in (0, 3):
+        alone.update("a", values[2:] + add, 0.5)
+    for mine, wanted in zip(sums.moments("a"), alone.moments("a"), strict=True):
+        assert torch.equal(mine[2], wanted)
+    assert sums.moments("a")[0][1].tolist() == [5, 6], "seen twice"
+    for share in (False, True):
+        copied = sums.copied(shared=share)
+        copied.load_state_dict(sums.state_dict())
+        assert torch.equal(copied.moments("a")[1], sums.moments("a")[1])
+
+
 def test_copies_are_independent_unless_shared():
     for share in (False, True):
         one = RunningSums(SHAPES, shared=share)

@@ -57,9 +57,9 @@ def test_a_partial_reset_counts_its_rows_only():
     norm = VecNorm(in_keys=["observation"], decay=1.0)
     env = TransformedEnv(batched(), norm)
     root = env.reset()
-    assert float(norm._sums._view("observation")[0]) == 3
+    assert float(norm._sums._view("observation")[0, 0]) == 3
     env.reset(root.set("_reset", torch.tensor([[False], [True], [False]])))
-    assert float(norm._sums._view("observation")[0]) == 4
+    assert float(norm._sums._view("observation")[0, 0]) == 4
 
 
 def test_frozen_statistics_stay():

@@ -29,6 +29,60 @@ def test_the_second_version_keeps_environments_apart():
     assert apart.transform.loc["observation"][:, 0].tolist() == [0.0, 1.0, 2.0]  # the stream
 
 
+@pytest.mark.parametrize("env", [single, batched])
+def test_both_ways_agree_on_the_transforms_own_statistics(env):
+    collect_both_ways(env, lambda: [VecNormV2(["observation"], decay=0.9)])
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_member_that_is_reset_goes_on_with_its_own_statistics(asked):
+    norm = VecNormV2(["observation"], ["o"], decay=0.9)
+    env = TransformedEnv(batched(), norm)
+    root, seen = env.reset(), [[], [], []]
+
+    def look(record, rows=(0, 1, 2)):
+        for row in rows:
+            seen[row].append(record["observation"][row])
+            values = torch.stack(seen[row]).double()
+            weights = 0.9 ** torch.arange(len(values) - 1, -1, -1).double()[:, None]
+            loc = (weights * values).sum(0) / weights.sum()
+            var = (weights * (values - loc) ** 2).sum(0) / weights.sum()
+            wanted = (values[-1] - loc) / var.sqrt().clamp_min(norm.eps)
+            assert torch.allclose(record["o"][row].double(), wanted, atol=1e-4)
+
+    look(root)
+    for t in range(8):
+        stepped, after = env.step_and_maybe_reset(env.rand_action(root))
+        look(stepped["next"])
+        ended = stepped["next", "done"].flatten()
+        look(after, ended.nonzero().flatten().tolist())
+        if asked and t == 1:
+            before = after.clone()
+            after = env.reset(after.set("_reset", torch.tensor([[False], [True], [False]])))
+            look(after, [1])
+            assert torch.equal(after["o"][[0, 2]], before["o"][[0, 2]])
+        root = after
+
+
+def test_a_partial_reset_comes_first():
+    env = TransformedEnv(batched(), VecNormV2(["observation"]))
+    root = env.base_env.reset().set("_reset", torch.tensor([[False], [True], [False]]))
+    env.reset(root)
+    assert env.transform.loc["observation"][:, 0].tolist() == [0, 1, 0]
+    assert env.transform.scale["observation"][[0, 2]].unique().tolist() == [1]
+
+
+def test_copies_keep_environments_apart():
+    env = TransformedEnv(batched(), VecNormV2(["observation"]))
+    env.rollout(6, break_when_any_done=False)
+    loc = env.transform.loc["observation"]
+    assert torch.equal(env.transform.frozen_copy().loc["observation"], loc)
+    assert env.transform.share_statistics().shared and torch.equal(env.transform.loc["observation"], loc)
+    other = TransformedEnv(batched(), VecNormV2(["observation"]))
+    other.load_state_dict(env.state_dict())
+    assert torch.equal(other.transform.loc["observation"], loc)
+
+
 def in_records(**options):
     return VecNormV2(["observation", "reward"], ["o", "r"], stateful=False, **options)
 

@@ -18,9 +18,10 @@ from gleanrl.system.shared_memory import SharedMemory
 from gleanrl.tree import NestedKey
 
 _DOUBLE = 8
+_NONE = torch.Size()
 
 Sums = Mapping[NestedKey, Tensor]
-"""For each key ``(1 + 2 n,)`` float64: count, sums and sums of squares of n elements."""
+"""For each key ``(m (1 + 2 n),)`` float64: count, sums and sums of squares of n elements, for each of m members."""
 
 
 @runtime_checkable
@@ -44,12 +45,16 @@ class RunningSums(Stateful[Sums]):
     Args:
         shapes: for each key the shape of its sums.
         shared: whether copies of this object (by pickle or deepcopy) share the numbers.
+        members: the batch dimensions of environments each of which has sums of its own; ``()`` for the same for all.
     """
 
-    def __init__(self, shapes: Mapping[NestedKey, torch.Size], shared: bool = False) -> None:
-        self.shapes = dict(shapes)
-        self._memory = SharedMemory(_DOUBLE * self._size()) if shared else None
-        self._local = None if shared else lasting(torch.zeros)(self._size(), dtype=torch.float64)
+    def __init__(
+        self, shapes: Mapping[NestedKey, torch.Size], shared: bool = False, members: torch.Size = _NONE
+    ) -> None:
+        self.shapes, self.members = dict(shapes), members
+        size = sum(self._sizes().values())
+        self._memory = SharedMemory(_DOUBLE * size) if shared else None
+        self._local = None if shared else lasting(torch.zeros)(size, dtype=torch.float64)
         self._views: dict[NestedKey, Tensor] = {}
 
     @property
@@ -57,29 +62,34 @@ class RunningSums(Stateful[Sums]):
         """Whether other processes can have the same numbers."""
         return self._memory is not None
 
-    def _size(self) -> int:
-        return sum(1 + 2 * prod(shape) for shape in self.shapes.values())
+    def _sizes(self) -> dict[NestedKey, int]:
+        """Return how many numbers each key has."""
+        return {key: prod(self.members) * (1 + 2 * prod(shape)) for key, shape in self.shapes.items()}
+
+    def copied(self, shared: bool = False) -> RunningSums:
+        """Return the same numbers in memory of their own, which other processes can have or not."""
+        copy = RunningSums(self.shapes, shared, self.members)
+        copy.adopt(self.snapshot())
+        return copy
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the views out: each copy makes its own."""
         return {**self.__dict__, "_views": {}}
 
     def _view(self, key: NestedKey) -> Tensor:
-        """Return ``(1 + 2 n,)``: count, sums, sums of squares."""
+        """Return ``(m, 1 + 2 n)``: count, sums, sums of squares of each of m members."""
         if not self._views:
             flat = self._local
             if flat is None:
                 assert self._memory is not None
                 flat = lasting(torch.frombuffer)(self._memory.map, dtype=torch.float64)
-            sizes = [1 + 2 * prod(shape) for shape in self.shapes.values()]
-            self._views = dict(zip(self.shapes, flat.split(sizes), strict=True))
+            parts = zip(self.shapes, flat.split([*self._sizes().values()]), strict=True)
+            self._views = {key: part.view(prod(self.members), -1) for key, part in parts}
         return self._views[key]
 
     def clear(self) -> None:
         """Forget everything."""
-        self.adopt(
-            {key: torch.zeros(1 + 2 * prod(shape), dtype=torch.float64) for key, shape in self.shapes.items()}
-        )
+        self.adopt({key: torch.zeros(size, dtype=torch.float64) for key, size in self._sizes().items()})
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -89,39 +99,50 @@ class RunningSums(Stateful[Sums]):
         with self._memory.lock():
             yield
 
-    def update(self, key: NestedKey, value: Tensor, decay: float) -> None:
-        """Forget a little, then count `value`, ``(n, *shape)``."""
+    def update(self, key: NestedKey, value: Tensor, decay: float, rows: Tensor | None = None) -> None:
+        """Forget a little, then count `value`.
+
+        Args:
+            key: whose sums.
+            value: ``(*members, *shape)``, or any number of values, ``(..., *shape)``, where all have the same sums.
+            decay: by what the past is weighted down.
+            rows: which environments count, ``(*batch,)`` bool; the sums of the other members stay. None for all.
+        """
         value = value.detach().to("cpu", torch.float64)
-        size = prod(self.shapes[key])
-        rows = value.reshape(-1, size)
-        seen = torch.cat([rows.new_full((1,), len(rows)), rows.sum(0), rows.square().sum(0)])
+        rows = None if rows is None else rows.cpu()
+        if rows is not None and not self.members:
+            value, rows = value[rows], None
+        each = value.reshape(-1, prod(self.members), prod(self.shapes[key]))
+        number = each.new_full((each.shape[1], 1), len(each))
+        seen = torch.cat([number, each.sum(0), each.square().sum(0)], -1)
+        counted = slice(None) if rows is None else rows.flatten()
         with self._locked():
             view = self._view(key)
-            view.copy_(torch.add(seen, view, alpha=decay))
+            view[counted] = torch.add(seen, view, alpha=decay)[counted]
 
     def moments(self, key: NestedKey) -> tuple[Tensor, Tensor] | None:
-        """Return mean and variance, float64 of the key's shape; None if nothing was seen."""
-        with self._locked():
-            count, total, squares = self._parts(self._view(key).clone(), key)
-        if not float(count):
-            return None
-        mean = total / count
-        return mean, (squares / count - mean.square()).clamp_min(0)
+        """Return mean and variance, ``(*members, *shape)`` float64; None if nothing was seen.
 
-    def _parts(self, view: Tensor, key: NestedKey) -> tuple[Tensor, Tensor, Tensor]:
-        size, shape = prod(self.shapes[key]), self.shapes[key]
-        return view[0], view[1 : 1 + size].reshape(shape), view[1 + size :].reshape(shape)
+        They are 0 and 1 of a member of which nothing was seen.
+        """
+        size, shape = prod(self.shapes[key]), (*self.members, *self.shapes[key])
+        with self._locked():
+            count, total, squares = self._view(key).clone().split([1, size, size], -1)
+        if not bool(count.any()):
+            return None
+        seen, mean = count > 0, total / count
+        variance = (squares / count - mean.square()).clamp_min(0)
+        return mean.where(seen, 0.0).reshape(shape), variance.where(seen, 1.0).reshape(shape)
 
     def snapshot(self) -> Sums:
         """Return a copy of all numbers."""
         with self._locked():
-            return MappingProxyType({key: self._view(key).clone() for key in self.shapes})
+            return MappingProxyType({key: self._view(key).clone().flatten() for key in self.shapes})
 
     def parse(self, state: Any) -> Sums:
         """Return the numbers of a saved state, checked against the shapes."""
         sums = checked_sums(state)
-        sizes = {key: 1 + 2 * prod(shape) for key, shape in self.shapes.items()}
-        found = {key: len(numbers) for key, numbers in sums.items()}
+        sizes, found = self._sizes(), {key: len(numbers) for key, numbers in sums.items()}
         if found != sizes:
             raise SchemaError(f"statistics: expected as many numbers by key as {sizes}, got {found}")
         return sums
@@ -130,20 +151,16 @@ class RunningSums(Stateful[Sums]):
         """Go on from numbers that fit; shared ones change for everybody."""
         with self._locked():
             for key, numbers in value.items():
-                self._view(key).copy_(numbers)
+                self._view(key).view(-1).copy_(numbers)
 
 
 def checked_sums(state: Any) -> Sums:
     """Return copies of the numbers of a state, of whatever shapes; `SchemaError` if there is something else in it."""
     numbers = state.values() if isinstance(state, Mapping) else [None]
     fits = all(
-        isinstance(n, Tensor)
-        and n.dtype is torch.float64
-        and n.ndim == 1
-        and len(n) % 2
-        and bool(n.isfinite().all())
+        isinstance(n, Tensor) and n.dtype is torch.float64 and n.ndim == 1 and bool(n.isfinite().all())
         for n in numbers
     )
     if not fits:
-        raise SchemaError(f"statistics: expected an odd number of finite float64 by key, got {state!r:.100}")
+        raise SchemaError(f"statistics: expected finite float64 by key, got {state!r:.100}")
     return MappingProxyType({key: value.detach().to("cpu", copy=True) for key, value in state.items()})

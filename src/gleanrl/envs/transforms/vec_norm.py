@@ -117,8 +117,7 @@ class VecNorm(EntryTransform):
         """
         before = self._statistics()
         if not before.shared:
-            self._sums = RunningSums(before.shapes, shared=True)
-            self._sums.adopt(before.snapshot())
+            self._sums = before.copied(shared=True)
         return self._statistics()
 
     def use_statistics(self, sums: RunningSums) -> None:
@@ -134,10 +133,14 @@ class VecNorm(EntryTransform):
             raise UnsupportedError("VecNorm: nothing is known of the entries yet; call it on a batch first")
         return torch.Size(record.get(key).shape[len(record.batch_size) :])
 
+    def _members(self, record: Record | None) -> torch.Size:
+        """Return the batch dimensions of environments with statistics of their own: none, all have the same."""
+        return torch.Size()
+
     def _statistics(self, record: Record | None = None) -> RunningSums:
         if self._sums is None:
             shapes = self.shapes or [self._shape_of(key, record) for key in self.in_keys]
-            sums = RunningSums(dict(zip(self.in_keys, shapes, strict=True)))
+            sums = RunningSums(dict(zip(self.in_keys, shapes, strict=True)), members=self._members(record))
             if self._saved is not None:
                 sums.adopt(sums.parse(self._saved))
             self._sums, self._saved = sums, None
@@ -174,7 +177,7 @@ class VecNorm(EntryTransform):
                     continue
                 raise missing_key(self, in_key, record)
             if self.training and not self.frozen:
-                sums.update(in_key, value if rows is None else value[rows], self.decay)
+                sums.update(in_key, value, self.decay, rows)
             record.set(out_key, self._normalised(value, in_key))
         return record
 
@@ -198,9 +201,7 @@ class VecNorm(EntryTransform):
 
     def frozen_copy(self) -> Any:
         """Return a copy with statistics of its own, which stay as they are now: for an environment to evaluate in."""
-        sums, copy = self._statistics(), self.clone()
-        own = RunningSums(sums.shapes)
-        own.adopt(sums.snapshot())
+        own, copy = self._statistics().copied(), self.clone()
         copy.use_statistics(own)
         return copy.freeze()
 

@@ -22,8 +22,8 @@ _STATISTICS = ("_vecnorm_loc", "_vecnorm_var", "_vecnorm_count")
 class VecNormV2(VecNorm):
     """`VecNorm` whose statistics are for each environment of a batch by itself, unless they are put together.
 
-    Mean and deviation are those of `VecNorm`. Where only some environments are reset, their first observations aren't
-    counted.
+    Mean and deviation are those of `VecNorm`. Where only some environments are reset, the others' statistics stay as
+    they are.
 
     Args:
         in_keys: what to normalise.
@@ -69,19 +69,9 @@ class VecNormV2(VecNorm):
         self.stateful = bool(stateful)
         self.reduce_batch_dims = reduce_batch_dims
 
-    def _shape_of(self, key: NestedKey, record: Record | None) -> torch.Size:
-        shape = super()._shape_of(key, record)
+    def _members(self, record: Record | None) -> torch.Size:
         some: Any = record if self.parent is None else self.parent
-        return shape if self.reduce_batch_dims else torch.Size((*some.batch_size, *shape))
-
-    def _normalise(self, record: Record, rows: Tensor | None, at_reset: bool) -> Record:
-        if rows is None or self.reduce_batch_dims:
-            return super()._normalise(record, rows, at_reset)
-        before, self.frozen = self.frozen, True
-        try:
-            return super()._normalise(record, None, at_reset)
-        finally:
-            self.frozen = before
+        return torch.Size() if self.reduce_batch_dims else torch.Size(some.batch_size)
 
 
 class _InRecords(VecNormV2, Following):
@@ -102,7 +92,7 @@ class _InRecords(VecNormV2, Following):
         env = self.surroundings()
         found: list[Field] = []
         for key in self.in_keys:
-            shape = self._shape_of(key, None)
+            shape = torch.Size((*self._members(None), *self._shape_of(key, None)))
             leaf = (env.full_reward_spec if key in env.reward_keys else env.full_observation_spec)[key]
             found += [Field(shape, leaf.dtype), Field(shape, leaf.dtype), Field(shape, torch.int64)]
         return dict(zip(self._keys(), found, strict=True))
