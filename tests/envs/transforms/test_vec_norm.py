@@ -180,6 +180,28 @@ def test_it_goes_on_learning_in_a_buffer(chained):
     assert served.mean(0).abs().max() < 1e-6 and (served.std(0, unbiased=False) - 1).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("make", [VecNorm, VecNormV2])
+def test_entries_that_a_batch_lacks_are_passed_over(make):
+    norm = make(["observation", "reward"], ["o", "r"])
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=norm, batch_size=4)
+    data = TensorDict(
+        {"observation": torch.arange(8.0).reshape(4, 2), "next": {"reward": torch.ones(4)}}, [4]
+    )
+    buffer.extend(data)
+    assert {"o", "observation"} < set(buffer.sample().keys()) and "r" not in buffer.sample().keys()
+    assert list(norm.loc.keys()) == ["observation"] and norm.initialized
+    assert norm.to_observation_norm().in_keys == ["observation"]
+    again = make(["observation", "reward"], ["o", "r"])
+    again.load_state_dict(norm.state_dict())
+    again(data.clone())
+    with pytest.raises(MissingKeyError, match="'reward' wasn't in the first batch"):
+        norm(data.clone().set("reward", torch.ones(4)))
+    with pytest.raises(MissingKeyError, match="key 'observation' not found"):
+        norm(data.select("next"))
+    norm.set_missing_tolerance(True)
+    assert list(norm(data.select("next")).keys()) == ["next"]
+
+
 def test_a_frozen_copy_stays_as_it_is():
     shared = VecNorm.build_td_for_shared_vecnorm(single(), ["observation"])
     for given in (None, shared):

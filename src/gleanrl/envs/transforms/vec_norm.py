@@ -32,6 +32,9 @@ class VecNorm(EntryTransform):
     Resets before the first step are forgotten when the environment is seeded: those of collectors that are made come
     before `set_seed`. What is shared keeps them.
 
+    As a module or in a buffer it normalises those entries that a batch has. Without `shapes` the first batch says what
+    there are.
+
     Statistics are shared between processes by `shared_td`: every copy of the transform, in whatever process, then adds
     to the same numbers. A process that dies holds nobody up.
 
@@ -137,10 +140,18 @@ class VecNorm(EntryTransform):
         """Return the batch dimensions of environments with statistics of their own: none, all have the same."""
         return torch.Size()
 
+    def _shapes(self, record: Record | None) -> dict[NestedKey, torch.Size]:
+        """Return the shape of every entry's statistics; where nobody declares them, of those that came."""
+        if self.shapes is not None:
+            return dict(zip(self.in_keys, self.shapes, strict=True))
+        known = self.parent is not None or record is None
+        return {
+            k: self._shape_of(k, record) for k in self.in_keys if known or record.get(k, None) is not None
+        }
+
     def _statistics(self, record: Record | None = None) -> RunningSums:
         if self._sums is None:
-            shapes = self.shapes or [self._shape_of(key, record) for key in self.in_keys]
-            sums = RunningSums(dict(zip(self.in_keys, shapes, strict=True)), members=self._members(record))
+            sums = RunningSums(self._shapes(record), members=self._members(record))
             if self._saved is not None:
                 sums.adopt(sums.parse(self._saved))
             self._sums, self._saved = sums, None
@@ -159,7 +170,11 @@ class VecNorm(EntryTransform):
         )
 
     def _call(self, tensordict: Record) -> Record:
-        return self._normalise(tensordict, None, at_reset=False)
+        if all(tensordict.get(key, None) is None for key in self.in_keys):
+            if self.in_keys and not self.missing_tolerance:
+                raise missing_key(self, self.in_keys[0], tensordict)
+            return tensordict
+        return self._tolerantly(lambda batch: self._normalise(batch, None, at_reset=False), tensordict)
 
     def seeded(self) -> None:
         """Forget resets that came before everything else: they are drawn anew."""
@@ -176,6 +191,11 @@ class VecNorm(EntryTransform):
                 if at_reset or self.missing_tolerance:
                     continue
                 raise missing_key(self, in_key, record)
+            if in_key not in sums.shapes:
+                raise MissingKeyError(
+                    f"{type(self).__name__}: {in_key!r} wasn't in the first batch, which said what there is to "
+                    "normalise; give shapes"
+                )
             if self.training and not self.frozen:
                 sums.update(in_key, value, self.decay, rows)
             record.set(out_key, self._normalised(value, in_key))
@@ -217,13 +237,16 @@ class VecNorm(EntryTransform):
 
     @property
     def initialized(self) -> bool:
-        """Whether something was seen at every key."""
-        statistics = self._statistics()
-        return all(statistics.moments(key) is not None for key in self.in_keys)
+        """Whether something was seen at every key that there is."""
+        return all(self._statistics().moments(key) is not None for key, _ in self._followed())
+
+    def _followed(self) -> list[tuple[NestedKey, NestedKey]]:
+        """Return the pairs of keys that there are statistics for."""
+        return [pair for pair in self.pairs() if pair[0] in self._statistics().shapes]
 
     def _by_key(self, number: Callable[[Tensor, Tensor], Tensor]) -> TensorDict:
         found = TensorDict({}, [])
-        for key in self.in_keys:
+        for key, _ in self._followed():
             moments = self._statistics().moments(key)
             if moments is not None:
                 found.set(key, number(*moments).to(self._dtype_of(key)))
@@ -248,7 +271,7 @@ class VecNorm(EntryTransform):
                 standard_normal=True,
                 eps=self.eps,
             )
-            for in_key, out_key in self.pairs()
+            for in_key, out_key in self._followed()
         ]
         return fixed[0] if len(fixed) == 1 else Compose(*fixed)
 
