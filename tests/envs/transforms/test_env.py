@@ -197,7 +197,7 @@ def test_worker_processes_share_statistics():
     finally:
         env.close()
     # Two environments: each step counts, and each reset.
-    count = float(shared._view("observation")[0])
+    count = float(shared._view("observation")[0, 0])
     assert count >= 2 * 7
 
 

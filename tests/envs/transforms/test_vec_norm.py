@@ -10,9 +10,10 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
-from gleanrl.envs import GymEnv, GymWrapper, check_env_specs
+from gleanrl.envs import GymEnv, GymWrapper, SerialEnv, check_env_specs
 from gleanrl.envs.transforms import (
     Compose,
+    ConditionalSkip,
     DoubleToFloat,
     ObservationNorm,
     TransformedEnv,
@@ -60,6 +61,19 @@ def test_a_partial_reset_counts_its_rows_only():
     assert float(norm._sums._view("observation")[0, 0]) == 3
     env.reset(root.set("_reset", torch.tensor([[False], [True], [False]])))
     assert float(norm._sums._view("observation")[0, 0]) == 4
+
+
+@pytest.mark.parametrize("make", [VecNorm, VecNormV2])
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_step_counts_the_environments_that_take_it(make, skips):
+    norm = make(["observation"], ["o"], decay=1.0)
+    mask = torch.tensor([False, True])
+    chain = [norm, ConditionalSkip(lambda tensordict: ~mask)] if skips else [norm]
+    env = TransformedEnv(SerialEnv(2, single), Compose(*chain))
+    root = env.rand_action(env.reset())
+    env.step(root if skips else root.set("_step", mask))
+    counts = norm._sums._view("observation")[:, 0]
+    assert counts.tolist() == ([3] if make is VecNorm else [1, 2])
 
 
 def test_frozen_statistics_stay():

@@ -267,7 +267,8 @@ class TransformedEnv(EnvBase):
         mask = None if tensordict.get("_step", None) is not None else inner.get("_step", None)
         if mask is not None and not bool(mask.any()):  # a transform leaves the step out
             return with_rows_held(self._nothing(), tensordict, mask, self._specs)
-        outcome = self.transform._step(tensordict, self.base_env.step(inner).get("next"))
+        root = tensordict if mask is None else tensordict.copy().set("_step", mask)
+        outcome = self.transform._step(root, self.base_env.step(inner).get("next"))
         return outcome if mask is None else with_rows_held(outcome, tensordict, mask, self._specs)
 
     def _nothing(self) -> TensorDictBase:

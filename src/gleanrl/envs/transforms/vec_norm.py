@@ -30,7 +30,7 @@ class VecNorm(EntryTransform):
     Each element of an entry has its own statistics, over all environments of the batch and all steps and resets. In
     evaluation mode, or frozen, the statistics stay as they are; nothing is normalised before the first update.
     Resets before the first step are forgotten when the environment is seeded: those of collectors that are made come
-    before `set_seed`. What is shared keeps them.
+    before `set_seed`. What is shared keeps them. Environments that a step leaves out (``"_step"``) aren't counted.
 
     As a module or in a buffer it normalises those entries that a batch has. Without `shapes` the first batch says what
     there are.
@@ -162,7 +162,7 @@ class VecNorm(EntryTransform):
         return {"statistics": _Statistics(self)}
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
-        return self._normalise(next_tensordict, None, at_reset=False)
+        return self._normalise(next_tensordict, tensordict.get("_step", None), at_reset=False)
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         return self._normalise(
