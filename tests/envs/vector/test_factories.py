@@ -85,6 +85,16 @@ def test_pickles_lambdas_and_environments():
     assert pickle.loads(pickle.dumps(Factory(oracle(6))))().stream == 6
 
 
+def test_a_callable_that_returns_one_environment_makes_copies():
+    env = oracle(3)
+    factory, looked_at = factories(1, lambda: env, None)[0].probed()
+    assert looked_at is not env and factory() is not factory() and env not in (factory(), looked_at)
+    assert pickle.loads(pickle.dumps(factory))().stream == 3
+    given = factories(2, [oracle, oracle(5)], None)
+    for same in given:
+        assert same.probed()[0] is same and same.model is None
+
+
 def test_an_environment_takes_keywords_if_it_can():
     batch = SerialEnv(2, oracle)
     made = Factory(batch, {"stream": 8})()

@@ -145,6 +145,13 @@ def test_several_environments_in_a_process(make, num_processes):
     assert len(env.processes) == num_processes
 
 
+def test_a_callable_that_returns_one_environment_gives_each_a_copy_of_it(make):
+    env = oracle(3)
+    batch = make(3, lambda: env, num_processes=2)
+    assert (batch.rollout(3)["observation"][..., 0] == 3).all() and batch.episode == [0] * 3
+    assert not env.is_closed and not env.usage.started
+
+
 def test_batches_are_nobody_elses(make):
     env = make(2, oracle, create_env_kwargs=streams(2))
     batches, copies = [], []

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from gleanrl.envs import GymWrapper, SerialEnv
-from gleanrl.errors import InvalidArgumentError
+from gleanrl.errors import ClosedError, InvalidArgumentError
 from gleanrl.rollouts.steppers import TensorDictStepper
 from tests.envs.vector.makers import oracle
-from tests.fakes import FakeFailure, RaisingEnv
+from tests.fakes import FakeFailure, OracleEnv, RaisingEnv
 from tests.fakes_base import CountingEnv
 
 
@@ -32,13 +32,46 @@ def test_if_one_cannot_be_made_the_others_are_closed():
     def build():
         if len(made) == 2:
             raise FakeFailure("no")
-        made.append(oracle())
-        return made[-1]
+        made.append(OracleEnv())
+        return GymWrapper(made[-1])
 
     env = SerialEnv(3, build)
     with pytest.raises(FakeFailure):
         env.start()
-    assert not env.is_started and all(member.is_closed for member in made)
+    assert not env.is_started and [stream.closed for stream in made] == [1, 1]
+
+
+def test_a_callable_that_returns_one_environment_gives_each_a_copy_of_it():
+    env = oracle(3)
+    for batch in (
+        SerialEnv(2, lambda: env),
+        SerialEnv(2, [lambda: env, lambda: env]),
+        SerialEnv(1, lambda: env),
+    ):
+        data = batch.rollout(3)
+        assert (data["observation"][..., 0] == 3).all() and batch.stream == [3] * len(batch.members)
+        assert len({id(member) for member in (env, *batch.members)}) == len(batch.members) + 1
+        batch.close()
+        batch.rollout(2)  # made anew
+        batch.close()
+    assert not env.is_closed and not env.usage.started and env.rollout(3).shape == (3,)
+    with pytest.raises(InvalidArgumentError, match="create_env_fn: the GymWrapper was started already"):
+        SerialEnv(2, lambda: env)
+    env.close()
+    with pytest.raises(ClosedError, match="create_env_fn: the GymWrapper was closed"):
+        SerialEnv(2, lambda: env)
+
+
+def test_the_copies_are_of_when_the_batch_was_made():
+    env, other = oracle(3), oracle(3)
+    batch = SerialEnv(2, lambda: env)
+    env.rollout(3)
+    assert batch.rollout(2)["observation"].shape == (2, 2, 3) and batch.episode == [0, 0]
+    batch.close()
+    batch = SerialEnv(2, lambda stream=3: {3: other, 5: oracle(5)}[stream])
+    batch.update_kwargs({"stream": 5})
+    assert batch.stream == [5, 5]
+    batch.close()
 
 
 def test_gradients_pass():

@@ -66,8 +66,7 @@ class BatchedEnv(EnvBase):
     def __init__(
         self, num_envs: Any, create_env_fn: Any, create_env_kwargs: Any, options: BatchOptions
     ) -> None:
-        given = factories(num_envs, create_env_fn, create_env_kwargs)
-        each = read_metadata(given)
+        given, each = read_metadata(factories(num_envs, create_env_fn, create_env_kwargs))
         device = as_device(options.device) if options.device is not None else common_device(each)
         super().__init__(
             device=device,
@@ -86,8 +85,8 @@ class BatchedEnv(EnvBase):
         self._cap = ThreadCap(options.num_threads)
         self._last_states: list[dict[str, Any]] = [{} for _ in range(num_envs)]
 
-    def _declare(self, given: Any, each: Any) -> None:
-        """Take over what the members declare."""
+    def _declare(self, given: tuple[Factory, ...], each: tuple[EnvMetaData, ...]) -> None:
+        """Take over the members' factories, and what they declare."""
         self._factories = given
         self.meta_data = each
         self.stackable = stackable(each)
@@ -221,8 +220,7 @@ class BatchedEnv(EnvBase):
 
     def _make_of(self, given: Iterable[Factory]) -> None:
         """Have the members made by other factories."""
-        made = tuple(given)
-        self._declare(made, read_metadata(made))
+        self._declare(*read_metadata(tuple(given)))
 
     def add_truncated_keys(self) -> Any:
         """Raise: a flag that the members don't know can't be set by them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,7 +12,7 @@ import cloudpickle
 
 from gleanrl.arguments import positive
 from gleanrl.errors import ClosedError, InvalidArgumentError, InvalidTypeError, LengthError, UnsupportedError
-from gleanrl.rollouts.traits import extra
+from gleanrl.rollouts.traits import extra, is_closed
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,14 @@ class Factory:
         source: a callable that makes an environment, or an environment that nobody has used yet.
         kwargs: keyword arguments for the callable; for an environment, those of its `update_kwargs`.
         truncated: whether the environment gets a truncated flag where it has none; see `know_truncated`.
+        model: what copies are made of, instead of a call, where the callable returns the same environment every time;
+            None where it makes one.
     """
 
     source: Any
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     truncated: bool = False
+    model: Any = None
 
     @property
     def is_instance(self) -> bool:
@@ -46,6 +50,8 @@ class Factory:
         return env
 
     def _made(self) -> Any:
+        if self.model is not None:
+            return copy.deepcopy(self.model)
         if not self.is_instance:
             made = self.source(**self.kwargs)
             if not is_environment(made):
@@ -59,6 +65,36 @@ class Factory:
             self.source.update_kwargs(self.kwargs)
         return self.source
 
+    def probed(self) -> tuple[Factory, Any]:
+        """Return an environment to look at, and the factory that makes the others, of which none is somebody else's.
+
+        If a callable returns an environment that somebody else holds (``lambda: env``), and again the same one, then
+        copies are made of it, as it is now.
+
+        Raises:
+            ClosedError, InvalidArgumentError: if such an environment was closed or used before.
+        """
+        made, alone = self(), object()
+        # Whoever could return it again holds it. Nearly no callable does, so that nearly none is called twice.
+        if self.is_instance or sys.getrefcount(made) == sys.getrefcount(alone):
+            return self, made
+        if not self._repeats(made):
+            return self, made
+        require_unused(made)
+        copies = replace(self, model=copy.deepcopy(made))
+        return copies, copies()
+
+    def _repeats(self, made: Any) -> bool:
+        try:
+            again = self()
+        except Exception:  # there can be only one at a time
+            return False
+        if again is made:
+            return True
+        if not is_closed(again):
+            again.close()
+        return False
+
     def own_copy(self) -> Factory:
         """Return a factory for an equal environment that shares nothing with this one's."""
         return replace(self, source=copy.deepcopy(self.source)) if self.is_instance else self
@@ -71,7 +107,7 @@ class Factory:
 
     def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
         """Pickle by value, functions of the user's main module and lambdas included."""
-        return _unpickled, (cloudpickle.dumps((self.source, dict(self.kwargs), self.truncated)),)
+        return _unpickled, (cloudpickle.dumps((self.source, dict(self.kwargs), self.truncated, self.model)),)
 
 
 def _unpickled(data: bytes) -> Factory:

@@ -47,8 +47,8 @@ class EnvMetaData:
         return {path: (leaf.shape, leaf.dtype) for path, leaf in leaves.items() if leaf is not None}
 
 
-def read_metadata(given: Sequence[Factory]) -> tuple[EnvMetaData, ...]:
-    """Return the metadata of the environment of each factory.
+def read_metadata(given: Sequence[Factory]) -> tuple[tuple[Factory, ...], tuple[EnvMetaData, ...]]:
+    """Return the factory to go on with (see `Factory.probed`) and the metadata of its environment, for each factory.
 
     Factories that are surely alike share one throw-away environment; an environment that exists is read as it
     is; a factory that knows its metadata (`EnvCreator`) builds nothing.
@@ -56,21 +56,21 @@ def read_metadata(given: Sequence[Factory]) -> tuple[EnvMetaData, ...]:
     found: list[tuple[Factory, EnvMetaData]] = []
     out = []
     for factory in given:
-        known = next((metadata for other, metadata in found if factory.alike(other)), None)
+        known = next((each for each in found if factory.alike(each[0])), None)
         if known is None:
             known = _read(factory)
-            found.append((factory, known))
+            found.append(known)
         out.append(known)
-    return tuple(out)
+    return tuple(factory for factory, _ in out), tuple(metadata for _, metadata in out)
 
 
-def _read(factory: Factory) -> EnvMetaData:
+def _read(factory: Factory) -> tuple[Factory, EnvMetaData]:
     known = getattr(factory.source, "meta_data", None)
     if isinstance(known, EnvMetaData) and not factory.kwargs:
-        return known
-    env = factory()
+        return factory, known
+    factory, env = factory.probed()
     try:
-        return EnvMetaData.of(env)
+        return factory, EnvMetaData.of(env)
     finally:
         if not factory.is_instance and not is_closed(env):
             env.close()

@@ -37,7 +37,8 @@ class SerialEnv(BatchedEnv):
     Args:
         num_workers: how many environments.
         create_env_fn: a callable that makes one, or an environment that nobody has used; or a list of them, one
-            for each. An environment that stands in it for the second time is copied.
+            for each. An environment that stands in it for the second time is copied; a callable that returns the
+            same environment every time, one that nobody has used, gives each a copy of it.
         create_env_kwargs: keyword arguments of the callables, for all or a list with one for each.
         pin_memory: must be False.
         share_individual_td: False asks for data that can be stacked densely; otherwise no effect.
