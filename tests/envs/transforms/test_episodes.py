@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gleanrl.envs import check_env_specs
+from gleanrl.envs import SerialEnv, check_env_specs
 from gleanrl.envs.transforms import (
     Compose,
     InitTracker,
@@ -82,6 +82,23 @@ def test_a_flag_without_update_done_is_gone_after_a_reset(env):
     assert int(count.max()) > 2
     assert not bool(truncated[count == 0].any())
     assert bool(truncated[count >= 2].all())
+
+
+@pytest.mark.parametrize("update_done", [True, False])
+def test_a_flag_of_its_own_is_gone_after_the_reset_of_a_batch(update_done):
+    base = SerialEnv(
+        2, [lambda: CountingEnv(Script(lengths=(3,))), lambda: CountingEnv(Script(lengths=(4,)))]
+    )
+    env = TransformedEnv(base, StepCounter(2, truncated_key="own", update_done=update_done))
+    batch = env.rollout(9, break_when_any_done=False)
+    count, own = batch["step_count"], batch["own"]
+    assert torch.equal(own, count >= 2) and own.any() == (not update_done)
+    root = env.reset()
+    for _ in range(6):
+        _, root = env.step_and_maybe_reset(env.rand_action(root))
+        assert torch.equal(root["own"], root["step_count"] >= 2)
+    whole = env.reset(root.set("own", torch.ones_like(root["own"])))
+    assert not whole["own"].any()
 
 
 def test_flags_of_two_counters_are_gone_after_a_reset():

@@ -44,6 +44,7 @@ class StepCounter(Counting):
     on_rows = True
     shows = ("max_steps", "step_count_key")
     _counted: list[tuple[NestedKey, ...]] | None
+    _added: list[NestedKey] | None
 
     def __init__(
         self,
@@ -78,10 +79,17 @@ class StepCounter(Counting):
             self._counted = self.groups(self.truncated_key, self.step_count_key)
         return self._counted
 
+    def _own_flags(self) -> list[NestedKey]:
+        """Return the flags that the environment doesn't have: they are this counter's own."""
+        if self._added is None:
+            flags = set(self.surroundings().full_done_spec.keys(True, True))
+            self._added = [] if self.max_steps is None else [k for k in self.truncated_keys if k not in flags]
+        return self._added
+
     def empty_cache(self) -> None:
         """Forget the groups of flags."""
         super().empty_cache()
-        self._counted = None
+        self._counted = self._added = None
 
     def carries(self) -> dict[NestedKey, Field]:
         """Return the counts."""
@@ -145,13 +153,14 @@ class StepCounter(Counting):
         return highest
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        own = self._own_flags()
         for done_key, truncated_key, count_key in self._groups():
             done = tensordict_reset.get(done_key)
             asked = tensordict.get(sibling(done_key, "_reset"), None)
             mask = None if asked is None else asked.reshape(done.shape)
             count = self.renewed(count_key, torch.zeros_like(done, dtype=torch.int64), mask)
             tensordict_reset.set(count_key, count)
-            if self.max_steps is not None and tensordict_reset.get(truncated_key, None) is None:
+            if truncated_key in own:
                 tensordict_reset.set(truncated_key, torch.zeros_like(done))
         return tensordict_reset
 
@@ -202,8 +211,9 @@ class StepCounter(Counting):
     def transform_done_spec(self, done_spec: Any) -> Any:
         """Add missing truncated flags if there is a limit."""
         out = done_spec.clone()
+        own = self._own_flags()
         for done_key, truncated_key, _ in self._groups():
-            if self.max_steps is not None and truncated_key not in done_spec.keys(True, True):
+            if truncated_key in own:
                 out[truncated_key] = done_spec[done_key].clone()
         return out
 
