@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gleanrl.data.specs.choices import ChoiceSpace, checked_mask, require_choice
 from gleanrl.data.specs.geometry import as_size, concrete
-from gleanrl.data.specs.leaf import LeafSpec
+from gleanrl.data.specs.leaf import LeafSpec, check_readable
 from gleanrl.data.specs.rounding import in_dtype, integer_limits, nearest_integer, ordered
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
@@ -83,7 +83,7 @@ class ChoiceSpec(LeafSpec):
         """
         if safe is not False:
             val = in_dtype(val, self.dtype)
-            self._check_readable("to_categorical", val, safe)
+            check_readable("to_categorical", self, val, safe)
         return self._index(val)
 
     def to_one_hot(self, val: Tensor, safe: bool | None = None) -> Tensor:
@@ -100,7 +100,7 @@ class ChoiceSpec(LeafSpec):
         """
         if safe is not False:
             val = in_dtype(val, self.dtype)
-            self._check_readable("to_one_hot", val, safe)
+            check_readable("to_one_hot", self, val, safe)
         return self._rows(val)
 
     def to_categorical_spec(self) -> Any:

@@ -68,6 +68,17 @@ def fresh_tensor(value: Any, dtype: torch.dtype, device: torch.device | None) ->
     return made
 
 
+def check_readable(where: str, spec: LeafSpec, value: Any, safe: bool | None) -> None:
+    """Check that `value` can be read as one in the domain of `spec`, with `safe` that it is in it.
+
+    Raises:
+        SpecError: if it can't; the message names the call, `where`.
+    """
+    fault = spec._fault(value) if safe else spec._fault_by(value, spec._unreadable)
+    if fault is not None:
+        raise SpecError(f"{where}: {fault}")
+
+
 class LeafSpec(Unbindable, TensorSpec):
     """A domain of tensors of one shape and dtype.
 
@@ -109,16 +120,6 @@ class LeafSpec(Unbindable, TensorSpec):
     def _unreadable(self, value: Tensor) -> Tensor | None:
         """Return where `value` can't be read as one in the domain: by default where it is outside; see `_outside`."""
         return self._outside(value)
-
-    def _check_readable(self, where: str, value: Any, safe: bool | None) -> None:
-        """Check that a value can be read as one in the domain, with `safe` that it is in it.
-
-        Raises:
-            SpecError: if it can't; the message names the call, `where`.
-        """
-        fault = self._fault(value) if safe else self._fault_by(value, self._unreadable)
-        if fault is not None:
-            raise SpecError(f"{where}: {fault}")
 
     def _check_dtype(self, dtype: torch.dtype) -> None:
         """Check that values of the domain can have this dtype; by default any of real numbers.
@@ -174,7 +175,7 @@ class LeafSpec(Unbindable, TensorSpec):
         if self.strict and safe is not False:
             val = in_dtype(val, self.dtype)
         if safe or (safe is None and self.strict):
-            self._check_readable("to_numpy", val, safe)
+            check_readable("to_numpy", self, val, safe)
         elif (misfit := self._misfit(val)) is not None:
             raise SchemaError(f"to_numpy: {misfit}")
         return self._decoded(val.detach().cpu())
