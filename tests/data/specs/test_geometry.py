@@ -145,16 +145,33 @@ def test_a_single_value_has_its_size():
         lambda s: s.unsqueeze(-1),
         lambda s: s.unbind(-1),
         lambda s: s.squeeze(1),
-        lambda s: s[..., 0],
         lambda s: s[0, 1],
         lambda s: s[0, :2],
-        lambda s: s[..., None],
+        lambda s: s[0, ..., 1],
+        lambda s: s[0][:1],
+        lambda s: s[0][..., 0],
         lambda s: s.index_select(1, torch.tensor([0])),
     ],
 )
 def test_one_value_is_not_torn_apart(operation):
     with pytest.raises(InvalidArgumentError, match="expand|reshape|flatten|unsqueeze|unbind|squeeze|index"):
         operation(OneHot(4, (2, 4)))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda shape: OneHot(4, (*shape, 4)), lambda shape: MultiOneHot([1, 3], (*shape, 4))]
+)
+def test_an_ellipsis_ends_where_a_value_begins(make):
+    spec = make((2, 3))
+    assert spec[..., 0] == make((2,)) and spec[..., :1] == make((2, 1)) and spec[..., [0, 0]] == make((2, 2))
+    assert spec[..., None] == make((2, 3, 1)) and spec[0, ..., None] == make((3, 1))
+    assert (
+        make(())[..., None] == make((1,)) and spec[..., None, :] == make((2, 3, 1)) and spec[..., :] == spec
+    )
+    stacked = torch.stack([OneHot(4, (3, 4)), OneHot(4, (3, 4), mask=bools("1000"))])
+    assert stacked[..., 0] == stacked[:, 0] and stacked[..., 1, None][1] == OneHot(
+        4, (1, 4), mask=bools("1000")
+    )
 
 
 def test_full_slices_reach_over_a_value():

@@ -113,6 +113,57 @@ def _consumed(item: Any) -> int:
     return 1
 
 
+def as_items(index: Any, shape: Sequence[int]) -> tuple[Any, ...]:
+    """Return an index as a tuple of what torch's tensors take, one that fits a value of `shape`.
+
+    Raises:
+        InvalidTypeError: if an item is something else.
+        IndexRangeError: if there are more items than dimensions, or several Ellipses.
+    """
+    items = tuple(_as_index(item) for item in (index if isinstance(index, tuple) else (index,)))
+    if sum(map(_consumed, items)) > len(shape):
+        raise IndexRangeError(f"index: too many indices for shape {tuple(shape)}: {index!r}")
+    if sum(item is Ellipsis for item in items) > 1:
+        raise IndexRangeError(f"index: at most one Ellipsis, got {index!r}")
+    return items
+
+
+def spread(items: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
+    """Return the items of an index with slices for the Ellipsis, over what the others leave of `ndim` dimensions."""
+    for i, item in enumerate(items):
+        if item is Ellipsis:
+            return (*items[:i], *[slice(None)] * (ndim - sum(map(_consumed, items))), *items[i + 1 :])
+    return items
+
+
+def within(items: tuple[Any, ...], ndim: int) -> tuple[Any, ...] | None:
+    """Return the items of an index on the first `ndim` dimensions; None if one behind them isn't a full slice."""
+    kept: list[Any] = []
+    seen = 0
+    for item in items:
+        seen += _consumed(item)
+        if seen <= ndim:
+            kept.append(item)
+        elif not (isinstance(item, slice) and item == slice(None)):
+            return None
+    return tuple(kept)
+
+
+def indexing(items: tuple[Any, ...], shape: Sequence[int]) -> Transform:
+    """Return the operation that indexes tensors, of which the dimensions `shape` come first.
+
+    Raises:
+        IndexRangeError: if the index is out of range.
+    """
+    try:
+        blank(shape)[items]
+    except IndexError as error:
+        raise IndexRangeError(
+            f"index: {items!r} is out of range for shape {tuple(shape)}: {error}"
+        ) from error
+    return lambda t: t[items]
+
+
 class Geometry(ABC):
     """Something with a shape whose leading `batch_ndim` dimensions can be rearranged."""
 
@@ -223,37 +274,21 @@ class Geometry(ABC):
         return self._reshaped(lambda t: t[(slice(None),) * axis + (position,)])
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the spec of the values that `value[index]` would give."""
-        resolved = self._resolve(index)
-        try:
-            blank(self.batch_shape)[resolved]
-        except IndexError as error:
-            raise IndexRangeError(
-                f"index: {index!r} is out of range for shape {tuple(self.shape)}: {error}"
-            ) from error
-        return self._reshaped(lambda t: t[resolved])
+        """Return the spec of the values that `value[index]` would give.
 
-    def _resolve(self, index: Any) -> tuple[Any, ...]:
-        """Return `index` as a tuple over the batch dimensions, without Ellipsis."""
-        items = [_as_index(item) for item in (index if isinstance(index, tuple) else (index,))]
-        used = sum(_consumed(item) for item in items)
-        if used > self.ndim:
-            raise IndexRangeError(f"index: too many indices for shape {tuple(self.shape)}: {index!r}")
-        gaps = [i for i, item in enumerate(items) if item is Ellipsis]
-        if len(gaps) > 1:
-            raise IndexRangeError(f"index: at most one Ellipsis, got {index!r}")
-        if gaps:
-            items[gaps[0] : gaps[0] + 1] = [slice(None)] * (self.ndim - used)
-        kept: list[Any] = []
-        seen = 0
-        for item in items:
-            after = seen + _consumed(item)
-            if after <= self.batch_ndim:
-                kept.append(item)
-            elif not (isinstance(item, slice) and item == slice(None)):
-                raise self._inside_value("index", seen)
-            seen = after
-        return tuple(kept)
+        Where what follows an Ellipsis would reach into the encoding of one value, the Ellipsis stands for batch
+        dimensions only: `[..., 0]` indexes the last of them, `[..., None]` adds one behind them.
+
+        Raises:
+            IndexRangeError: if the index is out of range.
+            InvalidArgumentError: if it reaches into the encoding of one value.
+        """
+        items = as_items(index, self.shape)
+        for ndim in (self.ndim, self.batch_ndim):
+            kept = within(spread(items, ndim), self.batch_ndim)
+            if kept is not None:
+                return self._reshaped(indexing(kept, self.batch_shape))
+        raise self._inside_value("index", self.batch_ndim)
 
     def _split(self, name: str, shape: torch.Size) -> torch.Size:
         """Return the batch part of a full new shape, after checking that the rest stays as it is."""
