@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl.data.specs import MultiCategorical, MultiOneHot
+from gleanrl.data.specs import Categorical, MultiCategorical, MultiOneHot
 from gleanrl.data.specs.choices import BoxList
 from gleanrl.data.specs.multi_categorical import checked_counts
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, SpecError, UnsupportedError
+from gleanrl.errors import (
+    IndexRangeError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    SchemaError,
+    SpecError,
+    UnsupportedError,
+)
 from tests.data.specs.cases import bools
 from tests.data.specs.statistics import frequencies, uniform
 
@@ -179,3 +186,51 @@ def test_spaces_and_counts():
     assert MultiOneHot([2, 3]).nvec == [2, 3] and torch.zeros(5).split(MultiOneHot([2, 3]).nvec)[1].shape == (
         3,
     )
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        (..., 0),
+        (1, 2),
+        (slice(None), slice(1, None)),
+        (..., [2, 0]),
+        (None, slice(1, 3), 1),
+        ([3, 1], [0, 2]),
+        (0, torch.tensor([True, False, True])),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        MultiCategorical([2, 3, 5], (4, 3)),
+        MultiCategorical([2, 3, 5], (4, 3), dtype=torch.int32, mask=bools("1001101010")),
+        MultiCategorical(torch.arange(1, 13).reshape(4, 3)),
+    ],
+    ids=["plain", "masked", "varying"],
+)
+def test_an_index_picks_among_the_choices(spec, index):
+    torch.manual_seed(0)
+    picked, values = spec[index], spec.rand((50,))
+    assert picked.shape == values[0][index].shape and picked.dtype == spec.dtype
+    for value, drawn in zip(values, picked.rand((50,)), strict=True):
+        assert picked.is_in(value[index])
+        value[index] = drawn
+        assert spec.is_in(value)
+
+
+def test_one_choice_is_categorical():
+    spec = MultiCategorical([2, 3], mask=bools("10011"))
+    assert spec[1] == spec[..., -1] == Categorical(3, mask=bools("011"))
+    assert spec[:1] == MultiCategorical([2], mask=bools("10")) and spec[[1, 0]].nvec.tolist() == [3, 2]
+    assert spec[None, ..., 0] == spec[None][:, 0] == MultiCategorical([2], mask=bools("10"))
+    assert MultiCategorical([2, 3])[..., None].nvec.tolist() == [[2], [3]]
+    assert MultiCategorical([2, 3], (-1, 2))[..., 1:].shape == (-1, 1)
+    with pytest.raises(UnsupportedError, match="differ within the batch"):
+        spec[..., None]
+    for index in (2, (0, 0), [2]):
+        with pytest.raises(IndexRangeError, match="index: "):
+            spec[index]
+    with pytest.raises(InvalidArgumentError, match="nvec"):
+        spec[:0]

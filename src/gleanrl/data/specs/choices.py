@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from gleanrl.data.specs.geometry import Transform
 from gleanrl.data.specs.spaces import Box
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 
@@ -217,6 +218,22 @@ class BoxList(ChoiceSpace):
     def from_nvec(cls, nvec: Tensor) -> BoxList:
         """Return the choices of `nvec`, `(*batch, k)`."""
         return cls(nvec)
+
+    def picked(self, operation: Transform) -> ChoiceSpace:
+        """Return the space of the indices that `operation` takes out of those of one value.
+
+        Raises:
+            UnsupportedError: if there is a mask, and the limits differ within the new batch.
+        """
+        n, mask = operation(self.n), self.by_index
+        mask = None if mask is None else operation(mask)
+        if n.ndim == 0:
+            return CategoricalBox(int(n), None if mask is None else mask[: int(n)])
+        space = BoxList(n)
+        if mask is None or n.numel() == 0:
+            return space
+        parts = [mask[..., i, :count] for i, count in enumerate(space.parts)]
+        return BoxList(n, torch.cat(parts, -1))
 
     @property
     def boxes(self) -> list[ChoiceSpace]:

@@ -11,9 +11,18 @@ from torch import Tensor
 
 from gleanrl.data.specs.base import DeviceLike, make_device
 from gleanrl.data.specs.categorical import Categorical, OneHot
-from gleanrl.data.specs.choices import BoxList
+from gleanrl.data.specs.choices import BoxList, CategoricalBox
 from gleanrl.data.specs.encodings import ChoiceSpec, IntegerSpec, OneHotSpec, ending_with, refuse_register
-from gleanrl.data.specs.geometry import concrete
+from gleanrl.data.specs.geometry import (
+    as_items,
+    blank,
+    concrete,
+    indexing,
+    on_parameters,
+    outcome,
+    spread,
+    within,
+)
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
 
@@ -38,6 +47,7 @@ def checked_counts(nvec: Any) -> Tensor:
 
 
 class _SeveralChoices(ChoiceSpec):
+    space: BoxList
     event_ndim = 1
 
     def _describe(self) -> str:
@@ -47,6 +57,8 @@ class _SeveralChoices(ChoiceSpec):
 
 class MultiCategorical(_SeveralChoices, IntegerSpec):
     """Vectors of k integers, the i-th from 0 to `nvec[i]` (excluded).
+
+    An index may reach into the last dimension: `spec[..., 0]` is the spec of the first choice.
 
     Examples:
         >>> MultiCategorical([3, 2]).rand((4,)).shape
@@ -84,6 +96,23 @@ class MultiCategorical(_SeveralChoices, IntegerSpec):
             ) from error
         super().__init__(size, space, device, dtype)
         self.update_mask(mask)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the spec of the values that `value[index]` gives; that of a single choice is a `Categorical`.
+
+        Raises:
+            IndexRangeError: if the index is out of range.
+            UnsupportedError: if there is a mask, and the counts differ within the new batch.
+        """
+        items = spread(as_items(index, self.shape), self.ndim)
+        if within(items, self.batch_ndim) is not None:
+            return super().__getitem__(index)
+        operation = indexing(items, self.shape)
+        space = self.space.picked(on_parameters(operation, self.shape))
+        if isinstance(space, CategoricalBox):
+            return Categorical(space.n, (), self.device, self.dtype, space.mask)
+        shape = outcome(operation(blank(self.shape)))
+        return MultiCategorical(space.n, shape, self.device, self.dtype, space.mask)
 
     @property
     def nvec(self) -> Tensor:
