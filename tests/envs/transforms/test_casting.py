@@ -9,10 +9,12 @@ from tensordict import TensorDict
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from gleanrl.envs import GymWrapper, check_env_specs
 from gleanrl.envs.transforms import (
+    Compose,
     DeviceCastTransform,
     DoubleToFloat,
     DTypeCastTransform,
     PinMemoryTransform,
+    StepCounter,
     TransformedEnv,
 )
 from gleanrl.errors import InvalidTypeError, UnsupportedError
@@ -35,6 +37,16 @@ def test_doubles_become_floats_and_actions_go_back():
     out = TransformedEnv(env, DoubleToFloat()).rollout(2)
     assert simulator.actions[0].dtype == np.float64
     assert torch.equal(torch.from_numpy(simulator.actions[0]).float(), out["action"][0])
+
+
+def test_the_bounds_of_integers_are_those_that_the_dtype_holds():
+    env = TransformedEnv(
+        CountingEnv(SCRIPT),
+        Compose(StepCounter(), DTypeCastTransform(torch.int64, torch.int32, ["step_count"])),
+    )
+    check_env_specs(env)
+    spec = env.observation_spec["step_count"]
+    assert spec.dtype is torch.int32 and (int(spec.low), int(spec.high)) == (0, 2**31 - 1)
 
 
 def test_the_true_last_observation_passes_the_cast():

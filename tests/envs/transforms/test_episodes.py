@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gleanrl.data import Bounded
 from gleanrl.envs import SerialEnv, check_env_specs
 from gleanrl.envs.transforms import (
     Compose,
@@ -82,6 +83,17 @@ def test_a_flag_without_update_done_is_gone_after_a_reset(env):
     assert int(count.max()) > 2
     assert not bool(truncated[count == 0].any())
     assert bool(truncated[count >= 2].all())
+
+
+def test_counts_have_bounds():
+    end = torch.iinfo(torch.int64).max
+    for options, most in (({}, end), ({"max_steps": 3, "update_done": False}, end), ({"max_steps": 3}, 3)):
+        env = TransformedEnv(batched(), StepCounter(**options))
+        check_env_specs(env)
+        spec = env.observation_spec["step_count"]
+        assert isinstance(spec, Bounded) and spec.shape == (3, 1) and spec.dtype is torch.int64
+        assert spec.low.unique().tolist() == [0] and spec.high.unique().tolist() == [most]
+        assert spec.is_in(spec.rand()) and not spec.zero().any() and not spec.is_in(spec.zero() - 1)
 
 
 @pytest.mark.parametrize("update_done", [True, False])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 
 from gleanrl.collectors import SyncDataCollector
+from gleanrl.data import Bounded
 from gleanrl.envs import check_env_specs
 from gleanrl.envs.transforms import Compose, StepCounter, Timer, TrajCounter, TransformedEnv
 from gleanrl.system import clock
@@ -20,6 +21,12 @@ def test_trajectories_are_numbered_in_the_order_of_their_resets():
     assert torch.equal(number[1:] > number[:-1], data["next", "done"].flatten()[:-1]) and number[0] == 0
     rows = joined(collect_both_ways(batched, lambda: [TrajCounter("n")]))["n"].squeeze(-1)
     assert rows[:, 0].tolist() == [0, 1, 2] and len(rows.unique()) == int(rows.max()) + 1
+
+
+def test_numbers_have_bounds():
+    spec = TransformedEnv(batched(), TrajCounter()).observation_spec["traj_count"]
+    assert isinstance(spec, Bounded) and spec.shape == (3, 1) and spec.dtype is torch.int64
+    assert not spec.low.any() and spec.is_in(spec.rand()) and not spec.is_in(spec.zero() - 1)
 
 
 def test_numbers_go_on_with_a_state():

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gleanrl.data.specs import Composite, TensorSpec
+from gleanrl.data.specs import Bounded, Composite, TensorSpec
 from gleanrl.devices import as_device
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.keys import Keys
@@ -93,6 +93,10 @@ class DTypeCastTransform(EntryTransform):
         return _cast_all(tensordict, self.dtype_out, self.dtype_in)
 
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
+        if isinstance(spec, Bounded) and _holds_less(self.dtype_out, spec.dtype):
+            held = torch.iinfo(self.dtype_out)
+            low, high = (bound.clamp(held.min, held.max) for bound in (spec.low, spec.high))
+            return Bounded(low, high, spec.shape, spec.device, self.dtype_out)
         return spec.to(self.dtype_out)
 
     def extra_repr(self) -> str:
@@ -211,6 +215,13 @@ class PinMemoryTransform(Transform):
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         return self._call(tensordict_reset)
+
+
+def _holds_less(after: torch.dtype, before: torch.dtype) -> bool:
+    """Return whether both are dtypes of integers, and the first one has fewer of them."""
+    if any(dtype.is_floating_point or dtype is torch.bool for dtype in (after, before)):
+        return False
+    return torch.iinfo(after).bits < torch.iinfo(before).bits
 
 
 def _cast_all(record: Record, before: torch.dtype, after: torch.dtype) -> Record:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.data.specs import Bounded, Categorical, Composite, Unbounded
+from gleanrl.data.specs import Categorical, Composite
 from gleanrl.envs.transforms.compose import flattened
 from gleanrl.envs.transforms.counting import Counting, QuietRows
 from gleanrl.envs.transforms.following import require_free
 from gleanrl.envs.transforms.rows import Record, Row, sibling
+from gleanrl.envs.transforms.spec_tools import count_spec
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 from gleanrl.schema import Field
 from gleanrl.tree import NestedKey
@@ -175,10 +176,8 @@ class StepCounter(Counting):
                     continue  # what the other one declares is right
             else:
                 require_free(self, observation_spec, count_key, "step_count_key")
-            if self.max_steps is None or not self.update_done:  # without it the episode goes on
-                out[count_key] = Unbounded(leaf.shape, device=leaf.device, dtype=torch.int64)
-            else:
-                out[count_key] = Bounded(0, self.max_steps, leaf.shape, leaf.device, torch.int64)
+            ends = self.max_steps is not None and self.update_done  # else the episode goes on
+            out[count_key] = count_spec(leaf.shape, leaf.device, self.max_steps if ends else None)
         return out
 
     def _counted_before(self, count_key: NestedKey) -> bool:

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from gleanrl.data.specs import Composite, Unbounded
 from gleanrl.envs.transforms.base import Transform
-from gleanrl.envs.transforms.following import Following, require_free, with_carried
+from gleanrl.envs.transforms.following import Following, require_free
 from gleanrl.envs.transforms.keys import Keys
 from gleanrl.envs.transforms.rows import Record, trailing
+from gleanrl.envs.transforms.spec_tools import count_spec
 from gleanrl.schema import Field
 from gleanrl.system import clock
 from gleanrl.tree import NestedKey
@@ -65,8 +66,10 @@ class TrajCounter(Following):
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Add the number."""
-        require_free(self, observation_spec, self.out_keys[0], "out_key")
-        return with_carried(observation_spec, self)
+        (key,), out = self.out_keys, observation_spec.clone()
+        require_free(self, observation_spec, key, "out_key")
+        out[key] = count_spec(self.carries()[key].shape, self.home())
+        return out
 
 
 class Timer(Transform):

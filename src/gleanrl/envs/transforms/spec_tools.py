@@ -17,6 +17,12 @@ def keys_of(spec: Any) -> list[NestedKey]:
     return [as_key(as_path(key)) for key in spec.keys(True, True)]
 
 
+def count_spec(shape: torch.Size, device: Any, most: int | None = None) -> TensorSpec:
+    """Return the spec of an int64 that counts from 0, to `most` or without end."""
+    end = torch.iinfo(torch.int64).max if most is None else most
+    return Bounded(0, end, shape, device, torch.int64)
+
+
 def mapped(
     spec: TensorSpec, function: Callable[[torch.Tensor], torch.Tensor], monotone: bool = False
 ) -> TensorSpec:
