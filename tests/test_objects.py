@@ -85,6 +85,12 @@ class TestObjects:
         padded = ragged(2, 4).take(torch.tensor([2, 1]), pad=True).items()
         assert [item.shape for item in padded] == [(0, 0), (4, 3)]
 
+    def test_tensors_that_are_alike_are_one_entry(self) -> None:
+        rows = torch.arange(12.0).reshape(2, 3, 2, 1)
+        assert torch.equal(as_entry(Objects.rows_of(rows, (2, 3))), rows)
+        with pytest.raises(SchemaError, match="unlike shapes"):
+            as_entry(ragged(2, 3))
+
     def test_pickles(self) -> None:
         objects = pickle.loads(pickle.dumps(ragged(1, 2)))
         assert objects.equal(ragged(1, 2)) and objects.blank is not None

@@ -168,12 +168,14 @@ class Objects:
         )
 
     def wrapped(self, device: torch.device | None = None) -> Any:
-        """Return what a TensorDict holds: non-tensor data, or a stack of it; of one record's tensor, that."""
-        if self.blank is not None:
-            if not self.ndim:
-                return self.array.item()
+        """Return what a TensorDict holds: non-tensor data, or a stack of it; of tensors that are alike, one tensor."""
+        if self.blank is None:
+            return _wrapped(self.array, device)
+        if not self.ndim:
+            return self.array.item()
+        if -1 in self.field_shape:
             raise SchemaError("tensors of unlike shapes stand in a lazy stack of records")
-        return _wrapped(self.array, device)
+        return torch.stack(self.items()).reshape(*self.shape, *self.field_shape)
 
     @property
     def field_shape(self) -> torch.Size:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import nn
 
@@ -41,6 +41,13 @@ class TestProbe:
             ("extra",): Field(torch.Size([2]), torch.int32),
         }
         assert values["action",].requires_grad and (values["observation",] == 2).all()
+
+    def test_what_a_lazy_stack_gives_is_a_copy(self) -> None:
+        root = LazyStackedTensorDict.lazy_stack([*self.root.unbind(0)], 0)
+        found, _ = probe(
+            lambda td: td.set("action", torch.zeros(4, 2)).set("hits", td["hits"] + 1), root, ACTION
+        )
+        assert set(found) == {("action",), ("hits",)}
 
     def test_equal_copies_that_a_policy_does_not_name_are_not_its(self) -> None:
         def policy(td: TensorDictBase) -> TensorDictBase:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch.nn.parameter import is_lazy
 
@@ -172,11 +172,15 @@ def probe(
             f"policy: no {missing} among its outputs {made}; the environment needs them as actions"
         )
     dims = len(root.batch_size)
-    promised = promised_by(policy)
+    promised, copies = promised_by(policy), isinstance(out, LazyStackedTensorDict)
     found: dict[Path, Field] = dict(actions)
     for path, leaf in after.items():
         unsaid = bool(promised) and path not in promised
-        if path not in actions and not is_private(path) and _changed(before.get(path), leaf, unsaid):
+        if (
+            path not in actions
+            and not is_private(path)
+            and _changed(before.get(path), leaf, unsaid or copies)
+        ):
             found[path] = Field.of(leaf, dims)
     return found, after
 

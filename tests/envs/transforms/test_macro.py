@@ -85,6 +85,28 @@ def test_members_of_a_batch_end_each_by_themselves():
         assert step["next", "obs"].tolist() == [[3], [5]] and step["next", "done"].all()
 
 
+def test_rollouts_and_collectors_of_a_batch():
+    def env(**options):
+        base = SerialEnv(2, [lambda: Counting(3), lambda: Counting(5)])
+        return TransformedEnv(base, MultiAction(**options))
+
+    def policy(tensordict):
+        return tensordict.set("action", torch.arange(4.0).reshape(2, 2, 1))
+
+    collector = SyncDataCollector(env(), policy, frames_per_batch=8, total_frames=8)
+    for batch in (env().rollout(4, policy, break_when_any_done=False), *collector):
+        assert batch["next", "obs"].squeeze(-1).tolist() == [[2, 3, 2, 3], [2, 4, 5, 2]]
+        assert batch["next", "reward"].squeeze(-1).tolist() == [
+            [[0, 1], [0, 0], [0, 1], [0, 0]],
+            [[2, 3], [2, 3], [2, 0], [2, 3]],
+        ]
+        assert batch["action"].shape == (2, 4, 2, 1)
+    collector.shutdown()
+    for stacked in (False, True):
+        check_env_specs(env(stack_observations=stacked))
+        assert env(stack_observations=stacked).rollout(9, policy).shape == (2, 2)
+
+
 def test_transforms_before_see_each_action_and_those_behind_the_chunk():
     env = TransformedEnv(
         Counting(),
