@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_non_tensor
 
-from gleanrl.errors import MissingKeyError
+from gleanrl.errors import MissingKeyError, UnsupportedError
 from gleanrl.layout import dict_batch
 from gleanrl.rollouts.traits import Env
-from gleanrl.tree import NestedKey, Path, as_path, level_of, put_leaf
+from gleanrl.tree import NestedKey, Path, as_key, as_path, level_of, outermost, put_leaf
 
 _TENSORS = {torch.Tensor}
 
@@ -80,6 +80,50 @@ def advance(stepped: TensorDictBase, env: Env) -> TensorDictBase:
     return step_mdp(
         stepped, reward_keys=env.reward_keys, done_keys=env.done_keys, action_keys=env.action_keys
     )
+
+
+def ended(outcome: TensorDictBase, env: Env) -> torch.Tensor:
+    """Return which environments' episodes have ended in a step's outcome, ``(*batch,)`` bool; outer flags rule."""
+    groups = outermost([as_path(key)[:-1] for key in env.done_keys])
+    flags = [outcome.get(as_key((*group, "done"))) for group in groups]
+    return torch.stack([flag.reshape(*outcome.batch_size, -1).any(-1) for flag in flags]).any(0)
+
+
+def step_on(
+    root: TensorDictBase, outcome: TensorDictBase, actions: Mapping[NestedKey, torch.Tensor], env: Env
+) -> tuple[TensorDictBase, TensorDictBase, torch.Tensor]:
+    """Take another step with those environments whose episodes go on, and that took the step before.
+
+    Args:
+        root: of the step before; its ``"_step"`` mask, if there is one, says who took it.
+        outcome: that step's.
+        actions: the next ones, by key.
+        env: what is stepped.
+
+    Returns:
+        The root, the outcome, in which the other environments stay where they were with a reward of zero, and which
+        made the step, ``(*batch,)`` bool. Where none goes on, root and outcome are those that were given.
+
+    Raises:
+        UnsupportedError: if `env` can't leave some of its environments out.
+    """
+    going, mask = ~ended(outcome, env), root.get("_step", None)
+    if mask is not None:
+        going = going & mask
+    if not bool(going.any()):
+        return root, outcome, going
+    root = advance(root.set("next", outcome), env)
+    for key, action in actions.items():
+        root.set(key, action)
+    if not bool(going.all()):
+        root.set("_step", going)
+    try:
+        return root, env.step(root).get("next"), going
+    except UnsupportedError as cause:
+        left = (~going).flatten().nonzero().flatten().tolist()
+        raise UnsupportedError(
+            f"environments {left} ended before the others' step was over; {cause}"
+        ) from cause
 
 
 def following_root(batch: TensorDictBase, after: TensorDictBase, excluded: set[Path]) -> TensorDictBase:

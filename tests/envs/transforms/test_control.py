@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import gymnasium
 import pytest
 import torch
 
-from gleanrl.envs import GymWrapper, check_env_specs
+from gleanrl.envs import GymWrapper, ParallelEnv, SerialEnv, check_env_specs
 from gleanrl.envs.transforms import (
     CatFrames,
     Compose,
+    ConditionalSkip,
     EndOfLifeTransform,
     FrameSkipTransform,
     NoopResetEnv,
@@ -18,6 +20,7 @@ from gleanrl.envs.transforms import (
 from gleanrl.errors import EnvironmentContractError, InvalidArgumentError, UnsupportedError
 from tests.envs.transforms.ways import batched, batches, collect_both_ways, joined, single
 from tests.fakes import OracleEnv, Script
+from tests.fakes_base import CountingEnv
 
 LONG = Script(lengths=(7,))
 
@@ -34,6 +37,56 @@ def test_actions_are_repeated_up_to_the_episodes_end():
     assert batch["next", "reward"][2].item() == pytest.approx(script.reward(0, 0, 7))
     actions = env.unwrapped.actions
     assert all((actions[0] == actions[k]).all() for k in (1, 2))
+
+
+def member(*lengths):
+    return lambda: CountingEnv(Script(lengths=lengths))
+
+
+@pytest.mark.parametrize("batch", [SerialEnv, ParallelEnv])
+def test_members_of_a_batch_skip_frames_as_by_themselves(batch):
+    makes = [member(7, 4), member(5), member(6, 1)]
+    apart = SerialEnv(3, [lambda make=make: TransformedEnv(make(), FrameSkipTransform(3)) for make in makes])
+    together = TransformedEnv(batch(3, makes), FrameSkipTransform(3))
+    try:
+        left, right = (
+            env.rollout(8, lambda td: td.set("action", torch.ones(3, 2)), break_when_any_done=False)
+            for env in (apart, together)
+        )
+        check_env_specs(together)
+    finally:
+        together.close()
+    assert right["next", "done"].any(1).all()
+    for key in ("reward", "done", "observation"):
+        columns = [batch["next", key] for batch in (left, right)]
+        assert torch.equal(*(column[..., -2:] if key == "observation" else column for column in columns)), key
+
+
+def test_an_environment_that_steps_its_rows_together_skips_frames():
+    env = TransformedEnv(CountingEnv(Script(lengths=(3, 5)), (2,)), FrameSkipTransform(2))
+    batch = env.rollout(5, break_when_any_done=False)
+    assert batch["next", "observation"][..., 2].tolist() == [[2, 3, 2, 4, 5], [2, 4, 5, 2, 3]]
+    check_env_specs(env)
+
+
+def test_a_step_that_leaves_environments_out_skips_no_frames_of_theirs():
+    base = SerialEnv(2, member(9))
+    chain = Compose(FrameSkipTransform(2), ConditionalSkip(lambda td: torch.tensor([True, False])))
+    batch = TransformedEnv(base, chain).rollout(2)
+    assert batch["next", "observation"][..., 2].tolist() == [[0, 0], [2, 4]]
+
+
+def test_a_batch_that_leaves_nobody_out_skips_frames_until_one_ends():
+    vector = gymnasium.vector.SyncVectorEnv(
+        [lambda n=n: OracleEnv(script=Script(lengths=(n,))) for n in (4, 3)]
+    )
+    env = TransformedEnv(GymWrapper(vector), FrameSkipTransform(2))
+    step, root = env.step_and_maybe_reset(env.rand_action(env.reset()))
+    assert step["next", "observation"][:, 2].tolist() == [2, 2]
+    with pytest.raises(
+        UnsupportedError, match=r"environments \[1\] ended before the others' step was over.*SerialEnv"
+    ):
+        env.step(env.rand_action(root))
 
 
 def test_transforms_before_see_every_frame_and_those_after_every_step():
@@ -113,9 +166,8 @@ def test_a_pool_forgets_what_is_older():
 
 
 def test_batches_and_bad_numbers_are_refused():
-    for transform in (FrameSkipTransform(2), NoopResetEnv(2)):
-        with pytest.raises(UnsupportedError, match="its own transform"):
-            TransformedEnv(batched(), transform).rollout(2)
+    with pytest.raises(UnsupportedError, match="its own transform"):
+        TransformedEnv(batched(), NoopResetEnv(2)).rollout(2)
     for make in (lambda: FrameSkipTransform(0), lambda: NoopResetEnv(-1), lambda: TimeMaxPool(["a"], T=0)):
         with pytest.raises(InvalidArgumentError, match="integer"):
             make()

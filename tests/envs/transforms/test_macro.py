@@ -85,6 +85,13 @@ def test_members_of_a_batch_end_each_by_themselves():
         assert step["next", "obs"].tolist() == [[3], [5]] and step["next", "done"].all()
 
 
+def test_members_that_a_step_leaves_out_take_no_action():
+    env = TransformedEnv(SerialEnv(3, [Counting, lambda: Counting(1), Counting]), MultiAction())
+    root = env.reset().set("action", torch.ones(3, 3, 1)).set("_step", torch.tensor([False, True, True]))
+    assert env.step(root)["next", "obs"].flatten().tolist() == [0, 1, 3]
+    assert env.base_env.taken == [0, 1, 3]
+
+
 def test_rollouts_and_collectors_of_a_batch():
     def env(**options):
         base = SerialEnv(2, [lambda: Counting(3), lambda: Counting(5)])

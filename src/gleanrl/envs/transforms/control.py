@@ -16,20 +16,23 @@ from gleanrl.envs.transforms.following import Following
 from gleanrl.envs.transforms.keys import Keys
 from gleanrl.envs.transforms.rows import Record, trailing
 from gleanrl.errors import EnvironmentContractError, UnsupportedError
-from gleanrl.rollouts.stepping import advance
+from gleanrl.rollouts.stepping import advance, ended, step_on
 from gleanrl.schema import Field
 from gleanrl.seeding import OwnedTorchGenerator
-from gleanrl.tree import NestedKey, as_path
+from gleanrl.tree import NestedKey
 
 
 class FrameSkipTransform(Transform):
     """Repeats each action; rewards are added up, and the end of an episode ends the step.
 
-    It steps the environment with the transforms before it. For one environment; in a batch of them each member gets
-    its own.
+    It steps the environment with the transforms before it. In a batch, members whose episode ends meanwhile are stepped
+    no further, by the ``"_step"`` mask of `EnvBase.step`.
 
     Args:
         frame_skip: how often the action is taken, at least 1.
+
+    Raises:
+        UnsupportedError: where a member ends in a batch that can't leave members out: gymnasium's vector environments.
     """
 
     def __init__(self, frame_skip: int = 1) -> None:
@@ -43,18 +46,14 @@ class FrameSkipTransform(Transform):
         return tensordict
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
-        parent = _one_environment(self)
-        root = self._entered
+        parent, root = _environment(self), self._entered
         assert root is not None
         actions = {key: root.get(key) for key in parent.action_keys}
         rewards = {key: next_tensordict.get(key) for key in parent.reward_keys}
         for _ in range(self.frame_skip - 1):
-            if _ended(next_tensordict, parent):
+            root, next_tensordict, going = step_on(root, next_tensordict, actions, parent)
+            if not bool(going.any()):
                 break
-            root = advance(root.set("next", next_tensordict), parent)
-            for key, action in actions.items():
-                root.set(key, action)
-            next_tensordict = parent.step(root).get("next")
             rewards = {key: total + next_tensordict.get(key) for key, total in rewards.items()}
         for key, total in rewards.items():
             next_tensordict.set(key, total)
@@ -91,7 +90,7 @@ class NoopResetEnv(Transform):
                 with self.generator.lent():
                     root = parent.rand_action(root)
                 stepped = parent.step(root)
-                if _ended(stepped.get("next"), parent):
+                if bool(ended(stepped.get("next"), parent).any()):
                     tensordict_reset = parent.reset()
                     break
                 root = advance(stepped, parent)
@@ -207,19 +206,19 @@ class TimeMaxPool(Following):
         return tensordict_reset
 
 
+def _environment(transform: Transform) -> Any:
+    """Return the transform's parent."""
+    if transform.parent is None:
+        raise UnsupportedError(f"{type(transform).__name__}: expected to be part of an environment")
+    return transform.parent
+
+
 def _one_environment(transform: Transform) -> Any:
     """Return the transform's parent, which must be a single environment."""
-    parent = transform.parent
-    if parent is None:
-        raise UnsupportedError(f"{type(transform).__name__}: expected to be part of an environment")
+    parent = _environment(transform)
     if parent.batch_size and parent.batch_size.numel() != 1:
         raise UnsupportedError(
             f"{type(transform).__name__}: some of the {parent.batch_size.numel()} environments of a batch may end "
             "before others; give each member its own transform"
         )
     return parent
-
-
-def _ended(outcome: Record, parent: Any) -> bool:
-    keys = [key for key in parent.done_keys if as_path(key)[-1] == "done"]
-    return any(bool(outcome.get(key).any()) for key in keys)

@@ -15,8 +15,8 @@ from gleanrl.envs.transforms.keys import missing_key
 from gleanrl.envs.transforms.rows import Record, trailing
 from gleanrl.envs.transforms.spec_tools import map_leaves
 from gleanrl.errors import SchemaError, UnsupportedError
-from gleanrl.rollouts.stepping import advance
-from gleanrl.tree import NestedKey, as_key, as_path, outermost
+from gleanrl.rollouts.stepping import step_on
+from gleanrl.tree import NestedKey
 
 
 class MultiAction(Transform):
@@ -108,14 +108,7 @@ class MultiAction(Transform):
         rewards = {key: [next_tensordict.get(key)] for key in parent.reward_keys}
         observations = {key: [next_tensordict.get(key)] for key in parent.observation_keys}
         for actions in self._rest:
-            going = ~_ended(next_tensordict, parent)
-            if bool(going.any()):
-                root = advance(root.set("next", next_tensordict), parent)
-                for key, action in actions.items():
-                    root.set(key, action)
-                if not bool(going.all()):
-                    root.set("_step", going)
-                next_tensordict = parent.step(root).get("next")
+            root, next_tensordict, going = step_on(root, next_tensordict, actions, parent)
             for key, seen in observations.items():
                 seen.append(next_tensordict.get(key))
             for key, given in rewards.items():
@@ -171,10 +164,3 @@ class MultiAction(Transform):
         many = leaf.unsqueeze(axis).clone()
         many.shape = torch.Size((*many.shape[:axis], -1, *many.shape[axis + 1 :]))
         return many
-
-
-def _ended(outcome: Record, parent: Any) -> Tensor:
-    """Return which environments' episodes have ended, ``(*batch,)`` bool."""
-    groups = outermost([as_path(key)[:-1] for key in parent.done_keys])
-    flags = [outcome.get(as_key((*group, "done"))) for group in groups]
-    return torch.stack([flag.reshape(*outcome.batch_size, -1).any(-1) for flag in flags]).any(0)
