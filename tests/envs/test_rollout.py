@@ -15,7 +15,7 @@ from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import Bounded, Composite, Unbounded
 from gleanrl.envs import EnvBase, GymWrapper, SerialEnv, step_mdp
 from gleanrl.envs import rollout as module
-from gleanrl.envs.transforms import RewardScaling, TransformedEnv
+from gleanrl.envs.transforms import RewardScaling, StepCounter, TransformedEnv
 from gleanrl.errors import EnvironmentFailure, InvalidArgumentError, MissingArgumentError, UnsupportedError
 from gleanrl.tree import flatten
 from tests.fakes import OracleEnv, RaisingEnv, Script
@@ -57,6 +57,20 @@ def test_it_stops_without_resetting(make: Any) -> None:
     first, second = env.rollout(20), env.rollout(20)
     assert (first.shape[0], second.shape[0]) == (3, 5), "no episode is skipped between two rollouts"
     assert first["next", "done"].squeeze(-1).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("key", ["truncated", "own"])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_any_flag_stops_it(key: str, gradients: bool) -> None:
+    def env(*limits: int) -> EnvBase:
+        base = [CountingEnv(Script(lengths=(length,))) for length in limits]
+        return TransformedEnv(SerialEnv(2, base), StepCounter(4, truncated_key=key, update_done=False))
+
+    with torch.set_grad_enabled(gradients):
+        assert env(20, 20).rollout(9).shape == (2, 4) and env(20, 3).rollout(9).shape == (2, 3)
+        assert env(20, 20).rollout(9, break_when_any_done=False).shape == (2, 9)
+        waited = env(20, 3).rollout(9, break_when_all_done=True)
+    assert waited["next", "observation"][..., 2].tolist() == [[1, 2, 3, 4], [1, 2, 3, 3]]
 
 
 def test_a_policy_is_called_once_a_step() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gleanrl.envs import SerialEnv
+from gleanrl.envs.transforms import StepCounter, TransformedEnv
 from gleanrl.envs.unstacked import lazy_steps
 from gleanrl.errors import UnsupportedError
 from tests.envs.vector.makers import SCRIPT, oracle, with_goal
@@ -44,6 +45,20 @@ def test_a_policy_gets_lazy_stacks(env):
     env.rollout(2, auto_reset=False, tensordict=env.reset())
 
 
+def test_any_flag_stops_it():
+    limited = SerialEnv(
+        2,
+        [
+            lambda: TransformedEnv(with_goal(), StepCounter(4, update_done=False)),
+            lambda: TransformedEnv(oracle(), StepCounter(1, update_done=False)),
+        ],
+    )
+    assert lazy_steps(limited, 3, None, limited.reset()).shape == (2, 1)
+    limited.close()
+
+
 def test_what_needs_dense_data(env):
+    with pytest.raises(UnsupportedError, match="break_when_all_done"):
+        env.rollout(3, break_when_all_done=True)
     with pytest.raises(UnsupportedError, match="set_truncated"):
         env.rollout(3, set_truncated=True)

@@ -105,8 +105,8 @@ class Running(SpecProperties):
             auto_reset: whether to reset first; if not, the rollout starts from `tensordict`, after a reset of the
                 environments that are done there.
             auto_cast_to_device: whether to move what the policy reads to the policy's device.
-            break_when_any_done: whether to stop at the first end of any episode; if not, ended ones are
-                reset. None for yes, unless `break_when_all_done`.
+            break_when_any_done: whether to stop at the first end of any episode, done, terminated or truncated; if
+                not, ended ones are reset where done says so. None for yes, unless `break_when_all_done`.
             return_contiguous: whether the result is one TensorDict; if not, a lazy stack of steps.
             tensordict: where to start from; with `auto_reset`, passed to `reset`. Of an environment that isn't
                 batch-locked its batch size says how many are stepped at once.

@@ -11,9 +11,8 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from gleanrl.rollouts.policies import wrap_policy
-from gleanrl.rollouts.stepping import advance
+from gleanrl.rollouts.stepping import advance, end_flags
 from gleanrl.rollouts.traits import Env
-from gleanrl.tree import as_path
 
 
 def lazy_steps(
@@ -35,7 +34,7 @@ def lazy_steps(
         break_when_any_done: whether to stop at the first end of any episode; if not, ended ones are reset.
     """
     wrapped = wrap_policy(policy, env, list(env.observation_spec.keys(True, True)))
-    done_keys = [key for key in env.done_keys if as_path(key)[-1] == "done"]
+    flags = end_flags(env)
     steps: list[TensorDictBase] = []
     with torch.no_grad():
         for _ in range(max_steps):
@@ -43,7 +42,7 @@ def lazy_steps(
             steps.append(stepped.clone())  # the environment may overwrite what it returned
             if callback is not None:
                 callback(env, steps[-1])
-            ended = any(bool(stepped.get(("next", *as_path(key))).any()) for key in done_keys)
+            ended = any(bool(stepped.get(("next", *path)).any()) for path in flags)
             if ended and break_when_any_done:
                 break
             root = advance(stepped, env)

@@ -82,6 +82,13 @@ def advance(stepped: TensorDictBase, env: Env) -> TensorDictBase:
     )
 
 
+def end_flags(env: Env) -> list[Path]:
+    """Return all flags that say of an outcome that an episode has ended, done and those beside it; outer ones rule."""
+    paths = [as_path(key) for key in env.done_keys]
+    groups = outermost([path[:-1] for path in paths])
+    return [path for path in paths if path[:-1] in groups]
+
+
 def ended(outcome: TensorDictBase, env: Env) -> torch.Tensor:
     """Return which environments' episodes have ended in a step's outcome, ``(*batch,)`` bool; outer flags rule."""
     groups = outermost([as_path(key)[:-1] for key in env.done_keys])

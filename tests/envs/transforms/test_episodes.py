@@ -70,7 +70,7 @@ def test_truncation_reaches_the_flags_of_agents():
 
 def test_without_update_done_the_episode_goes_on():
     env = TransformedEnv(CountingEnv(Script(lengths=(9,))), StepCounter(2, update_done=False))
-    batch = env.rollout(5)
+    batch = env.rollout(5, break_when_any_done=False)
     assert batch["next", "truncated"].flatten().tolist() == [False, True, True, True, True]
     assert not bool(batch["next", "done"].any())
 
