@@ -7,7 +7,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch.nn.functional import interpolate
 
-from gleanrl.envs import GymWrapper, check_env_specs
+from gleanrl.envs import GymWrapper, SerialEnv, check_env_specs
 from gleanrl.envs.transforms import (
     CatFrames,
     CenterCrop,
@@ -61,10 +61,23 @@ def test_images_become_floats_with_channels_first():
 def test_options_of_to_tensor_image():
     td = TensorDict({"pixels": torch.full((2, 4, 4, 3), 255, dtype=torch.uint8)}, [2])
     assert ToTensorImage(from_int=False)(td.clone())["pixels"].max() == 255
-    assert ToTensorImage(unsqueeze=True)(td.clone())["pixels"].shape == (2, 1, 3, 4, 4)
     assert ToTensorImage(dtype=torch.float16)(td.clone())["pixels"].dtype is torch.float16
     first = TensorDict({"pixels": torch.zeros(2, 3, 4, 5, dtype=torch.uint8)}, [2])
     assert ToTensorImage(shape_tolerant=True)(first)["pixels"].shape == (2, 3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("size", "shape"), [((), (1, 3, 6, 8)), ((2,), (2, 3, 6, 8)), ((2, 3), (2, 3, 3, 6, 8))]
+)
+def test_a_single_image_gets_a_dimension(size, shape):
+    image = ToTensorImage(in_keys=["pixels"], unsqueeze=True)
+    td = TensorDict({"pixels": torch.zeros(*size, 6, 8, 3, dtype=torch.uint8)}, size)
+    assert image(td)["pixels"].shape == shape
+    if len(size) < 2:
+        base = SerialEnv(2, colour) if size else colour()
+        env = TransformedEnv(base, image.clone())
+        assert env.observation_spec["pixels"].shape == env.reset()["pixels"].shape == shape
+        check_env_specs(env)
 
 
 def test_grey_resized_and_stacked_as_by_hand():

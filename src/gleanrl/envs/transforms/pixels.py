@@ -43,7 +43,7 @@ class ToTensorImage(_OfImages):
 
     Args:
         from_int: whether numbers are divided by 255; None for doing that to integers.
-        unsqueeze: whether a dimension of size 1 is put before the channels.
+        unsqueeze: whether a single image, ``(H, W, C)``, gets a first dimension of size 1; batches of images have one.
         dtype: dtype of the result; None for torch's default dtype.
         in_keys: images; None for ``["pixels"]``.
         out_keys: where the results stand; None for in place.
@@ -75,7 +75,7 @@ class ToTensorImage(_OfImages):
         out = value.to(self.dtype)
         if integers if self.from_int is None else self.from_int:
             out.div_(255)
-        return out.unsqueeze(-4) if self.unsqueeze else out
+        return out.unsqueeze(0) if self.unsqueeze and out.ndim == 3 else out
 
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
         out = mapped(spec, self._apply_transform)
