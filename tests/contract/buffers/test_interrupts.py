@@ -22,7 +22,7 @@ SAMPLERS = ["random", "once", "prioritized", *SLICES]
 MOST = 120  # lines that are tried of one call
 
 # What a write that was interrupted may have moved, and what depends on where the memory is.
-PASSING = {"generations", "generation", "generator", "mark", "max_seen", "version", "content"}
+PASSING = {"generations", "vacated", "generation", "generator", "mark", "max_seen", "version", "content"}
 
 
 class Other(parts.LazyTensorStorage):

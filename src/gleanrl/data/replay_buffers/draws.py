@@ -245,15 +245,15 @@ class Draws(Stateful[DrawsState]):
             self.take_back()
             parts.storage.clear()
             parts.writer.emptied()
-            if limiter is not None and empty_write_count:
-                limiter.restart()
+            if empty_write_count:
+                self._written_before = parts.storage.rows_written
+                if limiter is not None:
+                    limiter.restart()
 
         with self._gate.lock:
             parts.claim()
             parts.writer.check_clear()
             to_the_end(clear)
-            if empty_write_count:
-                self._written_before = parts.storage.rows_written
             parts.sampler.follow(parts.storage)
 
     def exchange(self, name: str, part: Any, collate_fn: Callable[[Any], Any] | None = None) -> Any:
