@@ -128,7 +128,7 @@ class VecNorm(EntryTransform):
         self._sums, self._saved, self._untouched = sums, None, False
 
     # ----------------------------------------------------------------- hooks
-    def _shape_of(self, key: NestedKey, record: Record | None) -> torch.Size:
+    def shape_of(self, key: NestedKey, record: Record | None) -> torch.Size:
         """Return the shape of an entry's statistics: as the environment declares it, or as it comes."""
         if self.parent is not None:
             return _shape(self.parent, key)
@@ -144,10 +144,10 @@ class VecNorm(EntryTransform):
         """Return the shape of every entry's statistics; where nobody declares them, of those that came."""
         if self.shapes is not None:
             return dict(zip(self.in_keys, self.shapes, strict=True))
-        known = self.parent is not None or record is None
-        return {
-            k: self._shape_of(k, record) for k in self.in_keys if known or record.get(k, None) is not None
-        }
+        keys = self.in_keys
+        if self.parent is None and record is not None:
+            keys = [key for key in keys if record.get(key, None) is not None]
+        return {key: self.shape_of(key, record) for key in keys}
 
     def _statistics(self, record: Record | None = None) -> RunningSums:
         if self._sums is None:
@@ -162,33 +162,34 @@ class VecNorm(EntryTransform):
         return {"statistics": _Statistics(self)}
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
-        return self._normalise(next_tensordict, tensordict.get("_step", None), at_reset=False)
+        return self._normalise(next_tensordict, tensordict.get("_step", None))
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        return self._normalise(
-            tensordict_reset, reset_rows(tensordict, self.parent.reset_keys), at_reset=True
-        )
+        rows = reset_rows(tensordict, self.parent.reset_keys)
+        return self._normalise(tensordict_reset, rows, at_reset=True, required=False)
 
     def _call(self, tensordict: Record) -> Record:
         if all(tensordict.get(key, None) is None for key in self.in_keys):
             if self.in_keys and not self.missing_tolerance:
                 raise missing_key(self, self.in_keys[0], tensordict)
             return tensordict
-        return self._tolerantly(lambda batch: self._normalise(batch, None, at_reset=False), tensordict)
+        return self._normalise(tensordict, None, required=False)
 
     def seeded(self) -> None:
         """Forget resets that came before everything else: they are drawn anew."""
         if self._untouched and self._sums is not None and not self._sums.shared:
             self._sums.clear()
 
-    def _normalise(self, record: Record, rows: Tensor | None, at_reset: bool) -> Record:
+    def _normalise(
+        self, record: Record, rows: Tensor | None, at_reset: bool = False, required: bool = True
+    ) -> Record:
         sums = self._statistics(record)
         if self._untouched and not at_reset:
             self._untouched = False
         for in_key, out_key in self.pairs():
             value = record.get(in_key, None)
             if value is None:
-                if at_reset or self.missing_tolerance:
+                if self.missing_tolerance or not required:
                     continue
                 raise missing_key(self, in_key, record)
             if in_key not in sums.shapes:

@@ -92,7 +92,7 @@ class _InRecords(VecNormV2, Following):
         env = self.surroundings()
         found: list[Field] = []
         for key in self.in_keys:
-            shape = torch.Size((*self._members(None), *self._shape_of(key, None)))
+            shape = torch.Size((*self._members(None), *self.shape_of(key, None)))
             leaf = (env.full_reward_spec if key in env.reward_keys else env.full_observation_spec)[key]
             found += [Field(shape, leaf.dtype), Field(shape, leaf.dtype), Field(shape, torch.int64)]
         return dict(zip(self._keys(), found, strict=True))
