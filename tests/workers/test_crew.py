@@ -112,13 +112,16 @@ class Interrupt(BaseException):
 
 @pytest.fixture
 def interrupting():
-    """Interrupts the main thread after a delay."""
+    """Interrupts the main thread after a delay, 0 for not any more.
+
+    Python drops what is raised while it collects garbage: another one follows then.
+    """
 
     def interrupt(*_):
         raise Interrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    yield lambda delay: signal.setitimer(signal.ITIMER_REAL, delay)
+    yield lambda delay: signal.setitimer(signal.ITIMER_REAL, delay, 20.0)
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
 
@@ -132,6 +135,7 @@ def test_signal_handlers_that_raise_leave_it_usable(crew, interrupting, call):
             interrupting(delay)
             while True:
                 call(crew)
+        interrupting(0)
         crew.forget()
         assert ask(crew, "echo", delay) == [delay] * 3
 

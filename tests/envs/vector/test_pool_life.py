@@ -102,8 +102,9 @@ def test_interrupts_of_a_wait(make_pool, gate):
         pool.async_step_send(rows)
         for receive in (lambda: pool.async_step_recv(3), lambda: pool.async_step_recv(env_index=1)):
             with pytest.raises(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, 0.02)
+                signal.setitimer(signal.ITIMER_REAL, 0.02, 20.0)  # again, should garbage collection drop it
                 receive()
+            signal.setitimer(signal.ITIMER_REAL, 0)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
