@@ -234,8 +234,8 @@ class Draws(Stateful[DrawsState]):
     @property
     def write_count(self) -> int:
         """Transitions written since the buffer was made, or emptied."""
-        written = self._parts.storage.rows_written
-        return written - min(self._written_before, written)  # its state may have been loaded by itself
+        counted = self._parts.storage.rows_written - self._written_before
+        return max(counted, 0)  # the storage's state may have been loaded by itself
 
     def empty(self, empty_write_count: bool) -> None:
         """Forget every record; whether they count as written, too."""
@@ -338,7 +338,7 @@ class Draws(Stateful[DrawsState]):
             parts = self._parts.snapshot(ahead)
             if prefetcher is not None:
                 tickets = tuple(ticket.value() for ticket in prefetcher)
-            before = min(self._written_before, parts.storage.rows_written)
+            before = parts.storage.rows_written - self.write_count
             return DrawsState(parts, tickets, self._counts(), before)
 
     def state_dict(self) -> dict[str, Any]:

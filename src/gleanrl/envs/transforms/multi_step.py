@@ -157,9 +157,11 @@ class _Held(Stateful[HeldSteps]):
         if not all(name is None or type(name) is str for name in names):
             raise reader.wrong("names", f"{len(size)} names")
         shape = torch.Size(size)
+        if not isinstance(leaves, Mapping):
+            raise reader.wrong("leaves", "tensors and objects by key")
         try:
             copies = {key: _copied(leaf) for key, leaf in leaves.items()}
-        except (AttributeError, KeyError, TypeError, ValueError) as cause:
+        except (KeyError, TypeError, ValueError) as cause:
             raise reader.wrong("leaves", "tensors and objects by key") from cause
         if bool(copies) != bool(shape) or any(c.shape[: len(shape)] != shape for c in copies.values()):
             raise reader.wrong("leaves", f"tensors by key, of batch size {tuple(shape)}")
