@@ -108,19 +108,22 @@ nb::object read_all(nb::list files, std::int64_t block, int threads) {
   Buffers tables;
   readings.reserve(files.size());
   for (const nb::handle file : files) {
-    const nb::tuple parts = parts_of(file, 3, "read_files: expected path, memory and checksums");
+    const nb::tuple parts = parts_of(file, 4, "read_files: expected path, offset, memory and checksums");
     Reading& reading = readings.emplace_back();
     PyObject* path = nullptr;
     if (PyUnicode_FSConverter(parts[0].ptr(), &path) == 0) throw nb::python_error();
     paths.push_back(nb::steal(path));
     reading.path = PyBytes_AS_STRING(path);
-    if (nb::isinstance<nb::tuple>(parts[1])) {
-      reading.rows = rows_of(call, parts[1]);
+    const std::int64_t offset = as_number(parts[1].ptr());
+    if (offset < 0) throw std::invalid_argument("read_files: expected an offset of 0 or more");
+    reading.offset = static_cast<std::size_t>(offset);
+    if (nb::isinstance<nb::tuple>(parts[2])) {
+      reading.rows = rows_of(call, parts[2]);
     } else {
-      reading.pieces = pieces_of(call, tables.add(parts[1].ptr(), PyBUF_SIMPLE));
+      reading.pieces = pieces_of(call, tables.add(parts[2].ptr(), PyBUF_SIMPLE));
     }
     reading.checksums =
-        read_list<std::uint32_t>(parts[2], [](PyObject* item) { return static_cast<std::uint32_t>(as_number(item)); });
+        read_list<std::uint32_t>(parts[3], [](PyObject* item) { return static_cast<std::uint32_t>(as_number(item)); });
   }
   std::optional<Damage> damage;
   run(true, [&] { damage = read_files(readings, static_cast<std::size_t>(block), threads); });
@@ -150,7 +153,8 @@ void bind_files(nb::module_& m) {
         "CRC-32, as zlib's, of the bytes of contiguous buffers, one after the other, behind those of the checksum "
         "before.");
   m.def("read_files", &read_all, "files"_a, "block"_a, "threads"_a,
-        "Read a list of (path, memory, checksums of each block of bytes), the memory as int64 addresses and sizes in a "
+        "Read a list of (path, offset, memory, checksums of each block of bytes), the memory as int64 addresses and "
+        "sizes in a "
         "contiguous buffer, or as a tuple for rows; None, or (file, kind, detail) of the first "
         "damage: kind 0 with errno, 1 with where the file ends, 2 with where a block begins that has another checksum. "
         "No checksums, no comparing.");

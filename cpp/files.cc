@@ -195,7 +195,7 @@ size_t size_of(const Reading& reading) {
   return total;
 }
 
-// Reads bytes [position, end), one block or a part of one.
+// Reads bytes [position, end) behind the offset, one block or a part of one.
 template <class Into>
 std::optional<Fault> read_block(int file, const Reading& reading, size_t block, size_t position, size_t end,
                                 std::byte* unwanted, Into into) {
@@ -203,10 +203,11 @@ std::optional<Fault> read_block(int file, const Reading& reading, size_t block, 
   std::uint32_t checksum = 0;
   while (position < end) {
     const Memory memory = into.list(std::min(kStep, end - position), unwanted);
-    const ssize_t found = ::preadv(file, memory.parts.data(), memory.count, static_cast<off_t>(position));
+    const ssize_t found =
+        ::preadv(file, memory.parts.data(), memory.count, static_cast<off_t>(reading.offset + position));
     if (found < 0 && errno == EINTR) continue;
     if (found < 0) return system_fault();
-    if (found == 0) return Fault{Kind::kShort, static_cast<std::int64_t>(position)};
+    if (found == 0) return Fault{Kind::kShort, static_cast<std::int64_t>(reading.offset + position)};
     const auto bytes = static_cast<size_t>(found);
     if (!reading.checksums.empty()) {
       memory.first(bytes, [&](const std::byte* at, size_t part, size_t) { checksum = crc32({at, part}, checksum); });
@@ -215,7 +216,7 @@ std::optional<Fault> read_block(int file, const Reading& reading, size_t block, 
     position += bytes;
   }
   if (!reading.checksums.empty() && (number >= reading.checksums.size() || checksum != reading.checksums[number])) {
-    return Fault{Kind::kChecksum, static_cast<std::int64_t>(number * block)};
+    return Fault{Kind::kChecksum, static_cast<std::int64_t>(reading.offset + number * block)};
   }
   return std::nullopt;
 }
@@ -300,15 +301,15 @@ std::optional<Damage> read_files(std::span<const Reading> files, size_t block, i
   in_threads(shares.threads(), [&](size_t thread) {
     std::byte* const own = unwanted.get() + thread * kStep;
     File open;
-    size_t opened = files.size();
+    const char* opened = nullptr;  // neighbours are often of one file
     for (size_t number; shares.next(thread, number);) {
       if (number >= worst) continue;
       const auto [file, begin, end] = parts[number];
       const Reading& reading = files[file];
       std::optional<Fault> fault;
-      if (opened != file) {
-        opened = file;
+      if (opened == nullptr || std::strcmp(opened, reading.path) != 0) {
         fault = open.open(reading.path);
+        opened = fault ? nullptr : reading.path;
       }
       if (!fault && begin < end) {
         fault = reading.rows

@@ -39,9 +39,10 @@ struct Rows {
   std::vector<Target> targets;
 };
 
-// What stands in a file from its beginning on: pieces, one after the other, or rows.
+// What stands in a file from `offset` on: pieces, one after the other, or rows.
 struct Reading {
   const char* path;
+  std::size_t offset;
   std::span<const Piece> pieces;
   std::optional<Rows> rows;
   // Of each block of bytes; the last one may be short, and ends with the last piece. None for no comparing.
@@ -52,7 +53,7 @@ struct Damage {
   enum class Kind { kSystem, kShort, kChecksum };
   std::size_t file;
   Kind kind;
-  // errno of kSystem; else where the block begins, or the file ends.
+  // errno of kSystem; else where in the file the block begins, or the file ends.
   std::int64_t detail;
 };
 

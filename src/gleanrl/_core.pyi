@@ -72,14 +72,14 @@ def crc32(pieces: Iterable[Buffer], before: int = 0) -> int:
     """
 
 def read_files(
-    files: list[tuple[str | bytes, ndarray[Any, Any] | _Rows, Sequence[int]]], block: int, threads: int
+    files: list[tuple[str | bytes, int, ndarray[Any, Any] | _Rows, Sequence[int]]], block: int, threads: int
 ) -> tuple[int, int, int] | None:
-    """Read plain files from their beginnings on, without the interpreter lock.
+    """Read parts of plain files without the interpreter lock.
 
     Args:
-        files: path, memory and checksums of each. Memory is pieces, ``(..., 2)`` int64, contiguous: address, or 0 for
-            bytes that nobody wants, and size of each; or rows, see `spread_rows`. A checksum is the CRC-32 of a block
-            of these bytes, of which the last one may be short; none for no comparing.
+        files: path, offset, memory and checksums of each. Memory is pieces, ``(..., 2)`` int64, contiguous: address, or
+            0 for bytes that nobody wants, and size of each; or rows, see `spread_rows`. A checksum is the CRC-32 of a
+            block of these bytes, of which the last one may be short; none for no comparing.
         block: bytes in a block, 1 or more.
         threads: how many read, at most.
 
@@ -88,8 +88,8 @@ def read_files(
         where a block begins that has another checksum.
 
     Raises:
-        ValueError: `block`, or a number of bytes, is too small; or a file isn't three values, or pieces aren't pairs of
-            int64; or as `spread_rows`.
+        ValueError: `block`, an offset or a number of bytes is too small; or a file isn't four values, or pieces aren't
+            pairs of int64; or as `spread_rows`.
     """
 
 def spread_rows(columns: list[tuple[int, _Rows]], threads: int) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gleanrl.checkpoint import earlier, files
+from gleanrl.checkpoint import earlier, files, packs
 from gleanrl.native import spread_rows
 from gleanrl.system import descriptors, file_reading, fs, new_files
 from gleanrl.system.threads import for_each
@@ -54,7 +54,7 @@ class Disk:
         self._numbers = itertools.count(max(self.content) + 1)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("O_"):
+        if name.startswith(("O_", "SEEK_")):
             return getattr(os, name)
         raise AttributeError(f"the disk has no {name}: write it")
 
@@ -203,6 +203,10 @@ class Disk:
         del content[size:]
         self.journal.append(("truncate", self._files[file], size))
 
+    def lseek(self, file: int, offset: int, whence: int) -> None:
+        content = self.content[self._files[file]]
+        assert whence == os.SEEK_SET and offset == len(content), "files grow at their ends: write it"
+
     def fsync(self, file: int) -> None:
         self._act("fsync")
         self.journal.append(("sync", self._files[file], None))
@@ -229,10 +233,10 @@ class Disk:
 
     def read_files(self, files: Any, block: int, threads: int) -> tuple[int, int, int] | None:
         """Is `gleanrl.native.read_files`, and reads what this disk gives at once."""
-        for number, (path, memory, checksums) in enumerate(files):
+        for number, (path, offset, memory, checksums) in enumerate(files):
             try:
                 file = self.open(os.fsdecode(path), os.O_RDONLY)
-                content = bytes(self.content[self._files[file]])  # type: ignore[arg-type]
+                content = bytes(self.content[self._files[file]])[offset:]  # type: ignore[arg-type]
                 self._act("read")
                 self.close(file)
             except OSError as cause:
@@ -249,10 +253,10 @@ class Disk:
                         ctypes.memmove(place, source + at, min(size, len(content) - at))
                     at += size
             if at > len(content):
-                return number, 1, len(content)
+                return number, 1, offset + len(content)
             for begin, checksum in zip(range(0, at, block), checksums, strict=False):
                 if zlib.crc32(content[begin : min(begin + block, at)]) != checksum:
-                    return number, 2, begin
+                    return number, 2, offset + begin
         return None
 
     def pread(self, file: int, size: int, offset: int) -> bytes:
@@ -273,13 +277,14 @@ class Disk:
             yield self
 
 
-def make_files_small(patch: pytest.MonkeyPatch) -> None:
-    """Give every tensor of 64 bytes a file of its own, as large ones have, which can be linked; in one thread."""
+def make_files_small(patch: pytest.MonkeyPatch, size: int = 32) -> None:
+    """Let tensors of 64 bytes be extents of their own, as large ones are, in files of that size; in one thread."""
     for module in (files, earlier):
         patch.setattr(module, "LARGE_BYTES", 64)
-    patch.setattr(files, "FILE_BYTES", 32)
+    patch.setattr(files, "FILE_BYTES", size)
     patch.setattr(files, "BLOCK_BYTES", 64)
-    patch.setattr(files, "for_each", lambda call, items, count: for_each(call, items, 1))
+    for module in (files, packs):
+        patch.setattr(module, "for_each", lambda call, items, count: for_each(call, items, 1))
 
 
 class Remains:

@@ -5,6 +5,7 @@ A checkpoint is its files here, by name. A mutation changes some of them in plac
 
 from __future__ import annotations
 
+import base64
 import copy
 import hashlib
 import json
@@ -12,6 +13,8 @@ import random
 import zlib
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from gleanrl.checkpoint.manifest import BLOCK_BYTES
 
@@ -195,7 +198,8 @@ def change_the_data(draw: random.Random, files: Files) -> None:
     body = body_of(files)
     if not body["files"]:
         return change_the_tree(draw, files)
-    entry = draw.choice(body["files"])
+    number = draw.randrange(len(body["files"]))
+    entry = body["files"][number]
     data = bytearray(files[entry["name"]])
     for _ in range(draw.choice((1, 1, 4, 64))):
         data[draw.randrange(len(data))] = draw.choice((0, 1, 127, 128, 255, draw.randrange(256)))
@@ -204,9 +208,43 @@ def change_the_data(draw: random.Random, files: Files) -> None:
             data[: draw.randrange(len(data))] if draw.random() < 0.5 else data + bytes(draw.randrange(1, 200))
         )
     files[entry["name"]] = bytes(data)
-    blocks = (data[begin : begin + BLOCK_BYTES] for begin in range(0, len(data), BLOCK_BYTES))
-    entry |= {"size": len(data), "crc32": [zlib.crc32(block) for block in blocks]}
+    entry["size"] = len(data)
+    extents = numbers_of(body, "extents", "<i8").reshape(-1, 3)
+    checksums = numbers_of(body, "crc32", "<u4")
+    at = 0
+    for file, offset, size in extents.tolist():
+        for begin in range(offset, offset + size, BLOCK_BYTES):
+            if file == number:
+                checksums[at] = zlib.crc32(data[begin : min(begin + BLOCK_BYTES, offset + size)])
+            at += 1
+    body["crc32"] = text_of_numbers(checksums)
     files[MANIFEST] = signed(text_of(body))
+
+
+def change_the_extents(draw: random.Random, files: Files) -> None:
+    """Change where the manifest says that something stands, or what its checksum is."""
+    body = body_of(files)
+    name, dtype = draw.choice((("extents", "<i8"), ("extents", "<i8"), ("crc32", "<u4")))
+    numbers = numbers_of(body, name, dtype)
+    for _ in range(draw.choice((1, 1, 2))):
+        if numbers.size:
+            at, most = draw.randrange(numbers.size), int(np.iinfo(numbers.dtype).max)
+            old, other = int(numbers[at]), int(numbers[draw.randrange(numbers.size)])
+            new = draw.choice((old + 1, old - 1, -old, old * 2, other, draw.randrange(most), most, 0))
+            numbers[at] = max(min(new, most), int(np.iinfo(numbers.dtype).min))
+    if draw.random() < 0.2:
+        numbers = numbers[: draw.randrange(numbers.size + 1)] if draw.random() < 0.5 else numbers.repeat(2)
+    body[name] = text_of_numbers(numbers)
+    files[MANIFEST] = signed(text_of(body))
+
+
+def numbers_of(body: dict[str, Any], name: str, dtype: str) -> Any:
+    """Return the numbers of a table of the manifest."""
+    return np.frombuffer(base64.b64decode(body[name]), dtype).copy()
+
+
+def text_of_numbers(numbers: Any) -> str:
+    return base64.b64encode(numbers.tobytes()).decode()
 
 
 def flip_a_bit(draw: random.Random, files: Files) -> None:
@@ -264,6 +302,7 @@ SIGNED: tuple[Mutation, ...] = (
     change_the_tree,
     change_the_text,
     change_the_data,
+    change_the_extents,
 )
 """Mutations after which a checkpoint may be one of something else."""
 UNSIGNED: tuple[Mutation, ...] = (flip_a_bit, damage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
@@ -24,7 +25,7 @@ from gleanrl.checkpoint.manifest import BLOCK_BYTES, MOST_BYTES
 from gleanrl.data import H5StorageCheckpointer
 from gleanrl.errors import CorruptCheckpointError, GleanError
 from tests.chaos.drills import SHARE, SLACK, scaled
-from tests.chaos.mutations import body_of, damage, flip_a_bit, signed, text_of
+from tests.chaos.mutations import body_of, damage, flip_a_bit, signed, text_of, text_of_numbers
 from tests.checkpoint.specimens import filled
 
 MUTATIONS, FLIPS = 100_000, 20_000
@@ -150,6 +151,11 @@ PAYLOADS: dict[str, Callable[[Path, Path], None]] = {
     "rows in no segments": told(lambda body: rows(body).update(step=0)),
     "rows elsewhere": told(lambda body: rows(body).update({"$rows": 2**40})),
     "huge file": told(lambda body: body["files"][0].update(size=2**62)),
+    "huge extent": told(lambda body: body.update(extents=text_of_numbers(np.array([0, 0, 2**62])))),
+    "extent elsewhere": told(lambda body: body.update(extents=text_of_numbers(np.array([2**40, 0, 8])))),
+    "pickle for extents": told(
+        lambda body: body.update(extents=base64.b64encode(pickle.dumps(print)).decode())
+    ),
     "other kind": told(lambda body: body["state"].update(x={"$object": "os.system"})),
     "class by name": told(
         lambda body: body["state"]["_storage"]["packed"]["format"].update(classes=[[[], "subprocess:Popen"]])

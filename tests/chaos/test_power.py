@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from gleanrl.checkpoint import earlier
 from gleanrl.checkpoint.folder import Folder
 from gleanrl.errors import CheckpointError, IncompleteCheckpointError
 from gleanrl.system import fs, new_files
@@ -143,6 +144,20 @@ def test_no_cut_loses_or_damages_what_was_complete() -> None:
         assert not wrong, wrong
     print(f"{count} disks after cuts, {loads} that look different, in {time.monotonic() - begin:.0f} s")
     assert count >= STATES * min(SHARE, 1)
+
+
+def test_files_that_hold_more_than_is_needed_are_as_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is linked as long as somebody needs the first of its arrays; the others change with each dump."""
+    make_files_small(monkeypatch, 200)
+    monkeypatch.setattr(earlier, "_GARBAGE", 9)
+    disk = Disk()
+    lengths = dumped(disk, range(1, 6), 3, keep=2)
+    with disk.mounted():
+        newest = FOLDER / max(name for name in fs.names(FOLDER) if name.startswith("ckpt-"))
+        sizes = [fs.size_at(newest / name) for name in sorted(fs.names(newest)) if name.endswith(".bin")]
+    assert sizes == [192, 128]
+    _, wrong = judged(disk, lengths, Remains(), Judge())
+    assert not wrong, wrong
 
 
 def test_dumps_go_on_after_any_cut_and_may_be_cut_again() -> None:

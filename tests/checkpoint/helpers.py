@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from gleanrl.checkpoint import earlier, files
 from gleanrl.checkpoint.files import FileWriter
-from gleanrl.checkpoint.manifest import DataFile
+from gleanrl.checkpoint.manifest import DataFile, Extent
 from gleanrl.checkpoint.reading import FileReader
 from gleanrl.checkpoint.segments import Array, Layout, Source, bytes_of
 
@@ -17,12 +20,19 @@ def arrays(*sizes: int) -> list[Any]:
     return [np.random.default_rng(size).integers(0, 256, size, np.uint8) for size in sizes]
 
 
-def on_disk(writer: FileWriter) -> tuple[DataFile, ...]:
-    """Write and sync what a writer has; return the files."""
+def on_disk(writer: FileWriter) -> tuple[tuple[DataFile, ...], tuple[Extent, ...]]:
+    """Write and sync what a writer has; return files and extents."""
     with writer:
-        files = writer.write()
+        written = writer.write()
         writer.sync()
-    return files
+    return written
+
+
+def give_each_extent_a_file(patch: pytest.MonkeyPatch) -> None:
+    """Let files get one extent each, so that links and new files tell what was written."""
+    patch.setattr(files, "_LEAST_FILE_BYTES", 1)
+    patch.setattr(files, "_FILES", 1 << 40)
+    patch.setattr(earlier, "_MOST_FILES", 1 << 40)
 
 
 def arrays_from(reader: FileReader, places: list[Any], sizes: list[int]) -> list[Any]:
@@ -75,8 +85,8 @@ class Plain(Source):
     def pick(self, column: int, rows: Array | slice) -> Array:
         return bytes_of(self.columns[column]).reshape(len(self.columns[column]), -1)[rows]
 
-    def skip(self, number: int) -> None:
-        self.skipped.append(number)
+    def skip(self, numbers: Sequence[int]) -> None:
+        self.skipped += numbers
 
     def close(self) -> None:
         self.is_open = False

@@ -6,17 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gleanrl.checkpoint.earlier import Earlier
-from gleanrl.checkpoint.manifest import DataFile, Manifest
+from gleanrl.checkpoint.manifest import DataFile, Extent, Manifest
 from gleanrl.checkpoint.segments import Layout
 from gleanrl.checkpoint.values import LARGE_BYTES
 from tests.checkpoint.helpers import Plain, columns
 
 LAYOUT = Plain(columns(50), 20).layout
-FILES = tuple(
-    DataFile(f"{n:06d}.bin", size, (0,))
-    for n, size in enumerate([384, 384, 256, LARGE_BYTES // 2, LARGE_BYTES // 2])
+SIZES = [384, 384, 256, LARGE_BYTES // 2, LARGE_BYTES // 2]
+FILES = (DataFile("000000.bin", 384), DataFile("000001.bin", 2 * LARGE_BYTES))
+EXTENTS = (
+    Extent(0, 0, 384, (0,)),
+    *(Extent(1, sum(SIZES[1:n]), SIZES[n], (0,)) for n in range(1, 5)),
 )
 ROWS = {
     "$rows": 0,
@@ -30,15 +34,15 @@ SMALL = {"$tensor": [[3, 0, 5]], "dtype": "uint8", "shape": [5]}
 
 
 def earlier(*trees: Any) -> Earlier:
-    return Earlier(Path("nowhere"), Manifest("thing", {"a": [*trees]}, FILES))
+    return Earlier(Path("nowhere"), Manifest("thing", {"a": [*trees]}, FILES, EXTENTS))
 
 
 def test_rows_and_large_arrays_are_found_in_order() -> None:
     found = earlier(SMALL, ROWS, {"b": ARRAY})
     table = found.table(0, LAYOUT)
-    assert table is not None and table.identity == "0" * 32 and table.files == FILES[:3]
+    assert table is not None and table.identity == "0" * 32 and table.extents == EXTENTS[:3]
     assert table.layout == LAYOUT
-    assert found.arrays == [[*FILES[3:]]]
+    assert found.arrays == [[*EXTENTS[3:]]]
     assert found.table(1, LAYOUT) is None
     assert found.table(0, Layout(LAYOUT.fields, 50, 10)) is None
     assert found.table(0, Layout(LAYOUT.fields[:1], 50, 20)) is None
@@ -65,3 +69,35 @@ def test_what_isnt_right_is_no_table(wrong: Any) -> None:
 @pytest.mark.parametrize("pieces", [None, [[]], [[9, 0, LARGE_BYTES]], [[0, 0, "x"]]])
 def test_what_isnt_right_is_no_array(pieces: Any) -> None:
     assert earlier({"$tensor": pieces}).arrays == []
+
+
+def kept(sizes: list[int], needed: dict[int, int], total: int) -> set[int]:
+    files = tuple(DataFile(f"{n:06d}.bin", size) for n, size in enumerate(sizes))
+    return Earlier(Path("nowhere"), Manifest("thing", {}, files, ())).worth_keeping(needed, total)
+
+
+def test_files_with_much_garbage_are_written_anew() -> None:
+    assert kept([100, 100], {0: 100, 1: 1}, 500) == {0, 1}  # 99 of 500
+    assert kept([100, 100], {0: 100, 1: 1}, 300) == {0}  # a third
+    assert kept([100, 100], {0: 100}, 100) == {0}  # what nobody needs isn't linked anyway
+    assert kept([100, 100, 100], {0: 60, 1: 70, 2: 50}, 180) == {1}
+    assert kept([100, 100], {}, 0) == set()
+
+
+def test_many_small_files_become_one() -> None:
+    sizes = [1_000] * 10 + [10] * 22
+    assert len(kept(sizes[:-1], dict(enumerate(sizes[:-1])), 20_000)) == 31
+    found = kept(sizes, dict(enumerate(sizes)), 20_000)
+    assert len(found) == 29 and found >= set(range(10))
+    many = [1_000] * 48
+    assert len(kept(many, dict(enumerate(many)), 48_000)) == 32
+    assert len(kept(many, dict(enumerate(many)), 48 << 25)) == 45
+    assert len(kept(many, dict(enumerate(many)), 49 << 25)) == 48
+
+
+@given(st.lists(st.tuples(st.integers(1, 1_000), st.integers(1, 1_000)), max_size=60), st.integers(0, 10_000))
+def test_there_is_never_much_garbage(files: list[tuple[int, int]], more: int) -> None:
+    needed = {number: min(one, other) for number, (one, other) in enumerate(files)}
+    sizes, total = [max(file) for file in files], sum(needed.values()) + more
+    found = kept(sizes, needed, total)
+    assert sum(sizes[n] - needed[n] for n in found) <= 0.25 * total and len(found) <= 32

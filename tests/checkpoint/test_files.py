@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ from gleanrl.checkpoint.values import LARGE_BYTES, Attachment, Encoder
 from gleanrl.errors import CheckpointError
 from gleanrl.system import faults
 from gleanrl.system.faults import At
-from tests.checkpoint.helpers import Plain, arrays, arrays_from, columns
+from tests.checkpoint.helpers import Plain, arrays, arrays_from, columns, give_each_extent_a_file
 
 
 @pytest.mark.parametrize("most", [64, 1_000, 1 << 26])
@@ -32,11 +33,12 @@ def test_arrays_come_back_from_files_of_a_bounded_size(tmp_path: Path, monkeypat
     given = arrays(0, 1, 63, 64, 5_000, 7, 2 * LARGE_BYTES + 5)
     with FileWriter(tmp_path) as writer:
         places = [writer.store(data) for data in given]
-        files = writer.write()
+        files, extents = writer.write()
         writer.sync()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [entry.name for entry in files]
-    assert all(entry.size <= max(most, 5_000, BLOCK_BYTES) + 64 for entry in files)
-    reader = FileReader(tmp_path, files, verify=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [file.name for file in files]
+    assert all(extent.size <= max(most, 5_000, BLOCK_BYTES) + 64 for extent in extents)
+    assert all(file.size < most + max(extent.size for extent in extents) for file in files)
+    reader = FileReader(tmp_path, files, extents, verify=True)
     found = arrays_from(reader, places, [data.size for data in given])
     assert all(map(np.array_equal, found, given))
     reader.finish(rows=True)
@@ -49,14 +51,14 @@ def test_attachments_have_files_of_their_own(tmp_path: Path) -> None:
         places = [
             writer.store(first),
             writer.attach(Attachment("x.h5", second)),
-            writer.attach(Attachment("x.h5", third)),
+            writer.attach(Attachment("x.h5", lambda file: file.write(third))),
             writer.store(fourth),
         ]
-        files = writer.write()
+        files, extents = writer.write()
         writer.sync()
-    assert [entry.name for entry in files] == ["000000.bin", "x.h5", "000002-x.h5"]
+    assert [file.name for file in files] == ["x.h5", "000001-x.h5", "000002.bin"]
     assert (tmp_path / "x.h5").read_bytes() == second.tobytes()
-    reader = FileReader(tmp_path, files, verify=True)
+    reader = FileReader(tmp_path, files, extents, verify=True)
     found = arrays_from(reader, places, [data.size for data in given])
     assert all(map(np.array_equal, found, given))
     for name in ("../x.h5", "x.bin", ".h5", "a/b.h5", ""):
@@ -70,21 +72,40 @@ def write(folder: Path, source: Plain, array: Any, earlier: Earlier | None = Non
         tree = Encoder(writer.store, None, writer.segments).tree([source])
         tree.append({"$tensor": writer.store(array)})
         assert not source.is_open
-        manifest = Manifest("thing", tree, writer.write(), {})
+        manifest = Manifest("thing", tree, *writer.write(), {})
         assert not source.is_open
         writer.sync()
     return Earlier(folder, manifest)
 
 
-def links(folder: Path) -> list[int]:
-    return [path.stat().st_nlink for path in sorted(folder.iterdir())]
+def sums(found: Earlier) -> list[tuple[int, ...]]:
+    return [extent.checksums for extent in found.manifest.extents]
 
 
+def links(found: Earlier) -> list[int]:
+    """Return of each extent how many links there are to its file, which is as large as is said."""
+    files = [(found.path / file.name).stat() for file in found.manifest.files]
+    assert [file.st_size for file in files] == [file.size for file in found.manifest.files]
+    assert len([*found.path.iterdir()]) == len(files)
+    return [files[extent.file].st_nlink for extent in found.manifest.extents]
+
+
+def content(found: Earlier) -> list[bytes]:
+    data = [(found.path / file.name).read_bytes() for file in found.manifest.files]
+    return [data[extent.file][extent.offset : extent.stop] for extent in found.manifest.extents]
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_each_extent_a_file(monkeypatch)
+
+
+@pytest.mark.usefixtures("alone")
 def test_what_is_known_or_found_to_be_the_same_is_linked(tmp_path: Path) -> None:
     (large,) = arrays(3 * LARGE_BYTES // 2)
     source = Plain(columns(50), 20)
     first = write(tmp_path / "a", source, large)
-    assert links(tmp_path / "a") == [1] * 6 and sorted(source.taken) == [0, 1, 2]
+    assert links(first) == [1] * 6 and sorted(source.taken) == [0, 1, 2]
 
     changed = columns(50)
     changed[0][0] = 99  # a lie: it's said not to have changed, and is believed
@@ -93,38 +114,75 @@ def test_what_is_known_or_found_to_be_the_same_is_linked(tmp_path: Path) -> None
     large[-1] ^= 1
     source = Plain(changed, 20, {source.identity: [True, False, True]})
     second = write(tmp_path / "b", source, large, first)
-    assert links(tmp_path / "b") == [2, 1, 2, 2, 2, 1]
+    assert links(second) == [2, 1, 2, 2, 2, 1]
     assert source.taken == [1] and sorted(source.skipped) == [0, 2]
-    assert second.manifest.files[0] == first.manifest.files[0]
+    same = [content(first)[k] == content(second)[k] for k in range(6)]
+    assert same == [True, False, True, True, True, False]
 
     # Nothing is known of rows of another name: bytes are compared. The last segment has another length.
     source = Plain([column[:45] for column in changed], 20)
-    write(tmp_path / "c", source, large, second)
-    assert links(tmp_path / "c") == [1, 2, 1, 3, 3, 2]
+    third = write(tmp_path / "c", source, large, second)
+    assert links(third) == [1, 2, 1, 3, 3, 2]
     assert sorted(source.taken) == [0, 1, 2]
     # Rows that lie otherwise have nothing in common.
-    write(tmp_path / "d", Plain(changed, 10), large[:10], second)
-    assert set(links(tmp_path / "d")) == {1}
+    assert set(links(write(tmp_path / "d", Plain(changed, 10), large[:10], second))) == {1}
 
 
+@pytest.mark.usefixtures("alone")
 def test_without_links_everything_is_written(tmp_path: Path) -> None:
     (large,) = arrays(LARGE_BYTES)
     source = Plain(columns(50), 20)
     first = write(tmp_path / "a", source, large)
     again = Plain(columns(50), 20, {source.identity: [True] * 3})
     with faults.inject({"fs.link": At(OSError(errno.EMLINK, "no"), repeat=True)}):
-        write(tmp_path / "b", again, large, first)
-    (tmp_path / "a" / "000001.bin").unlink()
-    (tmp_path / "a" / "000002.bin").write_bytes(b"short")
+        second = write(tmp_path / "b", again, large, first)
+    names = [first.path / first.manifest.files[extent.file].name for extent in first.manifest.extents]
+    names[1].unlink()
+    names[2].write_bytes(b"short")
     again = Plain(columns(50), 20, {source.identity: [True] * 3})
     third = write(tmp_path / "c", again, large, first)
-    assert links(tmp_path / "b") == [1] * 5 and links(tmp_path / "c") == [2, 1, 1, 2, 2]
-    assert [file.checksums for file in third.manifest.files] == [f.checksums for f in first.manifest.files]
+    assert links(second) == [1] * 5 and links(third) == [2, 1, 1, 2, 2]
+    assert sums(third) == sums(first) and content(third) == content(second)
     with (
         faults.inject({"fs.link": OSError(errno.EIO, "broken")}),
         pytest.raises(OSError, match="broken"),
     ):
         write(tmp_path / "d", Plain(columns(50), 20), large, third)
+
+
+def test_few_files_hold_everything(tmp_path: Path) -> None:
+    (large,) = arrays(3 * LARGE_BYTES // 2)
+    source = Plain(columns(50), 20)
+    first = write(tmp_path / "a", source, large)
+    assert [*first.manifest.files] == [("000000.bin", large.size + 1024)]
+    stops = [0]
+    for extent in sorted(first.manifest.extents):  # no byte belongs to none of them
+        assert extent.offset == stops[-1]
+        stops.append(extent.stop)
+    assert stops[-1] == first.manifest.files[0].size
+
+
+def test_what_nobody_needs_goes_once_it_is_much(tmp_path: Path) -> None:
+    """A ring of 40 segments, of which one changes before each dump."""
+    rows = torch.arange(40 * 64)
+    before, identity, room, written = None, "", [], []
+    for number in range(200):
+        changed = number % 40
+        rows[changed * 64 : changed * 64 + 64] += 10_000
+        source = Plain([rows], 64, {identity: [k != changed for k in range(40)]})
+        after = write(tmp_path / f"{number}", source, np.zeros(1, np.uint8), before)
+        assert content(after)[:40] == [segment.numpy().tobytes() for segment in rows.split(64)]
+        files = after.manifest.files
+        assert {extent.file for extent in after.manifest.extents} == set(range(len(files))) and len(
+            files
+        ) <= 33
+        new = [file.size for file in files if (after.path / file.name).stat().st_nlink == 1]
+        room.append(sum(file.size for file in files) / (40 * 512))
+        written.append(sum(new) / (40 * 512))
+        before, identity = after, source.identity
+    assert 1.2 < max(room) < 1.26
+    # Mostly the segment alone, and twice that on the average; the small array takes as much as an eighth of one.
+    assert sorted(written[1:])[150] < 0.029 and sum(written[1:]) / 199 < 0.05
 
 
 def open_in(folder: Path) -> int:
@@ -136,6 +194,7 @@ def open_in(folder: Path) -> int:
     return found
 
 
+@pytest.mark.usefixtures("alone")
 def test_an_error_ends_all_threads_and_lets_nobody_wait(tmp_path: Path) -> None:
     source = Plain([column.repeat(1000, *[1] * (column.ndim - 1)) for column in columns(1_000)], 1_000)
     with faults.inject({"fs.sync": At(OSError(errno.ENOSPC, "full"), 5)}) as visits:
@@ -145,6 +204,7 @@ def test_an_error_ends_all_threads_and_lets_nobody_wait(tmp_path: Path) -> None:
     assert not open_in(tmp_path / "a")
 
 
+@pytest.mark.usefixtures("alone")
 def test_files_are_synced_many_at_a_time_and_never_many_open(tmp_path: Path) -> None:
     source = Plain([column.repeat(300, *[1] * (column.ndim - 1)) for column in columns(1_000)], 1_000)
     most = 0
@@ -167,12 +227,13 @@ def test_a_segment_that_is_written_on_is_taken(tmp_path: Path) -> None:
     first = write(tmp_path / "a", plain, large)
     second = write(tmp_path / "b", source, large)
     assert sorted(source.taken) == [0, 1, 2] and first.manifest.files == second.manifest.files
-    # One that is linked because it looked the same.
+    assert first.manifest.extents == second.manifest.extents and content(first) == content(second)
+    # One that looked the same is written all the same.
     source = Plain(columns(50), 20)
     source.look = lambda number: source.layout.pieces(number, source.columns)  # type: ignore[method-assign]
     source.written_on = {1}
     third = write(tmp_path / "c", source, large, second)
-    assert third.manifest.files == first.manifest.files and links(tmp_path / "c") == [2] * 5
+    assert links(third) == [2, 1, 2, 2, 2] and content(third) == content(first) and sums(third) == sums(first)
 
 
 @given(st.lists(st.integers(0, 3 * BLOCK_BYTES // 2), max_size=5))

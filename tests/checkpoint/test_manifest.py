@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+from base64 import b64encode
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gleanrl.checkpoint import manifest as module
-from gleanrl.checkpoint.manifest import BLOCK_BYTES, FORMAT, DataFile, Manifest, file_name
+from gleanrl.checkpoint.manifest import BLOCK_BYTES, FORMAT, DataFile, Extent, Manifest, file_name
 from gleanrl.errors import CheckpointError, CorruptCheckpointError, IncompatibleCheckpointError
 
 MADE = Manifest(
     "ReplayBuffer",
     {"a": [1, 2.5, None, "é"], "$map": []},
-    (DataFile(file_name(0), BLOCK_BYTES + 1, (5, 6)), DataFile(file_name(1), 0, ())),
+    (DataFile(file_name(0), BLOCK_BYTES + 40), DataFile(file_name(1), 0)),
+    (
+        Extent(0, 7, BLOCK_BYTES + 1, (5, 6)),
+        Extent(1, 0, 0, ()),
+        Extent(0, 0, 7, (2**32 - 1,)),
+        Extent(0, 3, 0, ()),
+    ),
     {"torch": "2"},
 )
 
@@ -53,20 +61,47 @@ def test_nothing_can_be_cut_off(length: int) -> None:
         Manifest.decoded(MADE.encoded()[:length])
 
 
+def table(*numbers: int, dtype: str = "<i8") -> str:
+    return b64encode(np.array(numbers, dtype)).decode()
+
+
+TWICE = ((0, 0, 5, 0, 4, 2), (0, 0, 10, 0, 9, 1), (0, 3, 4, 0, 0, 10), (0, 0, 5, 0, 0, 5))
+ONE = {"files": [{"name": "000000.bin", "size": 10}], "crc32": table(5, dtype="<u4")}
+
+
+def test_one_extent() -> None:
+    found = Manifest.decoded(signed(body(**ONE, extents=table(0, 2, 8))))
+    assert found.extents == (Extent(0, 2, 8, (5,)),)
+    assert Manifest.decoded(signed(body(files=[], extents="", crc32=""))).extents == ()
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {"files": [{"name": "../etc/passwd", "size": 1, "crc32": [1]}]},
-        {"files": [{"name": "000001.bin", "size": 1, "crc32": [1]}]},
-        {"files": [{"name": "../x.h5", "size": 1, "crc32": [1]}]},
-        {"files": [{"name": ".x.h5", "size": 1, "crc32": [1]}]},
-        {"files": [{"name": "x.h5", "size": 1, "crc32": [1]}] * 2},
-        {"files": [{"name": "000000.bin", "size": -1, "crc32": []}]},
-        {"files": [{"name": "000000.bin", "size": True, "crc32": [1]}]},
-        {"files": [{"name": "000000.bin", "size": 1, "crc32": []}]},
-        {"files": [{"name": "000000.bin", "size": 1, "crc32": [2**32]}]},
+        {"files": [{"name": "../etc/passwd", "size": 1}]},
+        {"files": [{"name": "000001.bin", "size": 1}]},
+        {"files": [{"name": "../x.h5", "size": 1}]},
+        {"files": [{"name": ".x.h5", "size": 1}]},
+        {"files": [{"name": "x.h5", "size": 1}] * 2},
+        {"files": [{"name": "000000.bin", "size": -1}]},
+        {"files": [{"name": "000000.bin", "size": True}]},
+        {"files": [{"name": "000000.bin", "size": "1"}]},
+        {"files": [{"name": "000000.bin"}]},
         {"files": [3]},
         {"files": {}},
+        {"extents": None},
+        {"extents": [0, 0, 1]},
+        {"extents": "é"},
+        {"extents": "AAAA"},
+        {"extents": table(0, 0)},
+        *({**ONE, "extents": table(*numbers)} for numbers in ((1, 0, 1), (-1, 0, 1), (0, -1, 1), (0, 0, -1))),
+        *({**ONE, "extents": table(*numbers)} for numbers in ((0, 0, 11), (0, 10, 1), (0, 2**62, 2**62))),
+        *({**ONE, "extents": table(*numbers)} for numbers in ((0, 0, 0), (0, 11, 0), ())),
+        *({**ONE, "extents": table(0, 0, 10), "crc32": table(*n, dtype="<u4")} for n in ((), (1, 2))),
+        *({**ONE, "extents": table(*n), "crc32": table(1, 2, dtype="<u4")} for n in TWICE),
+        {**ONE, "files": [{"name": "000000.bin", "size": 2**62}], "extents": table(0, 0, 2**62)},
+        {"crc32": "AAA"},
+        {"crc32": 5},
         {"libraries": []},
         {"kind": 3},
         {"format": "1"},

@@ -48,6 +48,7 @@ KINDS = {
     1: {"float", "bytes", "dtype", "device", "file", "size", "tuple", "map", "tensor", "tensordict"},
     2: {"rows"},
     3: {"data", "stack"},
+    4: set(),
 }
 """The kinds of values that each format of manifests has beside those of the one before."""
 

@@ -39,7 +39,9 @@ def read(files: list[tuple[bytes, list[Any], Any]], block: int, threads: int) ->
         ).reshape(-1, 2)
         for _, pieces, _ in files
     ]
-    return read_files([(f[0], table, f[2]) for f, table in zip(files, tables, strict=True)], block, threads)
+    return read_files(
+        [(f[0], 0, table, f[2]) for f, table in zip(files, tables, strict=True)], block, threads
+    )
 
 
 def room(size: int) -> Any:
@@ -65,6 +67,38 @@ def test_pieces_of_any_size_get_their_bytes(tmp_path: Path, verify: bool, thread
         files.append((file_of(tmp_path, number, content), pieces, checksums(content) if verify else ()))
     assert read(files, BLOCK, threads) is None
     assert all(bytes(piece) == content for piece, content in expected)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_parts_of_a_file_are_read_from_where_they_begin(tmp_path: Path, threads: int) -> None:
+    content = content_of(7, 3 * BLOCK + 500)
+    path = file_of(tmp_path, 0, content)
+    spans = [(5, BLOCK + 70), (0, 5), (BLOCK + 75, 2 * BLOCK), (3 * BLOCK + 75, 0), (3 * BLOCK + 100, 400)]
+    parts = [content[offset : offset + size] for offset, size in spans]
+    memory = [room(len(part)) for part in parts]
+
+    def files(of: list[bytes]) -> list[Any]:
+        return [
+            (path, offset, np.array([[place.ctypes.data, place.size]]), checksums(part))
+            for (offset, _), place, part in zip(spans, memory, of, strict=True)
+        ]
+
+    assert read_files(files(parts), BLOCK, threads) is None
+    assert [bytes(place) for place in memory] == parts
+    for place, width in zip(memory, (1, 3, 4, 1, 16), strict=True):
+        place[:] = 0
+        zero = np.zeros(1, np.int64)
+        target = (place.ctypes.data, 1, zero.ctypes.data, zero.ctypes.data, 1)
+        number = [id(one) for one in memory].index(id(place))
+        rows = (width, 0, place.size, [target])
+        one = (path, spans[number][0], rows, checksums(parts[number]))
+        assert read_files([one], BLOCK, threads) is None and bytes(place) == parts[number]
+    # Damage is told by where it is in the file.
+    wrong = [*parts]
+    wrong[2] = wrong[2][: BLOCK + 1] + bytes([wrong[2][BLOCK + 1] ^ 1]) + wrong[2][BLOCK + 2 :]
+    assert read_files(files(wrong), BLOCK, threads) == (2, 2, BLOCK + 75 + BLOCK)
+    os.truncate(path, 3 * BLOCK + 300)
+    assert read_files(files(parts), BLOCK, threads) == (4, 1, 3 * BLOCK + 300)
 
 
 @pytest.mark.parametrize("position", [0, BLOCK - 1, BLOCK, 2 * BLOCK + 50])
@@ -118,7 +152,7 @@ def test_the_first_damage_is_told(tmp_path: Path) -> None:
 def test_other_arguments(tmp_path: Path) -> None:
     path, table = file_of(tmp_path, 0, b"abc"), np.array([0, 3, 0, -1], np.int64)
     place, uneven = table.ctypes.data, table.view(np.uint8)[1:17]
-    for file in (
+    for path_, *rest in (
         *(
             (path, table, ()),
             (path, table[:3], ()),
@@ -138,7 +172,10 @@ def test_other_arguments(tmp_path: Path) -> None:
         (path, (1, 0, 3, [(place, 1, place + 8, place, 1)]), ()),
     ):
         with pytest.raises((TypeError, ValueError, IndexError, RuntimeError, BufferError)):
-            read_files([file], BLOCK, 1)  # type: ignore[list-item]
+            read_files([(path_, 0, *rest)], BLOCK, 1)  # type: ignore[list-item]
+    for offset in (-1, 2**63, None, 1.0):
+        with pytest.raises((TypeError, ValueError, OverflowError)):
+            read_files([(path, offset, table[:2], ())], BLOCK, 1)  # type: ignore[list-item]
     with pytest.raises(ValueError):
         read([(path, [3], ())], 0, 1)
     assert read([(path, [3], ())], 1, -5) is None
@@ -171,7 +208,7 @@ def test_rows_go_to_all_targets_from_files_and_from_memory(
         runs_of = starts.ctypes.data, to.ctypes.data, len(starts)
         one, other = ([(m.ctypes.data, stride, *runs_of) for m in made[k : k + 2]] for k in (0, 2))
         files = [
-            (path, (width, begin, len(part), one), checksums(part))
+            (path, 0, (width, begin, len(part), one), checksums(part))
             for path, part, begin in zip(paths, parts, cuts, strict=False)
         ]
         assert read_files(files, BLOCK, threads) is None

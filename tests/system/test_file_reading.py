@@ -15,7 +15,7 @@ memory = np.zeros(6, np.uint8)
 
 
 def reading(path: Path, size: int, *checksums: int) -> Reading:
-    return Reading(str(path), size, np.array([[memory.ctypes.data, size]]), checksums)
+    return Reading(str(path), 0, size, np.array([[memory.ctypes.data, size]]), checksums)
 
 
 def test_what_is_wrong_is_told(tmp_path: Path) -> None:
@@ -34,6 +34,9 @@ def test_what_is_wrong_is_told(tmp_path: Path) -> None:
     ]:
         damage = read_files([fine, other], 3, 1)
         assert damage == (other.path, what)
+    part = reading(path, 4, zlib.crc32(b"bcd"), 0)._replace(offset=1)
+    damage = read_files([part], 3, 1)
+    assert damage == (part.path, "bytes 4 to 5 aren't what was written")
 
 
 @pytest.mark.parametrize("name", ["fs.open", "fs.read"])

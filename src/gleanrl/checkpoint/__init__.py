@@ -3,7 +3,8 @@
 - `values`: states as JSON and arrays, and back. Nothing that is read is ever executed.
 - `manifest`: the file that says what belongs to a checkpoint; checked before anything is believed.
 - `segments`: rows of columns, cut into what is written, linked and read by itself.
-- `files`, `reading`: data files; `earlier`: which of them another checkpoint holds already.
+- `files`: which extents are written, and which are those of another checkpoint (`earlier`); `packs`: the data files
+  that they get; `reading`: the same, read.
 - `migrations`: what earlier formats become.
 - `background`: commits by a thread.
 - `folder`: the folder that a user names: commits, what is complete in it, leftovers.

@@ -1,15 +1,20 @@
-"""An earlier checkpoint, as one that is being written sees it: which of its files may be linked."""
+"""An earlier checkpoint, as one that is being written sees it: what it has, and which of its files are worth a link."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gleanrl.checkpoint.manifest import DataFile, Manifest, stored_in
+from gleanrl.checkpoint.manifest import Extent, Manifest, stored_in
 from gleanrl.checkpoint.segments import Layout
 from gleanrl.checkpoint.values import LARGE_BYTES, layout_of
 from gleanrl.errors import CorruptCheckpointError
+
+_GARBAGE = 0.25  # of the bytes that are needed: so many that aren't may lie beside them in linked files
+_MOST_FILES, _BYTES_A_FILE = 32, 1 << 25  # that are linked; more where each has so many bytes
+_MERGED = 3  # files that are written anew, at least, once there are too many
 
 
 @dataclass(frozen=True)
@@ -19,26 +24,32 @@ class Table:
     Attributes:
         layout: how they lie.
         identity: their name.
-        files: one for each segment.
+        extents: one for each segment.
     """
 
     layout: Layout
     identity: str
-    files: tuple[DataFile, ...]
+    extents: tuple[Extent, ...]
+
+    def common(self, layout: Layout) -> int:
+        """Return how many segments, the first ones, are cut like those of a layout of the same step."""
+        rows = min(layout.rows, self.layout.rows)
+        return layout.count if layout.rows == self.layout.rows else rows // layout.step
 
 
 @dataclass
 class Earlier:
-    """A checkpoint that may hold some of the same files.
+    """A checkpoint that may hold some of the same bytes.
 
     Attributes:
         path: its folder.
-        arrays: the files of each large array, in the order of the tree.
+        manifest: what it consists of.
+        arrays: the extents of each large array, in the order of the tree.
     """
 
     path: Path
     manifest: Manifest
-    arrays: list[list[DataFile]] = field(default_factory=list)
+    arrays: list[list[Extent]] = field(default_factory=list)
     _tables: list[Table] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -57,20 +68,42 @@ class Earlier:
         alike = (table.layout.fields, table.layout.step) == (layout.fields, layout.step)
         return table if alike else None
 
+    def worth_keeping(self, needed: Mapping[int, int], total: int) -> set[int]:
+        """Return the files that are worth a link.
+
+        What else is needed is written anew, so that what nobody needs any more goes with its file: there never is more
+        of that than a quarter of what is needed. Files with the least to be written go first; so do small ones where
+        there are many, of which a few become one.
+
+        Args:
+            needed: by the number of a file, how many of its bytes the new checkpoint needs.
+            total: how many it has.
+        """
+        sizes = {number: self.manifest.files[number].size for number in needed}
+        kept = sorted(needed, key=lambda number: needed[number] / sizes[number], reverse=True)
+        garbage = sum(sizes[number] - needed[number] for number in kept)
+        while garbage > _GARBAGE * total:
+            number = kept.pop()
+            garbage -= sizes[number] - needed[number]
+        most = max(_MOST_FILES, total // _BYTES_A_FILE)
+        if len(kept) >= most:
+            kept.sort(key=lambda number: needed[number], reverse=True)
+            del kept[min(most, len(kept) - _MERGED) :]
+        return set(kept)
+
     def _note_rows(self, tree: dict[str, Any]) -> None:
-        files = self.manifest.files
+        extents = self.manifest.extents
         try:
             layout, first, identity = layout_of(tree)
         except (CorruptCheckpointError, LookupError, TypeError, ValueError):
             return
-        found = files[first : first + min(layout.count, len(files))]
-        fits = all(file.size == layout.size(number) for number, file in enumerate(found))
-        if len(found) == layout.count and fits:
+        found = extents[first : first + min(layout.count, len(extents))]
+        if len(found) == layout.count and [extent.size for extent in found] == layout.sizes():
             self._tables.append(Table(layout, identity, found))
 
     def _note_array(self, pieces: Any) -> None:
         try:
             if sum(size for _, _, size in pieces) >= LARGE_BYTES:
-                self.arrays.append([self.manifest.files[number] for number, _, _ in pieces])
+                self.arrays.append([self.manifest.extents[number] for number, _, _ in pieces])
         except (LookupError, TypeError, ValueError):
             return

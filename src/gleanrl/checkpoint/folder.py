@@ -78,7 +78,7 @@ class Folder:
         Whatever ends the process or the machine meanwhile: the folder holds the checkpoints that it held, or this one,
         too. Older ones than the last `keep` are removed, and so is what killed processes left.
 
-        Files that the newest checkpoint holds already are linked, so that each checkpoint is complete by itself.
+        What the newest checkpoint holds already is in links to its files: each checkpoint is complete by itself.
 
         Args:
             kind: what it is a state of.
@@ -129,7 +129,7 @@ class Folder:
     def _write(draft: Path, kind: str, state: Any, aside: Event | None, earlier: Earlier | None) -> None:
         with FileWriter(draft, earlier, aside) as writer:
             tree = Encoder(writer.store, writer.attach, writer.segments, writer.pieces).tree(state)
-            manifest = Manifest(kind, tree, writer.write(), _libraries()).encoded()
+            manifest = Manifest(kind, tree, *writer.write(), _libraries()).encoded()
             if len(manifest) > MOST_BYTES:
                 raise CheckpointError(
                     f"the state has {len(manifest)} bytes beside its tensors; {MOST_BYTES} can be read"
@@ -240,7 +240,7 @@ def read(path: Path, verify: bool = True, take: Callable[[str, Any], Any] | None
         IncompatibleCheckpointError: a later library wrote it.
     """
     manifest = Manifest.decoded(_manifest_bytes(path / _MANIFEST))
-    reader = FileReader(path, manifest.files, verify)
+    reader = FileReader(path, manifest.files, manifest.extents, verify)
     reader.fill(manifest.state, unread=take is not None)
     state = Decoder(reader.fetch, reader.rows).value(manifest.state)
     reader.finish(rows=take is None)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from gleanrl.checkpoint import strict_json
 from gleanrl.checkpoint.migrations import MANIFESTS, migrated
 from gleanrl.checkpoint.values import ATTACHED
 from gleanrl.errors import CorruptCheckpointError
 
-FORMAT = 3
+FORMAT = 4
 """The version of the layout that this library writes; it reads this one, and earlier ones as `migrations` says."""
 BLOCK_BYTES = 1 << 22
-"""Bytes of a data file that have one checksum."""
+"""Bytes of an extent that have one checksum."""
 MOST_BYTES = 1 << 26
 """The longest manifest that is read."""
 _NO_HASH = "0" * 64
@@ -23,19 +27,35 @@ _ARRAYS = ("$tensor", "$file")
 _BEGIN = b'{"sha256":"'
 
 
-@dataclass(frozen=True)
-class DataFile:
-    """A file of arrays.
-
-    Attributes:
-        name: ``000000.bin`` and so on, or that of an attachment.
-        size: its bytes.
-        checksums: crc32 of each `BLOCK_BYTES`.
-    """
+class DataFile(NamedTuple):
+    """A file of extents; some of it may belong to none."""
 
     name: str
+    """``000000.bin`` and so on, or that of an attachment."""
     size: int
+    """Its bytes."""
+
+
+class Extent(NamedTuple):
+    """Bytes that follow each other in a file, and belong to no other extent."""
+
+    file: int
+    """Its number among the files."""
+    offset: int
+    """Where they begin."""
+    size: int
+    """How many they are."""
     checksums: tuple[int, ...]
+    """crc32 of each `BLOCK_BYTES` of them."""
+
+    @property
+    def stop(self) -> int:
+        """Where they end."""
+        return self.offset + self.size
+
+    def within(self, file: int) -> Extent:
+        """Return the same place in another file."""
+        return Extent(file, self.offset, self.size, self.checksums)
 
 
 @dataclass(frozen=True)
@@ -46,12 +66,14 @@ class Manifest:
         kind: what it is a state of, ``"ReplayBuffer"`` say.
         state: the tree of its state (see `values`).
         files: its data files.
+        extents: the parts of them that hold something, by the numbers that stand for them in the tree.
         libraries: with which versions it was written, by name.
     """
 
     kind: str
     state: Any
     files: tuple[DataFile, ...]
+    extents: tuple[Extent, ...]
     libraries: Mapping[str, str] = field(default_factory=dict)
 
     def encoded(self) -> bytes:
@@ -61,7 +83,8 @@ class Manifest:
             "format": FORMAT,
             "kind": self.kind,
             "libraries": dict(self.libraries),
-            "files": [{"name": f.name, "size": f.size, "crc32": list(f.checksums)} for f in self.files],
+            "files": [{"name": file.name, "size": file.size} for file in self.files],
+            **_encoded_extents(self.extents),
             "state": self.state,
         }
         text = strict_json.encoded(body)
@@ -85,14 +108,13 @@ class Manifest:
         ):
             raise CorruptCheckpointError("manifest: its hash doesn't fit")
         body = migrated(strict_json.decoded(data, "manifest"), FORMAT, MANIFESTS, "manifest")
-        files = body.get("files")
-        libraries = body.get("libraries")
+        files, libraries = body.get("files"), body.get("libraries")
         if not isinstance(files, list) or not isinstance(libraries, dict) or "state" not in body:
             raise CorruptCheckpointError("manifest: files, libraries or state are missing")
-        read = tuple(_data_file(entry, number) for number, entry in enumerate(files))
-        if len({file.name for file in read}) != len(read):
+        found = tuple(_data_file(entry, number) for number, entry in enumerate(files))
+        if len({file.name for file in found}) != len(found):
             raise CorruptCheckpointError("manifest: a file stands there twice")
-        return cls(_text(body, "kind"), body["state"], read, libraries)
+        return cls(_text(body, "kind"), body["state"], found, _extents(body, found), libraries)
 
 
 def stored_in(tree: Any) -> Iterator[dict[str, Any]]:
@@ -144,23 +166,48 @@ def _text(body: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def _integer(body: Mapping[str, Any], name: str, least: int) -> int:
-    value = body.get(name)
-    if type(value) is not int or value < least:
-        raise CorruptCheckpointError(f"manifest: {name!r} isn't an integer of {least} or more")
-    return value
-
-
 def _data_file(entry: Any, number: int) -> DataFile:
     name = entry.get("name") if isinstance(entry, dict) else None
     if not isinstance(name, str) or not (name == file_name(number) or ATTACHED.fullmatch(name)):
         raise CorruptCheckpointError(f"manifest: file {number} isn't called {file_name(number)}")
-    size, checksums = _integer(entry, "size", 0), entry.get("crc32")
-    count = -(-size // BLOCK_BYTES)
-    if (
-        not isinstance(checksums, list)
-        or len(checksums) != count
-        or not all(type(c) is int and 0 <= c < 2**32 for c in checksums)
-    ):
-        raise CorruptCheckpointError(f"manifest: {entry['name']} needs {count} checksums")
-    return DataFile(entry["name"], size, tuple(checksums))
+    size = entry.get("size")
+    if type(size) is not int or size < 0:
+        raise CorruptCheckpointError(f"manifest: the size of {name} isn't an integer of 0 or more")
+    return DataFile(name, size)
+
+
+def _encoded_extents(extents: Sequence[Extent]) -> dict[str, str]:
+    """Return a table of all extents, which is read in no time however many there are."""
+    table = np.array([extent[:3] for extent in extents], "<i8")
+    checksums = np.array([*chain.from_iterable(extent.checksums for extent in extents)], "<u4")
+    return {"extents": b64encode(table.tobytes()).decode(), "crc32": b64encode(checksums.tobytes()).decode()}
+
+
+def _extents(body: Mapping[str, Any], files: Sequence[DataFile]) -> tuple[Extent, ...]:
+    """Return extents that are within their files, and apart: else a small file could be said to hold a lot."""
+    table, checksums = _table(body, "extents", "<i8", (-1, 3)), _table(body, "crc32", "<u4", (-1,))
+    file, offset, size = table.T
+    if table.size:
+        if table.min() < 0 or file.max() >= len(files):
+            raise CorruptCheckpointError("manifest: an extent of no file, or a negative one")
+        room = np.array([file.size for file in files], np.int64)[file] - offset
+        if (size > room).any():
+            raise CorruptCheckpointError("manifest: an extent where there's nothing")
+        own = table[size > 0]
+        own = own[np.lexsort((own[:, 1], own[:, 0]))]
+        apart = (own[1:, 0] != own[:-1, 0]) | (own[1:, 1] - own[:-1, 1] >= own[:-1, 2])
+        if not apart.all():
+            raise CorruptCheckpointError("manifest: extents overlap")
+    stops = np.cumsum(-(-size // BLOCK_BYTES))
+    if (stops[-1] if stops.size else 0) != checksums.size:
+        raise CorruptCheckpointError("manifest: extents have other checksums than they need")
+    sums, ends = checksums.tolist(), stops.tolist()
+    each = (tuple(sums[begin:end]) for begin, end in zip([0, *ends], ends, strict=False))
+    return tuple(map(Extent._make, zip(*table.T.tolist(), each, strict=True)))
+
+
+def _table(body: Mapping[str, Any], name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    try:
+        return np.frombuffer(b64decode(_text(body, name), validate=True), dtype).reshape(shape)
+    except ValueError as cause:
+        raise CorruptCheckpointError(f"manifest: {name!r} isn't a table: {cause}") from cause

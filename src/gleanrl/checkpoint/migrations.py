@@ -8,7 +8,8 @@ a checkpoint of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gleanrl.errors import CorruptCheckpointError, IncompatibleCheckpointError
@@ -16,8 +17,25 @@ from gleanrl.errors import CorruptCheckpointError, IncompatibleCheckpointError
 Tree = dict[str, Any]
 Migrations = Mapping[int, Callable[[Tree], Tree]]
 
-MANIFESTS: Migrations = {1: lambda tree: tree, 2: lambda tree: tree}
-"""Of manifests. The second format has one kind of value more, rows in segments; the third two, of non-tensor data."""
+
+def _with_extents(tree: Tree) -> Tree:
+    """Let each file, which has checksums itself, be one extent of that number."""
+    files = tree["files"]
+    return {
+        **tree,
+        "files": [{"name": file["name"], "size": file["size"]} for file in files],
+        "extents": _packed((n for number, file in enumerate(files) for n in (number, 0, file["size"])), 8),
+        "crc32": _packed((checksum for file in files for checksum in file["crc32"]), 4),
+    }
+
+
+def _packed(numbers: Iterable[int], size: int) -> str:
+    return b64encode(b"".join(number.to_bytes(size, "little") for number in numbers)).decode()
+
+
+MANIFESTS: Migrations = {1: lambda tree: tree, 2: lambda tree: tree, 3: _with_extents}
+"""Of manifests. The second format has one kind of value more, rows in segments; the third two, of non-tensor data; the
+fourth many extents in a file."""
 HDF5: Migrations = {1: lambda tree: tree}
 """Of the trees in HDF5 files. The second format has the two kinds of non-tensor data."""
 
@@ -49,6 +67,6 @@ def migrated(tree: Tree, newest: int, steps: Migrations, what: str) -> Tree:
             )
         try:
             tree = steps[step](tree)
-        except (LookupError, TypeError, ValueError, AttributeError) as cause:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as cause:
             raise CorruptCheckpointError(f"{what}: it isn't of format {step}: {cause!r}") from cause
     return tree

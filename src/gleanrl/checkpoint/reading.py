@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.checkpoint.manifest import BLOCK_BYTES, DataFile, arrays_in, columns_in
+from gleanrl.checkpoint.manifest import BLOCK_BYTES, DataFile, Extent, arrays_in, columns_in
 from gleanrl.checkpoint.segments import (
     ALIGNMENT,
     Array,
@@ -34,32 +34,35 @@ class FileReader:
     Args:
         folder: the checkpoint.
         files: those of its manifest.
+        extents: likewise.
         verify: whether checksums are compared; sizes are always.
 
     Raises:
         CorruptCheckpointError: a file is missing, of another size, or not a plain file.
     """
 
-    def __init__(self, folder: Path, files: tuple[DataFile, ...], verify: bool) -> None:
-        self._folder, self._files, self._verify = folder, files, verify
-        self._reached: dict[int, int] = {}  # where the last array ends, of each file of arrays
+    def __init__(
+        self, folder: Path, files: Sequence[DataFile], extents: Sequence[Extent], verify: bool
+    ) -> None:
+        self._paths = [f"{folder}/{file.name}" for file in files]
+        self._extents, self._verify = extents, verify
+        self._reached: dict[int, int] = {}  # where the last array ends, of each extent of arrays
         self._rows: list[Stored] = []
-        self._later: set[int] = set()  # files that are read by who takes their rows
-        for entry in files:
-            path = f"{folder}/{entry.name}"
+        self._later: set[int] = set()  # extents that are read by who takes their rows
+        for path, file in zip(self._paths, files, strict=True):
             try:
                 size = fs.size_at(path)
             except OSError as cause:
                 raise CorruptCheckpointError(f"{path}: {cause}") from cause
-            if size != entry.size:
-                raise CorruptCheckpointError(f"{path}: {size} bytes instead of {entry.size}")
+            if size != file.size:
+                raise CorruptCheckpointError(f"{path}: {size} bytes instead of {file.size}")
 
     def fill(self, tree: Any, unread: bool = False) -> None:
         """Read the arrays of a state's tree, and put each one in the tree in place of what was noted of it.
 
         Args:
             tree: of a state.
-            unread: whether columns with files of their own are left there, for who takes them (`Unread`).
+            unread: whether columns with extents of their own are left there, for who takes them (`Unread`).
 
         Raises:
             CorruptCheckpointError: an array stands nowhere, or where another one does, or was damaged.
@@ -73,21 +76,20 @@ class FileReader:
         self._read(pieces)
 
     def _left(self, places: list[tuple[int, int, int]]) -> Unread | None:
-        """Return an array that is left in its files; None if it's short, or these aren't its own."""
+        """Return an array that is left in its extents; None if it's short, or these aren't its own."""
         numbers = [number for number, _, _ in places]
-        entries = [self._files[number] for number in numbers]
-        size = sum(entry.size for entry in entries)
-        if not size or [(0, entry.size) for entry in entries] != [place[1:] for place in places]:
+        extents = [self._extents[number] for number in numbers]
+        size = sum(extent.size for extent in extents)
+        if not size or [(0, extent.size) for extent in extents] != [place[1:] for place in places]:
             return None
         for number in numbers:
             if number in self._reached or number in self._later:
-                raise CorruptCheckpointError(f"an array in file {number}, where another one stands")
+                raise CorruptCheckpointError(f"an array in extent {number}, where another one stands")
             self._later.add(number)
-        files = tuple(_reading(self._folder, entry, _table([]), self._verify) for entry in entries)
-        return Unread(torch.uint8, (size,), files)
+        return Unread(torch.uint8, (size,), tuple(self._reading(number, _table([])) for number in numbers))
 
     def _place(self, places: list[tuple[int, int, int]], pieces: dict[int, list[tuple[int, int]]]) -> Array:
-        """Return memory for an array, whose pieces are noted to be read, file by file."""
+        """Return memory for an array, whose pieces are noted to be read, extent by extent."""
         data: Array = np.empty(sum(count for _, _, count in places), np.uint8)
         at = data.ctypes.data
         for number, offset, count in places:
@@ -102,7 +104,7 @@ class FileReader:
         return data
 
     def _checked(self, noted: Any) -> list[tuple[int, int, int]]:
-        """Return file, offset and bytes of each piece of an array."""
+        """Return extent, offset in it and bytes of each piece of an array."""
         found: list[tuple[int, int, int]] = []
         if not isinstance(noted, list):
             raise CorruptCheckpointError("an array without a place")
@@ -114,19 +116,21 @@ class FileReader:
             ):
                 raise CorruptCheckpointError(f"an array at {piece!r:.50}")
             number, offset, count = piece
-            if number >= len(self._files) or offset + count > self._files[number].size or not count:
+            if number >= len(self._extents) or offset + count > self._extents[number].size or not count:
                 raise CorruptCheckpointError(f"an array at {piece}, where there's nothing")
             found.append((number, offset, count))
         return found
 
     def _read(self, pieces: dict[int, list[tuple[int, int]]]) -> None:
-        """Read files of arrays to their ends, as far as anybody wants or compares them."""
+        """Read extents of arrays to their ends, as far as anybody wants or compares them."""
         for number, parts in pieces.items():
-            if self._verify and (rest := self._files[number].size - self._reached.get(number, 0)):
+            if self._verify and (rest := self._extents[number].size - self._reached.get(number, 0)):
                 parts.append((0, rest))
-        _read_all(
-            _reading(self._folder, self._files[n], _table(parts), self._verify) for n, parts in pieces.items()
-        )
+        _read_all(self._reading(number, _table(parts)) for number, parts in pieces.items())
+
+    def _reading(self, number: int, pieces: Array) -> Reading:
+        file, offset, size, checksums = self._extents[number]
+        return Reading(self._paths[file], offset, size, pieces, checksums if self._verify else ())
 
     def fetch(self, array: Any, size: int) -> Array | Unread:
         """Return the bytes of an array, in memory of their own, or unread.
@@ -147,27 +151,26 @@ class FileReader:
         """Return rows, which aren't read yet.
 
         Args:
-            first: number of the file of their first segment.
+            first: number of the extent of their first segment.
             layout: how they lie.
             identity: see `Segmented`.
 
         Raises:
-            CorruptCheckpointError: the files aren't of that layout.
+            CorruptCheckpointError: the extents aren't of that layout.
         """
         numbers = range(first, first + layout.count)
-        fits = layout.count <= len(self._files) and numbers.stop <= len(self._files)
+        fits = layout.count <= len(self._extents) and numbers.stop <= len(self._extents)
         if not fits or any(number in self._reached or number in self._later for number in numbers):
-            raise CorruptCheckpointError(f"rows in files {first} to {numbers.stop}, where others stand")
-        files = self._files[first : numbers.stop]
-        if [file.size for file in files] != layout.sizes():
-            raise CorruptCheckpointError(f"rows in files {first} to {numbers.stop} that have other sizes")
+            raise CorruptCheckpointError(f"rows in extents {first} to {numbers.stop}, where others stand")
+        if [extent.size for extent in self._extents[first : numbers.stop]] != layout.sizes():
+            raise CorruptCheckpointError(f"rows in extents {first} to {numbers.stop} that have other sizes")
         self._later.update(numbers)
-        stored = Stored(self._folder, files, layout, identity, self._verify)
+        stored = Stored([self._reading(number, _table([])) for number in numbers], layout, identity)
         self._rows.append(stored)
         return stored
 
     def finish(self, rows: bool) -> None:
-        """Compare the checksums of files that hold nothing.
+        """Compare the checksums of extents that hold nothing.
 
         Args:
             rows: whether those of rows, too; they are compared when these are read.
@@ -177,20 +180,23 @@ class FileReader:
         """
         if not self._verify:
             return
-        numbers = range(len(self._files))
+        numbers = range(len(self._extents))
         self._read({n: [] for n in numbers if n not in self._later and n not in self._reached})
         for stored in self._rows if rows else ():
             stored.check()
 
 
 class Stored(Segmented):
-    """Rows in the files of a checkpoint."""
+    """Rows in the files of a checkpoint.
 
-    def __init__(
-        self, folder: Path, files: Sequence[DataFile], layout: Layout, identity: str, verify: bool
-    ) -> None:
-        self.layout, self.identity = layout, identity
-        self._folder, self._files, self._verify = folder, files, verify
+    Args:
+        segments: where each one stands, into nothing yet.
+        layout: how they lie.
+        identity: see `Segmented`.
+    """
+
+    def __init__(self, segments: Sequence[Reading], layout: Layout, identity: str) -> None:
+        self.layout, self.identity, self._segments = layout, identity, segments
 
     def read(self, columns: Sequence[torch.Tensor], behind: int = 0) -> None:
         """Read the rows into the first rows of columns, ``[rows or more, *shape]`` each, on any device.
@@ -228,8 +234,7 @@ class Stored(Segmented):
             pieces[:, place, :2, 1] = counts * width
             pieces[:, place, 2, 1] = -(stops - starts) * width % ALIGNMENT
         _read_all(
-            _reading(self._folder, self._files[number], table, self._verify)
-            for number, table in zip(numbers, pieces, strict=True)
+            self._segments[number]._replace(into=table) for number, table in zip(numbers, pieces, strict=True)
         )
         for column, part in staged:
             for start, stop in _cut_at(behind, begin, end):
@@ -242,9 +247,7 @@ class Stored(Segmented):
         Raises:
             CorruptCheckpointError: a file is damaged.
         """
-        _read_all(
-            _reading(self._folder, file, _table([(0, file.size)]), self._verify) for file in self._files
-        )
+        _read_all(segment._replace(into=_table([(0, segment.size)])) for segment in self._segments)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return all columns in memory.
@@ -263,18 +266,18 @@ def spread(columns: Iterable[tuple[Unread | torch.Tensor, Sequence[Target]]]) ->
     Raises:
         CorruptCheckpointError: a file is damaged; targets hold something then.
     """
-    files: list[Reading] = []
+    parts: list[Reading] = []
     held: list[tuple[Array, Sequence[Target]]] = []
     for column, targets in columns:
         if isinstance(column, Unread):
             before, together = 0, Targets(targets)
-            for file in column.files:
-                files.append(file._replace(into=Spread(column.width, before, together)))
-                before += file.size
+            for part in column.parts:
+                parts.append(part._replace(into=Spread(column.width, before, together)))
+                before += part.size
         elif column.numel():
             held.append((rows_of(column), targets))
     spread_rows(held, _THREADS)
-    _read_all(files)
+    _read_all(parts)
 
 
 def all_read(columns: Sequence[Any]) -> list[Any]:
@@ -298,30 +301,26 @@ def all_read(columns: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _reading(folder: Path, file: DataFile, pieces: Array, verify: bool) -> Reading:
-    return Reading(f"{folder}/{file.name}", file.size, pieces, file.checksums if verify else ())
-
-
 def _table(pieces: Sequence[tuple[int, int]]) -> Array:
     """Return addresses and sizes as a `Reading` has them."""
     return np.array(pieces, np.int64).reshape(-1, 2)
 
 
-def _read_all(files: Iterable[Reading]) -> None:
-    """Read files, some at a time."""
-    for some in _parted(files):
-        threads = _THREADS if sum(file.size for file in some) > _FEW_BYTES else 1
+def _read_all(parts: Iterable[Reading]) -> None:
+    """Read parts of files, some at a time."""
+    for some in _batches(parts):
+        threads = _THREADS if sum(part.size for part in some) > _FEW_BYTES else 1
         damage = read_files(some, BLOCK_BYTES, threads)
         if damage is not None:
             raise CorruptCheckpointError(f"{damage.path}: {damage.what}")
 
 
-def _parted(files: Iterable[Reading]) -> Iterator[list[Reading]]:
+def _batches(parts: Iterable[Reading]) -> Iterator[list[Reading]]:
     some: list[Reading] = []
     size = 0
-    for file in files:
-        some.append(file)
-        size += file.size
+    for part in parts:
+        some.append(part)
+        size += part.size
         if size >= _CALL_BYTES:
             yield some
             some, size = [], 0

@@ -1,4 +1,4 @@
-"""Rows of columns in segments: what is written, linked to an earlier checkpoint, and read, one file for each."""
+"""Rows of columns in segments: what is written, kept from an earlier checkpoint, and read, one extent for each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gleanrl.system.pages import zeroed
 Array = np.ndarray[Any, Any]
 
 ALIGNMENT = 64
-_PARTS, _LEAST_BYTES, _MOST_BYTES = 48, 1 << 18, 1 << 24
+_PARTS, _LEAST_BYTES, _MOST_BYTES = 128, 1 << 16, 1 << 21
 _PAGE_BYTES = 1 << 12
 _ZEROS: Array = np.zeros(ALIGNMENT, np.uint8)
 
@@ -45,8 +45,8 @@ class Layout:
     ) -> Layout:
         """Return a layout for a storage that has room for `capacity` rows, however many there are now.
 
-        A hundredth of the rows, one after the other, touches a twentieth of the bytes at most; a segment is never
-        large, so that a large storage does better than that, and never tiny, because each is a file.
+        A hundredth of the rows, one after the other, touches a fiftieth of the bytes on the average; a segment is never
+        large, so that a large storage does better than that, and never tiny, because each has its line in the manifest.
         """
         width = sum(dtype.itemsize * math.prod(shape) for dtype, shape in fields)
         size = min(max(width * capacity // _PARTS, _LEAST_BYTES), _MOST_BYTES)
@@ -136,17 +136,17 @@ class Layout:
 
 @dataclass(frozen=True)
 class Unread:
-    """A tensor that isn't empty, in files of its own that aren't read yet.
+    """A tensor that isn't empty, in extents of its own that aren't read yet.
 
     Attributes:
         dtype: of the tensor.
         shape: with its rows first.
-        files: its bytes, one file after the other, into nothing yet.
+        parts: its bytes, one extent after the other, into nothing yet.
     """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    files: tuple[Reading, ...]
+    parts: tuple[Reading, ...]
 
     @cached_property
     def width(self) -> int:
@@ -221,8 +221,8 @@ class Source(Segmented):
         """
 
     @abstractmethod
-    def skip(self, number: int) -> None:
-        """Say that a segment isn't needed."""
+    def skip(self, numbers: Sequence[int]) -> None:
+        """Say that segments aren't needed."""
 
     @abstractmethod
     def close(self) -> None:

@@ -197,6 +197,8 @@ class Encoder:
         """
         if depth > _MOST_DEPTH:
             raise CheckpointError(f"{where[:100]}…: it's nested more than {_MOST_DEPTH} times")
+        if type(value) is dict:  # first: most are
+            return self._mapping(value, where, depth + 1)
         if value is None or isinstance(value, (bool, str)):
             return value
         if isinstance(value, int):

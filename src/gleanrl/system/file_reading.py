@@ -61,16 +61,18 @@ class Spread(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A plain file to be read from its beginning on."""
+    """A part of a plain file to be read."""
 
     path: str
+    offset: int
+    """Where it begins."""
     size: int
     """Its bytes."""
     into: Array | Spread
     """Address and size of memory that is filled, piece after piece, ``(..., 2)`` int64, contiguous; address 0 for bytes
-    that nobody wants. Or rows, which the whole file consists of. Somebody keeps the memory."""
+    that nobody wants. Or rows, which all of it consists of. Somebody keeps the memory."""
     checksums: Sequence[int]
-    """The crc32 of each block, the last one may be short: pieces are the whole file then. None for no comparing."""
+    """The crc32 of each block, the last one may be short: pieces are all of it then. None for no comparing."""
 
 
 class Damage(NamedTuple):
@@ -99,8 +101,8 @@ def read_files(files: Sequence[Reading], block: int, threads: int) -> Damage | N
         faults.point("fs.read")
     found = native.read_files(
         [
-            (path, into.numbers(size) if isinstance(into, Spread) else into, checksums)
-            for path, size, into, checksums in files
+            (path, offset, into.numbers(size) if isinstance(into, Spread) else into, checksums)
+            for path, offset, size, into, checksums in files
         ],
         block,
         threads,
@@ -109,7 +111,7 @@ def read_files(files: Sequence[Reading], block: int, threads: int) -> Damage | N
         return None
     number, kind, detail = found
     file = files[number]
-    end = min(detail + block, file.size)
+    end = min(detail + block, file.offset + file.size)
     what = (
         os.strerror(detail),
         f"it became shorter: {detail} bytes",

@@ -328,9 +328,14 @@ def temporary_dir(prefix: str) -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
 
 
-def write_all(file: int, pieces: Iterable[Any]) -> None:
-    """Write pieces with as few calls as there can be: each lets go of the interpreter's lock, and waits for it."""
+def write_all(file: int, pieces: Iterable[Any]) -> int:
+    """Write pieces with as few calls as there can be: each lets go of the interpreter's lock, and waits for it.
+
+    Returns:
+        How many bytes they have.
+    """
     left = deque(view for piece in pieces if (view := memoryview(piece).cast("B")))
+    total = sum(map(len, left))
     while left:
         count = os.writev(file, list(islice(left, _MOST_PIECES)))
         while count:
@@ -338,6 +343,7 @@ def write_all(file: int, pieces: Iterable[Any]) -> None:
                 left[0] = left[0][count:]
                 break
             count -= len(left.popleft())
+    return total
 
 
 @contextmanager

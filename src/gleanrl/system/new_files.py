@@ -42,6 +42,7 @@ class NewFile:
 
     def __init__(self, path: Path | str, pieces: Iterable[Any], locked: bool = False) -> None:
         self._path, self._owned, self._file = path, Descriptors(), -1
+        self._end = 0  # of what was appended
         faults.point("fs.create")
         self._open()
         try:
@@ -57,20 +58,36 @@ class NewFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         self._file = self._owned.take(descriptors.file(self._path, flags))[0]
 
-    def append(self, pieces: Iterable[Any]) -> None:
-        """Write more.
+    def append(self, pieces: Iterable[Any]) -> int:
+        """Write more; return how many bytes that were.
 
         Raises:
             OSError: The disk is full, or any other failure of the operating system; nothing is left behind.
         """
         try:
             faults.point("fs.write")
-            fs.write_all(self._file, pieces)
+            count = fs.write_all(self._file, pieces)
             if _start_writing is not None:  # nobody waits for that, or has to know how it ends: `sync` does
-                _start_writing(self._file, ctypes.c_int64(0), ctypes.c_int64(0), _START)
+                _start_writing(self._file, ctypes.c_int64(self._end), ctypes.c_int64(count), _START)
+            self._end += count
         except BaseException:
             self.drop()
             raise
+        return count
+
+    def cut(self, size: int) -> None:
+        """Let only the first bytes of what was appended be there.
+
+        Raises:
+            OSError: Any failure of the operating system; nothing is left behind.
+        """
+        try:
+            os.ftruncate(self._file, size)
+            os.lseek(self._file, size, os.SEEK_SET)
+        except BaseException:
+            self.drop()
+            raise
+        self._end = size
 
     def fill(self, write: Callable[[BinaryIO], object], flushed: Callable[[], object] | None = None) -> None:
         """Have somebody write it who reads and writes anywhere in it; it is empty.

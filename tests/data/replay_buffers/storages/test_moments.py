@@ -19,6 +19,7 @@ from gleanrl.data import LazyMemmapStorage, LazyTensorStorage, PrioritizedSample
 from gleanrl.data.replay_buffers.storages import moments
 from gleanrl.data.replay_buffers.storages.moments import Moment
 from gleanrl.system import faults
+from tests.checkpoint.helpers import give_each_extent_a_file
 from tests.interrupts import in_another_thread
 
 ROWS = 3_000
@@ -26,12 +27,13 @@ ROWS = 3_000
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments of a few hundred rows, so that small buffers have many."""
+    """Segments of a few hundred rows, so that small buffers have many, each in a file of its own."""
 
     def fitting(cls: type[Layout], fields: Any, rows: int, capacity: int) -> Layout:
         return cls(tuple(fields), rows, 200)
 
     monkeypatch.setattr(Layout, "fitting", classmethod(fitting))
+    give_each_extent_a_file(monkeypatch)
 
 
 def data(start: int, count: int) -> TensorDict:
@@ -122,7 +124,7 @@ def test_memory_of_copies_is_used_again() -> None:
     (again,) = moment._saved[1].values()
     assert again.ctypes.data == kept.ctypes.data
     used = len(moment._free)
-    moment.skip(1)
+    moment.skip([1])
     assert len(moment._free) == used + 1
     moment.close()
     assert not moment._free and not moment._spare

@@ -254,11 +254,12 @@ class Moment(Source):
                         _overlay(data, rows, start, part)
         return data
 
-    def skip(self, number: int) -> None:
-        """Say that a segment isn't needed."""
+    def skip(self, numbers: Sequence[int]) -> None:
+        """Say that segments aren't needed."""
         with self._turn:
-            saved = self._release(number)
-        self._reuse(saved)
+            saved = [self._release(number) for number in numbers]
+        for pieces in filter(None, saved):
+            self._reuse(pieces)
 
     def _reuse(self, saved: dict[int, Array]) -> None:
         """Keep the memory of pieces for the next ones, as far as that is little."""
