@@ -52,8 +52,8 @@ class Layout:
         size = min(max(width * capacity // _PARTS, _LEAST_BYTES), _MOST_BYTES)
         step = max(size // max(width, 1), 1)
         # A round number: many rows need no padding, and columns are cut at pages, where they are copied fastest.
-        unit = min(1 << max(step.bit_length() - 4, 0), _PAGE_BYTES)
-        return cls(tuple(fields), rows, step - step % unit)
+        unit = min(1 << max(step.bit_length() - 2, 0), _PAGE_BYTES)
+        return cls(tuple(fields), rows, (step + unit // 2) // unit * unit)
 
     @cached_property
     def widths(self) -> tuple[int, ...]:

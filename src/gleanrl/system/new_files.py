@@ -21,7 +21,7 @@ from gleanrl.system.descriptors import Descriptors
 
 # Linux alone has it; elsewhere the bytes are on their way from the sync on.
 _start_writing = getattr(ctypes.CDLL(None), "sync_file_range", None)
-_START = 2  # SYNC_FILE_RANGE_WRITE
+_START, _START_BYTES = 2, 1 << 20  # SYNC_FILE_RANGE_WRITE; as many as are worth a call
 
 
 class NewFile:
@@ -42,7 +42,7 @@ class NewFile:
 
     def __init__(self, path: Path | str, pieces: Iterable[Any], locked: bool = False) -> None:
         self._path, self._owned, self._file = path, Descriptors(), -1
-        self._end = 0  # of what was appended
+        self._end = self._begun = 0  # of what was appended, and of what is on its way to the disk
         faults.point("fs.create")
         self._open()
         try:
@@ -67,9 +67,12 @@ class NewFile:
         try:
             faults.point("fs.write")
             count = fs.write_all(self._file, pieces)
-            if _start_writing is not None:  # nobody waits for that, or has to know how it ends: `sync` does
-                _start_writing(self._file, ctypes.c_int64(self._end), ctypes.c_int64(count), _START)
             self._end += count
+            begun, more = self._begun, self._end - self._begun
+            if more >= _START_BYTES and _start_writing is not None:
+                self._begun = self._end
+                # Nobody waits for that, or has to know how it ends: `sync` does.
+                _start_writing(self._file, ctypes.c_int64(begun), ctypes.c_int64(more), _START)
         except BaseException:
             self.drop()
             raise
@@ -87,7 +90,7 @@ class NewFile:
         except BaseException:
             self.drop()
             raise
-        self._end = size
+        self._end, self._begun = size, min(self._begun, size)
 
     def fill(self, write: Callable[[BinaryIO], object], flushed: Callable[[], object] | None = None) -> None:
         """Have somebody write it who reads and writes anywhere in it; it is empty.
