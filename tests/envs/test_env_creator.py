@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gleanrl.envs import EnvCreator, GymEnv, ParallelEnv, SerialEnv, env_creator, get_env_metadata
+from gleanrl.envs import EnvCreator, GymEnv, GymWrapper, ParallelEnv, SerialEnv, env_creator, get_env_metadata
 from gleanrl.envs.transforms import TransformedEnv, VecNorm
 from gleanrl.errors import SchemaError
 from tests.envs.vector.makers import oracle, streams
@@ -16,14 +16,14 @@ from tests.fakes_base import CountingEnv
 
 
 class Built:
-    """Counts what it makes."""
+    """Counts what it makes, and holds none of it."""
 
     def __init__(self):
-        self.made = []
+        self.count = 0
 
     def __call__(self, **kwargs):
-        self.made.append(oracle(**kwargs))
-        return self.made[-1]
+        self.count += 1
+        return oracle(**kwargs)
 
 
 class Average(nn.Module):
@@ -51,15 +51,32 @@ class Averaging(CountingEnv):
         """Mark it as one that has transforms."""
 
 
-def test_one_environment_is_built_for_the_specs():
+def test_one_environment_is_built_for_the_specs(monkeypatch):
+    closed, close = [], GymWrapper.close
+    monkeypatch.setattr(GymWrapper, "close", lambda self, **kw: closed.append(True) or close(self, **kw))
     build = Built()
     creator = EnvCreator(build, {"stream": 3})
-    assert len(build.made) == 1 and build.made[0].is_closed
+    assert build.count == 1 and closed
     env = SerialEnv(2, creator)
-    assert len(build.made) == 1 and env.stream == [3, 3] and len(build.made) == 3
+    assert build.count == 1 and env.stream == [3, 3] and build.count == 3
     assert SerialEnv(2, creator, create_env_kwargs=streams(2)).stream == [0, 1]
     assert creator(stream=5).stream == 5
     assert "GymWrapper" in repr(creator)
+
+
+def test_an_environment_that_somebody_holds_stays_his():
+    """A callable that returns the same one again means copies of it; none of them closes it."""
+    env = CountingEnv()
+    for make in (lambda: env, env):
+        creator = EnvCreator(make)
+        first, second = creator(), creator()
+        assert first is not second and env not in (first, second)
+        first.rollout(2)
+        first.close()
+        assert second.rollout(2).shape == (2,) and not env.is_closed
+        assert SerialEnv(2, creator).rollout(2).shape == (2, 2)
+    assert not env.masks  # nobody stepped or reset it
+    env.rollout(2)
 
 
 def test_keywords_and_variants():

@@ -48,7 +48,10 @@ class EnvCreator:
         **kwargs: Any,
     ) -> None:
         self._factory: Factory = factories(1, create_env_fn, {**(create_env_kwargs or {}), **kwargs})[0]
-        env = self._factory.own_copy()()
+        if self._factory.is_instance:
+            env = self._factory.own_copy()()
+        else:
+            self._factory, env = self._factory.probed()
         try:
             self.meta_data = EnvMetaData.of(env)
             self._shared = [part.share_statistics() for part in _sharing(env)] if share_memory else []
@@ -61,8 +64,7 @@ class EnvCreator:
         Args:
             **kwargs: further keyword arguments of the callable.
         """
-        factory = self._factory
-        env = Factory(factory.source, {**factory.kwargs, **kwargs}).own_copy()()
+        env = self._with(kwargs).own_copy()()
         for part, statistics in zip(_sharing(env), self._shared, strict=bool(self._shared)):
             part.use_statistics(statistics)
         return env
@@ -74,8 +76,12 @@ class EnvCreator:
             **kwargs: take the place of those of the same names, or are added.
         """
         variant = copy.copy(self)
-        variant._factory = replace(self._factory, kwargs={**self._factory.kwargs, **kwargs})
+        variant._factory = self._with(kwargs)
         return variant
+
+    def _with(self, kwargs: Mapping[str, Any]) -> Factory:
+        factory = self._factory
+        return replace(factory, kwargs={**factory.kwargs, **kwargs}, model=None) if kwargs else factory
 
     def state_dict(self) -> dict[str, Any]:
         """Return the shared statistics."""

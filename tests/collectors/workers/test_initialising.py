@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from tensordict.nn import TensorDictModule
 
@@ -11,20 +13,28 @@ from tests.fakes_base import CountingEnv
 
 
 def test_a_lazy_policy_is_called_once_on_an_environment_that_is_closed_again() -> None:
-    made: list[CountingEnv] = []
+    closed: list[bool] = []
+
+    class Closing(CountingEnv):
+        def close(self, *args: Any, **kwargs: Any) -> None:
+            closed.append(True)
+            super().close(*args, **kwargs)
+
+    made: list[bool] = []
 
     def make() -> CountingEnv:
-        made.append(CountingEnv())
-        return made[-1]
+        made.append(True)
+        return Closing()
 
     policy = TensorDictModule(torch.nn.LazyLinear(2), ["observation"], ["action"])
     assert initialised(policy, Factory(make)) is policy
-    assert policy.module.weight.shape == (2, 3) and [env.is_closed for env in made] == [True]
+    assert policy.module.weight.shape == (2, 3) and made == closed == [True]
     assert initialised(policy, Factory(make)) is policy and len(made) == 1
     assert initialised(None, Factory(make)) is None and len(made) == 1
 
 
-def test_an_environment_that_was_given_stays_unused() -> None:
+def test_an_environment_that_was_given_or_is_held_stays_unused() -> None:
     env = CountingEnv()
-    initialised(TensorDictModule(torch.nn.LazyLinear(2), ["observation"], ["action"]), Factory(env))
-    assert not env.is_closed and not env.masks
+    for factory in (Factory(env), Factory(lambda: env)):
+        initialised(TensorDictModule(torch.nn.LazyLinear(2), ["observation"], ["action"]), factory)
+        assert not env.is_closed and not env.masks

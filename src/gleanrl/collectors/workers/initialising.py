@@ -17,7 +17,7 @@ def initialised(policy: Any, factory: Factory) -> Any:
         factory: makes an environment, which is closed again.
     """
     if is_unmade(policy):
-        env = factory.own_copy()()
+        _, env = factory.own_copy().probed()
         try:
             plan_rollout(env, policy)
         finally:
