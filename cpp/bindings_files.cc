@@ -128,7 +128,7 @@ nb::object read_all(nb::list files, std::int64_t block, int threads) {
   std::optional<Damage> damage;
   run(true, [&] { damage = read_files(readings, static_cast<std::size_t>(block), threads); });
   if (!damage) return nb::none();
-  return nb::make_tuple(damage->file, static_cast<int>(damage->kind), damage->detail);
+  return nb::make_tuple(damage->number, static_cast<int>(damage->kind), damage->detail);
 }
 
 void spread_all(nb::list columns, int threads) {
@@ -154,8 +154,7 @@ void bind_files(nb::module_& m) {
         "before.");
   m.def("read_files", &read_all, "files"_a, "block"_a, "threads"_a,
         "Read a list of (path, offset, memory, checksums of each block of bytes), the memory as int64 addresses and "
-        "sizes in a "
-        "contiguous buffer, or as a tuple for rows; None, or (file, kind, detail) of the first "
+        "sizes in a contiguous buffer, or as a tuple for rows; None, or (number, kind, detail) of the first "
         "damage: kind 0 with errno, 1 with where the file ends, 2 with where a block begins that has another checksum. "
         "No checksums, no comparing.");
   m.def("spread_rows", &spread_all, "columns"_a, "threads"_a,

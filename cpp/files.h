@@ -8,7 +8,7 @@
 //   but the caller's: where none can be started it does all.
 // Memory.    The caller keeps all of it alive, and apart; what nobody wants is read into some of the call's own.
 // Safety.    A path's last part is never followed as a link, and what isn't a plain file isn't read.
-// Failure.   A call returns the first thing that is wrong, by the order of the files; what was read until then stays.
+// Failure.   A call returns the first thing that is wrong, in the order of the readings; what was read stays.
 #pragma once
 
 #include <cstddef>
@@ -51,7 +51,7 @@ struct Reading {
 
 struct Damage {
   enum class Kind { kSystem, kShort, kChecksum };
-  std::size_t file;
+  std::size_t number;  // of the reading
   Kind kind;
   // errno of kSystem; else where in the file the block begins, or the file ends.
   std::int64_t detail;

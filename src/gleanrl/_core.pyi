@@ -84,7 +84,7 @@ def read_files(
         threads: how many read, at most.
 
     Returns:
-        None; or the number of a damaged file, what it is, and where: 0 and errno, 1 and where the file ends, 2 and
+        None; or the number of a damaged part, what it is, and where: 0 and errno, 1 and where the file ends, 2 and
         where a block begins that has another checksum.
 
     Raises:

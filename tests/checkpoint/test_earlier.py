@@ -71,6 +71,13 @@ def test_what_isnt_right_is_no_array(pieces: Any) -> None:
     assert earlier({"$tensor": pieces}).arrays == []
 
 
+def test_what_stands_where_something_else_does_is_none() -> None:
+    found = earlier(ROWS, ARRAY, {**ROWS, "id": "1" * 32}, {**ARRAY, "$tensor": ARRAY["$tensor"][::-1]})
+    assert found.arrays == [[*EXTENTS[3:]], []] and found.table(1, LAYOUT) is None
+    twice = [[3, 0, LARGE_BYTES // 2], [3, 0, LARGE_BYTES // 2]]
+    assert earlier({**ARRAY, "$tensor": twice}).arrays == [[]]
+
+
 def kept(sizes: list[int], needed: dict[int, int], total: int) -> set[int]:
     files = tuple(DataFile(f"{n:06d}.bin", size) for n, size in enumerate(sizes))
     return Earlier(Path("nowhere"), Manifest("thing", {}, files, ())).worth_keeping(needed, total)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,9 +51,10 @@ class Earlier:
     manifest: Manifest
     arrays: list[list[Extent]] = field(default_factory=list)
     _tables: list[Table] = field(default_factory=list)
+    _known: set[Extent] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        """Look for arrays and rows; what isn't as it should be is none."""
+        """Look for arrays and rows; what isn't as it should be is none, what stands where others do included."""
         for node in stored_in(self.manifest.state):
             if "$rows" in node:
                 self._note_rows(node)
@@ -68,15 +69,20 @@ class Earlier:
         alike = (table.layout.fields, table.layout.step) == (layout.fields, layout.step)
         return table if alike else None
 
+    def place(self, file: int) -> str:
+        """Return where a file is, by its number."""
+        return f"{self.path}/{self.manifest.files[file].name}"
+
     def worth_keeping(self, needed: Mapping[int, int], total: int) -> set[int]:
         """Return the files that are worth a link.
 
-        What else is needed is written anew, so that what nobody needs any more goes with its file: there never is more
-        of that than a quarter of what is needed. Files with the least to be written go first; so do small ones where
-        there are many, of which a few become one.
+        What else is needed is written anew, so that what nobody needs any more goes with its file, and there is no more
+        of that than a quarter of what the checkpoint has. Files with the largest share of it go first; so do small ones
+        where there are many, of which a few become one.
 
         Args:
-            needed: by the number of a file, how many of its bytes the new checkpoint needs.
+            needed: by the number of a file, how many of its bytes the new checkpoint needs, or may: what turns out
+                to be otherwise, once it's compared, is left to the next checkpoint.
             total: how many it has.
         """
         sizes = {number: self.manifest.files[number].size for number in needed}
@@ -98,12 +104,20 @@ class Earlier:
         except (CorruptCheckpointError, LookupError, TypeError, ValueError):
             return
         found = extents[first : first + min(layout.count, len(extents))]
-        if len(found) == layout.count and [extent.size for extent in found] == layout.sizes():
+        fits = len(found) == layout.count and [extent.size for extent in found] == layout.sizes()
+        if fits and self._new(found):
             self._tables.append(Table(layout, identity, found))
 
     def _note_array(self, pieces: Any) -> None:
         try:
             if sum(size for _, _, size in pieces) >= LARGE_BYTES:
-                self.arrays.append([self.manifest.extents[number] for number, _, _ in pieces])
+                found = [self.manifest.extents[number] for number, _, _ in pieces]
+                self.arrays.append(found if self._new(found) else [])
         except (LookupError, TypeError, ValueError):
             return
+
+    def _new(self, extents: Sequence[Extent]) -> bool:
+        """Return whether nothing else stands in any of these extents."""
+        known = len(self._known)
+        self._known.update(extent for extent in extents if extent.size)
+        return len(self._known) == known + sum(extent.size > 0 for extent in extents)

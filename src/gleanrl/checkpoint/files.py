@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,10 +26,10 @@ from gleanrl.system.new_files import NewFile
 from gleanrl.system.threads import for_each
 
 FILE_BYTES = 1 << 26
-"""About how large a file gets, and an extent of small arrays."""
+"""With so many a file is full, and so is an extent of small arrays."""
 _FILES, _LEAST_FILE_BYTES = 8, 1 << 22  # that all is divided into, where each gets so many
-_PIECE_BYTES = 1 << 20  # compared at once
-_LOOK_BYTES = 1 << 16  # compared first: what differs mostly differs there
+_COARSE_BYTES = 1 << 26  # of an array that is cut into few pieces
+_PIECE_BYTES = 1 << 18  # compared at once
 _FEW_BYTES = 1 << 22  # written by one thread: two would mostly hand the interpreter to each other
 _THREADS = 2  # that write: as many as keep a disk busy
 _SHARE_ASIDE = 0.15  # of a processor
@@ -52,8 +52,6 @@ class _Job:
     """What may be the same in an earlier checkpoint."""
     same: bool = False
     """Whether it is, for sure."""
-    found: Extent | None = None
-    """Where it stands, once it does."""
 
 
 class FileWriter:
@@ -73,9 +71,10 @@ class FileWriter:
         self._earlier, self._packs = earlier, Packs(folder, earlier)
         self._aside, self._pace = aside, Pace(_SHARE_ASIDE)
         self._jobs: list[_Job] = []
+        self._extents: dict[int, Extent] = {}  # those that are there, by their numbers
         self._shared: _Job | None = None  # the extent that takes small arrays
         self._sources: list[Source] = []
-        self._large = 0
+        self._large = self._room = 0
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -145,11 +144,12 @@ class FileWriter:
                 file.fill(content, self._rest)
             else:
                 file.append([content])
-            return checksums(self._in_stints(file.parts(BLOCK_BYTES)))
+            return checksums(file.parts(BLOCK_BYTES))
 
         found = self._packs.own(name, fill)
+        self._packs.sync_some(self._unhurried)
         job = self._add(found.size, [])
-        job.found = found
+        self._extents[job.number] = found
         return [[job.number, 0, job.size]]
 
     def segments(self, source: Source) -> int:
@@ -177,20 +177,20 @@ class FileWriter:
     def write(self) -> tuple[tuple[DataFile, ...], tuple[Extent, ...]]:
         """Write everything; return files and extents, which aren't surely on the disk before `sync`."""
         total = sum(job.size for job in self._jobs)
-        self._packs.room = min(max(total // _FILES, _LEAST_FILE_BYTES), FILE_BYTES)
+        self._room = min(max(total // _FILES, _LEAST_FILE_BYTES), FILE_BYTES)
         if self._earlier is not None:
             self._choose(self._earlier, total)
         try:
             for source in self._sources:
                 source.begin()
             self._link()  # first: nobody has to keep for long what isn't needed
-            jobs = self._in_order([job for job in self._jobs if job.found is None])
-            fresh = sum(job.size for job in jobs)
-            for_each(self._put, jobs, 1 if self._aside is not None or fresh <= _FEW_BYTES else _THREADS)
+            jobs = self._in_order([job for job in self._jobs if job.number not in self._extents])
+            left = sum(job.size for job in jobs)
+            for_each(self._put, jobs, 1 if self._aside is not None or left <= _FEW_BYTES else _THREADS)
         finally:
             for source in self._sources:
                 source.close()
-        return self._packs.files, tuple(job.found for job in self._jobs if job.found is not None)
+        return self._packs.files, tuple(self._extents[job.number] for job in self._jobs)
 
     def _choose(self, earlier: Earlier, total: int) -> None:
         """Write anew what stands in files of which little is needed, or of which there are too many."""
@@ -206,16 +206,14 @@ class FileWriter:
 
     def _link(self) -> None:
         """Have what is known to be the same in links, as far as there can be any."""
-        files: dict[int, int | None] = {}
         linked: dict[Source, list[int]] = {}
         for job in self._jobs:
             if job.same and job.earlier is not None and job.source is not None:
-                before = job.earlier.file
-                if before not in files:
-                    files[before] = self._packs.link(before)
-                file = files[before]
-                if file is not None:
-                    job.found = job.earlier.within(file)
+                file = self._packs.link(job.earlier.file)
+                if file is None:
+                    job.earlier = None
+                else:
+                    self._extents[job.number] = job.earlier.within(file)
                     linked.setdefault(job.source, []).append(job.segment)
         for source, numbers in linked.items():
             source.skip(numbers)
@@ -223,11 +221,11 @@ class FileWriter:
     def _in_order(self, jobs: list[_Job]) -> list[_Job]:
         """Return what is to be written in the order in which it is best taken."""
         position = {
-            (id(source), number): place
+            (source, number): place
             for source in {job.source for job in jobs if job.source is not None}
             for place, number in enumerate(source.order())
         }
-        return sorted(jobs, key=lambda job: position.get((id(job.source), job.segment), -1))
+        return sorted(jobs, key=lambda job: -1 if job.source is None else position[job.source, job.segment])
 
     def add(self, name: str, data: bytes) -> None:
         """Write one more file of that name."""
@@ -239,7 +237,8 @@ class FileWriter:
 
     def _put(self, job: _Job) -> None:
         """Write an extent, or link it where it's found to be the same."""
-        job.found = self._taken(job.source, job) if job.source is not None else self._stored(job)
+        found = self._stored(job) if job.source is None else self._taken(job.source, job)
+        self._extents[job.number] = found
         self._packs.sync_some(self._unhurried)
         self._rest()
 
@@ -247,7 +246,7 @@ class FileWriter:
         pieces = job.pieces if job.make is None else [job.make().reshape(-1)]
         found = self._same(job, pieces)
         if found is None:
-            with self._packs.pack() as pack:
+            with self._packs.pack(self._room) as pack:
                 found = self._appended(pack, pieces)
         return found
 
@@ -255,10 +254,11 @@ class FileWriter:
         """Write a segment from where it lives; from a copy if it was written on meanwhile."""
         number = job.segment
         live = source.look(number)
-        if live is not None and (found := self._same(job, live)) and source.settled(number):
-            return found
-        with self._packs.pack() as pack:
-            if live is not None:
+        same = None if live is None else self._same(job, live)
+        if same is not None and source.settled(number):
+            return same
+        with self._packs.pack(self._room) as pack:
+            if live is not None and same is None:
                 found = self._appended(pack, live)
                 if source.settled(number):
                     return found
@@ -269,23 +269,15 @@ class FileWriter:
             finally:
                 source.give(data)
 
-    def _appended(self, pack: Pack, pieces: list[Array]) -> Extent:
-        start = pack.size
-        if self._aside is None:
-            found = checksums(pieces)
-            pack.append(pieces)
-        else:
-            found = checksums(self._in_stints(pieces))
-            for part in self._in_stints(pieces):
+    def _appended(self, pack: Pack, pieces: Sequence[Any]) -> Extent:
+        start, found = pack.size, checksums(pieces)
+        if self._unhurried:
+            for part in (part for piece in pieces for part in _cut(memoryview(piece), _STINT_BYTES)):
                 pack.append([part])
-        return Extent(pack.number, start, pack.size - start, found)
-
-    def _in_stints(self, pieces: Iterable[Any]) -> Iterator[memoryview]:
-        """Yield pieces, resting between parts of them."""
-        for piece in pieces:
-            for part in _cut(memoryview(piece), _STINT_BYTES):
-                yield part
                 self._rest()
+        else:
+            pack.append(pieces)
+        return Extent(pack.number, start, pack.size - start, found)
 
     def _rest(self) -> None:
         """Leave the processor to others, unless there is haste."""
@@ -301,19 +293,19 @@ class FileWriter:
         if job.earlier is None or self._earlier is None or not job.size:
             return None
         before = job.earlier.file
-        if not _has(self._earlier.path / self._earlier.manifest.files[before].name, job.earlier, pieces):
+        if self._packs.refuses(before) or not _has(self._earlier.place(before), job.earlier, pieces):
             return None
         file = self._packs.link(before)
         return None if file is None else job.earlier.within(file)
 
 
-def _has(path: Path, extent: Extent, pieces: list[Array]) -> bool:
+def _has(path: str, extent: Extent, pieces: list[Array]) -> bool:
     """Return whether an extent of a file has these very bytes."""
     try:
         with fs.reading(path) as file:
             at, buffer = extent.offset, np.empty(_PIECE_BYTES, np.uint8)
             for piece in pieces:
-                for part in _cut(piece, _LOOK_BYTES if at == extent.offset else _PIECE_BYTES):
+                for part in _cut(piece, _PIECE_BYTES):
                     block = buffer[: part.size]
                     if fs.read_into(file, block, at) != part.size or not np.array_equal(block, part):
                         return False
@@ -341,7 +333,7 @@ def checksums(pieces: Iterable[Any]) -> tuple[int, ...]:
 
 def _step(size: int) -> int:
     """Return about how many bytes each piece of a large array has."""
-    return LARGE_BYTES // 2 if size <= FILE_BYTES else BLOCK_BYTES
+    return LARGE_BYTES // 2 if size <= _COARSE_BYTES else BLOCK_BYTES
 
 
 def _cut(data: Any, size: int) -> Iterator[Any]:

@@ -186,16 +186,16 @@ def _encoded_extents(extents: Sequence[Extent]) -> dict[str, str]:
 def _extents(body: Mapping[str, Any], files: Sequence[DataFile]) -> tuple[Extent, ...]:
     """Return extents that are within their files, and apart: else a small file could be said to hold a lot."""
     table, checksums = _table(body, "extents", "<i8", (-1, 3)), _table(body, "crc32", "<u4", (-1,))
-    file, offset, size = table.T
+    numbers, offset, size = table.T
     if table.size:
-        if table.min() < 0 or file.max() >= len(files):
+        if table.min() < 0 or numbers.max() >= len(files):
             raise CorruptCheckpointError("manifest: an extent of no file, or a negative one")
-        room = np.array([file.size for file in files], np.int64)[file] - offset
+        room = np.array([file.size for file in files], np.int64)[numbers] - offset
         if (size > room).any():
             raise CorruptCheckpointError("manifest: an extent where there's nothing")
-        own = table[size > 0]
-        own = own[np.lexsort((own[:, 1], own[:, 0]))]
-        apart = (own[1:, 0] != own[:-1, 0]) | (own[1:, 1] - own[:-1, 1] >= own[:-1, 2])
+        held = table[size > 0]
+        held = held[np.lexsort((held[:, 1], held[:, 0]))]
+        apart = (held[1:, 0] != held[:-1, 0]) | (held[1:, 1] - held[:-1, 1] >= held[:-1, 2])
         if not apart.all():
             raise CorruptCheckpointError("manifest: extents overlap")
     stops = np.cumsum(-(-size // BLOCK_BYTES))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,9 @@ class Pack:
 
 
 class Packs:
-    """All data files of a folder, and others that belong to it. Any thread may write.
+    """All data files of a folder, and others that belong to it.
+
+    Any thread may use `pack`, `link`, `refuses` and `sync_some`; the others are its owner's, while nobody does.
 
     Args:
         folder: where.
@@ -59,12 +61,10 @@ class Packs:
         self._folder, self._earlier = folder, earlier
         self._files: list[Pack | DataFile] = []
         self._links: dict[int, int | None] = {}
-        self._lock = threading.Lock()  # of the two above
+        self._lock = threading.Lock()  # of the two above, and the two last ones
         self._begun: deque[Pack] = deque()  # nobody writes these now
         self._unsynced: deque[NewFile] = deque()
         self._unsynced_bytes = 0
-        self.room = 0
-        """Bytes that a pack gets: who has reached them takes nothing more."""
 
     @property
     def files(self) -> tuple[DataFile, ...]:
@@ -79,8 +79,8 @@ class Packs:
             self._unsynced.pop().close()
 
     @contextmanager
-    def pack(self) -> Iterator[Pack]:
-        """Give a pack with room, which nobody else has within the ``with`` block."""
+    def pack(self, room: int) -> Iterator[Pack]:
+        """Give a pack which nobody else has within the ``with`` block; once it has `room` bytes, it is full."""
         try:
             pack = self._begun.pop()
         except IndexError:
@@ -90,7 +90,7 @@ class Packs:
         except BaseException:
             pack.file.close()
             raise
-        if pack.size < self.room:
+        if pack.size < room:
             self._begun.append(pack)
         else:
             self._end(pack)
@@ -121,8 +121,9 @@ class Packs:
         return pack
 
     def _end(self, pack: Pack) -> None:
-        self._unsynced.append(pack.file)
-        self._unsynced_bytes += pack.size
+        with self._lock:
+            self._unsynced.append(pack.file)
+            self._unsynced_bytes += pack.size
 
     def link(self, file: int) -> int | None:
         """Return the number of a link to a file of the earlier checkpoint, by that one's number; None for no links."""
@@ -130,16 +131,20 @@ class Packs:
             return None
         with self._lock:
             if file not in self._links:
-                self._links[file] = self._linked(self._earlier, self._earlier.manifest.files[file])
+                self._links[file] = self._linked(self._earlier, file)
             return self._links[file]
 
-    def _linked(self, earlier: Earlier, file: DataFile) -> int | None:
-        number = len(self._files)
+    def _linked(self, earlier: Earlier, file: int) -> int | None:
+        number, size = len(self._files), earlier.manifest.files[file].size
         name = file_name(number)
-        if not fs.link_file(f"{earlier.path}/{file.name}", f"{self._folder}/{name}", file.size):
+        if not fs.link_file(earlier.place(file), f"{self._folder}/{name}", size):
             return None
-        self._files.append(DataFile(name, file.size))
+        self._files.append(DataFile(name, size))
         return number
+
+    def refuses(self, file: int) -> bool:
+        """Return whether a link to a file of the earlier checkpoint was tried in vain."""
+        return self._links.get(file, file) is None
 
     def add(self, name: str, data: bytes) -> None:
         """Write one more file of that name, which is no data file."""
@@ -160,17 +165,14 @@ class Packs:
             self._end(self._begun.pop())
         while len(self._unsynced) > _UNSYNCED:
             self._sync_batch(unhurried)
-        self._sync_batch(
-            unhurried, partial(fs.sync_dir, self._folder)
-        )  # together: each waits for the disk once
+        # Together: each waits for the disk once.
+        self._sync_batch(unhurried, partial(fs.sync_dir, self._folder))
 
     def _sync_batch(self, unhurried: bool, *others: Callable[[], object]) -> None:
         """Sync files, many at a time, and make other calls beside."""
-        files: list[NewFile] = []
-        self._unsynced_bytes = 0
-        with suppress(IndexError):  # another thread took it
-            while len(files) < _UNSYNCED:
-                files.append(self._unsynced.popleft())
+        with self._lock:
+            files = [self._unsynced.popleft() for _ in range(min(_UNSYNCED, len(self._unsynced)))]
+            self._unsynced_bytes = 0
         calls = [*(file.sync for file in files), *others]
         try:
             for_each(lambda call: call(), calls, 1 if unhurried else _SYNCS)

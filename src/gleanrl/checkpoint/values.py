@@ -291,7 +291,7 @@ class Decoder:
     Args:
         fetch: returns the bytes that `Encoder` was given, from what was noted of them, and their number; those of a
             tensor may be unread.
-        rows: returns rows, by the number of their first file, their layout and name; None where there can't be any.
+        rows: returns rows, by the number of their first extent, their layout and name; None where there can't be any.
     """
 
     def __init__(
@@ -399,7 +399,7 @@ _MAKERS: dict[str, tuple[Callable[[Decoder, dict[str, Any], int], Any], frozense
 
 
 def layout_of(tree: Mapping[str, Any]) -> tuple[Layout, int, str]:
-    """Return the layout of rows, the number of their first file, and their name.
+    """Return the layout of rows, the number of their first extent, and their name.
 
     Raises:
         CorruptCheckpointError: the tree isn't one of rows.

@@ -1,6 +1,6 @@
 """Many files that are read at once, each byte into the place where it stays, and compared with checksums on the way.
 
-A part of the seam to the file system, see `fs`; the fault points are `fs.open` and `fs.read`, once for each file.
+A part of the seam to the file system, see `fs`; the fault points are `fs.open` and `fs.read`, once for each part.
 """
 
 from __future__ import annotations
@@ -83,15 +83,15 @@ class Damage(NamedTuple):
 
 
 def read_files(files: Sequence[Reading], block: int, threads: int) -> Damage | None:
-    """Read files; an interrupt waits for the end of that.
+    """Read parts of files; an interrupt waits for the end of that.
 
     Args:
-        files: Symbolic links, devices and pipes are refused.
+        files: The parts. Symbolic links, devices and pipes are refused.
         block: Bytes that have one checksum.
         threads: How many read, at most.
 
     Returns:
-        What was wrong first, in the order of the files; some of the memory is filled then. None if all is well.
+        What was wrong first, in the order of the parts; some of the memory is filled then. None if all is well.
 
     Raises:
         OSError: At a fault point only.

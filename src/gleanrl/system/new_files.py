@@ -6,6 +6,7 @@ A part of the seam to the file system, see `fs`; the fault points are `fs.create
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import io
 import os
@@ -85,6 +86,7 @@ class NewFile:
             OSError: Any failure of the operating system; nothing is left behind.
         """
         try:
+            faults.point("fs.write")
             os.ftruncate(self._file, size)
             os.lseek(self._file, size, os.SEEK_SET)
         except BaseException:
@@ -119,10 +121,18 @@ class NewFile:
         """The bytes that it has."""
         return fs.size_of(self._file)
 
-    def parts(self, size: int) -> Iterator[bytes]:
-        """Yield what was written, in parts of that size."""
-        for offset in range(0, self.size, size):
-            yield os.pread(self._file, size, offset)
+    def parts(self, size: int) -> Iterator[bytearray]:
+        """Yield what was written, in parts of that size.
+
+        Raises:
+            OSError: The disk fails.
+        """
+        end = self.size
+        for offset in range(0, end, size):
+            part = bytearray(min(size, end - offset))
+            if fs.read_into(self._file, part, offset) != len(part):
+                raise OSError(errno.EIO, "it became shorter", str(self._path))
+            yield part
 
     def sync(self) -> None:
         """Return once the bytes are on the disk. A sync that failed is final: it's never tried again.
