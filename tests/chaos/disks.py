@@ -282,6 +282,7 @@ def make_files_small(patch: pytest.MonkeyPatch, size: int = 32) -> None:
     for module in (files, earlier):
         patch.setattr(module, "LARGE_BYTES", 64)
     patch.setattr(files, "FILE_BYTES", size)
+    patch.setattr(files, "_COARSE_BYTES", 32)
     patch.setattr(files, "BLOCK_BYTES", 64)
     for module in (files, packs):
         patch.setattr(module, "for_each", lambda call, items, count: for_each(call, items, 1))

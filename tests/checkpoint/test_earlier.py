@@ -84,10 +84,10 @@ def kept(sizes: list[int], needed: dict[int, int], total: int) -> set[int]:
 
 
 def test_files_with_much_garbage_are_written_anew() -> None:
-    assert kept([100, 100], {0: 100, 1: 1}, 500) == {0, 1}  # 99 of 500
-    assert kept([100, 100], {0: 100, 1: 1}, 300) == {0}  # a third
+    assert kept([100, 100], {0: 100, 1: 1}, 200) == {0, 1}  # 99 of 200
+    assert kept([100, 100], {0: 100, 1: 1}, 190) == {0}
     assert kept([100, 100], {0: 100}, 100) == {0}  # what nobody needs isn't linked anyway
-    assert kept([100, 100, 100], {0: 60, 1: 70, 2: 50}, 180) == {1}
+    assert kept([100, 100, 100], {0: 60, 1: 70, 2: 50}, 180) == {0, 1}
     assert kept([100, 100], {}, 0) == set()
 
 
@@ -107,4 +107,4 @@ def test_there_is_never_much_garbage(files: list[tuple[int, int]], more: int) ->
     needed = {number: min(one, other) for number, (one, other) in enumerate(files)}
     sizes, total = [max(file) for file in files], sum(needed.values()) + more
     found = kept(sizes, needed, total)
-    assert sum(sizes[n] - needed[n] for n in found) <= 0.25 * total and len(found) <= 32
+    assert sum(sizes[n] - needed[n] for n in found) <= 0.5 * total and len(found) <= 32

@@ -22,9 +22,7 @@ MADE = Manifest(
     (DataFile(file_name(0), BLOCK_BYTES + 40), DataFile(file_name(1), 0)),
     (
         Extent(0, 7, BLOCK_BYTES + 1, (5, 6)),
-        Extent(1, 0, 0, ()),
         Extent(0, 0, 7, (2**32 - 1,)),
-        Extent(0, 3, 0, ()),
     ),
     {"torch": "2"},
 )

@@ -12,7 +12,7 @@ from gleanrl.checkpoint.segments import Layout
 from gleanrl.checkpoint.values import LARGE_BYTES, layout_of
 from gleanrl.errors import CorruptCheckpointError
 
-_GARBAGE = 0.25  # of the bytes that are needed: so many that aren't may lie beside them in linked files
+_GARBAGE = 0.5  # of the bytes that are needed: so many that aren't may lie beside them in linked files
 _MOST_FILES, _BYTES_A_FILE = 32, 1 << 25  # that are linked; more where each has so many bytes
 _MERGED = 3  # files that are written anew, at least, once there are too many
 
@@ -77,7 +77,7 @@ class Earlier:
         """Return the files that are worth a link.
 
         What else is needed is written anew, so that what nobody needs any more goes with its file, and there is no more
-        of that than a quarter of what the checkpoint has. Files with the largest share of it go first; so do small ones
+        of that than half of what the checkpoint has. Files with the largest share of it go first; so do small ones
         where there are many, of which a few become one.
 
         Args:

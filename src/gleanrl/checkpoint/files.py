@@ -295,6 +295,8 @@ class FileWriter:
         before = job.earlier.file
         if self._packs.refuses(before) or not _has(self._earlier.place(before), job.earlier, pieces):
             return None
+        if checksums(pieces) != job.earlier.checksums:  # which were forged
+            return None
         file = self._packs.link(before)
         return None if file is None else job.earlier.within(file)
 

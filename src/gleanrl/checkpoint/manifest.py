@@ -188,15 +188,13 @@ def _extents(body: Mapping[str, Any], files: Sequence[DataFile]) -> tuple[Extent
     table, checksums = _table(body, "extents", "<i8", (-1, 3)), _table(body, "crc32", "<u4", (-1,))
     numbers, offset, size = table.T
     if table.size:
-        if table.min() < 0 or numbers.max() >= len(files):
-            raise CorruptCheckpointError("manifest: an extent of no file, or a negative one")
+        if numbers.min() < 0 or offset.min() < 0 or size.min() < 1 or numbers.max() >= len(files):
+            raise CorruptCheckpointError("manifest: an extent of nothing, or of no file")
         room = np.array([file.size for file in files], np.int64)[numbers] - offset
         if (size > room).any():
             raise CorruptCheckpointError("manifest: an extent where there's nothing")
-        held = table[size > 0]
-        held = held[np.lexsort((held[:, 1], held[:, 0]))]
-        apart = (held[1:, 0] != held[:-1, 0]) | (held[1:, 1] - held[:-1, 1] >= held[:-1, 2])
-        if not apart.all():
+        before, after = (ordered := table[np.lexsort((offset, numbers))])[:-1], ordered[1:]
+        if ((after[:, 0] == before[:, 0]) & (after[:, 1] - before[:, 1] < before[:, 2])).any():
             raise CorruptCheckpointError("manifest: extents overlap")
     stops = np.cumsum(-(-size // BLOCK_BYTES))
     if (stops[-1] if stops.size else 0) != checksums.size:

@@ -23,9 +23,10 @@ from gleanrl.errors import CorruptCheckpointError
 from gleanrl.system import fs
 from gleanrl.system.file_reading import Reading, Spread, Target, Targets, read_files, spread_rows
 
-_CALL_BYTES = 1 << 28  # read by one call, for which interrupts wait
+_CALL_BYTES, _CALL_PIECES = 1 << 28, 1 << 18  # read by one call, for which interrupts wait
 _FEW_BYTES = 1 << 22  # read by one thread
 _THREADS = 2
+_NOTHING: Array = np.empty((0, 2), np.int64)  # memory for no bytes
 
 
 class FileReader:
@@ -86,7 +87,7 @@ class FileReader:
             if number in self._reached or number in self._later:
                 raise CorruptCheckpointError(f"an array in extent {number}, where another one stands")
             self._later.add(number)
-        return Unread(torch.uint8, (size,), tuple(self._reading(number, _table([])) for number in numbers))
+        return Unread(torch.uint8, (size,), tuple(self._reading(number, _NOTHING) for number in numbers))
 
     def _place(self, places: list[tuple[int, int, int]], pieces: dict[int, list[tuple[int, int]]]) -> Array:
         """Return memory for an array, whose pieces are noted to be read, extent by extent."""
@@ -165,7 +166,7 @@ class FileReader:
         if [extent.size for extent in self._extents[first : numbers.stop]] != layout.sizes():
             raise CorruptCheckpointError(f"rows in extents {first} to {numbers.stop} that have other sizes")
         self._later.update(numbers)
-        stored = Stored([self._reading(number, _table([])) for number in numbers], layout, identity)
+        stored = Stored([self._reading(number, _NOTHING) for number in numbers], layout, identity)
         self._rows.append(stored)
         return stored
 
@@ -209,7 +210,10 @@ class Stored(Segmented):
             CorruptCheckpointError: a file is damaged; columns hold something then.
         """
         layout = self.layout
-        at_once = max(_CALL_BYTES // max(layout.size(0), 1), 1) if layout.count else 1
+        if not layout.count:
+            return
+        at_once = min(_CALL_BYTES // max(layout.size(0), 1), _CALL_PIECES // max(len(columns), 1))
+        at_once = max(at_once, 1)
         for first in range(0, layout.count, at_once):
             self._read_some(np.arange(first, min(first + at_once, layout.count)), columns, behind)
 
@@ -321,7 +325,7 @@ def _batches(parts: Iterable[Reading]) -> Iterator[list[Reading]]:
     for part in parts:
         some.append(part)
         size += part.size
-        if size >= _CALL_BYTES:
+        if size >= _CALL_BYTES or len(some) >= _CALL_PIECES:
             yield some
             some, size = [], 0
     if some:
