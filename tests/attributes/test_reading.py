@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import random
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from enum import Enum
@@ -80,6 +81,33 @@ def test_arrays_come_back_in_their_order(array: Any) -> None:
     found = target.array
     assert found.dtype == array.dtype and found.shape == array.shape and (found == array).all()
     assert found.flags.f_contiguous == array.flags.f_contiguous or array.strides[0] < 0
+
+
+@pytest.mark.parametrize(
+    "text", ["0f8,", "0", "(2,)U2", "<f4", "V4", "O", "U2,U2", "<U", "<U2\n", "<U9999999999"]
+)
+def test_dtypes_that_arent_of_text_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = saved(Thing(array=np.array(["ab", "c"])))
+    (node,) = (node for node in nodes_in(state) if node.get("text"))
+    node["text"] = text
+    compiled: list[Any] = []
+    monkeypatch.setattr(
+        ast, "parse", lambda *a, **k: compiled.append(a)
+    )  # what NumPy reads some of them with
+    with pytest.raises(SchemaError, match="isn't a dtype of text"):
+        adopt(Thing(array=None), state)
+    assert not compiled
+
+
+def nodes_in(state: Any) -> list[dict[str, Any]]:
+    """Return all mappings in a state."""
+    found, ahead = [], [state]
+    while ahead:
+        part = ahead.pop()
+        if isinstance(part, dict):
+            found.append(part)
+        ahead += part.values() if isinstance(part, dict) else part if isinstance(part, (list, tuple)) else []
+    return found
 
 
 def test_what_was_one_is_one_again() -> None:

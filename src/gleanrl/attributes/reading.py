@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,9 @@ from gleanrl.attributes.kinds import (
 from gleanrl.errors import GleanError, SchemaError
 from gleanrl.inference import lasting
 from gleanrl.system.interrupts import to_the_end
+
+_TEXT = re.compile(r"[<>|=][SU][0-9]{1,9}")
+"""NumPy's names of dtypes of text."""
 
 
 @lasting
@@ -268,10 +272,10 @@ def _array_of(node: Any) -> Any:
     data = node["data"].numpy()
     if not node["text"]:
         return data
-    dtype = np.dtype(str(node["text"]))
-    if dtype.kind not in "SU":
-        raise SchemaError(f"load_state_dict: {dtype} isn't text")
-    return np.frombuffer(data.tobytes(), dtype).reshape(_listed(node["shape"], "shape"))
+    text = str(node["text"])
+    if not _TEXT.fullmatch(text):  # NumPy compiles parts of other ones
+        raise SchemaError(f"load_state_dict: {text!r:.50} isn't a dtype of text")
+    return np.frombuffer(data.tobytes(), text).reshape(_listed(node["shape"], "shape"))
 
 
 _READS: dict[str, Callable[[_Reader, int, Any, Any, str], Any]] = {
