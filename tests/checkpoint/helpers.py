@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +36,15 @@ def give_each_extent_a_file(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(files, "_LEAST_FILE_BYTES", 1)
     patch.setattr(files, "_FILES", 1 << 40)
     patch.setattr(earlier, "_MOST_FILES", 1 << 40)
+
+
+def open_in(folder: Path) -> int:
+    """Return how many files of a folder this process has open."""
+    found = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # closed since
+            found += Path(os.readlink(f"/proc/self/fd/{descriptor}")).parent == folder
+    return found
 
 
 def arrays_from(reader: FileReader, places: list[Any], sizes: list[int]) -> list[Any]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
 import zlib
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from gleanrl.checkpoint.values import LARGE_BYTES, Attachment, Encoder
 from gleanrl.errors import CheckpointError
 from gleanrl.system import faults
 from gleanrl.system.faults import At
-from tests.checkpoint.helpers import Plain, arrays, arrays_from, columns, give_each_extent_a_file
+from tests.checkpoint.helpers import Plain, arrays, arrays_from, columns, give_each_extent_a_file, open_in
 
 
 @pytest.mark.parametrize("most", [64, 1_000, 1 << 26])
@@ -196,15 +194,6 @@ def test_what_nobody_needs_goes_once_it_is_much(tmp_path: Path) -> None:
     assert 1.4 < max(room) < 1.51
     # Mostly the segment alone, and not twice that on the average; the small array takes as much as an eighth of one.
     assert sorted(written[1:])[170] < 0.029 and sum(written[1:]) / 199 < 0.045
-
-
-def open_in(folder: Path) -> int:
-    """Return how many files of a folder this process has open."""
-    found = 0
-    for descriptor in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # closed since
-            found += Path(os.readlink(f"/proc/self/fd/{descriptor}")).parent == folder
-    return found
 
 
 @pytest.mark.usefixtures("alone")

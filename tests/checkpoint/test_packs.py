@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,17 +15,13 @@ from gleanrl.checkpoint.packs import Packs
 from gleanrl.system import faults
 from gleanrl.system.faults import At
 from gleanrl.system.new_files import NewFile
+from tests.checkpoint.helpers import open_in
 
 
 def put(packs: Packs, data: bytes, room: int = 10) -> int:
     with packs.pack(room) as pack:
         pack.append([data])
         return pack.number
-
-
-def open_in(folder: Path) -> int:
-    links = (Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd"))
-    return sum(link.is_symlink() and Path(os.readlink(link)).parent == folder for link in links)
 
 
 def test_a_pack_is_written_until_it_is_full(tmp_path: Path) -> None:

@@ -85,14 +85,12 @@ def test_parts_of_a_file_are_read_from_where_they_begin(tmp_path: Path, threads:
 
     assert read_files(files(parts), BLOCK, threads) is None
     assert [bytes(place) for place in memory] == parts
-    for place, width in zip(memory, (1, 3, 4, 1, 16), strict=True):
-        place[:] = 0
-        zero = np.zeros(1, np.int64)
+    zero = np.zeros(1, np.int64)
+    for (offset, size), part, width in zip(spans, parts, (1, 3, 4, 1, 16), strict=True):
+        place = room(size)
         target = (place.ctypes.data, 1, zero.ctypes.data, zero.ctypes.data, 1)
-        number = [id(one) for one in memory].index(id(place))
-        rows = (width, 0, place.size, [target])
-        one = (path, spans[number][0], rows, checksums(parts[number]))
-        assert read_files([one], BLOCK, threads) is None and bytes(place) == parts[number]
+        one = (path, offset, (width, 0, size, [target]), checksums(part))
+        assert read_files([one], BLOCK, threads) is None and bytes(place) == part
     # Damage is told by where it is in the file.
     wrong = [*parts]
     wrong[2] = wrong[2][: BLOCK + 1] + bytes([wrong[2][BLOCK + 1] ^ 1]) + wrong[2][BLOCK + 2 :]

@@ -119,5 +119,5 @@ class Earlier:
     def _new(self, extents: Sequence[Extent]) -> bool:
         """Return whether nothing else stands in any of these extents."""
         known = len(self._known)
-        self._known.update(extent for extent in extents if extent.size)
-        return len(self._known) == known + sum(extent.size > 0 for extent in extents)
+        self._known.update(extents)
+        return len(self._known) == known + len(extents)

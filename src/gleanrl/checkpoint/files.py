@@ -196,7 +196,7 @@ class FileWriter:
         """Write anew what stands in files of which little is needed, or of which there are too many."""
         needed = Counter[int]()
         for job in self._jobs:
-            if job.earlier is not None and job.size:
+            if job.earlier is not None:
                 needed[job.earlier.file] += job.size
         kept = earlier.worth_keeping(needed, total)
         if len(kept) < len(needed):
@@ -290,7 +290,7 @@ class FileWriter:
 
     def _same(self, job: _Job, pieces: list[Array]) -> Extent | None:
         """Return the earlier extent, linked, if it has these very bytes."""
-        if job.earlier is None or self._earlier is None or not job.size:
+        if job.earlier is None or self._earlier is None:
             return None
         before = job.earlier.file
         if self._packs.refuses(before) or not _has(self._earlier.place(before), job.earlier, pieces):
