@@ -90,10 +90,8 @@ def test_dtypes_that_arent_of_text_are_refused(text: str, monkeypatch: pytest.Mo
     state = saved(Thing(array=np.array(["ab", "c"])))
     (node,) = (node for node in nodes_in(state) if node.get("text"))
     node["text"] = text
-    compiled: list[Any] = []
-    monkeypatch.setattr(
-        ast, "parse", lambda *a, **k: compiled.append(a)
-    )  # what NumPy reads some of them with
+    compiled: list[Any] = []  # by NumPy, which reads some of them so
+    monkeypatch.setattr(ast, "parse", lambda *a, **k: compiled.append(a))
     with pytest.raises(SchemaError, match="isn't a dtype of text"):
         adopt(Thing(array=None), state)
     assert not compiled

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from gleanrl.checkpoint.files import FileWriter
 from gleanrl.checkpoint.manifest import DataFile, Extent
 from gleanrl.checkpoint.reading import FileReader
 from gleanrl.checkpoint.segments import Array, Layout, Source, bytes_of
+from tests.leaks import descriptors
 
 
 def arrays(*sizes: int) -> list[Any]:
@@ -40,11 +39,7 @@ def give_each_extent_a_file(patch: pytest.MonkeyPatch) -> None:
 
 def open_in(folder: Path) -> int:
     """Return how many files of a folder this process has open."""
-    found = 0
-    for descriptor in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # closed since
-            found += Path(os.readlink(f"/proc/self/fd/{descriptor}")).parent == folder
-    return found
+    return sum(Path(target).parent == folder for target in descriptors())
 
 
 def arrays_from(reader: FileReader, places: list[Any], sizes: list[int]) -> list[Any]:
