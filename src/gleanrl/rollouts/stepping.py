@@ -11,7 +11,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_non
 from gleanrl.errors import MissingKeyError, UnsupportedError
 from gleanrl.layout import dict_batch
 from gleanrl.rollouts.traits import Env
-from gleanrl.tree import NestedKey, Path, as_key, as_path, level_of, outermost, put_leaf
+from gleanrl.tree import NestedKey, Path, as_key, as_path, level_of, num_entries, outermost, put_leaf
 
 _TENSORS = {torch.Tensor}
 
@@ -64,12 +64,12 @@ def step_mdp(
     actions = paths_of(action_keys)
     if isinstance(tensordict, LazyStackedTensorDict):
         pieces = [
-            _advance(piece, keep_other, excluded, actions, exclude_action)
+            _stepped(piece, keep_other, excluded, actions, exclude_action)
             for piece in tensordict.unbind(tensordict.stack_dim)
         ]
         out: TensorDictBase = LazyStackedTensorDict.lazy_stack(pieces, tensordict.stack_dim)
     else:
-        out = _advance(tensordict, keep_other, excluded, actions, exclude_action)
+        out = _stepped(tensordict, keep_other, excluded, actions, exclude_action)
     if next_tensordict is not None:
         return next_tensordict.update(out)
     return out
@@ -139,16 +139,42 @@ def following_root(batch: TensorDictBase, after: TensorDictBase, excluded: set[P
     Args:
         batch: the root of a step.
         after: its outcome.
-        excluded: rewards, actions, and what else isn't part of a root.
+        excluded: rewards, actions, ``"next"``, and what else isn't part of a root.
     """
-    if type(batch) is TensorDict and type(after) is TensorDict:
-        entries = {**level_of(batch), **level_of(after)}
-        if {*map(type, entries.values())} == _TENSORS:
-            for path in excluded:
-                if len(path) == 1:
-                    entries.pop(path[0], None)
-            return dict_batch(entries, after.batch_size, after.device)
-    return step_mdp(batch.copy().set("next", after), reward_keys=[*excluded], action_keys=[])
+    joined = _joined((batch, after), excluded)
+    return _advance(batch, after, excluded, excluded) if joined is None else joined
+
+
+def _joined(levels: Sequence[Any], excluded: set[Path], prefix: Path = ()) -> TensorDict | None:
+    """Return the entries of one level of several TensorDicts, later ones in place of earlier ones.
+
+    Args:
+        levels: one at least.
+        excluded: paths that are left out, and so are groups that hold nothing else.
+        prefix: where the level stands.
+
+    Returns:
+        A TensorDict; None if there are other things than plain tensors and TensorDicts.
+    """
+    entries: dict[str, Any] = {}
+    for level in levels:
+        if type(level) is not TensorDict:
+            return None
+        entries |= level_of(level)
+    for path in excluded:
+        if path[:-1] == prefix:
+            entries.pop(path[-1], None)
+    if {*map(type, entries.values())} != _TENSORS:
+        for key in [key for key, value in entries.items() if type(value) is not torch.Tensor]:
+            groups = [group for level in levels if (group := level_of(level).get(key)) is not None]
+            joined = _joined(groups, excluded, (*prefix, key))
+            if joined is None or joined.batch_size != groups[0].batch_size:
+                return None
+            if num_entries(joined):
+                entries[key] = joined
+            else:
+                del entries[key]
+    return dict_batch(entries, levels[-1].batch_size, levels[-1].device)
 
 
 def paths_of(keys: NestedKey | Sequence[NestedKey]) -> set[Path]:
@@ -158,7 +184,7 @@ def paths_of(keys: NestedKey | Sequence[NestedKey]) -> set[Path]:
     return {as_path(key) for key in keys}
 
 
-def _advance(
+def _stepped(
     batch: TensorDictBase, keep_other: bool, excluded: set[Path], actions: set[Path], exclude_action: bool
 ) -> TensorDictBase:
     after = batch.get("next", None)
@@ -166,12 +192,17 @@ def _advance(
         keys = sorted(map(str, batch.keys()))
         raise MissingKeyError(f"step_mdp: expected the result of a step, with a 'next' entry; got {keys}")
     excluded = excluded | actions if exclude_action else excluded
+    if not keep_other:
+        batch = batch.select(*(() if exclude_action else actions), strict=False)
+    return _advance(batch, after, excluded, excluded | {("next",), ("_reset",)})
+
+
+def _advance(
+    batch: TensorDictBase, after: TensorDictBase, excluded: set[Path], dropped: set[Path]
+) -> TensorDictBase:
+    """Return an outcome without what is `excluded`, and what the root has beside that and what is `dropped`."""
     out = _filtered(after, excluded)
-    if keep_other or not exclude_action:
-        kept = _filtered(batch, excluded | {("next",), ("_reset",)})
-        if not keep_other:
-            kept = kept.select(*(path for path in actions), strict=False)
-        _add_missing(out, kept)
+    _add_missing(out, _filtered(batch, dropped))
     return out
 
 
