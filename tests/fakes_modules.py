@@ -217,7 +217,7 @@ WHOLE: dict[str, Callable[[], Any]] = {
     "sampled already": lambda: ProbabilisticTensorDictSequential(
         module(split, ["loc", "scale"]), module(torch.zeros_like, "action", "loc"), normal()
     ),
-    "nested parameters": lambda: normal(in_keys={"loc": ("p", "loc"), "scale": ("p", "scale")}),
+    "a parameter within another one": lambda: normal(in_keys={"loc": "p", "scale": ("p", "scale")}),
     "generator in the batch": lambda: gaussian(generator="seed"),
     "several samples": lambda: gaussian(num_samples=[5]),
 }
@@ -225,7 +225,7 @@ WHOLE: dict[str, Callable[[], Any]] = {
 
 NO_POLICIES = (
     *("function", "compiled", "backward hook"),
-    *("nested parameters", "generator in the batch", "several samples"),
+    *("a parameter within another one", "generator in the batch", "several samples"),
 )
 """Those of them that can't be called on a root."""
 

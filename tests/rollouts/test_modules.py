@@ -72,6 +72,10 @@ def test_distributions(size: torch.Size, kind: InteractionType | None) -> None:
         gaussian(return_log_prob=True),
         gaussian(in_keys={"loc": "loc", "scale": "scale"}),
     ]
+    nested = [("robot", "loc"), ("robot", "scale")]
+    for score in (False, True):
+        draw = normal(in_keys=nested, out_keys=[("robot", "act")], return_log_prob=score)
+        policies.append(ProbabilisticTensorDictSequential(module(split, nested), draw))
     policies.append(TensorDictSequential(module(split, ["loc", "scale"]), normal()))
     policies.append(gaussian(default_interaction_type=InteractionType.RANDOM))
     if kind in (InteractionType.RANDOM, InteractionType.MODE, InteractionType.DETERMINISTIC):
@@ -81,8 +85,9 @@ def test_distributions(size: torch.Size, kind: InteractionType | None) -> None:
             check(policy, size)
 
 
+@pytest.mark.parametrize("given", ["params", ("robot", "params")], ids=str)
 @pytest.mark.parametrize("outs", [["action"], ["action", ("hand", "grip")]], ids=str)
-def test_composite_distributions(outs: list[Any]) -> None:
+def test_composite_distributions(outs: list[Any], given: Any) -> None:
     names = ["action", ("hand", "grip")][: len(outs)]
     distribution = {
         "distribution_map": dict.fromkeys(names, Normal),
@@ -96,9 +101,9 @@ def test_composite_distributions(outs: list[Any]) -> None:
         return out
 
     policy = ProbabilisticTensorDictSequential(
-        module(parameters, ["params"]),
+        module(parameters, [given]),
         normal(
-            in_keys=["params"],
+            in_keys=[given],
             out_keys=outs,
             distribution_class=CompositeDistribution,
             distribution_kwargs=distribution,

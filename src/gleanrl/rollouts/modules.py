@@ -22,7 +22,7 @@ from tensordict.nn.probabilistic import interaction_type
 from torch.distributions import Distribution
 
 from gleanrl.errors import PolicyError
-from gleanrl.layout import dict_batch
+from gleanrl.layout import Layout
 from gleanrl.overrides import is_native
 from gleanrl.rollouts.compiling import Compiler
 from gleanrl.tree import Path, as_key, as_path
@@ -93,6 +93,7 @@ class ProbabilisticCall:
         self.outputs: list[Path] = [as_path(key) for key in keys[1]]
         self._module = module
         self._batch_size = batch_size
+        self._record = Layout(dict.fromkeys(self.inputs))
         names = [key[-1] if isinstance(key, tuple) else key for key in module.dist_keys]
         self._parameters = list(zip(names, self.inputs, strict=True))
         self._scores = bool(module.return_log_prob)
@@ -132,8 +133,8 @@ class ProbabilisticCall:
         return draw
 
     def _on_batch(self, values: Values) -> None:
-        given = {path[0]: values[path] for path in self.inputs}
-        batch = self._module.forward(dict_batch(given, self._batch_size))
+        given = [values[path] for path in self._record.paths]
+        batch = self._module.forward(self._record.build(given, self._batch_size))
         for path in self.outputs:
             values[path] = batch.get(as_key(path))
 
@@ -202,8 +203,9 @@ def _is_plain(module: Any) -> bool:
 
 
 def _only_samples(module: Any) -> bool:
-    flat = all(isinstance(key, str) for key in module.in_keys)
-    return flat and module._generator_key is None and module.num_samples is None
+    paths = {as_path(key) for key in module.in_keys}
+    within = any(path[:end] in paths for path in paths for end in range(1, len(path)))
+    return not within and module._generator_key is None and module.num_samples is None
 
 
 def _safe_class(module: Any) -> type[Any] | None:
