@@ -149,7 +149,12 @@ def transformed(make: Any) -> Any:
 
 @pytest.mark.parametrize(
     "around",
-    [lambda make: make(), lambda make: SerialEnv(2, make), lambda make: ParallelEnv(2, make), transformed],
+    [
+        lambda make: make(),
+        lambda make: SerialEnv(2, make),
+        pytest.param(lambda make: ParallelEnv(2, make), id="ParallelEnv"),
+        transformed,
+    ],
 )
 def test_groups_keep_their_batch_sizes(around: Any) -> None:
     def policy(tensordict: TensorDictBase) -> TensorDictBase:

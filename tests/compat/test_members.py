@@ -61,7 +61,7 @@ ENVIRONMENTS = (
     lambda: GymWrapper(gymnasium.make("CartPole-v1")),
     lambda: TransformedEnv(PendulumEnv(), CatFrames(2, -1, in_keys=["th"])),
     lambda: SerialEnv(2, PendulumEnv),
-    lambda: ParallelEnv(1, PendulumEnv),
+    pytest.param(lambda: ParallelEnv(1, PendulumEnv), id="ParallelEnv"),
 )
 TRANSFORMS = (
     lambda: CatFrames(2, -1, in_keys=["th"]),
