@@ -17,7 +17,7 @@ from benchmarks.harness import Gauge
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = Path(os.environ.get("FOREIGN_PYTHON", ROOT / ".venv-foreign/bin/python"))
-PROGRAMS = ("dqn", "sac", "ppo_continuous")
+PROGRAMS = ("dqn", "sac", "ppo_discrete", "ppo_continuous")
 WAYS = ("torchrl", "takeover")
 ROUNDS = 3
 LIMIT_S = 900.0

@@ -50,6 +50,7 @@ def test_torch_functions_are_the_methods(name):
     index = torch.tensor([1, 0, 1])
     assert torch.unsqueeze(spec, 0) == torch.unsqueeze(input=spec, dim=0) == spec.unsqueeze(0)
     assert torch.squeeze(wide) == wide.squeeze() and torch.squeeze(wide, dim=1) == wide.squeeze(1)
+    assert torch.squeeze(wide, (1, 0)) == wide.squeeze((0, 1)) == wide.squeeze(1).squeeze(0)
     assert torch.index_select(wide, 0, index) == wide.index_select(dim=0, index=index) == wide[index]
 
 

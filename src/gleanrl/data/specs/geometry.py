@@ -246,13 +246,14 @@ class Geometry(ABC):
         axis = self._dim("unsqueeze", dim, new=1)
         return self._reshaped(lambda t: t.unsqueeze(axis))
 
-    def squeeze(self, dim: int | None = None) -> Self:
-        """Return the spec without dimension `dim` if its size is one; without all such dimensions if None."""
+    def squeeze(self, dim: int | Sequence[int] | None = None) -> Self:
+        """Return the spec without the dimensions `dim`, one or several, whose size is one; None for all of them."""
         if dim is None:
-            axes = tuple(i for i, size in enumerate(self.batch_shape) if size == 1)
+            axes = {i for i, size in enumerate(self.batch_shape) if size == 1}
         else:
-            axes = (self._dim("squeeze", dim),)
-        return self._reshaped(lambda t: reduce(lambda made, axis: made.squeeze(axis), axes[::-1], t))
+            axes = {self._dim("squeeze", d) for d in ((dim,) if isinstance(dim, int) else dim)}
+        last_first = sorted(axes, reverse=True)
+        return self._reshaped(lambda t: reduce(lambda made, axis: made.squeeze(axis), last_first, t))
 
     def index_select(self, dim: int, index: Tensor) -> Self:
         """Return the spec with the positions `index` (one dimension or none, integers) of dimension `dim`.
