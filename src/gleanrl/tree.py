@@ -5,7 +5,7 @@ A *path* is a tuple of strings, ``("next", "reward")``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -151,6 +151,17 @@ def outermost(groups: Iterable[Path]) -> list[Path]:
     """
     known = list(dict.fromkeys(groups))
     return [g for g in known if not any(g[: len(other)] == other for other in known if other != g)]
+
+
+def stand_apart(paths: Collection[Path]) -> bool:
+    """Return whether none of `paths` lies in another one.
+
+    Examples:
+        >>> stand_apart([("a", "b"), ("a", "c")]), stand_apart([("a", "b"), ("a",)])
+        (True, False)
+    """
+    known = set(paths)
+    return not any(path[:end] in known for path in known for end in range(1, len(path)))
 
 
 def check_uniform(batch: Any, where: str) -> None:

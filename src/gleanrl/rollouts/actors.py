@@ -38,6 +38,7 @@ from gleanrl.tree import (
     leaf_at,
     num_entries,
     put_leaf,
+    stand_apart,
 )
 
 _ONES = (torch.int64, torch.bool, torch.float32)
@@ -216,6 +217,8 @@ class PolicyActor:
         inputs, made = inputs_of(calls), {path for call in calls for path in call.outputs}
         if self._layout.lists.intersection(inputs) or any(field.is_list for field in self._fields.values()):
             return False  # a TensorDict shows what lists hold
+        if not stand_apart([*self._layout.roots, *self._fields, *inputs, *made]):
+            return False  # a group is read or written as a whole: tensors by path don't know what lies in it
         unknown = [path for path in inputs if path not in self._layout.roots]
         if any(path not in made for path in unknown):
             raise PolicyError(

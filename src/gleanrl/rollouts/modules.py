@@ -25,7 +25,7 @@ from gleanrl.errors import PolicyError
 from gleanrl.layout import Layout
 from gleanrl.overrides import is_native
 from gleanrl.rollouts.compiling import Compiler
-from gleanrl.tree import Path, as_key, as_path
+from gleanrl.tree import Path, as_key, as_path, stand_apart
 
 _NUMBERS = (np.ndarray, np.generic, bool, int, float)
 """What becomes a tensor: modules and functions may put it out, too."""
@@ -203,9 +203,8 @@ def _is_plain(module: Any) -> bool:
 
 
 def _only_samples(module: Any) -> bool:
-    paths = {as_path(key) for key in module.in_keys}
-    within = any(path[:end] in paths for path in paths for end in range(1, len(path)))
-    return not within and module._generator_key is None and module.num_samples is None
+    apart = stand_apart([as_path(key) for key in module.in_keys])
+    return apart and module._generator_key is None and module.num_samples is None
 
 
 def _safe_class(module: Any) -> type[Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -142,7 +142,7 @@ def following_root(batch: TensorDictBase, after: TensorDictBase, excluded: set[P
         excluded: rewards, actions, ``"next"``, and what else isn't part of a root.
     """
     joined = _joined((batch, after), excluded)
-    return _advance(batch, after, excluded, excluded) if joined is None else joined
+    return _advance(batch, after, excluded) if joined is None else joined
 
 
 def _joined(levels: Sequence[Any], excluded: set[Path], prefix: Path = ()) -> TensorDict | None:
@@ -154,11 +154,13 @@ def _joined(levels: Sequence[Any], excluded: set[Path], prefix: Path = ()) -> Te
         prefix: where the level stands.
 
     Returns:
-        A TensorDict; None if there are other things than plain tensors and TensorDicts.
+        A TensorDict; None if there are other things than plain tensors and TensorDicts, or groups differ in size or
+        device.
     """
     entries: dict[str, Any] = {}
+    last = levels[-1]
     for level in levels:
-        if type(level) is not TensorDict:
+        if type(level) is not TensorDict or (prefix and not _alike(level, last)):
             return None
         entries |= level_of(level)
     for path in excluded:
@@ -168,13 +170,17 @@ def _joined(levels: Sequence[Any], excluded: set[Path], prefix: Path = ()) -> Te
         for key in [key for key, value in entries.items() if type(value) is not torch.Tensor]:
             groups = [group for level in levels if (group := level_of(level).get(key)) is not None]
             joined = _joined(groups, excluded, (*prefix, key))
-            if joined is None or joined.batch_size != groups[0].batch_size:
+            if joined is None:
                 return None
             if num_entries(joined):
                 entries[key] = joined
             else:
                 del entries[key]
-    return dict_batch(entries, levels[-1].batch_size, levels[-1].device)
+    return dict_batch(entries, last.batch_size, last.device)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    return one is other or (one.batch_size == other.batch_size and one.device == other.device)
 
 
 def paths_of(keys: NestedKey | Sequence[NestedKey]) -> set[Path]:
@@ -194,15 +200,15 @@ def _stepped(
     excluded = excluded | actions if exclude_action else excluded
     if not keep_other:
         batch = batch.select(*(() if exclude_action else actions), strict=False)
-    return _advance(batch, after, excluded, excluded | {("next",), ("_reset",)})
+    return _advance(batch, after, excluded, {("next",), ("_reset",)})
 
 
 def _advance(
-    batch: TensorDictBase, after: TensorDictBase, excluded: set[Path], dropped: set[Path]
+    batch: TensorDictBase, after: TensorDictBase, excluded: set[Path], of_root: Collection[Path] = ()
 ) -> TensorDictBase:
-    """Return an outcome without what is `excluded`, and what the root has beside that and what is `dropped`."""
+    """Return an outcome and what the root has beside that, without what is `excluded`, and `of_root` of the latter."""
     out = _filtered(after, excluded)
-    _add_missing(out, _filtered(batch, dropped))
+    _add_missing(out, _filtered(batch, excluded.union(of_root)))
     return out
 
 
