@@ -146,6 +146,15 @@ class TestTensorDicts:
         with pytest.raises(SchemaError, match="'x': the parts of a lazy stack differ in more than sizes"):
             flatten(batch)
 
+    def test_members_of_one_record_are_alike(self) -> None:
+        agents = LazyStackedTensorDict.lazy_stack(
+            [TensorDict({"x": torch.ones(1)}), TensorDict({"x": torch.ones(2)})]
+        )
+        with pytest.raises(
+            SchemaError, match=r"'x': members of one group, .* unlike shapes \[\(1,\), \(2,\)\]"
+        ):
+            flatten(TensorDict({"agents": agents}, []))
+
     def test_layouts_put_records_together(self) -> None:
         layout = Layout([("a",), ("g", "x"), ("g", "s")], lists=[("g", "x"), ("g", "s")], empty=[("e", "f")])
         leaves = [torch.arange(2), ragged(1, 2), Objects.of(["u", "v"])]

@@ -271,7 +271,14 @@ def _tensors(batch: Any, key: str) -> Iterator[torch.Tensor]:
 def _ragged(batch: TensorDictBase, key: str, dims: int) -> np.ndarray[Any, Any]:
     if isinstance(batch, LazyStackedTensorDict) and batch.stack_dim < dims:
         return np.stack([_ragged(part, key, dims - 1) for part in batch.tensordicts], batch.stack_dim)
-    value = batch.get(key)
+    try:
+        value = batch.get(key)
+    except RuntimeError as cause:  # of unlike tensors, stacked along a dimension that each record has
+        shapes = sorted({tuple(value.shape) for value in _tensors(batch, key)})
+        raise SchemaError(
+            f"{key!r}: members of one group, stacked within a record, have unlike shapes {shapes}: an entry of a "
+            "record is one tensor; give such members groups of their own, or pad what they hold"
+        ) from cause
     return Objects.rows_of(value, value.shape[:dims]).array
 
 
