@@ -27,6 +27,7 @@ assert envs.GymEnv is gleanrl.envs.GymEnv
 assert StepCounter is gleanrl.envs.StepCounter and by_inner_path is gleanrl.data.RandomSampler
 assert _apply_to_composite.__module__.startswith("gleanrl")
 assert importlib.import_module("torchrl.data").ReplayBuffer is ours
+assert importlib.import_module(".data", package="torchrl").ReplayBuffer is ours
 assert importlib.import_module("torchrl.modules").__name__ == "torchrl.modules"
 
 # theirs where we have none, and their own modules with their own classes

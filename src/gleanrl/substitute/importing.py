@@ -97,9 +97,11 @@ def _statement(real: Callable[..., ModuleType]) -> Callable[..., ModuleType]:
 def _function(real: Callable[..., ModuleType]) -> Callable[..., ModuleType]:
     @functools.wraps(real)
     def import_module(name: str, package: str | None = None) -> ModuleType:
-        if not _is_theirs(name) or _is_themselves(sys._getframe(1).f_globals):
+        relative = isinstance(package, str) and name.startswith(".")
+        whole = importlib.util.resolve_name(name, package) if relative else name
+        if not _is_theirs(whole) or _is_themselves(sys._getframe(1).f_globals):
             return real(name, package)
-        return as_seen(name)
+        return as_seen(whole)
 
     return import_module
 
