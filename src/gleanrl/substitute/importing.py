@@ -78,9 +78,8 @@ def _statement(real: Callable[..., ModuleType]) -> Callable[..., ModuleType]:
         level: int = 0,
     ) -> ModuleType:
         # Asked first, in the fewest words: libraries import in the middle of what they do at every step.
-        if name[:_LENGTH] != ROOT or level or not _is_theirs(name):
-            return real(name, globals, locals, fromlist, level)
-        if _is_themselves(globals or sys._getframe(1).f_globals):
+        strange = name[:_LENGTH] != ROOT or level or not _is_theirs(name)
+        if strange or _is_themselves(globals or sys._getframe(1).f_globals):
             return real(name, globals, locals, fromlist, level)
         seen = as_seen(name)
         if not fromlist:
