@@ -243,8 +243,8 @@ def test_an_interrupted_collector_goes_on(make, policy):
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         for delay in (0.001, 0.003, 0.005, 0.02):
-            signal.setitimer(signal.ITIMER_REAL, delay, 20.0)  # again, should garbage collection drop it
             with pytest.raises(Alarm):
+                signal.setitimer(signal.ITIMER_REAL, delay, 20.0)  # again, should garbage collection drop it
                 for _ in collector:
                     pass
             signal.setitimer(signal.ITIMER_REAL, 0)
