@@ -21,17 +21,20 @@ CORE_SOURCES := $(wildcard cpp/*.cc cpp/*.h) CMakeLists.txt pyproject.toml
 # Share of the full numbers that `make chaos` runs, and where else than in tests/chaos calls are interrupted.
 CHAOS ?= 1
 INTERRUPTED = $(shell grep -rl --include='test_*.py' 'from tests.interrupts' tests)
+CPP := cpp/*.cc cpp/*.h tests/devices/pretended/*.cc
+PRETENDED := $(CURDIR)/build/pretended.so
 PEERS := .venv-peers
 FOREIGN := .venv-foreign
 FOREIGN_TESTS := tests/foreign tests/substitute tests/envs/transforms/test_foreign.py tests/test_takeover.py tests/test___main__.py
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-fast test-foreign test-programs chaos bench bench-peers lint format docs clean
+.PHONY: help build demo test test-fast test-devices test-foreign test-programs chaos bench bench-peers lint format docs clean
 
 help:
 	@echo "make demo         learn CartPole on collected and stored data"
 	@echo "make test         every test, doctests included"
 	@echo "make test-fast    the tests that start no processes and take no seconds"
+	@echo "make test-devices what concerns devices, on an accelerator that is pretended, and on CUDA if there is one"
 	@echo "make test-foreign environments, losses and transforms of TorchRL, in a virtual environment of their own"
 	@echo "make test-programs training scripts for TorchRL on it, taken over, and ported; there, too (half an hour)"
 	@echo "make chaos        workers killed, starved and stopped by the thousand, calls interrupted at more lines (40 minutes; a share is in make test)"
@@ -71,10 +74,22 @@ demo: build
 
 test: build
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup tests $(TEST_ARGS)
+	@$(MAKE) --no-print-directory test-devices
 	$(BIN)/python -m pytest -q --doctest-modules $(TAKES_OVER:%=--ignore %) src/gleanrl
 
 test-fast: build
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow" tests $(TEST_ARGS)
+
+# A device of its own for torch, for machines without an accelerator; all processes of the tests have it.
+$(PRETENDED): tests/devices/pretended/pretended.cc $(VENV)/.installed
+	@mkdir -p $(@D)
+	$(CXX) -std=c++20 -O1 -shared -fPIC $< -o $@ $$($(BIN)/python -c 'from torch.utils.cpp_extension import \
+		include_paths as i, library_paths as l; print(*(f"-isystem {p}" for p in i()), *(f"-L{p}" for p in l()))') \
+		-ltorch_cpu -lc10
+
+test-devices: build $(PRETENDED)
+	GLEANRL_PRETENDED=$(PRETENDED) PYTHONPATH=tests/devices/pretended \
+		$(BIN)/python -m pytest -q -n 2 --dist loadgroup -k "pretended or cuda" tests/devices
 
 test-foreign: build
 	PYTHON=$(PYTHON) bash tests/foreign/make_env.sh $(FOREIGN)
@@ -99,12 +114,12 @@ lint: build
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/clang-format --dry-run -Werror cpp/*.cc cpp/*.h
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
 
 format: build
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i cpp/*.cc cpp/*.h
+	$(BIN)/clang-format -i $(CPP)
 
 docs: build
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

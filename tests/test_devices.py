@@ -30,6 +30,7 @@ def test_known(given: Any, expected: torch.device | None) -> None:
 
 
 def test_an_accelerator_without_an_index_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     assert as_device("cuda") == torch.device("cuda:2")
 

@@ -8,7 +8,7 @@ from gleanrl.errors import InvalidArgumentError
 
 
 def as_device(device: torch.device | str | int | None) -> torch.device | None:
-    """Return `device` as a torch.device with an explicit index for accelerators; None stays None.
+    """Return `device` as a torch.device, with its index if it is an accelerator of this machine; None stays None.
 
     Raises:
         InvalidArgumentError: if torch doesn't know the device.
@@ -19,8 +19,10 @@ def as_device(device: torch.device | str | int | None) -> torch.device | None:
         found = torch.device(device)
     except (RuntimeError, TypeError) as cause:
         raise InvalidArgumentError(f"device: torch doesn't know {device!r}: {cause}") from cause
-    if found.type not in ("cpu", "meta") and found.index is None:
-        return torch.device(found.type, torch.get_device_module(found).current_device())
+    if found.index is None and found.type not in ("cpu", "meta"):
+        module = getattr(torch, found.type, None)
+        if module is not None and module.is_available():
+            return torch.device(found.type, module.current_device())
     return found
 
 

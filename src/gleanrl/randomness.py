@@ -16,6 +16,14 @@ from gleanrl.state import Stateful, StateReader
 _TWISTER = "MT19937"
 
 
+@contextmanager
+def torch_kept() -> Iterator[None]:
+    """Let torch's generators, CUDA's included, be as before after a ``with`` block."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=devices):
+        yield
+
+
 class Places(NamedTuple):
     """Places in the sequences of the process's generators."""
 

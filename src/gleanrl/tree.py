@@ -164,6 +164,12 @@ def stand_apart(paths: Collection[Path]) -> bool:
     return not any(path[:end] in known for path in known for end in range(1, len(path)))
 
 
+def place_of(batch: Any) -> torch.device:
+    """Return the device of a batch's first tensor, the CPU if it has none."""
+    found = (leaf.device for _, leaf in iter_leaves(batch) if isinstance(leaf, torch.Tensor))
+    return next(found, torch.device("cpu"))
+
+
 def check_uniform(batch: Any, where: str) -> None:
     """Raise `SchemaError` if `batch` is a lazy stack of parts with unlike keys: it shows what they share alone."""
     if not isinstance(batch, LazyStackedTensorDict):

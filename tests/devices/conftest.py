@@ -1,22 +1,21 @@
-"""Every test of this folder runs on the CPU, on the pretended device (see `pretended`) and on CUDA, where there are."""
+"""Every test of this folder runs on each device that there is: the CPU, the pretended accelerator and CUDA.
+
+``make test-devices`` has the pretended one, whose source is in `pretended`.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+DEVICES = ["cpu"]
+if hasattr(torch, "pretended"):
+    DEVICES.append("pretended:0")
+if torch.cuda.is_available():
+    DEVICES.append("cuda:0")
 
-def _where(available: bool, name: str) -> pytest.ParameterSet:
-    return pytest.param(f"{name}:0", marks=pytest.mark.skipif(not available, reason=f"needs {name}"), id=name)
 
-
-@pytest.fixture(
-    params=[
-        "cpu",
-        _where(hasattr(torch, "pretended"), "pretended"),
-        _where(torch.cuda.is_available(), "cuda"),
-    ]
-)
+@pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Where the test's subject lives."""
     return torch.device(request.param)

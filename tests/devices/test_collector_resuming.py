@@ -14,7 +14,7 @@ from torch import distributions, nn
 from gleanrl import Checkpoint
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import LazyTensorStorage, PrioritizedSampler, TensorDictReplayBuffer
-from gleanrl.envs import TransformedEnv
+from gleanrl.envs import TransformedEnv, check_env_specs
 from gleanrl.envs.transforms import CatFrames, Compose, RewardSum, StepCounter
 from gleanrl.tree import flatten
 from tests.devices.counting import Counter, leaves_on, linear
@@ -194,6 +194,31 @@ def test_the_seed_decides(device: torch.device, arguments: dict[str, str], polic
     assert all(map(same, one, same_seed))
     assert not torch.equal(one[0]["action"], other[0]["action"])
     assert not torch.equal(one[0]["action"], one[1]["action"])
+
+
+@pytest.mark.parametrize("arguments", PLACES)
+@pytest.mark.parametrize("policy", ["module", "function"])
+def test_what_is_tried_when_a_collector_is_made_draws_nothing(
+    device: torch.device, arguments: dict[str, str], policy: str
+) -> None:
+    def function(observation: torch.Tensor) -> torch.Tensor:
+        return torch.rand((*observation.shape[:-1], 2), device=observation.device)
+
+    actor = gaussian().to(device) if policy == "module" else function
+    torch.manual_seed(3)
+    expected = torch.rand(4, device=device)
+    torch.manual_seed(3)
+    collector = SyncDataCollector(Counter(None, (2,)), actor, frames_per_batch=14, **named(arguments, device))
+    assert torch.equal(torch.rand(4, device=device), expected)
+    collector.shutdown()
+
+
+def test_a_check_of_specs_draws_nothing(device: torch.device) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(4, device=device)
+    torch.manual_seed(3)
+    check_env_specs(Counter(device, (2,)))
+    assert torch.equal(torch.rand(4, device=device), expected)
 
 
 @pytest.mark.parametrize("arguments", PLACES)

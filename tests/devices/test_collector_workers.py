@@ -66,7 +66,7 @@ def test_streams_are_whole_wherever_they_are(
         batches = list(collector)
     assert sum(batch.numel() for batch in batches) == 56
     for batch in batches:
-        assert leaves_on(batch) == {place}
+        assert leaves_on(batch) == {place} and batch.device in (None, place)
         assert torch.equal(batch["action"].cpu(), acted(batch))
     if kind == "sync":
         whole = torch.cat([batch.cpu() for batch in batches], -1)
@@ -165,7 +165,7 @@ def test_batches_come_to_the_cpu_where_workers_store_them_apart(device: torch.de
     stores = {"policy_device": device, "storing_device": ["cpu", device]}
     with collecting(kind, linear(), total_frames=56, **stores) as collector:
         for batch in collector:
-            assert leaves_on(batch) == ({CPU})
+            assert leaves_on(batch) == {CPU}
             assert torch.equal(batch["action"].cpu(), acted(batch))
 
 
@@ -177,8 +177,9 @@ def test_random_actions(device: torch.device, kind: str, policy: str) -> None:
     with collecting(kind, given, device=device, total_frames=84, **random) as collector:
         batches = list(collector)
     assert all(leaves_on(batch) == {device} for batch in batches)
-    assert not torch.equal(batches[0]["action"].cpu(), acted(batches[0]))
-    assert torch.equal(batches[-1]["action"].cpu(), acted(batches[-1])) is (policy != "none")
+    drawn = [not torch.equal(batch["action"].cpu(), acted(batch)) for batch in batches]
+    # The batch that was begun first may come later than another worker's.
+    assert sum(drawn) == (3 if given is None else 1) and (drawn[0] or kind == "async")
 
 
 @both

@@ -22,7 +22,7 @@ from gleanrl.errors import UnsupportedError
 from gleanrl.rollouts.compiling import compiler_of
 from gleanrl.rollouts.plan import Handling, plan_rollout
 from gleanrl.rollouts.policies import drawing_device
-from gleanrl.rollouts.probing import is_unmade
+from gleanrl.rollouts.probing import is_unmade, place_of_policy
 from gleanrl.rollouts.protocol import EpisodeRules
 from gleanrl.rollouts.traits import extra
 from gleanrl.seeding import OwnedTorchGenerator
@@ -114,9 +114,9 @@ def assemble(
     options = recipe.options
     if options.max_steps is not None and not has_truncated(innermost(env)):
         know_truncated(env)  # the limit needs a flag to set: one that only transforms write is theirs
-    env = with_policy_state(env, policy, devices.policy)
+    env = with_policy_state(env, policy, place_of_policy(policy) or devices.policy)
     if is_unmade(policy):
-        plan_rollout(env, policy)  # its first call, where it is
+        plan_rollout(env, policy, place_of_policy(policy))  # its first call, where it is
     generator = OwnedTorchGenerator(device=drawing_device(env.full_action_spec))
     weights = weights_for(policy, devices.policy)
     plan = plan_rollout(

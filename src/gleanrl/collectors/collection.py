@@ -319,7 +319,7 @@ class Collection(Source, Stateful[CollectionState]):
         if not self.env.batch_size:
             raise InvalidArgumentError("reset: index is for a batch of environments; this is a single one")
         mask = torch.zeros(self.env.batch_size, dtype=torch.bool, device="cpu")
-        mask[index] = True
+        mask[index.cpu() if isinstance(index, torch.Tensor) else index] = True
         return mask
 
     def _load(self, kwargs: dict[str, Any]) -> None:

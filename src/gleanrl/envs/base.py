@@ -156,7 +156,7 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         super().to(*args, **kwargs)
         device = torch._C._nn._parse_to(*args, **kwargs)[0]
         if device is not None:
-            self._specs.settle(self._specs.batch_size, device)
+            self._specs.settle(self._specs.batch_size, as_device(device))
         return self
 
     def empty_cache(self) -> None:

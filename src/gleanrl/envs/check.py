@@ -12,6 +12,7 @@ from gleanrl.data.boundaries import MASK
 from gleanrl.data.specs.encodings import ChoiceSpec
 from gleanrl.errors import EnvironmentContractError, GleanError, SpecError
 from gleanrl.objects import Leaf, Objects, values_of
+from gleanrl.randomness import torch_kept
 from gleanrl.rollouts.steppers import UndeclaredKeyWarning
 from gleanrl.rollouts.traits import Env
 from gleanrl.tree import Path, as_key, as_path, flatten
@@ -41,7 +42,7 @@ def check_env_specs(
         SpecError: at the first difference (also an AssertionError), naming the key, what was expected and
             what came.
     """
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    with torch_kept(), warnings.catch_warnings():
         warnings.simplefilter("error", UndeclaredKeyWarning)
         if seed is not None:
             torch.manual_seed(seed)

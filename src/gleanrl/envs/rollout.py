@@ -20,6 +20,7 @@ from gleanrl.rollouts.loop import collect
 from gleanrl.rollouts.modes import with_gradients
 from gleanrl.rollouts.plan import Handling, RolloutPlan, plan_rollout
 from gleanrl.rollouts.policies import OwnActions
+from gleanrl.rollouts.probing import place_of_policy
 from gleanrl.rollouts.protocol import EpisodeRules
 from gleanrl.rollouts.steppers import any_set
 from gleanrl.rollouts.stepping import end_flags
@@ -60,7 +61,7 @@ def run_rollout(
         env = OF_ANY_SIZE[0](env, root.batch_size)
     if not options.auto_reset and root is None:
         raise MissingArgumentError("rollout: auto_reset=False needs the tensordict to start from")
-    policy_device = _policy_device(policy) if options.auto_cast_to_device else None
+    policy_device = place_of_policy(policy) if options.auto_cast_to_device else None
     start = root
     if root is not None:
         start = env.reset(root) if options.auto_reset else _undone(env, root)
@@ -225,10 +226,3 @@ def mark_truncated(batch: TensorDictBase, done_keys: Sequence[NestedKey]) -> Non
             flags[last] = True
             if isinstance(batch, LazyStackedTensorDict):  # what it gives is a copy
                 batch.set_(key, flags)
-
-
-def _policy_device(policy: Any) -> torch.device | None:
-    if isinstance(policy, torch.nn.Module):
-        for parameter in policy.parameters():
-            return parameter.device
-    return None

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from gleanrl.errors import PolicyError
 from gleanrl.layout import Layout
 from gleanrl.objects import Leaf, Objects
+from gleanrl.randomness import torch_kept
 from gleanrl.rollouts.actors import missing_output
 from gleanrl.rollouts.members import calls_of
 from gleanrl.rollouts.modules import Values
@@ -86,7 +87,7 @@ class Trial:
         return TensorDictModule(module.module, in_keys=in_keys, out_keys=out_keys), fields
 
     def _aside(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self.act_now else torch.random.fork_rng(devices=[])
+        return nullcontext() if self.act_now else torch_kept()
 
     def _probed(self, policy: Any, root: TensorDictBase, actions: Mapping[Path, Field]) -> dict[Path, Field]:
         fields, first = probe(policy, root, actions, self.primed)
@@ -197,6 +198,12 @@ def _changed(before: tuple[Leaf, Leaf] | None, leaf: Leaf, copied: bool) -> bool
 def is_unmade(policy: Any) -> bool:
     """Return whether a policy has parameters that its first call makes."""
     return isinstance(policy, torch.nn.Module) and any(is_lazy(part) for part in policy.parameters())
+
+
+def place_of_policy(policy: Any) -> torch.device | None:
+    """Return where the parameters of a policy are; None if it has none, or none with memory."""
+    parameters = policy.parameters() if isinstance(policy, torch.nn.Module) else ()
+    return next((part.device for part in parameters if part.device.type != "meta"), None)
 
 
 def spare(policy: Any) -> Any:

@@ -14,6 +14,7 @@ from gleanrl.data.specs import TensorSpec
 from gleanrl.envs.vector.factories import is_environment
 from gleanrl.errors import ConformanceError, EnvironmentContractError, UnsupportedError
 from gleanrl.objects import Leaf, Objects
+from gleanrl.randomness import torch_kept
 from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.rollouts.stepping import advance
 from gleanrl.rollouts.traits import Env, is_closed
@@ -92,7 +93,7 @@ class Subject:
 
     def actions(self, seed: int) -> list[Leaves]:
         """Return random actions for one run, drawn without touching torch's random state."""
-        with torch.random.fork_rng(devices=[]):
+        with torch_kept():
             torch.manual_seed(seed)
             drawn = RandomPolicy(self.env.full_action_spec).draw((self.num_steps,))
         return [{as_path(path): rows[t] for path, rows in drawn.items()} for t in range(self.num_steps)]

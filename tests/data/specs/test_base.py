@@ -7,7 +7,7 @@ import torch
 
 from gleanrl.data import tensor_specs
 from gleanrl.data.specs import Categorical, Composite, OneHot, TensorSpec, Unbounded
-from gleanrl.data.specs.base import as_lead, combinations, make_device, stack
+from gleanrl.data.specs.base import as_lead, combinations, stack
 from gleanrl.errors import InvalidTypeError
 from tests.data.specs.cases import COMPOSITES, LEAVES
 
@@ -24,8 +24,6 @@ def test_a_wrong_shape_argument_is_named(name):
 
 
 def test_devices():
-    assert make_device(None) is None
-    assert make_device("cpu") == make_device(torch.device("cpu")) == torch.device("cpu")
     assert Unbounded((2,), device="cpu").device == torch.device("cpu")
 
 

@@ -103,7 +103,7 @@ class Description:
     schema: Schema
     batch_size: torch.Size
     device: torch.device | None
-    """What batches say of their device."""
+    """What batches say of their device while they are in the memory that processes share, the CPU's."""
     storing: torch.device | None
     """Where batches are delivered; None for where they are made."""
     done_keys: tuple[NestedKey, ...]
@@ -264,10 +264,11 @@ class CollectorServant:
     def describe(self) -> Description:
         """Return what the collection is like."""
         collection, plan = self._collection, self._collection.plan
+        shown = collection.device
         return Description(
             collection.columns.schema,
             plan.batch_size,
-            collection.device,
+            shown if shown is None or shown.type == "cpu" else torch.device("cpu"),
             self._storing,
             tuple(collection.env.done_keys),
             plan.done_paths,

@@ -337,8 +337,10 @@ def none_returned(kind: str, function: Callable[[Any], Any]) -> InvalidTypeError
 
 
 def pin(batch: Any) -> Any:
-    """Return `batch` in pinned memory."""
-    return batch.pin_memory() if isinstance(batch, torch.Tensor) or is_tensor_collection(batch) else batch
+    """Return `batch` with what lies on the CPU in pinned memory."""
+    if is_tensor_collection(batch):
+        return batch.apply(pin, filter_empty=False)
+    return batch.pin_memory() if isinstance(batch, torch.Tensor) and batch.device.type == "cpu" else batch
 
 
 def copied(records: Any) -> Any:

@@ -24,16 +24,6 @@ TORCH_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 
 
-def make_device(device: DeviceLike | None) -> torch.device | None:
-    """Return `device` as a `torch.device`, a CUDA device always with its number."""
-    if device is None:
-        return None
-    made = torch.device(device)
-    if made.type == "cuda" and made.index is None and torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return made
-
-
 def stack(specs: Sequence[TensorSpec], dim: int) -> Any:
     """Return `torch.stack(specs, dim)`."""
     return TORCH_FUNCTIONS[torch.stack](specs, dim)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from gleanrl.data.specs.base import DeviceLike, make_device
+from gleanrl.data.specs.base import DeviceLike
 from gleanrl.data.specs.boxes import BoxSpec, ContinuousBox
 from gleanrl.data.specs.geometry import as_size, concrete
 from gleanrl.data.specs.leaf import fresh_tensor
 from gleanrl.data.specs.rounding import nearest_integer, ordered, require_real
+from gleanrl.devices import as_device
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpecError
 
 
@@ -60,7 +61,7 @@ class Bounded(BoxSpec):
         if device is None:
             elsewhere = (b.device for b in (low, high) if isinstance(b, Tensor) and b.device.type != "cpu")
             device = next(elsewhere, None)
-        device = make_device(device)
+        device = as_device(device)
         bottom, top = _bound("low", low, dtype, device), _bound("high", high, dtype, device)
         try:
             size = torch.broadcast_shapes(bottom.shape, top.shape) if shape is None else as_size((shape,))

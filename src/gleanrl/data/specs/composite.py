@@ -10,11 +10,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from typing_extensions import Self
 
-from gleanrl.data.specs.base import DeviceLike, TensorSpec, combinations, make_device
+from gleanrl.data.specs.base import DeviceLike, TensorSpec, combinations
 from gleanrl.data.specs.geometry import Transform, as_size, blank, concrete, fits, outcome
 from gleanrl.data.specs.locks import require_unlocked
 from gleanrl.data.specs.mapping import Entry, SpecMapping, projected
 from gleanrl.data.specs.names import Named, names_after, names_of_values
+from gleanrl.devices import as_device
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, SchemaError, SpecError
 
 
@@ -58,7 +59,7 @@ class Composite(Named):
         **entries: Any,
     ) -> None:
         self._shape = as_size(((() if shape is None else shape),))
-        self.device = make_device(device)
+        self.device = as_device(device)
         self.data_cls, self.step_mdp_static = data_cls, step_mdp_static
         self._specs: dict[str, Entry] = {}
         if specs is not None and not isinstance(specs, (Mapping, SpecMapping)):
@@ -161,7 +162,7 @@ class Composite(Named):
         """Return the composite, unlocked, for another device (itself where it is there already) or another dtype."""
         if isinstance(dest, torch.dtype):
             return self._rebuilt(lambda spec: spec.to(dest))
-        device = make_device(dest)
+        device = as_device(dest)
         if device == self.device:
             return self
         return self._rebuilt(lambda spec: spec.to(dest), device=device)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from gleanrl.data.specs.base import DeviceLike, TensorSpec, check_in, make_device
+from gleanrl.data.specs.base import DeviceLike, TensorSpec, check_in
 from gleanrl.data.specs.geometry import (
     Transform,
     Unbindable,
@@ -25,6 +25,7 @@ from gleanrl.data.specs.geometry import (
 )
 from gleanrl.data.specs.rounding import in_dtype, require_real
 from gleanrl.data.specs.spaces import Box
+from gleanrl.devices import as_device
 from gleanrl.errors import InvalidTypeError, SchemaError, SpecError
 
 
@@ -99,7 +100,7 @@ class LeafSpec(Unbindable, TensorSpec):
         self, shape: Sequence[int] | int, space: Box, device: DeviceLike | None, dtype: torch.dtype
     ) -> None:
         self.shape, self.space, self.dtype = as_size((shape,)), space, dtype
-        self.device = make_device(device) or torch.get_default_device()
+        self.device = as_device(device) or torch.get_default_device()
         self._check_dtype(dtype)
 
     @abstractmethod
@@ -191,7 +192,7 @@ class LeafSpec(Unbindable, TensorSpec):
         """Return the spec for another device or dtype; the spec itself where that changes nothing."""
         if isinstance(dest, torch.dtype):
             return self if dest == self.dtype else self._with_dtype(dest)
-        device = make_device(dest)
+        device = as_device(dest)
         if device in (None, self.device):
             return self
         return self._replaced(device=device, space=self.space.map(lambda t: t.to(device)))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gleanrl.data.specs.base import DeviceLike, make_device
+from gleanrl.data.specs.base import DeviceLike
 from gleanrl.data.specs.categorical import Categorical, OneHot
 from gleanrl.data.specs.choices import BoxList, CategoricalBox
 from gleanrl.data.specs.encodings import ChoiceSpec, IntegerSpec, OneHotSpec, ending_with, refuse_register
@@ -23,6 +23,7 @@ from gleanrl.data.specs.geometry import (
     spread,
     within,
 )
+from gleanrl.devices import as_device
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
 
@@ -86,7 +87,7 @@ class MultiCategorical(_SeveralChoices, IntegerSpec):
         mask: Tensor | None = None,
         remove_singleton: bool = True,
     ) -> None:
-        counts = checked_counts(nvec).to(make_device(device))
+        counts = checked_counts(nvec).to(as_device(device))
         size = ending_with("MultiCategorical", counts.shape[-1], counts.shape if shape is None else shape)
         try:
             space = BoxList(counts.expand(concrete(size)))
@@ -156,7 +157,7 @@ class MultiOneHot(_SeveralChoices, OneHotSpec):
         mask: Tensor | None = None,
     ) -> None:
         refuse_register(use_register)
-        counts = checked_counts(nvec).to(make_device(device))
+        counts = checked_counts(nvec).to(as_device(device))
         if counts.ndim != 1:
             raise InvalidArgumentError(f"nvec: expected one dimension, got shape {tuple(counts.shape)}")
         size = ending_with("MultiOneHot", int(counts.sum()), shape)

@@ -12,8 +12,9 @@ from tensordict import NonTensorData, NonTensorStack, is_non_tensor, is_tensor_c
 from torch import Tensor
 from typing_extensions import Self
 
-from gleanrl.data.specs.base import DeviceLike, TensorSpec, make_device
+from gleanrl.data.specs.base import DeviceLike, TensorSpec
 from gleanrl.data.specs.geometry import Transform, Unbindable, as_size, blank, concrete, fits, outcome
+from gleanrl.devices import as_device
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
 
@@ -49,7 +50,7 @@ class NonTensor(Unbindable, TensorSpec):
         if batched is not None and feature_dims is not None:
             raise InvalidArgumentError("NonTensor: give either batched or feature_dims")
         self.shape = as_size((shape,))
-        self.device = make_device(device)
+        self.device = as_device(device)
         self.dtype = dtype
         self.example_data = example_data
         self.batched = bool(batched)
@@ -105,7 +106,7 @@ class NonTensor(Unbindable, TensorSpec):
 
     def to(self, dest: torch.dtype | DeviceLike) -> Self:
         """Return the spec for another device; the spec itself where that changes nothing, as a dtype."""
-        device = self.device if isinstance(dest, torch.dtype) else make_device(dest)
+        device = self.device if isinstance(dest, torch.dtype) else as_device(dest)
         return self if device == self.device else self._replaced(device=device)
 
     def clone(self) -> Self:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from gleanrl.data.specs.base import DeviceLike, make_device
+from gleanrl.data.specs.base import DeviceLike
 from gleanrl.data.specs.boxes import BoxSpec, ContinuousBox
 from gleanrl.data.specs.geometry import as_size, concrete
 from gleanrl.data.specs.rounding import integer_limits, nearest_integer, ordered
+from gleanrl.devices import as_device
 
 
 class Unbounded(BoxSpec):
@@ -42,7 +43,7 @@ class Unbounded(BoxSpec):
         domain: str | None = None,
     ) -> None:
         dtype = dtype or (torch.int64 if isinstance(self, UnboundedDiscrete) else torch.get_default_dtype())
-        size, device = as_size((shape,)), make_device(device)
+        size, device = as_size((shape,)), as_device(device)
         ends = (-math.inf, math.inf) if dtype.is_floating_point else integer_limits(dtype)
         low, high = (
             ordered(torch.full((), end, dtype=dtype, device=device)).expand(concrete(size)) for end in ends

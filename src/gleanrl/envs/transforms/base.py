@@ -104,6 +104,13 @@ class Transform(Contained):
         self.in_keys_inv = in_keys_inv
         self.out_keys_inv = out_keys_inv
 
+    def _beside(self, name: str, value: torch.Tensor) -> torch.Tensor | None:
+        """Return the buffer `name` on the device of `value`; it stays there."""
+        buffer = self._buffers[name]
+        if buffer is not None and buffer.device != value.device:
+            buffer = self._buffers[name] = buffer.to(value.device)
+        return buffer
+
     # ------------------------------------------------------------------ keys
     in_keys = KeyList("What is read of what comes out.")
     out_keys = KeyList("Where the results are written.")

@@ -18,7 +18,7 @@ from gleanrl.envs.transforms.keys import Keys, missing_key
 from gleanrl.envs.transforms.rows import Record
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingArgumentError, SchemaError
 from gleanrl.seeding import OwnedTorchGenerator
-from gleanrl.tree import NestedKey, as_key, as_path
+from gleanrl.tree import NestedKey, as_key, as_path, place_of
 
 
 class BufferTransform(Transform):
@@ -230,4 +230,4 @@ class RandomCropTensorDict(BufferTransform):
         index = start + torch.arange(self.sub_seq_len, device="cpu").reshape(
             [self.sub_seq_len if d == dim else 1 for d in range(tensordict.ndim)]
         )
-        return tensordict.gather(dim, index if tensordict.device is None else index.to(tensordict.device))
+        return tensordict.gather(dim, index.to(place_of(tensordict)))

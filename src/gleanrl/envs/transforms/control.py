@@ -83,7 +83,7 @@ class NoopResetEnv(Transform):
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         parent, count = _one_environment(self), self.noops
         if self.random and count:
-            count = int(torch.randint(1, count + 1, (), generator=self.generator.get()))
+            count = int(torch.randint(1, count + 1, (), device="cpu", generator=self.generator.get()))
         for _ in range(self.TRIALS):
             root = tensordict_reset
             for _ in range(count):

@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.data.specs import TensorSpec, contains_lazy_spec, from_torchrl
+from gleanrl.devices import columns_device, same_device
 from gleanrl.envs.base import BEHIND_TRANSFORM, REPLACED, EnvBase
 from gleanrl.envs.env_specs import EnvSpecs
 from gleanrl.envs.outcomes import with_rows_held
@@ -320,6 +321,8 @@ class TransformedEnv(EnvBase):
         side doesn't have.
         """
         base = self.base_env
+        if not same_device(columns_device(base.device), columns_device(tensordict.device)):
+            tensordict = tensordict.to(columns_device(base.device))
         if partial:
             tensordict = self._with_base_entries(tensordict)
         if partial and self.transform.keeps_first(reset_rows(tensordict, self.reset_keys)):

@@ -18,7 +18,7 @@ from gleanrl.envs.transforms.rows import Record
 from gleanrl.errors import InvalidArgumentError, SchemaError
 from gleanrl.objects import Leaf, as_entry
 from gleanrl.state import Stateful, StateReader, objects_from
-from gleanrl.tree import NestedKey, as_key, as_path, flatten
+from gleanrl.tree import NestedKey, as_key, as_path, flatten, place_of
 
 
 class MultiStepTransform(BufferTransform):
@@ -93,6 +93,9 @@ class MultiStepTransform(BufferTransform):
                     f"MultiStepTransform: expected {tuple(self._held.batch_size[:-1])} streams as before, got a batch "
                     f"of {tuple(tensordict.batch_size)}; time is the last dimension"
                 )
+            place = place_of(tensordict)
+            if place_of(self._held) != place:
+                self._held = self._held.to(place)
             total = torch.cat([self._held, tensordict], tensordict.ndim - 1)
         length = total.shape[-1]
         self._held = total[..., max(length - self.n_steps, 0) :].clone()

@@ -136,8 +136,8 @@ class ObservationNorm(EntryTransform):
         if self.holder is not None:
             self.holder.empty_cache()
 
-    def _numbers(self) -> tuple[Tensor, Tensor]:
-        loc, scale = self._buffers["loc"], self._buffers["scale"]  # read at every step
+    def _numbers(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        loc, scale = self._beside("loc", value), self._beside("scale", value)  # read at every step
         if loc is None or scale is None:
             raise MissingArgumentError(
                 "ObservationNorm: loc and scale aren't known; pass them or call init_stats"
@@ -145,13 +145,13 @@ class ObservationNorm(EntryTransform):
         return loc, scale
 
     def _apply_transform(self, value: Tensor) -> Tensor:
-        loc, scale = self._numbers()
+        loc, scale = self._numbers(value)
         if not self.standard_normal:
             return torch.addcmul(loc, value, scale)
         return (value - loc).div_(scale)
 
     def _inv_apply_transform(self, value: Tensor) -> Tensor:
-        loc, scale = self._numbers()
+        loc, scale = self._numbers(value)
         if not self.standard_normal:
             return (value - loc).div_(scale)
         return torch.addcmul(loc, value, scale)

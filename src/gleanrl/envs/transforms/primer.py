@@ -95,14 +95,15 @@ class TensorDictPrimer(Transform):
         self._expanded = None
 
     def _specs(self) -> Composite:
-        """Return the entries' specs with the environment's batch dimensions."""
+        """Return the entries' specs with the environment's batch dimensions, on its device."""
         if self._expanded is None:
             parent = self.parent
             size = torch.Size() if parent is None else torch.Size(parent.batch_size)
             out = Composite({}, shape=size)
             for key in keys_of(self.primers):
                 out[key] = self._whole(key, self.primers[key], size)
-            self._expanded = out
+            device = None if parent is None else parent.device
+            self._expanded = out if device is None else out.to(device)
         return self._expanded
 
     def _whole(self, key: NestedKey, leaf: TensorSpec, size: torch.Size) -> TensorSpec:
@@ -121,7 +122,8 @@ class TensorDictPrimer(Transform):
 
     def _fresh(self, key: NestedKey, spec: TensorSpec, lead: tuple[int, ...] = ()) -> Tensor:
         if self.generator is not None:
-            return spec.rand(lead, generator=self.generator.get())
+            drawn = spec.to("cpu").rand(lead, generator=self.generator.get())  # the same numbers everywhere
+            return drawn.to(spec.device)
         value = self.default_value
         if isinstance(value, Mapping):
             paths = {as_path(k): v for k, v in value.items()}

@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from gleanrl.data.specs import Composite, TensorSpec, Unbounded
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.overrides import overridden
+from gleanrl.randomness import torch_kept
 from gleanrl.tree import NestedKey, as_key, as_path, is_private
 
 
@@ -60,7 +61,7 @@ def _undisturbed() -> Iterator[None]:
     """Leave the global random generators as they are."""
     python, arrays = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch_kept():
             yield
     finally:
         random.setstate(python)

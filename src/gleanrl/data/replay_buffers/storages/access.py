@@ -48,7 +48,7 @@ class Access(Part, ABC):
                 also coordinates, in a tensor ``(..., ndim)`` or in a tuple of `ndim` tensors.
         """
         shape = self.shape
-        parts = torch.stack(index, -1) if isinstance(index, tuple) else torch.as_tensor(index, device="cpu")
+        parts = torch.as_tensor(torch.stack(index, -1) if isinstance(index, tuple) else index, device="cpu")
         if len(shape) == 1 or parts.ndim < 2:
             found = (parts >= -shape[0]) & (parts < shape[0])
         else:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gleanrl.data.replay_buffers.storages.stored import Sources
+from gleanrl.data.replay_buffers.storages.stored import Source, Sources
 from gleanrl.objects import Leaf, Objects
 from gleanrl.schema import Field
 
@@ -105,6 +105,16 @@ class ColumnStore(ABC):
         return self.columns[position]
 
 
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Stand-ins of dtypes that torch's indexing doesn't know."""
+
+
+def _indexable(column: torch.Tensor) -> torch.Tensor:
+    """Return `column`, or a view of its bits in a dtype that torch can index."""
+    twin = _SIGNED.get(column.dtype)
+    return column if twin is None else column.view(twin)
+
+
 class DeviceColumns(ColumnStore):
     """Columns on an accelerator, or on any device that torch knows."""
 
@@ -141,14 +151,16 @@ class DeviceColumns(ColumnStore):
         where = torch.tensor(list(last), dtype=torch.int64, device=self.device)
         which = torch.tensor(list(last.values()), dtype=torch.int64, device=self.device)
         for column, leaf, field in zip(self.columns, leaves, self.fields, strict=True):
-            column[where] = leaf.reshape(slots.shape[0], *field.shape)[which]
+            rows = leaf.reshape(slots.shape[0], *field.shape)
+            _indexable(column)[where] = _indexable(rows)[which]
 
     def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
         """Fetch with one `index_select` per leaf on the device."""
         where = [index.to(self.device) for index in indices]
         if wanted is None:
-            return [column.index_select(0, where[0]) for column in self.columns]
-        return [self.columns[column].index_select(0, where[array]) for column, array in wanted]
+            wanted = tuple(Source(number) for number in range(len(self.columns)))
+        found = [(self.columns[column], where[array]) for column, array in wanted]
+        return [_indexable(column).index_select(0, rows).view(column.dtype) for column, rows in found]
 
 
 class NoColumns(ColumnStore):

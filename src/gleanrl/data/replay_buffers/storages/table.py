@@ -19,6 +19,8 @@ from gleanrl.schema import new_column
 from gleanrl.system.forks import renew_in_child
 from gleanrl.tree import Path, as_key
 
+_CPU = torch.device("cpu")
+
 
 class Table:
     """Rows of records in columns; it knows nothing of time steps and generations.
@@ -27,12 +29,15 @@ class Table:
         form: how records look.
         num_rows: its size.
         allocate: where the columns come from.
+        device: where tensors in lists are, if there are no columns; else they are beside those.
 
     Raises:
         CapacityError: too little memory or disk.
     """
 
-    def __init__(self, form: RecordFormat, num_rows: int, allocate: Allocator) -> None:
+    def __init__(
+        self, form: RecordFormat, num_rows: int, allocate: Allocator, device: torch.device = _CPU
+    ) -> None:
         self.form = form
         self.build = form.builder()
         """What makes records of leaves, their batch size and device."""
@@ -42,7 +47,7 @@ class Table:
         dense = [(path, field) for path, field in stored if not field.is_list]
         columns = allocate([path for path, _ in dense], [field for _, field in dense], num_rows)
         self.columns = column_store([field for _, field in dense], columns, allocate.exclusive, num_rows)
-        self.device = columns[0].device if columns else torch.device("cpu")
+        self.device = columns[0].device if columns else device
         """Where the columns are, with its number: ``cuda:0``."""
         self.lists: dict[Path, Objects] = dict(
             zip(
@@ -80,7 +85,8 @@ class Table:
         lists = [new_column((rows,), schema[path]) for path in new if path in schema.lists]
         both = [*self.columns.columns, *columns, *self.lists.values(), *lists]
         exclusive = self._allocate.exclusive and allocate.exclusive
-        table = Table(form, rows, GivenColumns(both, exclusive, self._allocate.shared or allocate.shared))
+        given = GivenColumns(both, exclusive, self._allocate.shared or allocate.shared)
+        table = Table(form, rows, given, self.device)
         table.mask = self.mask
         table.columns.lent = self.columns.lent  # views of these show in the new table, too
         return table

@@ -71,7 +71,7 @@ class TabledStorage(Storage):
             self.allocator = HeapAllocator(device)
 
     def _make_table(self, form: RecordFormat, batch: torch.Size) -> Table:
-        table = Table(form, self.steps_that_fit(batch) * batch.numel(), self.allocator)
+        table = Table(form, self.steps_that_fit(batch) * batch.numel(), self.allocator, self.device)
         if self.ndim > 1:  # with one dimension writes leave out rows that are no steps
             table.watch_mask()
         return table

@@ -117,6 +117,24 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
+// Its numbers are those of a generator of the CPU, which operations that fall back draw from.
+struct Randomness final : c10::GeneratorImpl {
+  explicit Randomness(at::Generator source)
+      : GeneratorImpl(kDevice, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)), source(std::move(source)) {}
+  void set_current_seed(uint64_t seed) override { source.set_current_seed(seed); }
+  uint64_t current_seed() const override { return source.current_seed(); }
+  uint64_t seed() override { return source.seed(); }
+  void set_offset(uint64_t offset) override { source.set_offset(offset); }
+  uint64_t get_offset() const override { return source.get_offset(); }
+  void set_state(const c10::TensorImpl& state) override { source.unsafeGetGeneratorImpl()->set_state(state); }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    return source.unsafeGetGeneratorImpl()->get_state();
+  }
+  Randomness* clone_impl() const override { return new Randomness(source.clone()); }
+
+  at::Generator source;
+};
+
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
@@ -125,10 +143,11 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool isPinnedPtr(const void*) const override { return false; }
   at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
-    return at::detail::getDefaultCPUGenerator();  // what operations that fall back draw from
+    static at::Generator global = at::make_generator<Randomness>(at::detail::getDefaultCPUGenerator());
+    return global;
   }
   at::Generator getNewGenerator(c10::DeviceIndex) const override {
-    return at::make_generator<at::CPUGeneratorImpl>(c10::default_rng_seed_val);
+    return at::make_generator<Randomness>(at::make_generator<at::CPUGeneratorImpl>(c10::default_rng_seed_val));
   }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t size) const override {
     auto held = memory.allocate(size);
@@ -166,8 +185,7 @@ Tensor copy_from_and_resize(const Tensor& self, const Tensor& to) {
 
 Tensor as_strided(const Tensor& self, SymIntArrayRef size, SymIntArrayRef stride, std::optional<c10::SymInt> offset) {
   const auto start = offset ? std::optional<int64_t>(offset->guard_int(__FILE__, __LINE__)) : std::nullopt;
-  return at::native::as_strided_tensorimpl(self, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
-                                           start);
+  return at::native::as_strided_tensorimpl(self, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), start);
 }
 
 Tensor view(const Tensor& self, SymIntArrayRef size) { return at::native::view(self, C10_AS_INTARRAYREF_SLOW(size)); }
@@ -196,18 +214,25 @@ constexpr std::array kMixed{"aten::index", "aten::index_put_", "aten::_index_put
 
 void require_one_device(const std::string& name, const Tensor& tensor) {
   TORCH_CHECK(!tensor.defined() || !tensor.is_cpu() || tensor.dim() == 0,
-              "Expected all tensors to be on the same device, but found at least two devices, ", kDevice,
-              " and cpu! (", name, ")");
+              "Expected all tensors to be on the same device, but found at least two devices, ", kDevice, " and cpu! (",
+              name, ")");
+}
+
+at::Generator source_of(const at::Generator& generator) {
+  TORCH_CHECK(generator.device().type() == kType, "Expected a '", kDevice, "' device type for generator but found '",
+              generator.device(), "'");
+  return static_cast<Randomness*>(generator.unsafeGetGeneratorImpl())->source;
 }
 
 void elsewhere(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
   const auto& name = operation.schema().name();
-  if (std::find(kMixed.begin(), kMixed.end(), name) == kMixed.end()) {
-    for (const auto& argument : torch::jit::last(*stack, operation.schema().arguments().size())) {
-      if (argument.isTensor()) require_one_device(name, argument.toTensor());
-      if (!argument.isTensorList()) continue;
-      for (const Tensor& tensor : argument.toTensorVector()) require_one_device(name, tensor);
-    }
+  const bool mixed = std::find(kMixed.begin(), kMixed.end(), name) != kMixed.end();
+  const auto count = operation.schema().arguments().size();
+  for (auto at = stack->end() - static_cast<int64_t>(count); at != stack->end(); ++at) {
+    if (at->isGenerator()) *at = source_of(at->toGenerator());
+    if (at->isTensor() && !mixed) require_one_device(name, at->toTensor());
+    if (!at->isTensorList() || mixed) continue;
+    for (const Tensor& tensor : at->toTensorVector()) require_one_device(name, tensor);
   }
   at::native::cpu_fallback(operation, stack);
 }
@@ -242,9 +267,5 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 }
 
 // A copy between devices conjugates and negates by itself.
-TORCH_LIBRARY_IMPL(aten, Conjugate, library) {
-  library.impl("_copy_from", torch::CppFunction::makeFallthrough());
-}
-TORCH_LIBRARY_IMPL(aten, Negative, library) {
-  library.impl("_copy_from", torch::CppFunction::makeFallthrough());
-}
+TORCH_LIBRARY_IMPL(aten, Conjugate, library) { library.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Negative, library) { library.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
