@@ -64,6 +64,16 @@ def columns_device(device: torch.device | None) -> torch.device:
     return torch.device("cpu") if device is None else device
 
 
+def said_of(here: torch.device | None, device: torch.device | None) -> torch.device | None:
+    """Return what TensorDicts of columns say of their device.
+
+    Args:
+        here: where the columns are; None for the CPU.
+        device: what those of their environment say, which may be elsewhere.
+    """
+    return device if same_device(columns_device(here), columns_device(device)) else columns_device(here)
+
+
 def same_device(one: torch.device, other: torch.device) -> bool:
     """Return whether data on `one` is on `other`, too: ``cpu:0`` is ``cpu``."""
     return one == other or one.type == other.type == "cpu"

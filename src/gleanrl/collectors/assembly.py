@@ -70,8 +70,8 @@ class Assembly(NamedTuple):
 
     collection: Collection
     devices: Devices
-    here: torch.device | None
-    """Where the columns of its blocks are; None for the CPU."""
+    moved_to: torch.device | None
+    """Where its batches have to be moved; None for nowhere."""
 
 
 def assemble(
@@ -126,11 +126,15 @@ def assemble(
         rules=EpisodeRules(max_steps=options.max_steps),
         generator=generator,
         handling=Handling(recipe.trust_policy, compiler_of(recipe.compile_policy, recipe.cudagraph_policy)),
+        on_host=True,
     )
-    here, storing = columns_device(plan.stepper.device), devices.storing
-    shown = here if storing == here else env.device
+    here = columns_device(plan.stepper.device)
+    target = devices.storing
+    if target is None and not same_device(here, columns_device(env.device)):
+        target = env.device
+    shown = here if target == here else plan.device
     collection = Collection(env, plan, options, shown, weights, generator, numbering, first_id)
-    return Assembly(collection, devices, here)
+    return Assembly(collection, devices, None if target == here else target)
 
 
 def registered(collector: Any) -> Callable[[Any], None]:

@@ -166,11 +166,10 @@ class SyncDataCollector(SourceCollector):
         with made_env(create_env_fn, create_env_kwargs) as env:
             num_envs = max(1, torch.Size(env.batch_size).numel())
             budget = Budget(num_envs, frames_per_batch, total_frames, init_random_frames)
-            collection, self.devices, here = assemble(env, policy, recipe, prepared=registered(self))
+            collection, self.devices, moved_to = assemble(env, policy, recipe, prepared=registered(self))
             self.env, self.plan = collection.env, collection.plan
             self.policy, storing = self.plan.policy, self.devices.storing
             truncated = self.env.done_keys if settings.set_truncated else ()
-            moved_to = storing if storing != here else None
             handover = settings.handover(collection, budget, storing, moved_to, truncated, progress)
             self._aside = partial(handover.aside, budget.aside())
             super().__init__(settings, budget, handover, weight_updater, policy)

@@ -142,6 +142,17 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
             primed_keys=tuple(self.primed_keys),
         )
 
+    def host_stepper(self, rules: EpisodeRules = FREELY) -> Stepper | None:
+        """Return a stepper with rows on the CPU, wherever the environment says that its data are; None: it has none.
+
+        A hook for environments that step on the CPU in any case, as simulators do: where a whole batch is moved
+        to the device at once, a step needs no copies but those for the policy.
+
+        Args:
+            rules: what becomes of episodes.
+        """
+        return None
+
     def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
         """Return what steps this environment into the rows of a block (a hook for fast environments).
 

@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 
 from gleanrl.block import Block
 from gleanrl.data.boundaries import MASK
-from gleanrl.devices import columns_device
+from gleanrl.devices import columns_device, said_of, same_device
 from gleanrl.errors import PolicyError
 from gleanrl.objects import Leaf
 from gleanrl.pool import BufferPool
@@ -59,7 +59,8 @@ class RolloutPlan:
     schema: Schema
     """The columns of a batch, the collector's own not included."""
     batch_size: torch.Size
-    env_device: torch.device | None
+    device: torch.device | None
+    """What TensorDicts of its blocks say of their device."""
     policy_paths: tuple[Path, ...]
     """The columns that the actor writes, actions first."""
     gradients: bool
@@ -97,6 +98,7 @@ def plan_rollout(
     rules: EpisodeRules = FREELY,
     generator: OwnedTorchGenerator | None = None,
     handling: Handling = AS_IT_IS,
+    on_host: bool = False,
 ) -> RolloutPlan:
     """Find out what `env` and `policy` read and write, and choose how they are run.
 
@@ -113,13 +115,17 @@ def plan_rollout(
         rules: what becomes of episodes.
         generator: what random actions are drawn with; None for torch's global generator.
         handling: how the policy is taken.
+        on_host: see `make_stepper`; the policy still finds its input where the environment says that it is.
 
     Raises:
         PolicyError: if the policy's output doesn't fit the environment.
         EnvironmentFailure: if the reset raised.
     """
     gradients = act_now and torch.is_grad_enabled()
-    stepper = make_stepper(env, rules)
+    traits = EnvTraits.of(env)
+    stepper = make_stepper(env, rules, on_host and not traits.own_actions)
+    if policy_device is None and not same_device(columns_device(stepper.device), columns_device(env.device)):
+        policy_device = env.device
     if gradients and (stepper.through_tensordicts or _requires_gradients(env, policy, root)):
         stepper = TensorDictStepper(env, rules)
     env_schema = _schema_from(stepper, env, root)
@@ -129,7 +135,6 @@ def plan_rollout(
         wrapped = wrap_policy(policy, env, list(env.observation_spec.keys(True, True)))
     if only_draws(wrapped) or isinstance(wrapped, OwnActions):
         policy_device = None
-    traits = EnvTraits.of(env)
     primed = traits.primed_paths
     trial = Trial(stepper, env, policy_device, act_now, primed)
     wrapped, written = with_gradients(gradients, outputs_of, wrapped, policy, trial, actions)
@@ -160,7 +165,7 @@ def plan_rollout(
         wrapped,
         Schema(fields, sizes),
         stepper.batch_size,
-        env.device,
+        said_of(stepper.device, env.device),
         tuple(written),
         gradients,
         tuple((*group, "done") for group in groups),
@@ -188,7 +193,9 @@ def _row_layout(
     schema = stepper.schema()
     roots = tuple(path for path in schema.paths if path[0] != "next" and path != MASK)
     moved = policy_device if policy_device != columns_device(stepper.device) else None
-    shown = policy_device if policy_device is not None and moved is None else env.device
+    shown = (
+        policy_device if policy_device is not None and moved is None else said_of(stepper.device, env.device)
+    )
     return RowLayout(roots, actions, stepper.batch_size, shown, moved, sizes, frozenset(schema.lists))
 
 

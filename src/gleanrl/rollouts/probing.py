@@ -12,6 +12,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch.nn.parameter import is_lazy
 
+from gleanrl.devices import said_of
 from gleanrl.errors import PolicyError
 from gleanrl.layout import Layout
 from gleanrl.objects import Leaf, Objects
@@ -52,7 +53,8 @@ class Trial:
         fields = {path: Field.of(leaf, dims) for path, leaf in leaves.items()}
         lists = [path for path, leaf in leaves.items() if isinstance(leaf, Objects)]
         layout = Layout(leaves, sizes_of_groups(self.env, dims, fields), lists)
-        return layout.build(list(leaves.values()), self.stepper.batch_size, self.env.device)
+        device = said_of(self.stepper.device, self.env.device)
+        return layout.build(list(leaves.values()), self.stepper.batch_size, device)
 
     def given(self) -> TensorDictBase:
         """Return the first root, where the policy wants it."""

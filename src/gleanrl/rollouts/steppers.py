@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.block import Block
+from gleanrl.devices import columns_device
 from gleanrl.errors import EnvironmentContractError
 from gleanrl.layout import Layout, shallow_copy
 from gleanrl.objects import Leaf, as_entry
@@ -30,8 +31,19 @@ from gleanrl.schema import Field, Schema, new_column
 from gleanrl.tree import Path, as_key, as_path, flatten, is_private, iter_leaves, leaf_at, outermost, put_leaf
 
 
-def make_stepper(env: Env, rules: EpisodeRules = FREELY) -> Stepper:
-    """Return the stepper of `env`: its own if it has one, the TensorDict one otherwise."""
+def make_stepper(env: Env, rules: EpisodeRules = FREELY, on_host: bool = False) -> Stepper:
+    """Return the stepper of `env`: its own if it has one, the TensorDict one otherwise.
+
+    Args:
+        env: the environment.
+        rules: see `Stepper`.
+        on_host: whether the rows of an environment on an accelerator may be on the CPU, if it steps there in any case.
+    """
+    if on_host and columns_device(env.device).type != "cpu":
+        of_host = extra(env, "host_stepper")
+        stepper = None if of_host is None else of_host(rules)
+        if stepper is not None:
+            return stepper
     factory = extra(env, "make_stepper")
     return factory(rules) if factory is not None else TensorDictStepper(env, rules)
 

@@ -13,6 +13,7 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase
 
 from gleanrl.arguments import positive
 from gleanrl.data.specs import Categorical, Composite, TensorSpec
+from gleanrl.devices import columns_device
 from gleanrl.envs.base import REPLACED, EnvBase
 from gleanrl.envs.libs.gym_codecs import Array, Codec, RewardCodec, as_flag, as_flags
 from gleanrl.envs.libs.gym_info import default_info_dict_reader, ready_reader, spec_entries, with_entries_of
@@ -371,17 +372,20 @@ class GymLikeEnv(EnvBase):
     def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
         """Return the part that steps this environment into the rows of a block.
 
-        It writes arrays directly, unless a subclass overrides one of the hooks, a reader isn't a
-        `default_info_dict_reader`, a spec was replaced by one with other keys, shapes or dtypes, or the
-        device isn't the CPU.
+        It is `host_stepper`, unless that is None or the device isn't the CPU.
+        """
+        stepper = self.host_stepper(rules) if columns_device(self.device).type == "cpu" else None
+        return super().make_stepper(rules) if stepper is None else stepper
+
+    def host_stepper(self, rules: EpisodeRules = FREELY) -> Stepper | None:
+        """Return a stepper that writes arrays directly.
+
+        None if a subclass overrides one of the hooks, a reader isn't a `default_info_dict_reader`, or a spec was
+        replaced by one with other keys, shapes or dtypes.
         """
         codecs = GymCodecs(self._observation, self._action, self._reward, tuple(self._readers))
-        if (
-            self._overridden()
-            or not self._as_declared(codecs)
-            or (self.device or torch.device("cpu")).type != "cpu"
-        ):
-            return super().make_stepper(rules)
+        if self._overridden() or not self._as_declared(codecs):
+            return None
         if isinstance(self._simulator, VectorSimulator):
             return VectorGymStepper(self._simulator, codecs, rules, Lease(self.usage))
         return GymStepper(self._simulator, codecs, rules, Lease(self.usage))

@@ -77,6 +77,9 @@ class Transform(Contained):
     """
 
     on_rows: ClassVar[bool] = True  # whether the hooks of the class that says so take rows
+    on_host: ClassVar[bool] = (
+        False  # whether those rows may be on the CPU where the environment says another device
+    )
     by_keys: ClassVar[bool] = (
         True  # whether those hooks do nothing where there are no `in_keys`, or `in_keys_inv`
     )
@@ -103,13 +106,6 @@ class Transform(Contained):
         self.out_keys = out_keys
         self.in_keys_inv = in_keys_inv
         self.out_keys_inv = out_keys_inv
-
-    def _beside(self, name: str, value: torch.Tensor) -> torch.Tensor | None:
-        """Return the buffer `name` on the device of `value`; it stays there."""
-        buffer = self._buffers[name]
-        if buffer is not None and buffer.device != value.device:
-            buffer = self._buffers[name] = buffer.to(value.device)
-        return buffer
 
     # ------------------------------------------------------------------ keys
     in_keys = KeyList("What is read of what comes out.")

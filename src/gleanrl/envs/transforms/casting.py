@@ -135,6 +135,7 @@ class DeviceCastTransform(EntryTransform):
     """
 
     on_rows = False
+    on_host = False
     maps_inputs = True
 
     def __init__(

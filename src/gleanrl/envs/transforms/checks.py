@@ -19,6 +19,7 @@ class FiniteTensorDictCheck(Transform):
     """
 
     on_rows = True
+    on_host = True
 
     def _call(self, tensordict: Record) -> Record:
         bad = [key for key in leaf_keys(tensordict) if _is_bad(tensordict.get(key))]

@@ -30,6 +30,8 @@ class Counting(Following):
     What hangs on the root alone, and not on outcomes, is written for the quiet rows to come where the policy sees it.
     """
 
+    on_host = True
+
     def summands(self) -> list[tuple[NestedKey, NestedKey]]:
         """Return which outcomes it reads, each with the key of what is made of it."""
         return []

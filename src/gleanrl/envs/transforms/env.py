@@ -19,7 +19,7 @@ from gleanrl.envs.env_specs import EnvSpecs
 from gleanrl.envs.outcomes import with_rows_held
 from gleanrl.envs.state import adopt_state, parse_state
 from gleanrl.envs.transforms.base import Transform
-from gleanrl.envs.transforms.columns import lists_pass
+from gleanrl.envs.transforms.choosing import keeps_to_no_device, takes_rows
 from gleanrl.envs.transforms.compose import Compose, as_transform, flattened
 from gleanrl.envs.transforms.rows import reset_rows
 from gleanrl.envs.transforms.stepper import TransformedStepper
@@ -33,7 +33,7 @@ from gleanrl.errors import (
 )
 from gleanrl.overrides import is_native, overridden
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
-from gleanrl.rollouts.steppers import TensorDictStepper, declared
+from gleanrl.rollouts.steppers import TensorDictStepper, declared, make_stepper
 from gleanrl.rollouts.traits import EnvTraits, extra, is_closed, seed_env
 from gleanrl.rollouts.usage import Usage
 from gleanrl.schema import Field
@@ -378,22 +378,18 @@ class TransformedEnv(EnvBase):
             self.base_env.close(**kwargs)
 
     def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
-        """Return what steps the environment into the rows of a block.
+        """Return what steps the environment into the rows of a block; through TensorDicts, if it has to."""
+        return TransformedStepper(self, rules) if self._takes_rows() else TensorDictStepper(self, rules)
 
-        The base environment's own stepper with the transforms on the rows' tensors, or one that goes through `step`
-        and `reset`: if a transform needs a TensorDict, the environment reads more than actions or resets in the
-        step after an end though it could do so at once, a transform may touch what columns can't hold, or a subclass
-        overrides what the other one replaces.
-        """
-        base = self.base_env
-        traits = self.traits
-        waits = traits.masks_frames and traits.resets_some
-        rows = self.transform.takes_rows() and not base.state_keys and not waits
-        if isinstance(base, TransformedEnv):  # what needs TensorDicts there may read what is added here
-            rows = rows and base.transform.takes_rows()
-        rows = rows and set(self.reset_keys) == set(base.reset_keys)  # else base would reset by others
-        rows = rows and is_native(self, *REPLACED, "_base_reset", of=TransformedEnv) and lists_pass(self)
-        return TransformedStepper(self, rules) if rows else TensorDictStepper(self, rules)
+    def host_stepper(self, rules: EpisodeRules = FREELY) -> Stepper | None:
+        """Return the same with rows on the CPU; None if a transform, or the base environment, keeps to the device."""
+        if not (keeps_to_no_device(self.transform) and self._takes_rows()):
+            return None
+        base = make_stepper(self.base_env, rules, on_host=True)
+        return TransformedStepper(self, rules, base) if columns_device(base.device).type == "cpu" else None
+
+    def _takes_rows(self) -> bool:
+        return is_native(self, *REPLACED, "_base_reset", of=TransformedEnv) and takes_rows(self)
 
     # ----------------------------------------------------------------- state
     def state_dict(

@@ -33,6 +33,7 @@ class UnaryTransform(EntryTransform):
     """
 
     on_rows = False
+    on_host = False
 
     def __init__(
         self,

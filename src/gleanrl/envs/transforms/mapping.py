@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
+
 from gleanrl.data.specs import TensorSpec
 from gleanrl.data.specs.mapping import SpecMapping
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.spec_tools import map_leaves, mapped
+
+
+def beside(transform: Transform, name: str, value: torch.Tensor) -> torch.Tensor | None:
+    """Return a buffer of a transform on the device of `value`; it stays there."""
+    buffer = transform._buffers[name]
+    if buffer is not None and buffer.device != value.device:
+        buffer = transform._buffers[name] = buffer.to(value.device)
+    return buffer
 
 
 class EntryTransform(Transform):
@@ -17,6 +27,7 @@ class EntryTransform(Transform):
     """
 
     on_rows = True
+    on_host = True
     call_on_reset = True
     maps_inputs: ClassVar[bool] = False
 

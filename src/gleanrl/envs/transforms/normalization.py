@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gleanrl.arguments import integer
 from gleanrl.data.specs import TensorSpec
 from gleanrl.envs.transforms.keys import Keys
-from gleanrl.envs.transforms.mapping import EntryTransform
+from gleanrl.envs.transforms.mapping import EntryTransform, beside
 from gleanrl.envs.transforms.spec_tools import mapped
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingArgumentError, UnsupportedError
 from gleanrl.tree import NestedKey, as_key, as_path
@@ -137,7 +137,7 @@ class ObservationNorm(EntryTransform):
             self.holder.empty_cache()
 
     def _numbers(self, value: Tensor) -> tuple[Tensor, Tensor]:
-        loc, scale = self._beside("loc", value), self._beside("scale", value)  # read at every step
+        loc, scale = beside(self, "loc", value), beside(self, "scale", value)  # read at every step
         if loc is None or scale is None:
             raise MissingArgumentError(
                 "ObservationNorm: loc and scale aren't known; pass them or call init_stats"

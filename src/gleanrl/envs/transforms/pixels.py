@@ -27,6 +27,8 @@ _GREY = (0.2989, 0.587, 0.114)
 class _OfImages(EntryTransform):
     """Maps images."""
 
+    on_host = False
+
     def __init__(self, in_keys: Keys | None = None, out_keys: Keys | None = None) -> None:
         super().__init__(list(PIXELS) if in_keys is None else in_keys, out_keys)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gleanrl.data.specs import Binary, Bounded, TensorSpec
 from gleanrl.envs.transforms.keys import Keys
-from gleanrl.envs.transforms.mapping import EntryTransform
+from gleanrl.envs.transforms.mapping import EntryTransform, beside
 from gleanrl.envs.transforms.spec_tools import mapped
 from gleanrl.errors import InvalidArgumentError
 from gleanrl.tree import NestedKey
@@ -50,7 +50,7 @@ class RewardScaling(_OfRewards):
             raise InvalidArgumentError(f"scale: expected no zero with standard_normal, got {scale!r}")
 
     def _apply_transform(self, value: Tensor) -> Tensor:
-        loc, scale = self._beside("loc", value), self._beside("scale", value)
+        loc, scale = beside(self, "loc", value), beside(self, "scale", value)
         assert loc is not None and scale is not None
         if not self.standard_normal and loc.dtype is value.dtype is scale.dtype:  # as mostly
             return torch.addcmul(loc, value, scale)
@@ -136,7 +136,7 @@ class ClipTransform(EntryTransform):
         self._whole = all(torch.equal(bound, bound.round()) for bound in bounds)
 
     def _apply_transform(self, value: Tensor) -> Tensor:
-        low, high = self._beside("low", value), self._beside("high", value)
+        low, high = beside(self, "low", value), beside(self, "high", value)
         clipped = torch.clamp(value, low, high)
         return clipped.to(value.dtype) if self._whole or value.is_floating_point() else clipped
 
@@ -203,7 +203,7 @@ class LineariseRewards(EntryTransform):
         )
 
     def _apply_transform(self, value: Tensor) -> Tensor:
-        weights = self._beside("weights", value)
+        weights = beside(self, "weights", value)
         if weights is not None and weights.shape != value.shape[-1:]:
             raise InvalidArgumentError(
                 f"LineariseRewards: expected {value.shape[-1]} weights, one for each component, got {weights.tolist()}"

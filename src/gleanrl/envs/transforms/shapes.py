@@ -156,6 +156,7 @@ class CatTensors(Transform):
     """
 
     on_rows = True
+    on_host = True
     call_on_reset = True
 
     def __init__(

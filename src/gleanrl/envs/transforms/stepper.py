@@ -23,6 +23,7 @@ from tensordict import TensorDictBase
 
 from gleanrl.block import Block
 from gleanrl.data.boundaries import MASK
+from gleanrl.devices import said_of
 from gleanrl.envs.resets import chosen, due_resets, ended_since
 from gleanrl.envs.transforms.columns import (
     DoneFlags,
@@ -59,19 +60,20 @@ class TransformedStepper(Stepper):
     Args:
         env: the `TransformedEnv`.
         rules: see `Stepper`.
+        base: what steps its base environment; None for that one's own stepper.
 
     Raises:
         UnsupportedError: for a limit of steps where the base environment's rows of resets are no frames.
     """
 
-    def __init__(self, env: Any, rules: EpisodeRules) -> None:
+    def __init__(self, env: Any, rules: EpisodeRules, base: Stepper | None = None) -> None:
         if rules.max_steps is not None and env.traits.masks_frames:
             raise UnsupportedError(
                 f"max_frames_per_traj: {env.base_env} resets by itself, in the step after an end, and not "
                 "before: build it from single environments with AutoresetMode.DISABLED"
             )
         self._env = env
-        self._base = base = make_stepper(env.base_env, rules)
+        self._base = base = make_stepper(env.base_env, rules) if base is None else base
         super().__init__(torch.Size(env.batch_size), base.device, rules, base.lease)
         self.through_tensordicts = self._base.through_tensordicts
         self._transform, chain = env.transform, flattened(env.transform)
@@ -105,7 +107,7 @@ class TransformedStepper(Stepper):
         self._whole = 0  # rows of the block that have been stepped
         self._masked = False  # whether some rows are resets of the base environment's own, and no frames
         self._root, self._outcome, self._fresh, self._request, self._input = (
-            Row(self.batch_size, env.device) for _ in range(5)
+            Row(self.batch_size, said_of(base.device, env.device)) for _ in range(5)
         )
 
     # ----------------------------------------------------------------- state

@@ -32,6 +32,7 @@ class RenameTransform(Transform):
     """
 
     on_rows = True
+    on_host = True
     by_keys = True
     call_on_reset = True
 
@@ -131,6 +132,7 @@ class _Keeping(Transform):
     """Keeps some of what comes out, and no groups of which nothing is kept."""
 
     on_rows = True
+    on_host = True
 
     def _keeps(self, key: NestedKey) -> bool:
         raise UnsupportedError("a subclass says what is kept")
@@ -233,6 +235,7 @@ class RemoveEmptySpecs(Transform):
     """Drops groups without entries from the specs, and from what comes out."""
 
     on_rows = True
+    on_host = True
 
     def _call(self, tensordict: Record) -> Record:
         if isinstance(tensordict, TensorDictBase):

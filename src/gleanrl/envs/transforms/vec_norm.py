@@ -57,6 +57,7 @@ class VecNorm(EntryTransform):
     """
 
     on_rows = True
+    on_host = False
     learns = True
 
     def __init__(

@@ -120,9 +120,9 @@ class MemberGroup:
             adopt_state(env, value)
 
     # ------------------------------------------------------------------ ends
-    def steppers(self, rules: EpisodeRules) -> list[Stepper]:
-        """Return a fresh stepper of each environment."""
-        return [make_stepper(env, rules) for env in self.each()]
+    def steppers(self, rules: EpisodeRules, on_host: bool = False) -> list[Stepper]:
+        """Return a fresh stepper of each environment; see `make_stepper`."""
+        return [make_stepper(env, rules, on_host) for env in self.each()]
 
     def close(self) -> None:
         """Close every environment, also if one of them raises; the first error is raised at the end."""

@@ -179,12 +179,16 @@ class ParallelEnv(BatchedEnv):
         If the environments differ in shapes, their data don't live on the CPU, or the batch's don't, or a subclass
         overrides how the batch steps, it goes through `step` and `reset` instead.
         """
+        stepper = self.host_stepper(rules) if columns_device(self.device).type == "cpu" else None
+        return super().make_stepper(rules) if stepper is None else stepper
+
+    def host_stepper(self, rules: EpisodeRules = FREELY) -> Stepper | None:
+        """Return the same, wherever the batch's data are; None if an environment's don't live on the CPU."""
         self.start()
         if self.unlike_shapes or not is_native(self, *REPLACED, *MEMBERWISE, of=ParallelEnv):
-            return super().make_stepper(rules)
-        here = [self.device, *(metadata.device for metadata in self.meta_data)]
-        if any(columns_device(device).type != "cpu" for device in here):
-            return super().make_stepper(rules)
+            return None
+        if any(columns_device(metadata.device).type != "cpu" for metadata in self.meta_data):
+            return None
         return ParallelStepper(self._running, self.batch_size, rules, Lease(self.usage))
 
     # --------------------------------------------------------------- dispatch

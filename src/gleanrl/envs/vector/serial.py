@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 
 from gleanrl.devices import columns_device
@@ -141,13 +142,20 @@ class SerialEnv(BatchedEnv):
         If the members differ in shapes, their data don't live where the batch's do, or a subclass overrides how the
         batch steps, it goes through `step` and `reset` instead.
         """
+        stepper = self._memberwise(rules, columns_device(self.device))
+        return super().make_stepper(rules) if stepper is None else stepper
+
+    def host_stepper(self, rules: EpisodeRules = FREELY) -> Stepper | None:
+        """Return the same, with rows on the CPU; None if a member hasn't got one."""
+        return self._memberwise(rules, torch.device("cpu"))
+
+    def _memberwise(self, rules: EpisodeRules, here: torch.device) -> Stepper | None:
         self.start()
         if self.unlike_shapes or not is_native(self, *REPLACED, *MEMBERWISE, of=SerialEnv):
-            return super().make_stepper(rules)
-        steppers = self._running.steppers(rules)
-        here = columns_device(self.device)
+            return None
+        steppers = self._running.steppers(rules, on_host=here.type == "cpu")
         if any(columns_device(stepper.device) != here for stepper in steppers):
-            return super().make_stepper(rules)
+            return None
         return MemberSteppers(steppers, Lease(self.usage))
 
     # --------------------------------------------------------------- dispatch

@@ -1,0 +1,233 @@
+"""Collectors step simulators on the CPU, wherever their environments say that data are, and move whole batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from gleanrl.collectors import MultiSyncDataCollector, SyncDataCollector
+from gleanrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from gleanrl.data.specs import Unbounded
+from gleanrl.envs import GymEnv, ParallelEnv, SerialEnv
+from gleanrl.envs.transforms import (
+    CatFrames,
+    CatTensors,
+    ClipTransform,
+    Compose,
+    DeviceCastTransform,
+    DoubleToFloat,
+    InitTracker,
+    ObservationNorm,
+    RenameTransform,
+    RewardScaling,
+    RewardSum,
+    StepCounter,
+    TensorDictPrimer,
+    TransformedEnv,
+    UnaryTransform,
+    VecNorm,
+)
+from gleanrl.envs.transforms.base import Transform
+from tests.devices.counting import leaves_on
+
+CPU = torch.device("cpu")
+
+
+def cartpole(device: Any = None, **kwargs: Any) -> GymEnv:
+    return GymEnv("CartPole-v1", device=device, **kwargs)
+
+
+def chain() -> Compose:
+    return Compose(
+        StepCounter(max_steps=9),
+        InitTracker(),
+        RewardSum(),
+        ObservationNorm(0.0, 2.0, in_keys=["observation"]),
+        RewardScaling(1.0, 0.5),
+        ClipTransform(["observation"], low=-1.0, high=1.0),
+        RenameTransform(["observation"], ["seen"], create_copy=True),
+        CatTensors(["seen", "observation"], "both", del_keys=False),
+        CatFrames(2, dim=-1, in_keys=["seen"]),
+        DoubleToFloat(),
+    )
+
+
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "one": cartpole,
+    "transformed": lambda device: TransformedEnv(cartpole(device), chain()),
+    "vector": lambda device: cartpole(device, num_envs=2),
+    "serial": lambda device: SerialEnv(2, cartpole, device=device),
+    "members of the device": lambda device: SerialEnv(2, lambda: cartpole(device)),
+    "transformed members": lambda device: SerialEnv(
+        2, lambda: TransformedEnv(cartpole(), chain()), device=device
+    ),
+    "transformed serial": lambda device: TransformedEnv(SerialEnv(2, cartpole, device=device), chain()),
+    "parallel": lambda device: ParallelEnv(2, cartpole, device=device),
+    "transformed parallel": lambda device: TransformedEnv(ParallelEnv(2, cartpole, device=device), chain()),
+}
+
+
+class Upright(nn.Module):
+    """Pushes to where the pole falls; what it is given says where it was."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device, self.sign = device, nn.Parameter(torch.ones(()))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        assert observation.device == self.device == self.sign.device
+        right = (observation[..., 2] * self.sign > 0).long()
+        return torch.nn.functional.one_hot(right, 2)
+
+
+def collected(
+    make: Callable[[Any], Any], device: torch.device, moved: bool, **kwargs: Any
+) -> tuple[Any, list]:
+    """Return a seeded collector and its batches; its environment is made there, or moved there by the collector."""
+    env = make(None if moved else device)
+    given = {"device": device} if moved else {}
+    policy = Upright(device)
+    if not moved:
+        policy.to(device)
+    options = {"frames_per_batch": 40, "total_frames": 120, **given, **kwargs}
+    collector = SyncDataCollector(env, policy, **options)
+    collector.set_seed(3)
+    return collector, list(collector)
+
+
+def check_same(one: list[TensorDictBase], other: list[TensorDictBase]) -> None:
+    assert len(one) == len(other)
+    for mine, theirs in zip(one, other, strict=True):
+        assert torch.equal(mine.cpu(), theirs.cpu()) if False else bool((mine.cpu() == theirs.cpu()).all())
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["made there", "moved"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_batches_are_those_of_the_cpu(device: torch.device, name: str, moved: bool) -> None:
+    collector, batches = collected(MAKERS[name], device, moved)
+    env = collector.env
+    assert (collector.plan.stepper.device or CPU) == CPU
+    assert env.device == device == collector.env_device == collector.storing_device
+    for batch in batches:
+        assert batch.device == device and leaves_on(batch) == {device}
+    assert int(batches[-1]["next", "done"].sum()) > 0
+    there = env.rollout(12, Upright(device).to(device), break_when_any_done=False)
+    assert there.device == device and leaves_on(there) == {device}
+    collector.shutdown()
+    expected, plain = collected(MAKERS[name], CPU, False)
+    check_same(batches, plain)
+    expected.shutdown()
+
+
+def test_between_rollouts(device: torch.device) -> None:
+    """What a transform has on a device goes where it is used."""
+    env, other = TransformedEnv(cartpole(device), chain()), TransformedEnv(cartpole(), chain())
+    policy = Upright(device).to(device)
+    collector = SyncDataCollector(env, policy, frames_per_batch=10, total_frames=-1)
+    for _ in range(3):
+        batch = collector.next()
+        assert leaves_on(batch) == {device} == leaves_on(env.rollout(4))
+    env.set_seed(1)
+    other.set_seed(1)
+    actions = Upright(CPU)
+    assert bool((env.rollout(9, policy).cpu() == other.rollout(9, actions)).all())
+    collector.shutdown()
+
+
+def test_random_frames_and_the_policys(device: torch.device) -> None:
+    collector, batches = collected(cartpole, device, True, init_random_frames=40)
+    followed = [torch.equal(b["action"].argmax(-1), (b["observation"][:, 2] > 0).long()) for b in batches]
+    assert followed == [False, True, True]
+    collector.shutdown()
+    collector = SyncDataCollector(cartpole(device), frames_per_batch=40, total_frames=80)
+    assert all(leaves_on(batch) == {device} for batch in collector)
+
+
+def test_stored_elsewhere(device: torch.device) -> None:
+    for storing in (CPU, device):
+        collector, batches = collected(cartpole, device, True, storing_device=storing)
+        assert all(batch.device == storing and leaves_on(batch) == {storing} for batch in batches)
+        collector.shutdown()
+
+
+def test_into_a_buffer(device: torch.device) -> None:
+    for home in (CPU, device):
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(200, device=home), batch_size=8)
+        collector, batches = collected(cartpole, device, True, replay_buffer=buffer)
+        assert batches == [None] * 3 and len(buffer) == 120 and leaves_on(buffer.sample()) == {home}
+        _, plain = collected(cartpole, CPU, False)
+        whole = torch.cat(plain).select("observation", "action")
+        assert bool((buffer[:].select("observation", "action").cpu() == whole).all())
+        collector.shutdown()
+
+
+def test_it_resumes(device: torch.device) -> None:
+    whole, batches = collected(MAKERS["transformed"], device, True)
+    whole.shutdown()
+    env = MAKERS["transformed"](None)
+    first = SyncDataCollector(env, Upright(device), frames_per_batch=40, total_frames=120, device=device)
+    first.set_seed(3)
+    first.next()
+    state = first.state_dict()
+    again = SyncDataCollector(
+        MAKERS["transformed"](None), Upright(device), frames_per_batch=40, total_frames=120, device=device
+    )
+    again.load_state_dict(state)
+    check_same(list(again), batches[1:])
+    first.shutdown()
+    again.shutdown()
+
+
+def test_resets_and_limits(device: torch.device) -> None:
+    collector, batches = collected(
+        MAKERS["serial"], device, True, max_frames_per_traj=5, set_truncated=True, split_trajs=True
+    )
+    assert all(leaves_on(batch) == {device} and batch.shape[1] <= 5 for batch in batches)
+    collector.reset(torch.tensor([True, False], device=device))
+    collector.shutdown()
+
+
+def test_workers(device: torch.device) -> None:
+    collector = MultiSyncDataCollector(
+        [cartpole, cartpole], Upright(device), frames_per_batch=40, total_frames=80, device=device
+    )
+    for batch in collector:
+        assert batch.device == device and leaves_on(batch) == {device}
+        followed = (batch["observation"][..., 2] > 0).long()
+        assert torch.equal(batch["action"].argmax(-1), followed)
+    collector.shutdown()
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda device: UnaryTransform(["observation"], ["twice"], fn=lambda x: 2 * x),
+        lambda device: DeviceCastTransform(device),
+        lambda device: VecNorm(in_keys=["observation"]),
+        lambda device: TensorDictPrimer(state=Unbounded((3,), device=device)),
+        lambda device: Compose(StepCounter(), Mine()),
+    ],
+    ids=["a function", "another device", "shared sums", "states", "a user's"],
+)
+def test_what_keeps_to_the_device(device: torch.device, transform: Any) -> None:
+    env = TransformedEnv(cartpole(device), transform(device))
+    collector = SyncDataCollector(env, Upright(device).to(device), frames_per_batch=20, total_frames=20)
+    assert (collector.plan.stepper.device or CPU) == device
+    (batch,) = collector
+    assert leaves_on(batch) == {device}
+
+
+class Mine(Transform):
+    """A user's, which counts on its device."""
+
+    def _call(self, tensordict: Any) -> Any:
+        return tensordict.set("home", tensordict["observation"][..., :1] * 0 + 1)
+
+    def transform_observation_spec(self, spec: Any) -> Any:
+        spec["home"] = Unbounded((1,), device=spec.device)
+        return spec
