@@ -85,6 +85,8 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session", autouse=True)
 def no_leaks():
     """Fail the session when its tests leave processes, shared memory or open files behind."""
+    if torch.cuda.is_available():
+        torch.zeros(1, device="cuda")  # what it opens stays open to the process's end
     before = Holdings.now()
     yield
     launcher.shut_down()

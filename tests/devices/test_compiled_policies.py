@@ -45,6 +45,8 @@ def sequence(net: nn.Module) -> TensorDictSequential:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of the compiler itself
+@pytest.mark.filterwarnings("ignore:.*TensorFloat32:UserWarning")
 @pytest.mark.parametrize("form", [plain, wrapped, sequence])
 @pytest.mark.parametrize("places", PLACES, ids=str)
 @pytest.mark.parametrize("way", WAYS)

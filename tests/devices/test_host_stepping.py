@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -103,7 +104,7 @@ def collected(
 def check_same(one: list[TensorDictBase], other: list[TensorDictBase]) -> None:
     assert len(one) == len(other)
     for mine, theirs in zip(one, other, strict=True):
-        assert torch.equal(mine.cpu(), theirs.cpu()) if False else bool((mine.cpu() == theirs.cpu()).all())
+        assert bool((mine.cpu() == theirs.cpu()).all())
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["made there", "moved"])
@@ -129,13 +130,13 @@ def test_between_rollouts(device: torch.device) -> None:
     env, other = TransformedEnv(cartpole(device), chain()), TransformedEnv(cartpole(), chain())
     policy = Upright(device).to(device)
     collector = SyncDataCollector(env, policy, frames_per_batch=10, total_frames=-1)
-    for _ in range(3):
-        batch = collector.next()
+    for turn in range(3):
+        with pytest.warns(UserWarning, match="outside the collector") if turn else nullcontext():
+            batch = collector.next()
         assert leaves_on(batch) == {device} == leaves_on(env.rollout(4))
     env.set_seed(1)
     other.set_seed(1)
-    actions = Upright(CPU)
-    assert bool((env.rollout(9, policy).cpu() == other.rollout(9, actions)).all())
+    assert bool((env.rollout(9, policy).cpu() == other.rollout(9, Upright(CPU))).all())
     collector.shutdown()
 
 
@@ -183,12 +184,19 @@ def test_it_resumes(device: torch.device) -> None:
     again.shutdown()
 
 
-def test_resets_and_limits(device: torch.device) -> None:
-    collector, batches = collected(
-        MAKERS["serial"], device, True, max_frames_per_traj=5, set_truncated=True, split_trajs=True
+@pytest.mark.parametrize("name", ["serial", "transformed serial", "vector"])
+def test_resets_and_limits(device: torch.device, name: str) -> None:
+    given = {"set_truncated": True, "split_trajs": True, "total_frames": -1}
+    if name != "transformed serial":  # which has a limit of its own
+        given["max_frames_per_traj"] = 5
+    collector = SyncDataCollector(
+        MAKERS[name](device), Upright(device), frames_per_batch=40, device=device, **given
     )
-    assert all(leaves_on(batch) == {device} and batch.shape[1] <= 5 for batch in batches)
-    collector.reset(torch.tensor([True, False], device=device))
+    collector.reset(seed=4)
+    for mask in ([True, False], [False, True]):
+        batch = collector.next()
+        assert leaves_on(batch) == {device} and batch.shape[1] <= 9
+        collector.reset(torch.tensor(mask, device=device))
     collector.shutdown()
 
 
@@ -227,6 +235,9 @@ class Mine(Transform):
 
     def _call(self, tensordict: Any) -> Any:
         return tensordict.set("home", tensordict["observation"][..., :1] * 0 + 1)
+
+    def _reset(self, tensordict: Any, tensordict_reset: Any) -> Any:
+        return self._call(tensordict_reset)
 
     def transform_observation_spec(self, spec: Any) -> Any:
         spec["home"] = Unbounded((1,), device=spec.device)

@@ -91,9 +91,10 @@ class RewardSum(Counting):
             self.carried[out_key] = last
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        spec = self.surroundings().full_reward_spec
+        spec, here = self.surroundings().full_reward_spec, tensordict_reset.device
         for (in_key, out_key), reset_key in zip(self.pairs(), self.reset_keys, strict=True):
             zero = spec[in_key].zero()
+            zero = zero if here is None else zero.to(here)
             mask = tensordict.get(reset_key, None)
             before = None if self.reward_spec else self.own(tensordict, out_key)
             if mask is not None:

@@ -23,7 +23,7 @@ from tensordict import TensorDictBase
 
 from gleanrl.block import Block
 from gleanrl.data.boundaries import MASK
-from gleanrl.devices import said_of
+from gleanrl.devices import columns_device, said_of
 from gleanrl.envs.resets import chosen, due_resets, ended_since
 from gleanrl.envs.transforms.columns import (
     DoneFlags,
@@ -161,7 +161,10 @@ class TransformedStepper(Stepper):
         inner |= {path: given[path] for path in inner if path in given and path not in self._changed}
         self._base.load(record_of(inner, self.batch_size), steps)
         self._latest = None
-        self._carry = {key: root.get(key).clone() for key in self._root_keys}
+        here = columns_device(self.device)  # which may be another place than the environment's
+        self._carry = {key: root.get(key).to(here, copy=True) for key in self._root_keys}
+        for transform in self._chain:
+            transform.carried = {key: value.to(here) for key, value in transform.carried.items()}
 
     def schema(self) -> Schema:
         """Return root and next columns, as the transformed specs declare them."""

@@ -1,0 +1,60 @@
+"""Which transformed environments step into rows, and which of those rows may be on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gleanrl.envs.transforms import (
+    Compose,
+    DeviceCastTransform,
+    DoubleToFloat,
+    ObservationNorm,
+    RewardSum,
+    StepCounter,
+    ToTensorImage,
+    TransformedEnv,
+    UnaryTransform,
+    VecNorm,
+)
+from gleanrl.envs.transforms.choosing import keeps_to_no_device, takes_rows
+from gleanrl.envs.transforms.stepper import TransformedStepper
+from tests.fakes_base import CountingEnv
+
+
+class Mine(ObservationNorm):
+    """A user's class, of which nothing is known."""
+
+
+def doubled() -> UnaryTransform:
+    return UnaryTransform(["observation"], ["twice"], fn=lambda x: 2 * x)
+
+
+@pytest.mark.parametrize(
+    ("make", "rows", "anywhere"),
+    [
+        (Compose, True, True),
+        (StepCounter, True, True),
+        (lambda: Compose(RewardSum(), Compose(DoubleToFloat(), ObservationNorm(0.0, 1.0))), True, True),
+        (lambda: Mine(0.0, 1.0), True, False),
+        (lambda: Compose(StepCounter(), VecNorm(in_keys=["observation"])), True, False),
+        (doubled, False, False),
+        (lambda: DeviceCastTransform("cpu"), False, False),
+    ],
+)
+def test_choices(make: Any, rows: bool, anywhere: bool) -> None:
+    env = TransformedEnv(CountingEnv(), make())
+    assert takes_rows(env) == rows and keeps_to_no_device(env.transform) == anywhere
+    assert isinstance(env.make_stepper(), TransformedStepper) == rows
+    assert (env.host_stepper() is not None) == (rows and anywhere)
+
+
+def test_images_are_processed_where_they_are() -> None:
+    assert not keeps_to_no_device(Compose(ToTensorImage(in_keys=["pixels"]), StepCounter()))
+
+
+def test_what_an_inner_transform_needs() -> None:
+    inner = TransformedEnv(CountingEnv(), doubled())
+    env = TransformedEnv(inner, StepCounter(), auto_unwrap=False)
+    assert not takes_rows(env) and takes_rows(TransformedEnv(CountingEnv(), StepCounter()))
