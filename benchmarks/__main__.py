@@ -16,6 +16,7 @@ from rich.console import Console
 from benchmarks import (
     checkpoint,
     collection,
+    devices,
     envs,
     instructions,
     memory,
@@ -37,6 +38,7 @@ from benchmarks.harness import Case, Gauge, GaugeResult, run_case, run_gauge
 EVERYTHING: tuple[Case | Gauge, ...] = (
     *collection.CASES,
     *vector_envs.CASES,
+    *devices.CASES,
     *envs.CASES,
     *multiprocess.CASES,
     *multiprocess_gauges.GAUGES,

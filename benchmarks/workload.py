@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FRAME = (84, 84, 4)
 FRAMES_ENV = "GleanrlBenchFrames-v0"
 SLOW_FRAMES_ENV = "GleanrlBenchSlowFrames-v0"

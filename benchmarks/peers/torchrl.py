@@ -24,10 +24,11 @@ from torchrl.data import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from torchrl.envs import GymEnv
+from torchrl.envs import Compose, GymEnv, RewardSum, StepCounter, TransformedEnv
 from torchrl.envs.utils import RandomPolicy
 
 from benchmarks.workload import (
+    DEVICE,
     FRAMES_ENV,
     Updates,
     as_tensordict,
@@ -68,6 +69,26 @@ def collecting(name: str, with_policy: bool, frames: int) -> Callable[[], Work]:
             for _ in islice(batches, frames // 200):
                 pass
             return frames
+
+        return work
+
+    return setup
+
+
+def collecting_there(transformed: bool) -> Callable[[], Work]:
+    """Batches of 200 frames from its collector with ``device=``."""
+
+    def setup() -> Work:
+        env = GymEnv("CartPole-v1", disable_env_checker=True)
+        if transformed:
+            env = TransformedEnv(env, Compose(StepCounter(), RewardSum()))
+        policy = TensorDictModule(make_policy("CartPole-v1"), in_keys=["observation"], out_keys=["action"])
+        batches = iter(COLLECTOR(env, policy, frames_per_batch=200, total_frames=-1, device=DEVICE))
+
+        def work() -> int:
+            for _ in islice(batches, 2):
+                pass
+            return 400
 
         return work
 
@@ -233,6 +254,8 @@ SETUPS = {
         for kind, count in (("cartpole", 1_000_000), ("image", 4_000))
     },
     "collection/cartpole-random": collecting("CartPole-v1", False, 400),
+    "devices/cartpole": collecting_there(False),
+    "devices/transformed": collecting_there(True),
     "collection/cartpole-mlp": collecting("CartPole-v1", True, 400),
     "collection/pendulum-random": collecting("Pendulum-v1", False, 400),
     "collection/pendulum-mlp": collecting("Pendulum-v1", True, 400),

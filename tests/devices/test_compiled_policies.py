@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
@@ -24,10 +25,12 @@ PLACES = [("policy_device",), ("device",), ("policy_device", "env_device"), ()]
 
 
 @pytest.fixture
-def accelerator(device: torch.device) -> torch.device:
-    """Where policies are compiled for; the CPU's compiler has tests elsewhere."""
+def accelerator(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Where policies are compiled for, in this process alone; the CPU's compiler has tests elsewhere."""
     if device.type != "cuda":
         pytest.skip("compilers and graphs of CUDA")
+    inductor = importlib.import_module("torch._inductor.config")
+    monkeypatch.setattr(inductor, "compile_threads", 1)
     return device
 
 

@@ -31,6 +31,10 @@ def doubled() -> UnaryTransform:
     return UnaryTransform(["observation"], ["twice"], fn=lambda x: 2 * x)
 
 
+def seen() -> Any:
+    return Compose(lambda tensordict: tensordict)
+
+
 @pytest.mark.parametrize(
     ("make", "rows", "anywhere"),
     [
@@ -39,7 +43,8 @@ def doubled() -> UnaryTransform:
         (lambda: Compose(RewardSum(), Compose(DoubleToFloat(), ObservationNorm(0.0, 1.0))), True, True),
         (lambda: Mine(0.0, 1.0), True, False),
         (lambda: Compose(StepCounter(), VecNorm(in_keys=["observation"])), True, False),
-        (doubled, False, False),
+        (doubled, True, False),
+        (seen, False, False),
         (lambda: DeviceCastTransform("cpu"), False, False),
     ],
 )
@@ -55,6 +60,6 @@ def test_images_are_processed_where_they_are() -> None:
 
 
 def test_what_an_inner_transform_needs() -> None:
-    inner = TransformedEnv(CountingEnv(), doubled())
+    inner = TransformedEnv(CountingEnv(), seen())
     env = TransformedEnv(inner, StepCounter(), auto_unwrap=False)
     assert not takes_rows(env) and takes_rows(TransformedEnv(CountingEnv(), StepCounter()))
