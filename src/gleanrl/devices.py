@@ -1,8 +1,11 @@
-"""Devices as users spell them."""
+"""Devices as users spell them, and what lies on them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from tensordict import is_tensor_collection
 
 from gleanrl.errors import InvalidArgumentError
 
@@ -77,3 +80,10 @@ def said_of(here: torch.device | None, device: torch.device | None) -> torch.dev
 def same_device(one: torch.device, other: torch.device) -> bool:
     """Return whether data on `one` is on `other`, too: ``cpu:0`` is ``cpu``."""
     return one == other or one.type == other.type == "cpu"
+
+
+def pinned(batch: Any) -> Any:
+    """Return `batch` with what lies on the CPU in pinned memory."""
+    if is_tensor_collection(batch):
+        return batch.apply(pinned, filter_empty=False)
+    return batch.pin_memory() if isinstance(batch, torch.Tensor) and batch.device.type == "cpu" else batch

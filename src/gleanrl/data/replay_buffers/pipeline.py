@@ -336,13 +336,6 @@ def none_returned(kind: str, function: Callable[[Any], Any]) -> InvalidTypeError
     )
 
 
-def pin(batch: Any) -> Any:
-    """Return `batch` with what lies on the CPU in pinned memory."""
-    if is_tensor_collection(batch):
-        return batch.apply(pin, filter_empty=False)
-    return batch.pin_memory() if isinstance(batch, torch.Tensor) and batch.device.type == "cpu" else batch
-
-
 def copied(records: Any) -> Any:
     """Return a copy of records for transforms to change."""
     return _pytree.tree_map(

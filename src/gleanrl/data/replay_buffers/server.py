@@ -18,12 +18,13 @@ from gleanrl.arguments import key_list, positive, positive_or_none
 from gleanrl.data.replay_buffers.draws import Draws, Keys
 from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.parts import Parts
-from gleanrl.data.replay_buffers.pipeline import copied, none_returned, pin
+from gleanrl.data.replay_buffers.pipeline import copied, none_returned
 from gleanrl.data.replay_buffers.samplers.base import coordinates
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.formats import swap_batch_dims
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, is_position, slots_at, swapped
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
+from gleanrl.devices import pinned
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 from gleanrl.layout import add_entries
 from gleanrl.records import Draw, new_tuple
@@ -226,7 +227,7 @@ class BufferServer(Server):
     def _delivered(self, batch: Any) -> Any:
         """Return a batch as the user gets it: transformed and pinned."""
         batch = self._parts.transforms.read(batch)
-        return pin(batch) if self._pin_memory else batch
+        return pinned(batch) if self._pin_memory else batch
 
     def _carry(self, records: Any, drawn: Draw, extras: Mapping[NestedKey, torch.Tensor]) -> None:
         """Add index, weights and generations to a batch."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gleanrl.data.specs import Bounded, Composite, TensorSpec
-from gleanrl.devices import as_device
+from gleanrl.devices import as_device, pinned
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.keys import Keys
 from gleanrl.envs.transforms.mapping import EntryTransform
@@ -212,7 +212,8 @@ class PinMemoryTransform(Transform):
     def _call(self, tensordict: Record) -> Record:
         if not torch.cuda.is_available():
             raise UnsupportedError("PinMemoryTransform: pinned memory needs CUDA; leave the transform out")
-        return tensordict.pin_memory()
+        out: Record = pinned(tensordict)
+        return out
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         return self._call(tensordict_reset)
