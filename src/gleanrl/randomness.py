@@ -18,7 +18,7 @@ _TWISTER = "MT19937"
 
 @contextmanager
 def torch_kept() -> Iterator[None]:
-    """Let torch's generators, CUDA's included, be as before after a ``with`` block."""
+    """Let torch's generators of the CPU and of CUDA be as before after a ``with`` block."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=devices):
         yield

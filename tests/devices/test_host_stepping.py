@@ -140,6 +140,70 @@ def test_between_rollouts(device: torch.device) -> None:
     collector.shutdown()
 
 
+FOLLOWING: dict[str, Callable[[], Any]] = {
+    "StepCounter": StepCounter,
+    "RenameTransform": lambda: Compose(
+        StepCounter(), RenameTransform(["observation"], ["seen"], create_copy=True)
+    ),
+    "CatFrames": lambda: CatFrames(2, dim=-1, in_keys=["observation"]),
+    "RewardSum": lambda: RewardSum(reward_spec=True),
+    "a clipped RewardSum": lambda: Compose(RewardSum(), ClipTransform(["episode_reward"], low=0.0, high=3.0)),
+    "InitTracker": InitTracker,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*outside the collector")
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_used_by_hand_between_batches(device: torch.device, name: str) -> None:
+    """What goes on from a batch is what goes on from one of the CPU."""
+
+    def used(home: torch.device) -> list[TensorDictBase]:
+        env = TransformedEnv(SerialEnv(2, cartpole, device=home), FOLLOWING[name]())
+        policy = Upright(home).to(home)
+        collector = SyncDataCollector(env, policy, frames_per_batch=12, total_frames=-1)
+        collector.set_seed(0)
+        last = collector.next()[:, -1].exclude("collector").to(home)
+        seen = [env.step(last.exclude("next"))]
+        root = seen[0]["next"].exclude("reward")
+        root["_reset"] = torch.tensor([[True], [False]], device=home)
+        seen.append(env.reset(root))
+        seen.append(env.rollout(3, policy, auto_reset=False, tensordict=root.exclude("_reset")))
+        env.rollout(3, policy)
+        collector.reset(0)
+        seen.append(collector.next().exclude("collector"))
+        collector.shutdown()
+        assert all(leaves_on(data) == {home} for data in seen)
+        return seen
+
+    check_same(used(device), used(CPU))
+
+
+def test_who_overrides_the_stepper_is_asked(device: torch.device) -> None:
+    asked = []
+
+    class Own(GymEnv):
+        def make_stepper(self, *args: Any) -> Any:
+            asked.append(self.device)
+            return super().make_stepper(*args)
+
+    (batch,) = SyncDataCollector(
+        Own("CartPole-v1"), Upright(device), frames_per_batch=8, total_frames=8, device=device
+    )
+    assert asked == [device] and leaves_on(batch) == {device}
+
+
+def test_a_buffer_stays_the_users(device: torch.device) -> None:
+    norm = ObservationNorm(torch.zeros(4), torch.ones(4), in_keys=["observation"])
+    env = TransformedEnv(cartpole(device), norm.to(device))
+    loc = norm.loc
+    collector = SyncDataCollector(env, frames_per_batch=5, total_frames=-1)
+    for shift in (0.0, 100.0, 200.0):
+        batch = collector.next()
+        assert norm.loc is loc and bool(((batch["next", "observation"] - shift).abs() < 10).all())
+        loc += 100.0
+    collector.shutdown()
+
+
 def test_random_frames_and_the_policys(device: torch.device) -> None:
     collector, batches = collected(cartpole, device, True, init_random_frames=40)
     followed = [torch.equal(b["action"].argmax(-1), (b["observation"][:, 2] > 0).long()) for b in batches]

@@ -39,13 +39,22 @@ def make_stepper(env: Env, rules: EpisodeRules = FREELY, on_host: bool = False) 
         rules: see `Stepper`.
         on_host: whether the rows of an environment on an accelerator may be on the CPU, if it steps there in any case.
     """
-    if on_host and columns_device(env.device).type != "cpu":
-        of_host = extra(env, "host_stepper")
-        stepper = None if of_host is None else of_host(rules)
+    if on_host and columns_device(env.device).type != "cpu" and _steps_on_host(env):
+        stepper: Stepper | None = extra(env, "host_stepper")(rules)
         if stepper is not None:
             return stepper
     factory = extra(env, "make_stepper")
     return factory(rules) if factory is not None else TensorDictStepper(env, rules)
+
+
+def _steps_on_host(env: Env) -> bool:
+    """Return whether `env` has a `host_stepper` that no `make_stepper` of a subclass is meant to replace."""
+    owners = {
+        name: next((c for c in type(env).__mro__ if name in vars(c)), None)
+        for name in ("host_stepper", "make_stepper")
+    }
+    host, own = owners.values()
+    return host is not None and own is not None and issubclass(host, own) and "make_stepper" not in vars(env)
 
 
 class UndeclaredKeyWarning(UserWarning):

@@ -18,7 +18,7 @@ from gleanrl.envs.transforms import (
     UnaryTransform,
     VecNorm,
 )
-from gleanrl.envs.transforms.choosing import keeps_to_no_device, takes_rows
+from gleanrl.envs.transforms.choosing import may_be_on_host, takes_rows
 from gleanrl.envs.transforms.stepper import TransformedStepper
 from tests.fakes_base import CountingEnv
 
@@ -50,16 +50,24 @@ def seen() -> Any:
 )
 def test_choices(make: Any, rows: bool, anywhere: bool) -> None:
     env = TransformedEnv(CountingEnv(), make())
-    assert takes_rows(env) == rows and keeps_to_no_device(env.transform) == anywhere
+    assert (takes_rows(env, None) == rows) and may_be_on_host(env.transform) == anywhere
     assert isinstance(env.make_stepper(), TransformedStepper) == rows
     assert (env.host_stepper() is not None) == (rows and anywhere)
 
 
 def test_images_are_processed_where_they_are() -> None:
-    assert not keeps_to_no_device(Compose(ToTensorImage(in_keys=["pixels"]), StepCounter()))
+    assert not may_be_on_host(Compose(ToTensorImage(in_keys=["pixels"]), StepCounter()))
 
 
 def test_what_an_inner_transform_needs() -> None:
     inner = TransformedEnv(CountingEnv(), seen())
     env = TransformedEnv(inner, StepCounter(), auto_unwrap=False)
-    assert not takes_rows(env) and takes_rows(TransformedEnv(CountingEnv(), StepCounter()))
+    assert not takes_rows(env, inner.transform) and takes_rows(env, None)
+    assert not isinstance(env.make_stepper(), TransformedStepper)
+
+
+def test_a_method_that_was_replaced_keeps_to_the_device() -> None:
+    norm = ObservationNorm(0.0, 1.0)
+    assert may_be_on_host(norm)
+    norm._apply_transform = lambda value: value + 1
+    assert not may_be_on_host(norm)

@@ -19,7 +19,7 @@ from gleanrl.envs.env_specs import EnvSpecs
 from gleanrl.envs.outcomes import with_rows_held
 from gleanrl.envs.state import adopt_state, parse_state
 from gleanrl.envs.transforms.base import Transform
-from gleanrl.envs.transforms.choosing import keeps_to_no_device, takes_rows
+from gleanrl.envs.transforms.choosing import may_be_on_host, takes_rows
 from gleanrl.envs.transforms.compose import Compose, as_transform, flattened
 from gleanrl.envs.transforms.rows import reset_rows
 from gleanrl.envs.transforms.stepper import TransformedStepper
@@ -383,13 +383,14 @@ class TransformedEnv(EnvBase):
 
     def host_stepper(self, rules: EpisodeRules = FREELY) -> Stepper | None:
         """Return the same with rows on the CPU; None if a transform, or the base environment, keeps to the device."""
-        if not (keeps_to_no_device(self.transform) and self._takes_rows()):
+        if not (may_be_on_host(self.transform) and self._takes_rows()):
             return None
         base = make_stepper(self.base_env, rules, on_host=True)
         return TransformedStepper(self, rules, base) if columns_device(base.device).type == "cpu" else None
 
     def _takes_rows(self) -> bool:
-        return is_native(self, *REPLACED, "_base_reset", of=TransformedEnv) and takes_rows(self)
+        within = self.base_env.transform if isinstance(self.base_env, TransformedEnv) else None
+        return is_native(self, *REPLACED, "_base_reset", of=TransformedEnv) and takes_rows(self, within)
 
     # ----------------------------------------------------------------- state
     def state_dict(

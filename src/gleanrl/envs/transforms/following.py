@@ -64,10 +64,15 @@ class Following(Transform):
         )
         return reset_rows(request, keys)
 
-    def last(self, root: Record, key: NestedKey) -> Tensor:
+    def last(self, root: Record, key: NestedKey, device: torch.device | None = None) -> Tensor:
         """Return what this transform left at `key` in the root.
 
         Where a later transform changes, renames or drops it, that is what is carried: the root's isn't its own.
+
+        Args:
+            root: of the step.
+            key: of the entry.
+            device: where what is carried has to be; None for where the root is.
 
         Raises:
             MissingKeyError: before the first reset.
@@ -75,12 +80,17 @@ class Following(Transform):
         changed = self._changed_later  # as in `own`, without a call of it in every step
         value = self.own(root, key) if changed is None or key in changed else root.get(key, None)
         if value is None:
-            value = self.carried.get(key)
+            value = self.kept(key, root.device if device is None else device)
         if value is None:
             raise MissingKeyError(
                 f"{type(self).__name__}: the root has no {key!r}; step from what reset returned"
             )
         return value
+
+    def kept(self, key: NestedKey, device: torch.device | None) -> Tensor | None:
+        """Return what is carried at `key`, on a device; collectors' rows may be elsewhere than those of rollouts."""
+        value = self.carried.get(key)
+        return value if value is None or device is None or value.device == device else value.to(device)
 
     def own(self, root: Record, key: NestedKey) -> Tensor | None:
         """Return what stands at `key` in the root; None if it isn't this transform's any more, or isn't there."""
@@ -106,7 +116,7 @@ class Following(Transform):
             mask: bool, it broadcasts with `fresh`; None for everywhere.
             before: what there was; None for what is carried.
         """
-        before = self.carried.get(key) if before is None else before
+        before = self.kept(key, fresh.device) if before is None else before
         if mask is not None and before is not None:
             fresh = torch.where(mask, fresh, before)
         self.carried[key] = fresh

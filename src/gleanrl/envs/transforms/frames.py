@@ -88,7 +88,7 @@ class CatFrames(EntryTransform, Following):
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
         for in_key, out_key in self.pairs():
             frame = next_tensordict.get(in_key)
-            stack = self.carried.get(in_key)
+            stack = self.kept(in_key, frame.device)
             if stack is None:
                 raise UnsupportedError("CatFrames: reset the environment before the first step")
             size = frame.shape[self.dim]

@@ -13,11 +13,17 @@ from gleanrl.envs.transforms.spec_tools import map_leaves, mapped
 
 
 def beside(transform: Transform, name: str, value: torch.Tensor) -> torch.Tensor | None:
-    """Return a buffer of a transform on the device of `value`; it stays there."""
+    """Return a buffer of a transform on the device of `value`: itself, or a copy that is kept until it changes."""
     buffer = transform._buffers[name]
-    if buffer is not None and buffer.device != value.device:
-        buffer = transform._buffers[name] = buffer.to(value.device)
-    return buffer
+    if buffer is None or buffer.device == value.device:
+        return buffer
+    copies: dict[str, tuple[torch.Tensor, int, torch.Tensor]] = transform.__dict__.setdefault("_copies", {})
+    version = -1 if buffer.is_inference() else buffer._version
+    source, known, copy = copies.get(name, (None, -1, buffer))
+    if source is not buffer or known != version or version < 0 or copy.device != value.device:
+        copy = buffer.to(value.device)
+        copies[name] = (buffer, version, copy)
+    return copy
 
 
 class EntryTransform(Transform):

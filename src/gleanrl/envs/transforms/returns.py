@@ -71,7 +71,8 @@ class RewardSum(Counting):
         if self._summed is None:
             self._summed = self.pairs()
         for in_key, out_key in self._summed:
-            total = torch.add(self.last(root, out_key), next_tensordict.get(in_key))
+            reward = next_tensordict.get(in_key)
+            total = torch.add(self.last(root, out_key, reward.device), reward)
             self.carried[out_key] = total
             next_tensordict.set(out_key, total)
         return next_tensordict

@@ -229,8 +229,10 @@ def _clipped(spec: TensorSpec, low: Any, high: Any) -> TensorSpec:
     dtype, shape = spec.dtype, spec.shape
     assert dtype is not None
     limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-    bottom = torch.as_tensor(limits.min if low is None else low, dtype=dtype).expand(shape)
-    top = torch.as_tensor(limits.max if high is None else high, dtype=dtype).expand(shape)
+    bottom = torch.as_tensor(limits.min if low is None else low, dtype=dtype, device=spec.device).expand(
+        shape
+    )
+    top = torch.as_tensor(limits.max if high is None else high, dtype=dtype, device=spec.device).expand(shape)
     if isinstance(spec, Bounded):
         bottom, top = torch.clamp(spec.low, bottom, top), torch.clamp(spec.high, bottom, top)
     return Bounded(bottom, top, shape, spec.device, dtype)
