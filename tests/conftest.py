@@ -59,6 +59,9 @@ MANY_DRAWS = (
 )
 """Tests that learn, or draw by the thousand."""
 
+DEVICES = "devices/"
+"""Tests of `make test-devices`: a thousand, which on the CPU show what others show."""
+
 
 def pytest_collection_finish():
     """Put modules and tests out of the collector's sight: tests collect garbage by the thousand."""
@@ -74,7 +77,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         place = item.path.relative_to(HERE).as_posix()
         starts = place.startswith(STARTING_PROCESSES) or NAMED_FOR_PROCESSES.search(item.name)
-        if starts or place.startswith(MANY_DRAWS) or is_hypothesis_test(item.obj):
+        if starts or place.startswith((*MANY_DRAWS, DEVICES)) or is_hypothesis_test(item.obj):
             item.add_marker(pytest.mark.slow)
         if "ray_session" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("ray"))

@@ -122,8 +122,7 @@ def plan_rollout(
         EnvironmentFailure: if the reset raised.
     """
     gradients = act_now and torch.is_grad_enabled()
-    traits = EnvTraits.of(env)
-    stepper = make_stepper(env, rules, on_host and not traits.own_actions)
+    stepper = make_stepper(env, rules, on_host and not EnvTraits.of(env).own_actions)
     if policy_device is None and not same_device(columns_device(stepper.device), columns_device(env.device)):
         policy_device = env.device
     if gradients and (stepper.through_tensordicts or _requires_gradients(env, policy, root)):
@@ -135,6 +134,7 @@ def plan_rollout(
         wrapped = wrap_policy(policy, env, list(env.observation_spec.keys(True, True)))
     if only_draws(wrapped) or isinstance(wrapped, OwnActions):
         policy_device = None
+    traits = EnvTraits.of(env)  # after the first reset: what of a spec varies may show then only
     primed = traits.primed_paths
     trial = Trial(stepper, env, policy_device, act_now, primed)
     wrapped, written = with_gradients(gradients, outputs_of, wrapped, policy, trial, actions)
