@@ -55,40 +55,24 @@ MULTI = {
 }
 
 
-def collecting(name: str, with_policy: bool, frames: int) -> Callable[[], Work]:
-    """Batches of 200 frames from its collector."""
+def collecting(
+    name: str, with_policy: bool, frames: int, transforms: tuple[type, ...] = (), **options: Any
+) -> Callable[[], Work]:
+    """Batches of 200 frames from its collector, made with `options`, over an environment behind transforms."""
 
     def setup() -> Work:
         env = GymEnv(name, disable_env_checker=True)
+        if transforms:
+            env = TransformedEnv(env, Compose(*(transform() for transform in transforms)))
         policy = RandomPolicy(env.action_spec)
         if with_policy:
             policy = TensorDictModule(make_policy(name), in_keys=["observation"], out_keys=["action"])
-        batches = iter(COLLECTOR(env, policy, frames_per_batch=200, total_frames=-1))
+        batches = iter(COLLECTOR(env, policy, frames_per_batch=200, total_frames=-1, **options))
 
         def work() -> int:
             for _ in islice(batches, frames // 200):
                 pass
             return frames
-
-        return work
-
-    return setup
-
-
-def collecting_there(transformed: bool) -> Callable[[], Work]:
-    """Batches of 200 frames from its collector with ``device=``."""
-
-    def setup() -> Work:
-        env = GymEnv("CartPole-v1", disable_env_checker=True)
-        if transformed:
-            env = TransformedEnv(env, Compose(StepCounter(), RewardSum()))
-        policy = TensorDictModule(make_policy("CartPole-v1"), in_keys=["observation"], out_keys=["action"])
-        batches = iter(COLLECTOR(env, policy, frames_per_batch=200, total_frames=-1, device=DEVICE))
-
-        def work() -> int:
-            for _ in islice(batches, 2):
-                pass
-            return 400
 
         return work
 
@@ -254,12 +238,12 @@ SETUPS = {
         for kind, count in (("cartpole", 1_000_000), ("image", 4_000))
     },
     "collection/cartpole-random": collecting("CartPole-v1", False, 400),
-    "devices/cartpole": collecting_there(False),
-    "devices/transformed": collecting_there(True),
     "collection/cartpole-mlp": collecting("CartPole-v1", True, 400),
     "collection/pendulum-random": collecting("Pendulum-v1", False, 400),
     "collection/pendulum-mlp": collecting("Pendulum-v1", True, 400),
     "collection/frames-random": collecting(FRAMES_ENV, False, 400),
+    "devices/cartpole": collecting("CartPole-v1", True, 400, device=DEVICE),
+    "devices/transformed": collecting("CartPole-v1", True, 400, (StepCounter, RewardSum), device=DEVICE),
     "multiprocess/cartpole-random-sync": collecting_in_workers(True, False, 4),
     "multiprocess/cartpole-random-async": collecting_in_workers(False, False, 4),
     "multiprocess/cartpole-mlp-sync": collecting_in_workers(True, True, 2),

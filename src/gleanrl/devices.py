@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -74,12 +75,22 @@ def said_of(here: torch.device | None, device: torch.device | None) -> torch.dev
         here: where the columns are; None for the CPU.
         device: what those of their environment say, which may be elsewhere.
     """
-    return device if same_device(columns_device(here), columns_device(device)) else columns_device(here)
+    return device if same_device(here, device) else columns_device(here)
 
 
-def same_device(one: torch.device, other: torch.device) -> bool:
-    """Return whether data on `one` is on `other`, too: ``cpu:0`` is ``cpu``."""
-    return one == other or one.type == other.type == "cpu"
+def same_device(one: torch.device | None, other: torch.device | None) -> bool:
+    """Return whether data on `one` is on `other`, too: ``cpu:0`` is ``cpu``, and so is None."""
+    return one == other or (on_cpu(one) and on_cpu(other))
+
+
+def on_cpu(device: torch.device | None) -> bool:
+    """Return whether data whose TensorDicts say `device` is on the CPU."""
+    return device is None or device.type == "cpu"
+
+
+def device_of(leaves: Iterable[Any]) -> torch.device:
+    """Return the device of the first leaf that is a tensor, the CPU if none is."""
+    return next((leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)), torch.device("cpu"))
 
 
 def pinned(batch: Any) -> Any:

@@ -18,6 +18,7 @@ from tensordict import (
     is_tensorclass,
 )
 
+from gleanrl.devices import device_of
 from gleanrl.errors import InvalidTypeError, SchemaError
 from gleanrl.objects import Leaf, Objects, as_entry, lazy_leaf, non_tensors
 
@@ -165,9 +166,8 @@ def stand_apart(paths: Collection[Path]) -> bool:
 
 
 def place_of(batch: Any) -> torch.device:
-    """Return the device of a batch's first tensor, the CPU if it has none."""
-    found = (leaf.device for _, leaf in iter_leaves(batch) if isinstance(leaf, torch.Tensor))
-    return next(found, torch.device("cpu"))
+    """Return where a batch is; see `device_of`."""
+    return device_of(leaf for _, leaf in iter_leaves(batch))
 
 
 def check_uniform(batch: Any, where: str) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.devices.records import PLACES, at
+
 DEVICES = ["cpu"]
 if hasattr(torch, "pretended"):
     DEVICES.append("pretended:0")
@@ -19,3 +21,15 @@ if torch.cuda.is_available():
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Where the test's subject lives."""
     return torch.device(request.param)
+
+
+@pytest.fixture(params=PLACES)
+def source(request: pytest.FixtureRequest, device: torch.device) -> torch.device:
+    """Where data come from."""
+    return at(request.param, device)
+
+
+@pytest.fixture(params=PLACES)
+def home(request: pytest.FixtureRequest, device: torch.device) -> torch.device:
+    """Where the storage is."""
+    return at(request.param, device)

@@ -14,22 +14,10 @@ from gleanrl.data import (
     ListStorage,
     ReplayBuffer,
 )
-from tests.devices.records import PLACES, at, bits, numbers, on, rows
+from tests.devices.records import bits, numbers, on, rows
 
 DTYPES = ["float32", "float64", "bfloat16", "float16", "int64", "int32", "int16", "uint8", "int8", "bool"]
 RARE = ["uint16", "uint32", "uint64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"]
-
-
-@pytest.fixture(params=PLACES)
-def source(request: pytest.FixtureRequest, device: torch.device) -> torch.device:
-    """Where data come from."""
-    return at(request.param, device)
-
-
-@pytest.fixture(params=PLACES)
-def home(request: pytest.FixtureRequest, device: torch.device) -> torch.device:
-    """Where the storage is."""
-    return at(request.param, device)
 
 
 class TestForms:

@@ -34,15 +34,9 @@ from gleanrl.envs.transforms import (
     VecNorm,
 )
 from tests.data.replay_buffers.oracle import ted
-from tests.devices.records import CPU, PLACES, at, on
+from tests.devices.records import CPU, on
 
 REWARD = ("next", "reward")
-
-
-@pytest.fixture(params=PLACES)
-def source(request: pytest.FixtureRequest, device: torch.device) -> torch.device:
-    """Where data come from."""
-    return at(request.param, device)
 
 
 TRANSFORMS: dict[str, Any] = {

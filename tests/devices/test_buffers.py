@@ -17,19 +17,7 @@ from gleanrl.data import (
     TensorStorage,
 )
 from gleanrl.errors import IndexRangeError, SchemaError, UnsupportedError
-from tests.devices.records import CPU, PLACES, at, numbers, on, rows
-
-
-@pytest.fixture(params=PLACES)
-def source(request: pytest.FixtureRequest, device: torch.device) -> torch.device:
-    """Where data come from."""
-    return at(request.param, device)
-
-
-@pytest.fixture(params=PLACES)
-def home(request: pytest.FixtureRequest, device: torch.device) -> torch.device:
-    """Where the storage is."""
-    return at(request.param, device)
+from tests.devices.records import CPU, numbers, on, rows
 
 
 class TestWriting:

@@ -50,12 +50,6 @@ SAMPLERS: dict[str, Any] = {
 
 
 @pytest.fixture(params=PLACES)
-def home(request: pytest.FixtureRequest, device: torch.device) -> torch.device:
-    """Where the buffer is that is saved."""
-    return at(request.param, device)
-
-
-@pytest.fixture(params=PLACES)
 def other(request: pytest.FixtureRequest, device: torch.device) -> torch.device:
     """Where the buffer is that is loaded."""
     return at(request.param, device)

@@ -34,7 +34,7 @@ from gleanrl.envs.transforms import (
     VecNorm,
 )
 from gleanrl.envs.transforms.base import Transform
-from tests.devices.counting import leaves_on
+from tests.devices.counting import check_same, leaves_on
 
 CPU = torch.device("cpu")
 
@@ -101,10 +101,9 @@ def collected(
     return collector, list(collector)
 
 
-def check_same(one: list[TensorDictBase], other: list[TensorDictBase]) -> None:
-    assert len(one) == len(other)
-    for mine, theirs in zip(one, other, strict=True):
-        assert bool((mine.cpu() == theirs.cpu()).all())
+def check_all_same(found: list[TensorDictBase], expected: list[TensorDictBase], device: torch.device) -> None:
+    for mine, theirs in zip(found, expected, strict=True):
+        check_same(mine, theirs.cpu(), device)
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["made there", "moved"])
@@ -121,7 +120,7 @@ def test_batches_are_those_of_the_cpu(device: torch.device, name: str, moved: bo
     assert there.device == device and leaves_on(there) == {device}
     collector.shutdown()
     expected, plain = collected(MAKERS[name], CPU, False)
-    check_same(batches, plain)
+    check_all_same(batches, plain, device)
     expected.shutdown()
 
 
@@ -175,7 +174,7 @@ def test_used_by_hand_between_batches(device: torch.device, name: str) -> None:
         assert all(leaves_on(data) == {home} for data in seen)
         return seen
 
-    check_same(used(device), used(CPU))
+    check_all_same(used(device), used(CPU), device)
 
 
 def test_who_overrides_the_stepper_is_asked(device: torch.device) -> None:
@@ -243,7 +242,7 @@ def test_it_resumes(device: torch.device) -> None:
         MAKERS["transformed"](None), Upright(device), frames_per_batch=40, total_frames=120, device=device
     )
     again.load_state_dict(state)
-    check_same(list(again), batches[1:])
+    check_all_same(list(again), batches[1:], device)
     first.shutdown()
     again.shutdown()
 

@@ -21,15 +21,9 @@ from gleanrl.envs.transforms import (
 )
 from gleanrl.errors import UnsupportedError
 from tests.data.replay_buffers.oracle import clock, ted
-from tests.devices.records import CPU, PLACES, at, numbers, on, plain, rows
+from tests.devices.records import CPU, numbers, on, plain, rows
 
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-
-
-@pytest.fixture(params=PLACES)
-def source(request: pytest.FixtureRequest, device: torch.device) -> torch.device:
-    """Where data come from."""
-    return at(request.param, device)
 
 
 class TestPlaces:

@@ -25,13 +25,7 @@ from gleanrl.data import (
     WriterEnsemble,
 )
 from gleanrl.errors import NonFiniteError, UnsupportedError
-from tests.devices.records import PLACES, at, numbers, on, rows
-
-
-@pytest.fixture(params=PLACES)
-def source(request: pytest.FixtureRequest, device: torch.device) -> torch.device:
-    """Where data come from."""
-    return at(request.param, device)
+from tests.devices.records import numbers, on, rows
 
 
 def scored(scores: list[float], device: torch.device) -> TensorDict:

@@ -130,7 +130,7 @@ def assemble(
     )
     here = columns_device(plan.stepper.device)
     target = devices.storing
-    if target is None and not same_device(here, columns_device(env.device)):
+    if target is None and not same_device(here, env.device):
         target = env.device
     shown = here if target == here else plan.device
     collection = Collection(env, plan, options, shown, weights, generator, numbering, first_id)

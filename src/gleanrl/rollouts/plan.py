@@ -123,7 +123,7 @@ def plan_rollout(
     """
     gradients = act_now and torch.is_grad_enabled()
     stepper = make_stepper(env, rules, on_host and not EnvTraits.of(env).own_actions)
-    if policy_device is None and not same_device(columns_device(stepper.device), columns_device(env.device)):
+    if policy_device is None and not same_device(stepper.device, env.device):
         policy_device = env.device
     if gradients and (stepper.through_tensordicts or _requires_gradients(env, policy, root)):
         stepper = TensorDictStepper(env, rules)

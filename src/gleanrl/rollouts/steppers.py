@@ -16,10 +16,11 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.block import Block
-from gleanrl.devices import columns_device
+from gleanrl.devices import on_cpu
 from gleanrl.errors import EnvironmentContractError
 from gleanrl.layout import Layout, shallow_copy
 from gleanrl.objects import Leaf, as_entry
+from gleanrl.overrides import is_native
 from gleanrl.rollouts.columns import Column
 from gleanrl.rollouts.limits import StepLimit
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
@@ -39,7 +40,7 @@ def make_stepper(env: Env, rules: EpisodeRules = FREELY, on_host: bool = False) 
         rules: see `Stepper`.
         on_host: whether the rows of an environment on an accelerator may be on the CPU, if it steps there in any case.
     """
-    if on_host and columns_device(env.device).type != "cpu" and _steps_on_host(env):
+    if on_host and not on_cpu(env.device) and _steps_on_host(env):
         stepper: Stepper | None = extra(env, "host_stepper")(rules)
         if stepper is not None:
             return stepper
@@ -49,12 +50,8 @@ def make_stepper(env: Env, rules: EpisodeRules = FREELY, on_host: bool = False) 
 
 def _steps_on_host(env: Env) -> bool:
     """Return whether `env` has a `host_stepper` that no `make_stepper` of a subclass is meant to replace."""
-    owners = {
-        name: next((c for c in type(env).__mro__ if name in vars(c)), None)
-        for name in ("host_stepper", "make_stepper")
-    }
-    host, own = owners.values()
-    return host is not None and own is not None and issubclass(host, own) and "make_stepper" not in vars(env)
+    owner = next((cls for cls in type(env).__mro__ if "host_stepper" in vars(cls)), None)
+    return owner is not None and is_native(env, "make_stepper", of=owner)
 
 
 class UndeclaredKeyWarning(UserWarning):

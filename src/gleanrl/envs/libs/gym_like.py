@@ -13,7 +13,7 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase
 
 from gleanrl.arguments import positive
 from gleanrl.data.specs import Categorical, Composite, TensorSpec
-from gleanrl.devices import columns_device
+from gleanrl.devices import on_cpu
 from gleanrl.envs.base import REPLACED, EnvBase
 from gleanrl.envs.libs.gym_codecs import Array, Codec, RewardCodec, as_flag, as_flags
 from gleanrl.envs.libs.gym_info import default_info_dict_reader, ready_reader, spec_entries, with_entries_of
@@ -374,7 +374,7 @@ class GymLikeEnv(EnvBase):
 
         It is `host_stepper`, unless that is None or the device isn't the CPU.
         """
-        stepper = self.host_stepper(rules) if columns_device(self.device).type == "cpu" else None
+        stepper = self.host_stepper(rules) if on_cpu(self.device) else None
         return super().make_stepper(rules) if stepper is None else stepper
 
     def host_stepper(self, rules: EpisodeRules = FREELY) -> Stepper | None:

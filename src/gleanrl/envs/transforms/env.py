@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.data.specs import TensorSpec, contains_lazy_spec, from_torchrl
-from gleanrl.devices import columns_device, same_device
+from gleanrl.devices import columns_device, on_cpu, same_device
 from gleanrl.envs.base import BEHIND_TRANSFORM, REPLACED, EnvBase
 from gleanrl.envs.env_specs import EnvSpecs
 from gleanrl.envs.outcomes import with_rows_held
@@ -321,7 +321,7 @@ class TransformedEnv(EnvBase):
         side doesn't have.
         """
         base = self.base_env
-        if not same_device(columns_device(base.device), columns_device(tensordict.device)):
+        if not same_device(base.device, tensordict.device):
             tensordict = tensordict.to(columns_device(base.device))
         if partial:
             tensordict = self._with_base_entries(tensordict)
@@ -386,7 +386,7 @@ class TransformedEnv(EnvBase):
         if not (may_be_on_host(self.transform) and self._takes_rows()):
             return None
         base = make_stepper(self.base_env, rules, on_host=True)
-        return TransformedStepper(self, rules, base) if columns_device(base.device).type == "cpu" else None
+        return TransformedStepper(self, rules, base) if on_cpu(base.device) else None
 
     def _takes_rows(self) -> bool:
         within = self.base_env.transform if isinstance(self.base_env, TransformedEnv) else None

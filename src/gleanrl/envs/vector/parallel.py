@@ -9,7 +9,7 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from gleanrl.arguments import positive_or_none
-from gleanrl.devices import columns_device
+from gleanrl.devices import on_cpu
 from gleanrl.envs.base import REPLACED
 from gleanrl.envs.vector.base import MEMBERWISE, BatchedEnv
 from gleanrl.envs.vector.env_crew import EnvCrew
@@ -179,7 +179,7 @@ class ParallelEnv(BatchedEnv):
         If the environments differ in shapes, their data don't live on the CPU, or the batch's don't, or a subclass
         overrides how the batch steps, it goes through `step` and `reset` instead.
         """
-        stepper = self.host_stepper(rules) if columns_device(self.device).type == "cpu" else None
+        stepper = self.host_stepper(rules) if on_cpu(self.device) else None
         return super().make_stepper(rules) if stepper is None else stepper
 
     def host_stepper(self, rules: EpisodeRules = FREELY) -> Stepper | None:
@@ -187,7 +187,7 @@ class ParallelEnv(BatchedEnv):
         self.start()
         if self.unlike_shapes or not is_native(self, *REPLACED, *MEMBERWISE, of=ParallelEnv):
             return None
-        if any(columns_device(metadata.device).type != "cpu" for metadata in self.meta_data):
+        if not all(on_cpu(metadata.device) for metadata in self.meta_data):
             return None
         return ParallelStepper(self._running, self.batch_size, rules, Lease(self.usage))
 

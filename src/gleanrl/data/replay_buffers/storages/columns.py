@@ -17,8 +17,6 @@ from gleanrl.data.replay_buffers.storages.stored import Source, Sources
 from gleanrl.objects import Leaf, Objects
 from gleanrl.schema import Field
 
-_CPU = torch.device("cpu")
-
 
 class Lent:
     """What is known of views that were given to others, who may write into them, and nobody notices.
@@ -186,11 +184,6 @@ class NoColumns(ColumnStore):
     def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
         """Return nothing."""
         return []
-
-
-def device_of(leaves: Sequence[Leaf]) -> torch.device:
-    """Return the device of the first leaf that is a tensor, the CPU if none is."""
-    return next((leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)), _CPU)
 
 
 def plain(leaf: Leaf, device: torch.device) -> Leaf:

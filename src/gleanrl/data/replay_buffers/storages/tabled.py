@@ -11,7 +11,7 @@ import torch
 
 from gleanrl.checkpoint.reading import Stored
 from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.data.replay_buffers.storages.columns import device_of, plain
+from gleanrl.data.replay_buffers.storages.columns import plain
 from gleanrl.data.replay_buffers.storages.memory import Allocator, FileAllocator, GivenColumns, HeapAllocator
 from gleanrl.data.replay_buffers.storages.moments import Mark, Moment
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
@@ -24,6 +24,7 @@ from gleanrl.data.replay_buffers.storages.saved import (
 )
 from gleanrl.data.replay_buffers.storages.snapshots import Ahead, AtEnd, ContentCopy, StorageState
 from gleanrl.data.replay_buffers.storages.table import Table
+from gleanrl.devices import device_of
 from gleanrl.errors import EmptyBufferError, SchemaError
 from gleanrl.objects import Leaf, Objects
 from gleanrl.schema import allocate

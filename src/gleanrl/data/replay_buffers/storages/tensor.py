@@ -11,7 +11,7 @@ from torch.utils import _pytree
 
 from gleanrl.arguments import positive
 from gleanrl.data.replay_buffers.storages.base import count_all_as_written
-from gleanrl.data.replay_buffers.storages.columns import apart, device_of
+from gleanrl.data.replay_buffers.storages.columns import apart
 from gleanrl.data.replay_buffers.storages.direct import Prepared
 from gleanrl.data.replay_buffers.storages.formats import (
     check_all_storable,
@@ -26,7 +26,7 @@ from gleanrl.data.replay_buffers.storages.table import Table
 from gleanrl.data.replay_buffers.storages.tabled import TabledStorage, first_table, table_of
 from gleanrl.data.replay_buffers.storages.tree_format import as_tensor
 from gleanrl.data.rows import take_rows
-from gleanrl.devices import usable_device
+from gleanrl.devices import device_of, usable_device
 from gleanrl.errors import GleanError, IndexRangeError, InvalidArgumentError, SchemaError
 from gleanrl.objects import Objects
 from gleanrl.records import new_tuple
