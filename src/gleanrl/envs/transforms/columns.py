@@ -145,6 +145,12 @@ class Output:
         self._next[first:stop] = rows
         self._root[first + 1 : stop + 1] = rows
 
+    def clear_rows(self, first: int, count: int) -> torch.Tensor:
+        """Write zeros as `write_rows` does, into `count` rows; return one row of them."""
+        self._next[first : first + count] = 0
+        self._root[first + 1 : first + count + 1] = 0
+        return torch.zeros(self._shape, dtype=self._dtype, device="cpu")
+
     def _check(self, value: torch.Tensor) -> None:
         if value.shape != self._shape or value.dtype is not self._dtype:
             raise EnvironmentContractError(

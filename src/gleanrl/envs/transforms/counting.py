@@ -19,7 +19,7 @@ from gleanrl.tree import FLAGS, NestedKey, as_path
 Values = dict[NestedKey, torch.Tensor]
 Array = np.ndarray[Any, Any]
 
-_LEAST_AHEAD = 8  # rows: to write so many costs little more than to write one
+_LEAST_AHEAD, _SO_FEW = 8, 64  # rows; values: to write so many costs little more than to write one
 
 
 class Counting(Following):
@@ -68,6 +68,7 @@ class QuietRows:
         self.values: Values = {}
         """What stands in the root behind the last row."""
         self._written: dict[NestedKey, Array] = {}
+        self._cleared: list[NestedKey] = []
 
     def outcome(self, key: NestedKey) -> Array:
         """Return the outcomes at `key`, ``(count, *batch, *leaf)``: the column's own memory."""
@@ -88,9 +89,17 @@ class QuietRows:
         self.values[key] = last = _copied(rows[-1])
         return last
 
+    def clear(self, key: NestedKey) -> None:
+        """Write zeros, or flags that aren't set; nothing if somebody else writes what stands at `key`."""
+        output = self._outputs.get(key)
+        if output is not None:
+            self.values[key] = output.clear_rows(self._first, self.count)
+            self._cleared.append(key)
+
     def values_after(self, count: int) -> Values:
         """Return what stands in the root behind the first `count` rows."""
-        return {key: _copied(rows[count - 1]) for key, rows in self._written.items()}
+        cleared = {key: torch.zeros_like(self.values[key]) for key in self._cleared}
+        return cleared | {key: _copied(rows[count - 1]) for key, rows in self._written.items()}
 
 
 def _copied(row: Array) -> torch.Tensor:
@@ -128,6 +137,7 @@ class Counters:
         self.read = {key for one in transforms for key, _ in one.summands()}
         self.steps = [one.stepping() for one in transforms]
         self._last = block.num_steps - 1
+        self._least = max(_LEAST_AHEAD, _SO_FEW // max(1, block.batch_size[:-1].numel()))
         # Since which row they are skipped, with what root, and the rows that were written ahead.
         self._since: tuple[int, Values, QuietRows | None] = 0, {}, None
         self._began = 0
@@ -148,7 +158,7 @@ class Counters:
         kept = {key: root[key] for key in self._outputs}
         quiet = [n for one in self._transforms if (n := one.quiet_steps(kept)) is not None]
         if self._ahead:
-            quiet.append(_LEAST_AHEAD + 2 * (t - self._began))
+            quiet.append(self._least + 2 * (t - self._began))
             self._began = t
         self.until = min(self._last, t + min(quiet, default=self._last))
         ahead = None

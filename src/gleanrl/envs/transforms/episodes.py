@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from gleanrl.data.specs import Categorical, Composite
@@ -134,14 +133,14 @@ class StepCounter(Counting):
 
     def catch_up(self, rows: QuietRows) -> None:
         """Count on; below the limit nothing is truncated."""
-        for done, truncated, count in self._groups():
-            before = rows.root[count].numpy()
-            numbers = np.arange(1, rows.count + 1).reshape(-1, *[1] * before.ndim)
-            last = rows.write(count, before + numbers)
+        for _, truncated, count in self._groups():
+            before = rows.root[count]
+            numbers = torch.arange(1, rows.count + 1, device="cpu").reshape(-1, *[1] * before.ndim)
+            last = rows.write(count, torch.add(before, numbers).numpy())
             assert last is not None
             self.carried[count] = last
             if self.max_steps is not None:
-                rows.write(truncated, np.zeros_like(rows.outcome(done)))
+                rows.clear(truncated)
 
     def _highest_of(self, root: Record, key: NestedKey, before: torch.Tensor, count: torch.Tensor) -> int:
         """Return the highest count after a step; from row to row it's known, where nothing was reset."""
@@ -267,8 +266,8 @@ class InitTracker(Counting):
 
     def catch_up(self, rows: QuietRows) -> None:
         """Mark nothing."""
-        for done_key, mark in self._marks():
-            rows.write(mark, np.zeros_like(rows.outcome(done_key)))
+        for mark in self.init_keys:
+            rows.clear(mark)
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         for done_key, mark in self._marks():

@@ -104,6 +104,7 @@ class TransformedStepper(Stepper):
         self._schema: Schema | None = None
         self._late: list[LateOutput] = []  # what is written at the end, see `defer`
         self._counters: Counters | None = None  # those that are skipped in quiet rows, see `defer`
+        self._only_counts = False  # whether nothing else is to be done there
         self._whole = 0  # rows of the block that have been stepped
         self._masked = False  # whether some rows are resets of the base environment's own, and no frames
         self._root, self._outcome, self._fresh, self._request, self._input = (
@@ -240,6 +241,10 @@ class TransformedStepper(Stepper):
             for rows, given in self._handed:
                 rows[t].copy_(given[t])
             self._base.step(t)
+            counters = self._counters
+            if self._only_counts and counters is not None and t < counters.until and not self._done.any(t):
+                self._latest, self._whole = counters.root, t + 1
+                return
             made, kept = self._transformed(t)
             if self._masked:
                 self._leave_resets(t, made)
@@ -260,9 +265,9 @@ class TransformedStepper(Stepper):
                     self._write_root(t + 1, made)
             if kept is not None:
                 made = {**kept, **made}
-            elif self._counters is not None and t < self._last:
-                self._counters.begin(t + 1, made)
-            if self._late or self._counters is not None:
+            elif counters is not None and t < self._last:
+                counters.begin(t + 1, made)
+            if self._late or counters is not None:
                 self._root.made = made
             self._latest, self._whole = made, t + 1
             if t == self._last:
@@ -321,6 +326,7 @@ class TransformedStepper(Stepper):
             counters.begin(0, carry)
             self._always = [s for one, s in zip(self._chain, self._steps, strict=True) if one not in tail]
             self._always_required = [key for key in self._required if key not in counters.written]
+            self._only_counts = not self._always and not self._always_required
         if at_once is not None:
             if self._counters is not None:
                 at_once |= self._counters.read
@@ -335,7 +341,7 @@ class TransformedStepper(Stepper):
         if self._counters is not None and self._whole <= self._last:
             values = self._counters.catch_up(self._whole)
             if self._latest is not None:
-                self._latest |= values
+                self._latest = self._latest | values
         self._counters = None
         late, self._late = self._late, []
         self._root.clear(0)
