@@ -23,8 +23,8 @@ from gleanrl.objects import Leaf
 from gleanrl.rollouts.carry import PolicyCarry
 from gleanrl.rollouts.compiling import Compiler
 from gleanrl.rollouts.fitting import RowWriter, misfit
-from gleanrl.rollouts.members import InTurn, Member, members_of
-from gleanrl.rollouts.modules import Values, inputs_of
+from gleanrl.rollouts.members import InTurn, Member, members_of, reads_of
+from gleanrl.rollouts.modules import Values
 from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.schema import Field, new_column
 from gleanrl.seeding import OwnedTorchGenerator
@@ -140,7 +140,8 @@ class PolicyActor:
     TensorDict; any other policy gets a TensorDict of the row, and so do those members of a sequence that can't be
     called on tensors. Which of them is found out for each block, so that a hook or a module that is exchanged in
     between takes effect. What a policy writes beside its actions it finds again in the next row (its state, if it
-    has one), until the environments are reset all together.
+    has one), until the environments are reset all together. Where it is known what a policy reads, the TensorDict
+    holds no more than that: to show it an entry costs a view for every step.
 
     Args:
         policy: a callable of one TensorDict that returns it, or another one, with the actions set.
@@ -177,20 +178,22 @@ class PolicyActor:
     @property
     def by_modules(self) -> bool:
         """Whether the modules inside the policy are called, without a TensorDict."""
-        return self._on_tensors(self._members())
+        members = self._members()
+        reads = reads_of(members)
+        return reads is not None and self._on_tensors(members, reads)
 
     def bind(self, block: Block) -> Callable[[int], None]:
         """Read from and write into `block` from now on; return what acts on a row."""
         call: Callable[[int], Values]
         members, compiler = self._members(), self._compiler
-        self.seen = None
-        if self._on_tensors(members):
-            call = _CallsActor(members, self._layout, block)
-            self.seen = call.inputs
-        elif compiler is None:
-            call = self._on_tensordict.bind(InTurn(members), block)
+        reads = reads_of(members)
+        if reads is not None and self._on_tensors(members, reads):
+            call = _CallsActor(members, reads, self._layout, block)
+            self.seen = reads
         else:
-            call = self._on_tensordict.bind(compiler(self._policy), block)
+            policy = InTurn(members) if compiler is None else compiler(self._policy)
+            self.seen = reads if reads is not None and self._offers(reads) else None
+            call = self._on_tensordict.bind(policy, block, self.seen)
         writer = RowWriter(block, self._fields, self._layout.actions)
         self._conversions, whole, paths = writer.conversions, writer.whole, tuple(self._fields)
 
@@ -209,17 +212,21 @@ class PolicyActor:
     def _members(self) -> list[Member]:
         return members_of(self._policy, self._layout.batch_size, self._compiler)
 
-    def _on_tensors(self, members: Sequence[Member]) -> bool:
-        """Return whether no member of the policy needs a TensorDict."""
+    def _offers(self, reads: Sequence[Path]) -> bool:
+        """Return whether what a policy reads are tensors of a row."""
+        return self._layout.lists.isdisjoint(reads) and set(self._layout.roots).issuperset(reads)
+
+    def _on_tensors(self, members: Sequence[Member], reads: Sequence[Path]) -> bool:
+        """Return whether no member of the policy, which reads these paths, needs a TensorDict."""
         calls = [member.call for member in members if member.call is not None]
         if len(calls) < len(members):
             return False
-        inputs, made = inputs_of(calls), {path for call in calls for path in call.outputs}
-        if self._layout.lists.intersection(inputs) or any(field.is_list for field in self._fields.values()):
+        made = {path for call in calls for path in call.outputs}
+        if self._layout.lists.intersection(reads) or any(field.is_list for field in self._fields.values()):
             return False  # a TensorDict shows what lists hold
-        if not stand_apart([*self._layout.roots, *self._fields, *inputs, *made]):
+        if not stand_apart([*self._layout.roots, *self._fields, *reads, *made]):
             return False  # a group is read or written as a whole: tensors by path don't know what lies in it
-        unknown = [path for path in inputs if path not in self._layout.roots]
+        unknown = [path for path in reads if path not in self._layout.roots]
         if any(path not in made for path in unknown):
             raise PolicyError(
                 f"policy: in_keys {[as_key(path) for path in unknown]} aren't offered by the environment, "
@@ -254,8 +261,9 @@ class RowLayout:
 class _CallsActor:
     """Makes the calls of a policy on tensor views of a row."""
 
-    def __init__(self, members: Sequence[Member], layout: RowLayout, block: Block) -> None:
-        self.inputs = inputs = inputs_of([member.call for member in members if member.call is not None])
+    def __init__(
+        self, members: Sequence[Member], inputs: Sequence[Path], layout: RowLayout, block: Block
+    ) -> None:
         self._calls = [member.on_values() for member in members]
         self._device = layout.policy_device
         self._inputs, self._records = inputs, _records(block, inputs)
@@ -280,6 +288,7 @@ class _TensorDictCall:
         self._fields = fields
         self._carry = carry
         self._row = layout
+        self._reads: Sequence[Path] | None = None
         self._layout = Layout(layout.roots, layout.groups, layout.lists)
         self._known = {*fields, *layout.roots}
         self._groups: list[Path] = []
@@ -287,8 +296,13 @@ class _TensorDictCall:
         self._carried: list[Path] = []
         self._wanted = Layout(fields)
 
-    def bind(self, policy: Callable[[Any], Any], block: Block) -> _TensorDictCall:
-        """Call `policy` from now on, and read from `block`."""
+    def bind(
+        self, policy: Callable[[Any], Any], block: Block, reads: Sequence[Path] | None
+    ) -> _TensorDictCall:
+        """Call `policy` from now on, and read from `block`: what the policy reads, or all there is."""
+        if reads != self._reads:
+            row, self._reads, self._num_entries = self._row, reads, -1
+            self._layout = Layout(row.roots if reads is None else reads, row.groups, row.lists)
         self._policy, self._records = policy, _records(block, self._layout.paths)
         return self
 
@@ -298,8 +312,9 @@ class _TensorDictCall:
         root: TensorDictBase = self._layout.build(given, self._row.batch_size, self._row.device)
         if self._row.policy_device is not None:
             root = root.to(self._row.policy_device)
-        for path, value in self._carry.outputs:
-            put_leaf(root, path, value)
+        if self._reads is None:
+            for path, value in self._carry.outputs:
+                put_leaf(root, path, value)
         out = self._policy(root)
         try:
             if self._counted(out) != self._num_entries:

@@ -7,6 +7,7 @@ converted if that keeps every value, and nothing but actions is.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -92,20 +93,27 @@ class RowWriter:
 
     def __init__(self, block: Block, fields: Mapping[Path, Field], actions: tuple[Path, ...]) -> None:
         self.conversions = Conversions(block)
-        self._actions = actions
-        batch = block.batch_size[:-1]
-        self._targets: list[tuple[Path, torch.Size, torch.dtype, np.ndarray[Any, Any] | None, Any]] = []
-        self._lists: list[tuple[Path, Any]] = []
-        for path, field in fields.items():
-            if field.is_list:
-                self._lists.append((path, block.rows(path)))
-                continue
-            shape = torch.Size((*batch, *field.shape))
-            array = block.row_arrays(path)
-            rows = block.rows(path) if array is None else ()
-            self._targets.append((path, shape, field.dtype, array, rows))
-        whole = not self._lists and all(written_whole(block, path) for path in fields)
+        self._block, self._fields, self._actions = block, fields, actions
+        lists = any(field.is_list for field in fields.values())
+        whole = not lists and all(written_whole(block, path) for path in fields)
         self.whole = WholeRows(block, list(fields)) if whole else None
+
+    @cached_property
+    def _targets(self) -> list[tuple[Path, torch.Size, torch.dtype, np.ndarray[Any, Any] | None, Any]]:
+        """Path, shape, dtype, and rows as an array, or as tensors, of each column; most blocks are written whole."""
+        block, targets = self._block, []
+        for path, field in self._fields.items():
+            if not field.is_list:
+                array = block.row_arrays(path)
+                rows = block.rows(path) if array is None else ()
+                shape = torch.Size((*block.batch_size[:-1], *field.shape))
+                targets.append((path, shape, field.dtype, array, rows))
+        return targets
+
+    @cached_property
+    def _lists(self) -> list[tuple[Path, Any]]:
+        """Path and rows of each list."""
+        return [(path, self._block.rows(path)) for path, field in self._fields.items() if field.is_list]
 
     def write(self, t: int, values: Mapping[Path, Any]) -> None:
         """Write `values` into row t, in whatever form they come; `whole` is to be tried before.

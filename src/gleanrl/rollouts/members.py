@@ -24,8 +24,18 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from gleanrl.overrides import is_native
 from gleanrl.rollouts.compiling import Compiler
-from gleanrl.rollouts.modules import CALL, ModuleCall, ProbabilisticCall, Values, call_of, is_hooked
-from gleanrl.tree import leaf_at, put_leaf
+from gleanrl.rollouts.modules import (
+    CALL,
+    HasKeys,
+    ModuleCall,
+    ProbabilisticCall,
+    Values,
+    call_of,
+    inputs_of,
+    is_hooked,
+    keys_of,
+)
+from gleanrl.tree import Path, leaf_at, put_leaf
 
 
 class Member:
@@ -109,6 +119,12 @@ def members_of(policy: Any, batch_size: torch.Size, compiler: Compiler | None = 
     if skip_existing() or _has_any_global_hook():
         return [Member(policy)]
     return _members(policy, batch_size, compiler)
+
+
+def reads_of(members: Sequence[Member]) -> list[Path] | None:
+    """Return the paths that members find in a row, not in what one before them wrote; None if that can't be known."""
+    keys: list[HasKeys | None] = [member.call or keys_of(member.module) for member in members]
+    return None if None in keys else inputs_of([one for one in keys if one is not None])
 
 
 def calls_of(

@@ -7,7 +7,7 @@ Only modules whose whole behaviour is "read in_keys, call, write out_keys" are t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -37,6 +37,29 @@ CALL = ("__call__", "forward")
 
 Values = dict[Path, torch.Tensor]
 """The tensors that a chain of calls passes along, by path."""
+
+
+_READING_IN_KEYS = frozenset({"QValueModule", "EGreedyModule", "AdditiveGaussianModule"})
+"""TorchRL's modules that are known to read nothing but their in_keys; others may look at any entry."""
+
+
+class HasKeys(Protocol):
+    """What reads some entries and writes others."""
+
+    @property
+    def inputs(self) -> list[Path]:
+        """The paths that it reads."""
+
+    @property
+    def outputs(self) -> list[Path]:
+        """The paths that it writes."""
+
+
+class Keys(NamedTuple):
+    """See `HasKeys`."""
+
+    inputs: list[Path]
+    outputs: list[Path]
 
 
 class PlainCall:
@@ -181,8 +204,16 @@ def call_of(policy: Any, batch_size: torch.Size, compiler: Compiler | None = Non
     return None
 
 
-def inputs_of(chain: Sequence[ModuleCall]) -> list[Path]:
-    """Return the paths that `chain` reads before any of its calls wrote them."""
+def keys_of(module: Any) -> Keys | None:
+    """Return what a module reads and writes; None if it may look at anything, as modules may beyond their in_keys."""
+    cls = type(module)
+    if cls.__name__ not in _READING_IN_KEYS or not cls.__module__.startswith("torchrl.") or is_hooked(module):
+        return None
+    return Keys([as_path(key) for key in module.in_keys], [as_path(key) for key in module.out_keys])
+
+
+def inputs_of(chain: Sequence[HasKeys]) -> list[Path]:
+    """Return the paths that `chain` reads before any of its members wrote them."""
     made: set[Path] = set()
     found: list[Path] = []
     for call in chain:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from gleanrl.data.specs import Categorical, Composite
@@ -135,8 +137,8 @@ class StepCounter(Counting):
         """Count on; below the limit nothing is truncated."""
         for _, truncated, count in self._groups():
             before = rows.root[count]
-            numbers = torch.arange(1, rows.count + 1, device="cpu").reshape(-1, *[1] * before.ndim)
-            last = rows.write(count, torch.add(before, numbers).numpy())
+            numbers = torch.from_numpy(_numbers(rows.count.bit_length())[: rows.count])
+            last = rows.write(count, torch.add(before, numbers.view(-1, *[1] * before.ndim)).numpy())
             assert last is not None
             self.carried[count] = last
             if self.max_steps is not None:
@@ -214,6 +216,12 @@ class StepCounter(Counting):
             if truncated_key in own:
                 out[truncated_key] = done_spec[done_key].clone()
         return out
+
+
+@lru_cache(maxsize=32)
+def _numbers(bits: int) -> np.ndarray[Any, Any]:
+    """Return the positive numbers of so many bits, for reading."""
+    return np.arange(1, 1 << bits)
 
 
 class InitTracker(Counting):
