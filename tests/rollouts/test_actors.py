@@ -11,62 +11,17 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
-from gleanrl.block import Block
 from gleanrl.data import Bounded, Categorical, Composite, OneHot
 from gleanrl.errors import PolicyError
-from gleanrl.rollouts.actors import PolicyActor, RandomActor, RowLayout
+from gleanrl.rollouts.actors import PolicyActor, RandomActor
 from gleanrl.rollouts.policies import RandomPolicy
-from gleanrl.schema import Field, Schema
+from gleanrl.schema import Field
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import Path, as_key
+from tests.rollouts.blocks import ACTION, ROOT, T, drive, layout, make_block, rows
 
-T = 5
 SIZES = [(), (3,), (2, 2)]
-ROOT = {
-    ("observation",): Field(torch.Size([3]), torch.float32),
-    ("robot", "clock"): Field(torch.Size([]), torch.int64),
-    ("done",): Field(torch.Size([1]), torch.bool),
-    ("next", "observation"): Field(torch.Size([3]), torch.float32),
-}
-ACTION = {("action",): Field(torch.Size([2]), torch.float32)}
 CPU = torch.device("cpu")
-
-
-def make_block(fields: dict[Path, Field], size: tuple[int, ...]) -> Block:
-    """Return a block whose environment columns are random and whose other columns are far off."""
-    block = Block(Schema({**ROOT, **fields}), size, T)
-    generator = torch.Generator().manual_seed(0)
-    for path, column in zip(block.schema.paths, block.columns, strict=True):
-        column.copy_(
-            torch.randint(0, 9, column.shape, generator=generator) if path in ROOT else torch.tensor(99)
-        )
-    return block
-
-
-def layout(fields: dict[Path, Field], size: tuple[int, ...], device: Any = None) -> RowLayout:
-    roots = tuple(path for path in ROOT if path[0] != "next")
-    return RowLayout(roots, tuple(ACTION), torch.Size(size), None, device)
-
-
-def rows(block: Block) -> list[TensorDict]:
-    """Return the root of every row as a user would build it."""
-    paths = [path for path in ROOT if path[0] != "next"]
-    size = block.batch_size[:-1]
-    out = []
-    for t in range(T):
-        root = TensorDict({}, size)
-        for path in paths:
-            root.set(as_key(path), block.column(path).select(block.time_dim, t).clone())
-        out.append(root)
-    return out
-
-
-def drive(actor: Any, block: Block) -> None:
-    act = actor.bind(block)
-    assert act is not None
-    with torch.no_grad():
-        for t in range(T):
-            act(t)
 
 
 def check(
