@@ -33,7 +33,7 @@ def seconds(program: str) -> dict[str, dict[str, float]]:
     runs: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for turn in range(ROUNDS):
         for way in WAYS if turn % 2 else reversed(WAYS):
-            runs[way].append(_run(program, way))
+            runs[way].append(_run(program, way, "data") | _run(program, way, "parts"))
     medians = {
         way: {part: statistics.median(run[part] for run in these) for part in these[0]}
         for way, these in runs.items()
@@ -42,12 +42,12 @@ def seconds(program: str) -> dict[str, dict[str, float]]:
     return medians
 
 
-def _run(program: str, way: str) -> dict[str, float]:
+def _run(program: str, way: str, what: str) -> dict[str, float]:
     path = ROOT / "tests/programs" / f"{program}.py"
     if not PYTHON.exists():
         raise RuntimeError(f"no {PYTHON}: `make test-programs` sets it up")
     done = subprocess.run(
-        [PYTHON, "-W", "ignore", "-m", "benchmarks.metered", way, path],
+        [PYTHON, "-W", "ignore", "-m", "benchmarks.metered", way, what, path],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -81,14 +81,14 @@ GAUGES = tuple(
             "layer",
             "time in collector and buffer, the policy's own modules left out",
             "data",
-            ("networks", "counting"),
+            ("networks",),
             1 / 8,
         ),
         (
             "driving",
             "time in collector and buffer, the policy's own modules and the environments left out",
             "data",
-            ("networks", "environments", "counting"),
+            ("networks", "environments"),
             1 / 8,
         ),
         ("data", "time in collector and buffer, all of it", "data", (), 1.0),
