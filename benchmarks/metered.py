@@ -1,10 +1,10 @@
 """Runs a program and says how long it was in collectors and replay buffers, or how long its own parts took in there.
 
-`python -m benchmarks.metered WAY WHAT PROGRAM ARGUMENTS`, where WAY is "torchrl" or "takeover", in an interpreter with
-torchrl. The last line on stdout is JSON, in seconds of `benchmarks.clock`, imports left out; the calls that a program
-makes are wrapped, the same on either side. WHAT is one of two, each in a run of its own: to time the calls of networks,
-of which a step makes ten, would take a tenth of what collectors and buffers do, and more after an update, which has
-emptied the caches, than in any loop that could measure it.
+`python -m benchmarks.metered WAY WHAT PROGRAM ARGUMENTS`, where WAY is "torchrl", "takeover" or, for the programs in
+`by_hand`, "by-hand", in an interpreter with torchrl. The last line on stdout is JSON, in seconds of `benchmarks.clock`,
+imports left out; the calls that a program makes are wrapped, the same on every side. WHAT is one of two, each in a run
+of its own: to time the calls of networks, of which a step makes ten, would take a tenth of what collectors and buffers
+do, and more after an update, which has emptied the caches, than in any loop that could measure it.
 
 With "data" it holds `whole`, the program, and `data`, the time in the constructor and the iteration of the collector,
 and in the constructor, extend, add, sample, priority updates and iteration of buffers: all of it, policies and
@@ -40,6 +40,7 @@ import torch
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule
 from torch.distributions import Distribution
 
+from benchmarks import by_hand
 from benchmarks.clock import CLOCK, in_thread, now
 
 BUFFERS = ("ReplayBuffer", "TensorDictReplayBuffer", "TensorDictPrioritizedReplayBuffer")
@@ -146,13 +147,17 @@ def main() -> None:
     )
     for name in ("modules", "objectives"):
         importlib.import_module(f"torchrl.{name}")
+    if way == "by-hand":
+        collectors.Collector, buffers = by_hand.LOOPS[Path(program).stem]
+        vars(data).update(buffers)
     meter = Meter()
     for cls in (collectors.Collector, *(getattr(data, name) for name in BUFFERS)):
         for name in CALLS:
             if name in vars(cls):
                 setattr(cls, name, meter.around(vars(cls)[name]))
     for cls in (collectors.Collector, data.ReplayBuffer):
-        cls.__iter__ = meter.items(cls.__iter__)
+        if hasattr(cls, "__iter__"):
+            cls.__iter__ = meter.items(cls.__iter__)
     if what == "parts":
         take_apart(meter, collectors.Collector, envs.EnvBase)
     sys.argv[:] = [program, *arguments]

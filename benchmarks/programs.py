@@ -1,7 +1,8 @@
 """Training scripts on torchrl and taken over: the time in collectors and replay buffers, and the programs' own.
 
-Both sides of a round have the same seeds, networks and numbers of frames and updates; they take turns, one process
-after the other. They need the interpreter of `make test-programs`.
+The sides of a round have the same seeds, networks and numbers of frames and updates; they take turns, one process
+after the other. They need the interpreter of `make test-programs`. For two programs there is a third side, with loops
+by hand in place of the collector and the buffer.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import statistics
 import subprocess
 from pathlib import Path
 
+from benchmarks.by_hand import LOOPS
 from benchmarks.harness import Gauge
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,9 +32,10 @@ def seconds(program: str) -> dict[str, dict[str, float]]:
     Raises:
         RuntimeError: a run failed, or there is no such interpreter.
     """
-    runs: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    ways = (*WAYS, "by-hand") if program in LOOPS else WAYS
+    runs: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     for turn in range(ROUNDS):
-        for way in WAYS if turn % 2 else reversed(WAYS):
+        for way in ways if turn % 2 else reversed(ways):
             runs[way].append(_run(program, way, "data") | _run(program, way, "parts"))
     medians = {
         way: {part: statistics.median(run[part] for run in these) for part in these[0]}
@@ -59,13 +62,15 @@ def _run(program: str, way: str, what: str) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _share(program: str, without: tuple[str, ...], part: str) -> float:
+def _share(program: str, without: tuple[str, ...], part: str, of: str = "torchrl") -> float:
     ours, theirs = (
         found[part] - sum(found[own] for own in without)
-        for found in (seconds(program)[way] for way in ("takeover", "torchrl"))
+        for found in (seconds(program)[way] for way in ("takeover", of))
     )
     return ours / theirs
 
+
+OWN = ("networks", "environments")
 
 GAUGES = tuple(
     Gauge(
@@ -88,10 +93,19 @@ GAUGES = tuple(
             "driving",
             "time in collector and buffer, the policy's own modules and the environments left out",
             "data",
-            ("networks", "environments"),
+            OWN,
             1 / 8,
         ),
         ("data", "time in collector and buffer, all of it", "data", (), 1.0),
         ("whole", "the whole program", "whole", (), 1.0),
     )
+) + tuple(
+    Gauge(
+        f"programs/{program}-by-hand",
+        f"{program}: time in collector and buffer, the policy's own modules and the environments left out, taken over",
+        "of a loop's by hand",
+        functools.partial(_share, program, OWN, "data", "by-hand"),
+        1.25,
+    )
+    for program in LOOPS
 )
