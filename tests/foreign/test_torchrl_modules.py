@@ -12,17 +12,15 @@ from torch import nn
 
 torchrl = pytest.importorskip("torchrl")
 
-from tensordict import TensorDict  # noqa: E402
-from tensordict.base import NO_DEFAULT  # noqa: E402
 from tensordict.nn import TensorDictModule, TensorDictSequential, set_interaction_type  # noqa: E402
 from torchrl import data as theirs  # noqa: E402
 from torchrl import modules  # noqa: E402
 
 from gleanrl.collectors import SyncDataCollector  # noqa: E402
 from gleanrl.data import Categorical, Composite, OneHot, Unbounded  # noqa: E402
-from gleanrl.envs import Compose, GymEnv, InitTracker, StepCounter, TransformedEnv  # noqa: E402
-from gleanrl.rollouts.members import InTurn, calls_of, members_of, reads_of  # noqa: E402
-from gleanrl.rollouts.modules import PlainCall, keys_of  # noqa: E402
+from gleanrl.envs import Compose, GymEnv, InitTracker, TransformedEnv  # noqa: E402
+from gleanrl.rollouts.members import InTurn, calls_of, members_of  # noqa: E402
+from gleanrl.rollouts.modules import PlainCall  # noqa: E402
 from tests.fakes_modules import check  # noqa: E402
 from tests.foreign.torchrl_policies import gaussian  # noqa: E402
 
@@ -76,13 +74,6 @@ def distributional(spec):
 
 def greedy(spec):
     return TensorDictSequential(q_actor(spec), modules.EGreedyModule(spec=spec))
-
-
-def masked(spec):
-    return TensorDictSequential(
-        q_actor(spec, action_mask_key="action_mask"),
-        modules.EGreedyModule(spec=spec, action_mask_key="action_mask"),
-    )
 
 
 def logits(spec):
@@ -194,59 +185,6 @@ def test_members_of_policies_do_together_what_the_policy_does(make_env, make_pol
     for left, right in zip(*outs, strict=True):
         assert isinstance(left, torch.Tensor) or set(left.keys(True, True)) == set(right.keys(True, True))
         assert bool((left == right).all())
-
-
-class Recording(TensorDict):
-    """Notes the entries that somebody looks at by name, and fails where all of them are looked at."""
-
-    seen: list
-
-    def _get_str(self, key, default=NO_DEFAULT, **kwargs):
-        self.seen.append(key)
-        return super()._get_str(key, default, **kwargs)
-
-    def keys(self, *args, **kwargs):
-        raise AssertionError("all entries were looked at")
-
-    values = items = keys
-
-
-@pytest.mark.parametrize("kind", [None, "random", "deterministic"])
-@pytest.mark.parametrize("make_policy", [q_actor, q_module, greedy, masked, noisy, from_env])
-def test_modules_that_are_known_to_read_their_in_keys_only(make_policy, kind):
-    env = pendulum() if make_policy in VALUES else cartpole()
-    policy = make_policy(env.action_spec)
-    members = members_of(policy, torch.Size([]))
-    assert reads_of(members) == [("observation",), *([("action_mask",)] if make_policy is masked else [])]
-    known = [member.module for member in members if keys_of(member.module) is not None]
-    assert known
-    root = env.reset().set("action_mask", torch.ones(2, dtype=torch.bool))
-    for module in known:
-        row = Recording(dict(policy(root.clone()).items()), [])
-        row.seen = []
-        for module_given in (module.eval(), module.train()):
-            with set_interaction_type(kind):
-                module_given(row)
-        assert {*row.seen} <= {*module.in_keys, *module.out_keys}
-        module.register_forward_hook(lambda *_: None)
-        assert keys_of(module) is None
-
-
-@pytest.mark.parametrize("make_policy", [q_actor, greedy, distributional, noisy, correlated])
-def test_batches_are_the_same_whether_it_is_known_what_the_policy_reads(make_policy):
-    batches = []
-    for known in (True, False):
-        env = TransformedEnv(
-            pendulum() if make_policy in VALUES else cartpole(), Compose(StepCounter(15), InitTracker())
-        )
-        env.set_seed(0)
-        torch.manual_seed(0)
-        policy = make_policy(env.action_spec)
-        if not known:
-            policy.register_forward_hook(lambda *_: None)
-            assert reads_of(members_of(policy, torch.Size([]))) is None
-        batches.append(torch.cat([*SyncDataCollector(env, policy, frames_per_batch=20, total_frames=60)]))
-    assert bool((batches[0] == batches[1]).all())
 
 
 @pytest.mark.parametrize("make_policy", [q_actor, actor, logits, gaussian])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,10 +27,14 @@ class EGreedyModule(TensorDictModuleBase):
         self.in_keys, self.out_keys = [*reads], ["action", "count"]
         self.shown: list[set[Any]] = []
 
+    action_mask_key: Any = None
+
     def forward(self, td: TensorDictBase) -> TensorDictBase:
         self.shown.append({*td.keys(True, True)})
         size = td.batch_size
         return td.set("action", torch.ones(*size, 2)).set("count", torch.ones(*size, 1))
+
+    forward.__module__ = __module__
 
 
 COUNTED = {**ACTION, ("count",): Field(torch.Size([1]), torch.float32)}
@@ -93,3 +98,33 @@ def test_subclasses_and_others_of_that_name_may_look_at_anything() -> None:
     for cls in (derived, elsewhere):
         module = cls("observation")
         assert len(shown(module, actor_of(module))[0]) == 3
+
+
+def test_groups_of_sizes_of_their_own_are_shown_whatever_is_read() -> None:
+    module = EGreedyModule("observation")
+    block, row = make_block(COUNTED, (3,)), layout(COUNTED, (3,))
+    actor = PolicyActor(module, COUNTED, replace(row, groups={("robot",): (3, 2)}))
+    drive(actor, block)
+    assert ("robot", "clock") in module.shown[0]
+
+
+def test_a_mask_that_is_named_later_is_read() -> None:
+    module = EGreedyModule("observation")
+    module.action_mask_key = "done"
+    assert shown(module, actor_of(module)) == [{"observation", "done"}] * T
+
+
+def test_a_forward_that_was_replaced_may_look_at_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = EGreedyModule("observation")
+    actor, own = actor_of(module), module.forward
+    module.forward = lambda td: own(td)
+    assert len(shown(module, actor)[0]) == 3
+    del module.forward
+    assert shown(module, actor) == [{"observation"}] * T
+    monkeypatch.setattr(EGreedyModule, "forward", replaced)
+    assert len(shown(module, actor)[0]) > 1
+
+
+def replaced(self: EGreedyModule, td: TensorDictBase) -> TensorDictBase:
+    self.shown.append({*td.keys(True, True)})
+    return td.set("action", torch.ones(3, 2)).set("count", td["done"].float())

@@ -192,6 +192,27 @@ def chosen(
     return torch.where(_aligned(mask, fresh, batch_size), fresh, before)
 
 
+def keep_flags(
+    values: dict[NestedKey, Any],
+    before: Mapping[NestedKey, Any],
+    fresh: Any,
+    masks: Mapping[Path, torch.Tensor],
+    batch_size: torch.Size,
+) -> None:
+    """Add the flags of `before` that `values` lacks: `fresh` has them where the masks are True.
+
+    Args:
+        values: what transforms made of a reset; flags that they only write in steps aren't in it.
+        before: what they made of the step before.
+        fresh: what the environment returned, by key.
+        masks: what was reset, by group.
+        batch_size: the batch dimensions.
+    """
+    for key in before.keys() - values.keys():
+        if as_path(key)[-1] in FLAGS:
+            values[key] = chosen(masks, key, fresh.get(key), before[key], batch_size)
+
+
 def _aligned(mask: torch.Tensor, value: Leaf, batch_size: torch.Size) -> torch.Tensor:
     """Return `mask` with as many dimensions as `value`: trailing 1s dropped or added, else rows only."""
     while mask.ndim > len(batch_size) and (mask.ndim > value.ndim or mask.shape[-1] == 1):

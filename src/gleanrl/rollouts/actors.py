@@ -213,8 +213,12 @@ class PolicyActor:
         return members_of(self._policy, self._layout.batch_size, self._compiler)
 
     def _offers(self, reads: Sequence[Path]) -> bool:
-        """Return whether what a policy reads are tensors of a row."""
-        return self._layout.lists.isdisjoint(reads) and set(self._layout.roots).issuperset(reads)
+        """Return whether a row of what a policy reads is all that it needs: its tensors are there.
+
+        Groups of sizes of their own are asked for these, whatever is read of them.
+        """
+        row = self._layout
+        return not row.groups and row.lists.isdisjoint(reads) and set(row.roots).issuperset(reads)
 
     def _on_tensors(self, members: Sequence[Member], reads: Sequence[Path]) -> bool:
         """Return whether no member of the policy, which reads these paths, needs a TensorDict."""

@@ -23,7 +23,7 @@ from torch.distributions import Distribution
 
 from gleanrl.errors import PolicyError
 from gleanrl.layout import Layout
-from gleanrl.overrides import is_native
+from gleanrl.overrides import is_native, overridden
 from gleanrl.rollouts.compiling import Compiler
 from gleanrl.tree import Path, as_key, as_path, stand_apart
 
@@ -40,7 +40,7 @@ Values = dict[Path, torch.Tensor]
 
 
 _READING_IN_KEYS = frozenset({"QValueModule", "EGreedyModule", "AdditiveGaussianModule"})
-"""TorchRL's modules that are known to read nothing but their in_keys; others may look at any entry."""
+"""TorchRL's modules that are known to read their in_keys and a mask only; others may look at any entry."""
 
 
 class HasKeys(Protocol):
@@ -207,9 +207,14 @@ def call_of(policy: Any, batch_size: torch.Size, compiler: Compiler | None = Non
 def keys_of(module: Any) -> Keys | None:
     """Return what a module reads and writes; None if it may look at anything, as modules may beyond their in_keys."""
     cls = type(module)
-    if cls.__name__ not in _READING_IN_KEYS or not cls.__module__.startswith("torchrl.") or is_hooked(module):
+    known = cls.__name__ in _READING_IN_KEYS and cls.__module__.startswith("torchrl.")
+    if not known or cls.forward.__module__ != cls.__module__ or is_hooked(module):
         return None
-    return Keys([as_path(key) for key in module.in_keys], [as_path(key) for key in module.out_keys])
+    if overridden(module, *CALL, of=cls):
+        return None
+    mask = getattr(module, "action_mask_key", None)  # which may have been set since
+    reads = dict.fromkeys([*module.in_keys, *([] if mask is None else [mask])])
+    return Keys([as_path(key) for key in reads], [as_path(key) for key in module.out_keys])
 
 
 def inputs_of(chain: Sequence[HasKeys]) -> list[Path]:

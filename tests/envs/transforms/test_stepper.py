@@ -23,6 +23,7 @@ from gleanrl.errors import EnvironmentFailure, UnsupportedError
 from tests.envs.libs.vectors import NativeOracle
 from tests.envs.transforms.ways import ENVS, SCRIPT, batched, batches, collect_both_ways, joined, single, team
 from tests.fakes import DictEnv, RaisingEnv, ReusingEnv, Script
+from tests.fakes_base import CountingEnv
 
 
 def everything(env):
@@ -262,3 +263,14 @@ def test_an_end_from_outside_resets_the_values_of_the_ended_member_only():
     rows = env.rollout(12, break_when_any_done=False)
     assert rows["step_count"].squeeze(-1).tolist() == [[0, 1, 2] * 4, [0, 1, 2, 3] * 3]
     assert torch.equal(rows["is_init"], rows["step_count"] == 0)
+
+
+def test_flags_of_transforms_stay_where_a_collector_resets_others():
+    env = TransformedEnv(CountingEnv(Script(ending="never"), (3,)), StepCounter(3, update_done=False))
+    collector = SyncDataCollector(env, None, frames_per_batch=12, total_frames=-1)
+    assert collector.next()["next", "truncated"][:, -1].all()
+    collector.reset(0)
+    batch = collector.next()
+    assert batch["step_count"][:, 0].flatten().tolist() == [0, 4, 4]
+    assert batch["truncated"][:, 0].flatten().tolist() == [False, True, True]
+    assert not batch["done"].any()

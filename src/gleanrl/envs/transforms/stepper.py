@@ -24,7 +24,7 @@ from tensordict import TensorDictBase
 from gleanrl.block import Block
 from gleanrl.data.boundaries import MASK
 from gleanrl.devices import columns_device, said_of
-from gleanrl.envs.resets import chosen, due_resets, ended_since
+from gleanrl.envs.resets import chosen, due_resets, ended_since, keep_flags
 from gleanrl.envs.transforms.columns import (
     DoneFlags,
     LateOutput,
@@ -132,7 +132,10 @@ class TransformedStepper(Stepper):
         root = self._base.root()
         masks = None if mask is None else self._group_masks(mask, root)
         try:
-            self._carry = self._restarted(OneRow(None, leaves=root), masks, before or {})
+            values = self._restarted(OneRow(None, leaves=root), masks, before or {})
+            if before is not None and masks is not None:
+                keep_flags(values, before, self._fresh, masks, self.batch_size)
+            self._carry = values
         except Exception as cause:
             raise self.fault(0, "reset", cause) from cause
 
@@ -396,8 +399,7 @@ class TransformedStepper(Stepper):
             columns = OneRow(self._inner, t + 1)
         before = {key: self._outcome.get(key, None) for key in self._root_keys}
         values = self._restarted(columns, masks, before)
-        for key in flags.keys() - values.keys():
-            values[key] = chosen(due, key, self._fresh.get(key), flags[key], self.batch_size)
+        keep_flags(values, flags, self._fresh, due, self.batch_size)
         return values
 
     def _restarted(
