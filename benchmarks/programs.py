@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHON = Path(os.environ.get("FOREIGN_PYTHON", ROOT / ".venv-foreign/bin/python"))
 PROGRAMS = ("dqn", "sac", "ppo_discrete", "ppo_continuous")
 WAYS = ("torchrl", "takeover")
-ROUNDS = 3
+ROUNDS = 5
 LIMIT_S = 900.0
 
 
