@@ -98,7 +98,7 @@ class QuietRows:
 
     def values_after(self, count: int) -> Values:
         """Return what stands in the root behind the first `count` rows."""
-        cleared = {key: torch.zeros_like(self.values[key]) for key in self._cleared}
+        cleared = {key: self.values[key] for key in self._cleared}
         return cleared | {key: _copied(rows[count - 1]) for key, rows in self._written.items()}
 
 
