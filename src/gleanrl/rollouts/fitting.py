@@ -94,8 +94,7 @@ class RowWriter:
     def __init__(self, block: Block, fields: Mapping[Path, Field], actions: tuple[Path, ...]) -> None:
         self.conversions = Conversions(block)
         self._block, self._fields, self._actions = block, fields, actions
-        lists = any(field.is_list for field in fields.values())
-        whole = not lists and all(written_whole(block, path) for path in fields)
+        whole = all(written_whole(block, path) for path in fields)
         self.whole = WholeRows(block, list(fields)) if whole else None
 
     @cached_property

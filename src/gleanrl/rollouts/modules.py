@@ -23,7 +23,7 @@ from torch.distributions import Distribution
 
 from gleanrl.errors import PolicyError
 from gleanrl.layout import Layout
-from gleanrl.overrides import is_native, overridden
+from gleanrl.overrides import is_native
 from gleanrl.rollouts.compiling import Compiler
 from gleanrl.tree import Path, as_key, as_path, stand_apart
 
@@ -208,9 +208,9 @@ def keys_of(module: Any) -> Keys | None:
     """Return what a module reads and writes; None if it may look at anything, as modules may beyond their in_keys."""
     cls = type(module)
     known = cls.__name__ in _READING_IN_KEYS and cls.__module__.startswith("torchrl.")
-    if not known or cls.forward.__module__ != cls.__module__ or is_hooked(module):
+    if not known or cls.forward.__module__ != cls.__module__:
         return None
-    if overridden(module, *CALL, of=cls):
+    if is_hooked(module) or not is_native(module, *CALL, of=cls):
         return None
     mask = getattr(module, "action_mask_key", None)  # which may have been set since
     reads = dict.fromkeys([*module.in_keys, *([] if mask is None else [mask])])

@@ -68,7 +68,6 @@ class QuietRows:
         self.values: Values = {}
         """What stands in the root behind the last row."""
         self._written: dict[NestedKey, Array] = {}
-        self._cleared: list[NestedKey] = []
 
     def outcome(self, key: NestedKey) -> Array:
         """Return the outcomes at `key`, ``(count, *batch, *leaf)``: the column's own memory."""
@@ -94,12 +93,10 @@ class QuietRows:
         output = self._outputs.get(key)
         if output is not None:
             self.values[key] = output.clear_rows(self._first, self.count)
-            self._cleared.append(key)
 
     def values_after(self, count: int) -> Values:
         """Return what stands in the root behind the first `count` rows."""
-        cleared = {key: self.values[key] for key in self._cleared}
-        return cleared | {key: _copied(rows[count - 1]) for key, rows in self._written.items()}
+        return self.values | {key: _copied(rows[count - 1]) for key, rows in self._written.items()}
 
 
 def _copied(row: Array) -> torch.Tensor:

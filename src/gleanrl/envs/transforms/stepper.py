@@ -129,11 +129,11 @@ class TransformedStepper(Stepper):
         if before is None or (mask is not None and bool(mask.all())):
             mask = None
         self._base.reset(mask)
-        root = self._base.root()
+        root, before = self._base.root(), before or {}
         masks = None if mask is None else self._group_masks(mask, root)
         try:
-            values = self._restarted(OneRow(None, leaves=root), masks, before or {})
-            if before is not None and masks is not None:
+            values = self._restarted(OneRow(None, leaves=root), masks, before)
+            if masks is not None:
                 keep_flags(values, before, self._fresh, masks, self.batch_size)
             self._carry = values
         except Exception as cause:
