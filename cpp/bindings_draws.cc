@@ -2,6 +2,7 @@
 #include <nanobind/stl/optional.h>
 
 #include <algorithm>
+#include <cstring>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -173,17 +174,14 @@ void bind_draws(nb::module_& m) {
           },
           "out"_a, "n"_a, Unlocked(), "Write the numbers of [0, n) in random order.")
       .def(
-          "save",
-          [](const Random& self, std::uintptr_t state) {
-            std::copy(self.state().begin(), self.state().end(), room_at<std::uint64_t>("save", state, 4));
-          },
-          "state"_a, "Write the state, four 64-bit numbers.")
+          "save", [](const Random& self) { return nb::bytes(self.state().data(), sizeof(Random::State)); },
+          "Return the state, four 64-bit numbers.")
       .def(
           "load",
-          [](Random& self, std::uintptr_t state) {
+          [](Random& self, const nb::bytes& state) {
             Random::State words;
-            const auto from = array_at<std::uint64_t>("load", state, 4);
-            std::copy(from.begin(), from.end(), words.begin());
+            if (state.size() != sizeof words) throw std::invalid_argument("load: expected four 64-bit numbers");
+            std::memcpy(words.data(), state.data(), sizeof words);
             self.set_state(words);
           },
           "state"_a, "Go on from a saved state.");

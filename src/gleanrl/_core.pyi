@@ -192,11 +192,11 @@ class Random:
     def permutation(self, out: int, n: int) -> None:
         """Write the int64 numbers of [0, n) in random order into an array."""
 
-    def save(self, state: int) -> None:
-        """Write the state into an array of four 64-bit numbers."""
+    def save(self) -> bytes:
+        """Return the state, four 64-bit numbers in the machine's order."""
 
-    def load(self, state: int) -> None:
-        """Go on from a saved state; `ValueError` if it is all 0."""
+    def load(self, state: bytes) -> None:
+        """Go on from a saved state; `ValueError` if it is all 0, or of another size."""
 
 class Priorities:
     """The priorities of `capacity` rows: what a prioritized sampler needs for a draw, an update or a write in one call.

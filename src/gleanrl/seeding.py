@@ -9,8 +9,9 @@ from contextvars import ContextVar
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from numpy import empty, float64, int64
+from numpy import empty, float64, frombuffer, int64
 from torch import from_numpy
 
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
@@ -59,12 +60,16 @@ def _like_the_global() -> torch.Generator:
     return generator
 
 
+Words = np.ndarray[Any, Any] | torch.Tensor
+"""What a generator's state consists of: see `GeneratorState`."""
+
+
 class GeneratorState(NamedTuple):
     """A place in a random sequence."""
 
-    generator: torch.Tensor | None
+    generator: Words | None
     """``(4,)`` int64, not all 0, or None for a seed to be taken at the first use; of a `GivenGenerator` the state of
-    the ``torch.Generator``, uint8."""
+    the ``torch.Generator``, a uint8 tensor."""
 
 
 class RandomSource(Stateful[GeneratorState]):
@@ -173,7 +178,7 @@ class OwnedGenerator(RandomSource):
         """Go on with a sequence of the child's own."""
         self._lineage = lineage
         if self._native is not None:
-            self.seed(_apart(self._words(self._native).numpy().tobytes(), lineage))
+            self.seed(_apart(self._native.save(), lineage))
 
     def integers(self, high: int, count: int) -> torch.Tensor:
         """Return `count` independent draws from ``[0, high)``, int64 on the CPU."""
@@ -199,10 +204,8 @@ class OwnedGenerator(RandomSource):
         return self._native or self._seeded()
 
     @staticmethod
-    def _words(native: Random) -> torch.Tensor:
-        words = from_numpy(empty(_WORDS, int64))
-        native.save(words.data_ptr())
-        return words
+    def _words(native: Random) -> np.ndarray[Any, Any]:
+        return frombuffer(native.save(), int64)
 
     def snapshot(self) -> GeneratorState:
         """Return the place in the sequence; see `seeds_later` for what was never used."""
@@ -218,14 +221,14 @@ class OwnedGenerator(RandomSource):
         words = reader.optional("generator", lambda name: reader.tensor(name, torch.int64, (_WORDS,)))
         if words is not None and not words.any():
             raise reader.wrong("generator", f"{_WORDS} numbers that aren't all 0", words.tolist())
-        return GeneratorState(words)
+        return GeneratorState(None if words is None else words.numpy())
 
     def adopt(self, value: GeneratorState) -> None:
         """Go on from a place in a sequence."""
         generator = None
         if value.generator is not None:
             generator = Random(0)
-            generator.load(value.generator.data_ptr())
+            generator.load(np.asarray(value.generator).tobytes())
         self._native = generator
 
     def __getstate__(self) -> list[int]:
@@ -239,7 +242,7 @@ class OwnedGenerator(RandomSource):
     def __setstate__(self, state: list[int]) -> None:
         """Restore from a pickle."""
         self.__init__()  # type: ignore[misc]
-        self.adopt(GeneratorState(torch.tensor(state, dtype=torch.int64, device="cpu")))
+        self.adopt(GeneratorState(np.array(state, int64)))
 
 
 class GivenGenerator(RandomSource):
@@ -299,7 +302,7 @@ class GivenGenerator(RandomSource):
 
     def adopt(self, value: GeneratorState) -> None:
         """Set the user's generator to a place in its sequence."""
-        assert value.generator is not None
+        assert isinstance(value.generator, torch.Tensor)
         self.generator.set_state(value.generator)
 
 

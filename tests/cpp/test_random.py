@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from gleanrl.native import Random
 
@@ -94,12 +93,12 @@ def test_all_permutations_are_equally_likely():
 
 
 def test_a_saved_state_goes_on():
-    random, state = Random(5), torch.empty(4, dtype=torch.int64)
+    random = Random(5)
     uniforms(random, 3)
-    random.save(state.data_ptr())
+    state = random.save()
     expected = uniforms(random, 5)
     other = Random(0)
-    other.load(state.data_ptr())
+    other.load(state)
     assert uniforms(other, 5) == expected
 
 
@@ -107,9 +106,11 @@ def test_what_is_refused():
     random, out = Random(1), np.empty(3, np.int64)
     with pytest.raises(ValueError, match="bound of 1 or more, got 0"):
         random.integers(0, out.ctypes.data, 3)
-    zeros = torch.zeros(4, dtype=torch.int64)
     with pytest.raises(ValueError, match="aren't all 0"):
-        random.load(zeros.data_ptr())
+        random.load(bytes(32))
+    for size in (0, 31, 33):
+        with pytest.raises(ValueError, match="expected four 64-bit numbers"):
+            random.load(b"1" * size)
     for call in (random.uniforms, random.permutation):
         with pytest.raises(ValueError, match="null address"):
             call(0, 3)

@@ -83,6 +83,10 @@ class Prefetcher:
         while self._queue and self._queue[0][0].is_gone:
             self._queue.popleft()
 
+    def stamp(self) -> None:
+        """Note the generations of all batches, for a copy of the storage, which `join` joins."""
+        self._queue = deque((ticket.stamped(), coming) for ticket, coming in self._queue)
+
     def join(self, version: Version) -> None:
         """Take all batches as drawn from this content: whether their rows are still there shows by generations."""
         old = version._replace(changes=-1)

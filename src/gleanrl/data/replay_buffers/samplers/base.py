@@ -22,7 +22,7 @@ from gleanrl.errors import (
 )
 from gleanrl.overrides import overridden
 from gleanrl.records import Draw, new_tuple
-from gleanrl.seeding import GeneratorState, GivenGenerator, OwnedGenerator, RandomSource
+from gleanrl.seeding import GeneratorState, GivenGenerator, OwnedGenerator, RandomSource, Words
 from gleanrl.state import Stateful, StateReader
 from gleanrl.tree import NestedKey, Path
 
@@ -30,7 +30,7 @@ from gleanrl.tree import NestedKey, Path
 class SamplerState(NamedTuple):
     """Where a sampler stands in its sequence of draws, and the priorities that it keeps."""
 
-    generator: torch.Tensor | None
+    generator: Words | None
     """See `GeneratorState`."""
     ran_out: bool
     """See `Sampler.ran_out`."""
@@ -321,7 +321,10 @@ class Sampler(Part, Stateful[Any]):
 
     def snapshot(self) -> Any:
         """Return the whole state, the random generator included, as of the storage of the last call of `follow`."""
-        return SamplerState(self.random.snapshot().generator, self.ran_out, self.epoch)
+        # Each draw ahead asks for its place.
+        return new_tuple(
+            SamplerState, (self.random.snapshot().generator, self.ran_out, self.epoch, None, None)
+        )
 
     def parse(self, state: Any) -> Any:
         """Return the value that a saved state stands for; `SchemaError` for anything else, nothing changes."""
