@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 from tensordict import is_tensor_collection
 
 from gleanrl.errors import InvalidArgumentError
+
+Result = TypeVar("Result")
 
 
 def as_device(device: torch.device | str | int | None) -> torch.device | None:
@@ -98,3 +100,60 @@ def pinned(batch: Any) -> Any:
     if is_tensor_collection(batch):
         return batch.apply(pinned, filter_empty=False)
     return batch.pin_memory() if isinstance(batch, torch.Tensor) and batch.device.type == "cpu" else batch
+
+
+def _module_of_streams(device: torch.device) -> Any:
+    """Return what torch has for the streams of a device, `torch.cuda` say; None where work is done in one order."""
+    module = None if device.type == "cpu" else getattr(torch, device.type, None)
+    return module if hasattr(module, "current_stream") else None
+
+
+def in_this_stream(call: Callable[[], Result], device: torch.device | None) -> Callable[[], Result]:
+    """Return a call for another thread to make, in the stream of a device in which this thread works now.
+
+    So it comes after what this thread has asked for, and before what this thread does with the result.
+
+    Args:
+        call: any.
+        device: None for CUDA's current one, if CUDA is in use.
+    """
+    if device is None:
+        device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+    module = _module_of_streams(device)
+    if module is None:
+        return call
+    stream = module.current_stream(device)
+
+    def made() -> Result:
+        with module.stream(stream):
+            return call()
+
+    return made
+
+
+class InTurn:
+    """Has memory of a device used in the order in which that is asked for, by whichever streams and threads.
+
+    Programs that name no streams work in one, and need nothing of that. Not thread-safe: who writes holds a lock, and
+    who reads beside it finds out afterwards whether something was written.
+
+    Args:
+        device: where the memory is.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._module = device, _module_of_streams(device)
+        self._last: Any = None  # the stream of the last use
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies are of other memory."""
+        return InTurn, (self._device,)
+
+    def begin(self) -> None:
+        """Let the present stream wait for what was asked for until now; it is used next."""
+        if self._module is None:
+            return
+        stream, last = self._module.current_stream(self._device), self._last
+        if last is not None and stream != last:
+            stream.wait_stream(last)
+        self._last = stream

@@ -6,9 +6,12 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from gleanrl.arguments import non_negative
 from gleanrl.data.replay_buffers.tickets import Fetched, Ticket
 from gleanrl.data.replay_buffers.versions import Version
+from gleanrl.devices import in_this_stream
 from gleanrl.errors import InvalidArgumentError
 from gleanrl.system import proc
 from gleanrl.system.clock import monotonic
@@ -103,7 +106,9 @@ class Prefetcher:
         if not self._by_threads:
             return None
         self._by_threads -= 1
-        return self._workers.start(ticket.fetch)
+        device = getattr(ticket.storage, "device", None)  # a user's class may have none
+        known = isinstance(device, torch.device)
+        return self._workers.start(in_this_stream(ticket.fetch, device if known else None))
 
     @property
     def place(self) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from gleanrl.data.replay_buffers.storages.stored import Source, Sources
+from gleanrl.devices import InTurn
 from gleanrl.objects import Leaf, Objects
 from gleanrl.schema import Field
 
@@ -68,6 +69,10 @@ class ColumnStore(ABC):
         self.lent = Lent(always=True)
 
     @abstractmethod
+    def begin(self) -> None:
+        """Say that the columns are about to be used past the calls below: see `InTurn`."""
+
+    @abstractmethod
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return `leaves` as the copies need them: on the right device, contiguous. May copy."""
 
@@ -119,6 +124,21 @@ class DeviceColumns(ColumnStore):
     def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
         super().__init__(fields, columns)
         self.device = columns[0].device
+        self._in_turn = InTurn(self.device)
+
+    def begin(self) -> None:
+        """Come after what was asked for before."""
+        self._in_turn.begin()
+
+    def views(self, lead: torch.Size, index: tuple[int | slice, ...] = ()) -> list[torch.Tensor]:
+        """Return live views."""
+        self.begin()
+        return super().views(lead, index)
+
+    def view(self, position: int) -> torch.Tensor:
+        """Return a live view."""
+        self.begin()
+        return super().view(position)
 
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the leaves on the columns' device."""
@@ -133,6 +153,7 @@ class DeviceColumns(ColumnStore):
 
     def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
         """Copy at most two ranges per column."""
+        self.begin()
         self.part(leaves)
         head = min(count, self.num_rows - start)
         for column, leaf, field in zip(self.columns, leaves, self.fields, strict=True):
@@ -143,6 +164,7 @@ class DeviceColumns(ColumnStore):
 
     def put(self, slots: torch.Tensor, leaves: list[torch.Tensor]) -> None:
         """Copy with one indexed write per column."""
+        self.begin()
         self.part(leaves)
         # On a device the order of equal indices is open: keep the last of each slot.
         last = {slot: position for position, slot in enumerate(slots.tolist())}
@@ -154,6 +176,7 @@ class DeviceColumns(ColumnStore):
 
     def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
         """Fetch with one `index_select` per leaf on the device."""
+        self.begin()
         where = [index.to(self.device) for index in indices]
         if wanted is None:
             wanted = tuple(Source(number) for number in range(len(self.columns)))
@@ -167,6 +190,9 @@ class NoColumns(ColumnStore):
     def __init__(self, num_rows: int) -> None:
         self.fields, self.columns, self.num_rows = (), [], num_rows
         self.lent = Lent()
+
+    def begin(self) -> None:
+        """Do nothing."""
 
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return nothing."""

@@ -57,6 +57,9 @@ class HostColumns(ColumnStore):
         self._pool = BufferPool()
         self._disguised = any(numpy_twin(field.dtype) is not field.dtype for field in fields)
 
+    def begin(self) -> None:
+        """Do nothing: the processor has one order."""
+
     def _register(self) -> None:
         """Tell the core where the columns are."""
         starts = [column.data_ptr() for column in self.columns]

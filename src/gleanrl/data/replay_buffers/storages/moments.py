@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -70,14 +70,20 @@ class Moment(Source):
         rows: how many are stored.
         start: the row that will be overwritten next: what follows it is taken first.
         earlier: for the names of moments that may be known to somebody, what changed since; None for all of it.
+        reading: called before columns are read: see `ColumnStore.begin`.
     """
 
     def __init__(
-        self, columns: Sequence[torch.Tensor], rows: int, start: int, earlier: dict[str, list[Change] | None]
+        self,
+        columns: Sequence[torch.Tensor],
+        rows: int,
+        start: int,
+        earlier: dict[str, list[Change] | None],
+        reading: Callable[[], None],
     ) -> None:
         fields = [(column.dtype, tuple(column.shape[1:])) for column in columns]
         super().__init__(Layout.fitting(fields, rows, columns[0].shape[0]))
-        self._columns = columns
+        self._columns, self._reading = columns, reading
         self._first = start // self.layout.step
         self._earlier = earlier
         self._row_bytes = max(sum(self.layout.widths), 1)
@@ -149,6 +155,7 @@ class Moment(Source):
 
     def _at(self, start: int, stop: int) -> list[Array]:
         """Return the bytes of rows, column after column, where they live."""
+        self._reading()
         return [
             bytes_of(live[start:stop])
             if isinstance(live, torch.Tensor)
@@ -189,6 +196,7 @@ class Moment(Source):
 
     def look(self, number: int) -> list[Array] | None:
         """Return a segment's bytes where they live."""
+        self._reading()
         return None if number in self._saved else self.layout.pieces(number, self._bytes)
 
     @cached_property
@@ -209,6 +217,7 @@ class Moment(Source):
 
     def take(self, number: int) -> Array:
         """Return a segment's bytes."""
+        self._reading()
         size = self.layout.size(number)
         memory = self._spare.pop() if self._spare else mapped(self.layout.size(0))
         data: Array = np.concatenate(self.layout.pieces(number, self._bytes), out=memory[:size])
@@ -232,6 +241,7 @@ class Moment(Source):
 
     def pick(self, column: int, rows: Array | slice) -> Array:
         """Return any rows of a column."""
+        self._reading()
         width, live = self.layout.widths[column], self._bytes[column]
         if isinstance(live, torch.Tensor):
             index = rows if isinstance(rows, slice) else torch.from_numpy(rows).to(live.device)

@@ -119,6 +119,7 @@ class Table:
     @property
     def all(self) -> list[Leaf]:
         """Columns and lists, in the stored schema's order."""
+        self.columns.begin()
         columns = iter(self.columns.columns)
         return [self.lists[path] if path in self.lists else next(columns) for path in self.stored.paths]
 

@@ -106,7 +106,8 @@ class TabledStorage(Storage):
             if mark.lent == lent.count
         }
         columns = [self.generations.of_all(), *table.all]
-        moment = Moment(columns, len(self), self.end * self.rows_per_step, {} if lent.alive else earlier)
+        start = self.end * self.rows_per_step
+        moment = Moment(columns, len(self), start, {} if lent.alive else earlier, table.columns.begin)
         self._mark(moment.identity)
         self.moments = (*self.moments, weakref.ref(moment))
         return LiveRecords(table.form, moment), 0

@@ -1,0 +1,148 @@
+"""Streams of CUDA of one's own: what several of them ask of a buffer happens in the order in which it's asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from gleanrl.data import LazyTensorStorage, ListStorage, ReplayBuffer, SamplerWithoutReplacement
+from tests.devices.records import numbers, rows
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+LONG = 1 << 28  # clock cycles: more than a tenth of a second
+
+
+@contextmanager
+def busy() -> Iterator[None]:
+    """Work in a stream that does nothing for a long time before."""
+    with elsewhere():
+        torch.cuda._sleep(LONG)
+        yield
+
+
+def elsewhere() -> Any:
+    """Work in a stream that has nothing else to do."""
+    return torch.cuda.stream(torch.cuda.Stream())
+
+
+def on_cuda(device: torch.device) -> torch.device:
+    """The device, if it has streams."""
+    if device.type != "cuda":
+        pytest.skip("a device without streams")
+    return device
+
+
+@pytest.fixture
+def buffer(device: torch.device) -> ReplayBuffer:
+    """A full buffer of the rows 0 to 99, in the device's memory, which has settled."""
+    made = ReplayBuffer(
+        storage=LazyTensorStorage(100, device=on_cuda(device)),
+        sampler=SamplerWithoutReplacement(),
+        batch_size=50,
+    )
+    made.extend(rows(0, 100, device))
+    torch.cuda.synchronize()
+    return made
+
+
+def large(first: int, device: torch.device) -> torch.Tensor:
+    """Rows that say their number, counted from `first`, everywhere; half of them take a millisecond to copy."""
+    return torch.arange(first, first + 64, device=device)[:, None].float().expand(64, 1 << 24).contiguous()
+
+
+def is_whole(batch: torch.Tensor, least: int) -> torch.Tensor:
+    """Whether each row says one number, of `least` or more: asked in the present stream, without waiting."""
+    low, high = batch.aminmax(dim=1)  # takes no large memory, for which the device would be waited for
+    return (low == high).all() & (low >= least).all()
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_what_is_fetched_ahead_belongs_to_the_callers_stream(device: torch.device, storage: Any) -> None:
+    made = ReplayBuffer(storage=storage(64, device=on_cuda(device)), batch_size=32, prefetch=2)
+    with elsewhere():
+        made.extend(large(1, device))
+        assert bool(is_whole(made[:32] if storage is LazyTensorStorage else made[[1, 2]], 1))
+        for _ in range(3):  # the first time memory is taken, for which the device is waited for
+            batches, found = list[torch.Tensor](), list[torch.Tensor]()
+            for _ in range(6):
+                batches.append(made.sample())
+                found.append(is_whole(batches[-1], 1))
+            assert all(map(bool, found))
+
+
+def test_what_is_being_read_is_written_afterwards(device: torch.device) -> None:
+    made = ReplayBuffer(storage=LazyTensorStorage(64, device=on_cuda(device)), batch_size=32)
+    made.extend(large(100, device))
+    later, stream = large(0, device), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(3):
+        batch = made.sample()
+        with torch.cuda.stream(stream):
+            made.extend(later)
+        found.append(is_whole(batch, 100))
+        made.extend(large(100, device))
+    assert all(map(bool, found))
+
+
+def test_what_another_stream_writes_is_read_afterwards(buffer: ReplayBuffer) -> None:
+    stream, later = torch.cuda.Stream(), rows(100, 200, "cuda")
+    with torch.cuda.stream(stream):  # has memory of its own then, which takes no waiting for the device
+        buffer.sample(), buffer.sample()
+    torch.cuda.synchronize()
+    with busy():
+        buffer.extend(later)
+    with torch.cuda.stream(stream):
+        assert sorted(numbers(buffer.sample()) + numbers(buffer.sample())) == [*range(100, 200)]
+
+
+def test_a_view_is_whole(buffer: ReplayBuffer) -> None:
+    with busy():
+        buffer.extend(rows(100, 200, "cuda"))
+    with elsewhere():
+        assert numbers(buffer[:].clone()) == [*range(100, 200)]
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_checkpoint_holds_what_another_stream_has_written(
+    buffer: ReplayBuffer, wait: bool, tmp_path: object
+) -> None:
+    with busy():
+        buffer.extend(rows(100, 200, "cuda"))
+    dump = buffer.dumps(tmp_path, wait=wait)
+    if dump is not None and not wait:
+        with busy():
+            buffer.extend(rows(200, 300, "cuda"))
+        dump.wait()
+    loaded = ReplayBuffer(storage=LazyTensorStorage(100), sampler=SamplerWithoutReplacement(), batch_size=50)
+    loaded.loads(tmp_path)
+    assert numbers(loaded[:]) == [*range(100, 200)]
+
+
+def test_a_writer_in_a_thread_and_stream_of_its_own(buffer: ReplayBuffer) -> None:
+    """Every batch is of one write: each replaces all rows, in a stream that is always behind."""
+    count, errors = 30, list[BaseException]()
+
+    def write() -> None:
+        try:
+            with elsewhere():
+                for turn in range(1, count):
+                    torch.cuda._sleep(LONG >> 6)
+                    buffer.extend(rows(100 * turn, 100 * (turn + 1), "cuda"))
+        except BaseException as error:
+            errors.append(error)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while writer.is_alive():
+        with elsewhere():
+            batch = buffer.sample()
+            assert len({number // 100 for number in numbers(batch)}) == 1
+    writer.join()
+    assert not errors
+    assert numbers(buffer[:]) == [*range(100 * (count - 1), 100 * count)]
