@@ -228,6 +228,7 @@ class OwnedGenerator(RandomSource):
         generator = None
         if value.generator is not None:
             generator = Random(0)
+            # A tensor in pickles of before.
             generator.load(np.asarray(value.generator).tobytes())
         self._native = generator
 

@@ -74,6 +74,60 @@ def test_a_copy_counts_its_own_generations(storage: Any, duplicate: Any) -> None
     assert (other.storage.generation(slots) > copied).all()
 
 
+class Meanwhile:
+    """Samples a buffer, whose batches it returns as they are, while that is copied, as another thread may."""
+
+    buffer: ReplayBuffer | None = None
+
+    def __call__(self, batch: Any) -> Any:
+        return batch
+
+    def __getstate__(self) -> dict[str, Any]:
+        assert self.buffer is not None
+        for _ in range(3):
+            self.buffer.sample()
+        return {"asked": True}
+
+
+@pytest.mark.parametrize("duplicate", COPIES, ids=["deepcopy", "pickle", "torch"])
+def test_a_buffer_that_is_sampled_while_it_is_copied(duplicate: Any) -> None:
+    collate = Meanwhile()
+    buffer = ReplayBuffer(storage=LazyTensorStorage(20), collate_fn=collate, batch_size=4, prefetch=2)
+    collate.buffer = buffer
+    buffer.extend(torch.arange(20))
+    buffer.sample()
+    other = duplicate(buffer)
+    assert other.state_dict().keys() == buffer.state_dict().keys()
+    assert set(torch.cat([other.sample() for _ in range(9)]).tolist()) <= {*range(20)}
+
+
+@pytest.mark.parametrize("duplicate", COPIES, ids=["deepcopy", "pickle", "torch"])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_what_was_drawn_ahead_of_a_clearing_is_not_copied(storage: Any, duplicate: Any) -> None:
+    buffer = ReplayBuffer(storage=storage(7), batch_size=2, prefetch=2)
+    buffer.extend([records(start, 1)[0] for start in range(7)])
+    buffer.sample()
+    buffer.storage.clear()  # past the buffer
+    other = duplicate(buffer)
+    other.extend([records(100, 1)[0]])
+    assert set(other.sample()["x"].flatten().tolist()) == {100}
+
+
+class OnTop(RandomSampler):
+    """A user's sampler that builds on the one of the library."""
+
+    def sample(self, storage: Any, batch_size: int) -> Any:
+        return super().sample(storage, batch_size)
+
+
+@pytest.mark.parametrize("duplicate", COPIES, ids=["deepcopy", "pickle", "torch"])
+def test_a_sampler_that_builds_on_another_one(duplicate: Any) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(20), sampler=OnTop(), batch_size=4)
+    buffer.extend(torch.arange(20))
+    buffer.sample()
+    assert torch.equal(duplicate(buffer).sample(), buffer.sample())
+
+
 def test_streams_and_a_wrapped_tensor() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
     buffer.extend(torch.arange(21).view(3, 7))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -163,6 +164,17 @@ def test_slots_of_changes():
     slots = torch.tensor([5, 1, 3, 0])
     assert touched(slots, changes).tolist() == [True, True, False, True]
     assert touched(slots, None).all() and not touched(slots, []).any()
+
+
+def test_which_slots_were_touched_by_many_changes():
+    random = np.random.default_rng(0)
+    for count in (1, 2, 7, 500):
+        edges = np.sort(random.choice(3 * count + 2, 2 * count, replace=False))
+        edges[2::4] = edges[1::4][: len(edges[2::4])]  # some follow each other at once
+        changes = [Change(start, stop, bool(stop % 2)) for start, stop in edges.reshape(-1, 2).tolist()]
+        slots = torch.from_numpy(random.integers(0, 3 * count + 2, 200))
+        written = {slot for start, stop, _ in changes for slot in range(start, stop)}
+        assert touched(slots, changes).tolist() == [slot in written for slot in slots.tolist()]
 
 
 def test_versions_are_saved_as_numbers():

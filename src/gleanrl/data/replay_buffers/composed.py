@@ -260,7 +260,6 @@ class Composed(Checkpointed):
         with self._gate.lock:
             if proc.is_spawning() and is_shareable(self._parts.storage):
                 self.share()
-            self._draws.stamp()
             return {name: value for name, value in self.__dict__.items() if name != "_iteration"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from gleanrl.data.replay_buffers.prefetch import Prefetcher
 from gleanrl.data.replay_buffers.samplers.base import SamplerState
 from gleanrl.data.replay_buffers.storages.snapshots import Ahead
 from gleanrl.data.replay_buffers.tickets import Fetched, Ticket, TicketState
+from gleanrl.data.replay_buffers.versions import touched
 from gleanrl.errors import EmptyBufferError, SchemaError
 from gleanrl.records import BufferStats, Draw, RateCounts, new_tuple
 from gleanrl.state import Stateful, StateReader, plain
@@ -98,7 +99,7 @@ class Draws(Stateful[DrawsState]):
                     if ticket.is_gone:
                         ticket = self._replace(size, ticket.drawn, stamped)
                     else:
-                        stale = ticket.stale()
+                        stale = touched(ticket.drawn.slots, ticket.storage.changed_since(ticket.version))
                         if not stale.any():
                             return ticket, fetched
                         before, ticket = ticket, self._redraw(ticket, stale, stamped)
@@ -112,14 +113,8 @@ class Draws(Stateful[DrawsState]):
             raise
         return ticket, fetched
 
-    def ahead(self, prefetcher: Prefetcher, size: int, stamped: bool) -> tuple[Ticket, Fetched]:
-        """Return the batch that was drawn first; draws ahead until enough are on their way.
-
-        Args:
-            prefetcher: the buffer's.
-            size: transitions.
-            stamped: whether generations are wanted.
-        """
+    def ahead(self, prefetcher: Prefetcher, size: int) -> tuple[Ticket, Fetched]:
+        """Return the batch that was drawn first; draws ahead until enough are on their way."""
         sampler = self._parts.sampler
         self._gate.asked = True
         with self._gate.sampling:
@@ -128,8 +123,6 @@ class Draws(Stateful[DrawsState]):
                 self.take_back()
             self._draw_ahead(prefetcher, size)
             ticket, coming = prefetcher.take()
-            if stamped:
-                ticket = ticket.stamped()
             sampler.ran_out = ticket.ran_out
             self._batches_sampled += 1
             if self._gate.limiter is not None:
@@ -143,14 +136,16 @@ class Draws(Stateful[DrawsState]):
             with self._gate.lock:
                 self._gate.asked = False
                 if ticket.is_gone:
-                    ticket = self._replace(size, drawn, stamped)
-                elif not ticket.is_overtaken:
+                    ticket = self._replace(size, drawn, True)
+                elif storage.version == ticket.version or torch.equal(
+                    storage.generation(drawn.slots), stamps(drawn)
+                ):
                     sampler.on_serve(storage, drawn)
                     return ticket, fetched
                 else:
                     everything = torch.ones(drawn.slots.shape, dtype=torch.bool, device="cpu")
                     ran_out = ticket.ran_out
-                    ticket = self._redraw(ticket, everything, stamped)._replace(ran_out=ran_out)
+                    ticket = self._redraw(ticket, everything, True)._replace(ran_out=ran_out)
                     sampler.ran_out = ran_out  # later batches may be on their way
                 del coming, fetched  # memory for the new one, if the thread has let go of it, too
                 return ticket, ticket.fetch()
@@ -289,7 +284,7 @@ class Draws(Stateful[DrawsState]):
         while prefetcher.wants_more:
             place, drawn = sampler.place(), len(prefetcher)
             try:
-                prefetcher.put(self._draw(size, False, True, place))
+                prefetcher.put(self._draw(size, True, True, place))
             except BaseException:
                 if len(prefetcher) == drawn:
                     sampler.adopt(place)
@@ -412,12 +407,13 @@ class Draws(Stateful[DrawsState]):
             to_the_end(change)
             parts.sampler.follow(parts.storage)
 
-    def stamp(self) -> None:
-        """Get ready to be copied; under the lock."""
-        if self.prefetcher is not None:
-            self.prefetcher.stamp()
-
     def rejoin(self) -> None:
         """Go on in a copy: what was drawn ahead is of the storage's copy."""
         if self.prefetcher is not None:
             self.prefetcher.join(self._parts.storage.version)
+
+
+def stamps(drawn: Draw) -> torch.Tensor:
+    """Return the generations of a draw, ``(n,)`` int64, which has to have them."""
+    assert drawn.generation is not None
+    return drawn.generation

@@ -86,10 +86,6 @@ class Prefetcher:
         while self._queue and self._queue[0][0].is_gone:
             self._queue.popleft()
 
-    def stamp(self) -> None:
-        """Note the generations of all batches, for a copy of the storage, which `join` joins."""
-        self._queue = deque((ticket.stamped(), coming) for ticket, coming in self._queue)
-
     def join(self, version: Version) -> None:
         """Take all batches as drawn from this content: whether their rows are still there shows by generations."""
         old = version._replace(changes=-1)
@@ -121,13 +117,14 @@ class Prefetcher:
 
     def __iter__(self) -> Iterator[Ticket]:
         """Yield the draws that weren't taken, the oldest first."""
-        return (ticket for ticket, _ in self._queue)
+        return (ticket for ticket, _ in [*self._queue])  # which other threads may change meanwhile
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the draws; their records are fetched again."""
+        """Pickle the draws of what is still stored; their records are fetched again."""
+        living = [ticket for ticket in self if not ticket.is_gone]
         # A draw without extras has a read-only mapping, which can't be pickled.
-        draws = [ticket.drawn._replace(extras=dict(ticket.drawn.extras)) for ticket in self]
-        tickets = [ticket._replace(drawn=drawn) for ticket, drawn in zip(self, draws, strict=True)]
+        draws = [ticket.drawn._replace(extras=dict(ticket.drawn.extras)) for ticket in living]
+        tickets = [ticket._replace(drawn=drawn) for ticket, drawn in zip(living, draws, strict=True)]
         return {"depth": self.depth, "threads": self.threads, "tickets": tickets}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

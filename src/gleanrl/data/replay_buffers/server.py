@@ -161,16 +161,17 @@ class BufferServer(Server):
     def serve(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
         """Return a batch; one of the buffer's size and all columns may have been drawn ahead."""
         draws, parts, annotated = self.draws, self._parts, wants_info or self._carries
-        stamped = wants_info or (annotated and parts.weighs)
         if (
             draws.prefetcher is not None
             and keys is None
             and size == self.batch_size
             and parts.sampler.draws_ahead
         ):
-            ticket, (records, flags) = draws.ahead(draws.prefetcher, size, stamped)
+            ticket, (records, flags) = draws.ahead(draws.prefetcher, size)
         else:
-            ticket, (records, flags) = draws.now(size, keys, annotated, stamped)
+            ticket, (records, flags) = draws.now(
+                size, keys, annotated, wants_info or (annotated and parts.weighs)
+            )
         try:
             drawn, info = ticket.drawn, None
             extras = parts.sampler.annotate(drawn, records if flags is None else flags) if annotated else {}

@@ -10,7 +10,7 @@ import torch
 
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import is_key
-from gleanrl.data.replay_buffers.versions import Version, same_generations, touched
+from gleanrl.data.replay_buffers.versions import Version, same_generations
 from gleanrl.records import Draw, new_tuple
 from gleanrl.state import StateReader, plain
 from gleanrl.tree import Path
@@ -60,31 +60,6 @@ class Ticket(NamedTuple):
                 raise
             return Fetched(None, None)
 
-    @property
-    def is_overtaken(self) -> bool:
-        """Whether records that it would deliver aren't stored any more; as `stale`."""
-        if self.is_gone:
-            return True
-        return self.storage.version != self.version and bool(self.stale().any())
-
-    def stale(self) -> torch.Tensor:
-        """Return which rows were overwritten since the draw, ``(n,)`` bool; the storage's owner holds its lock."""
-        storage, drawn = self.storage, self.drawn
-        if self.version.changes < 0:  # of a saved draw, or of a copy: where no log goes back to
-            assert drawn.generation is not None
-            return storage.generation(drawn.slots).ne(drawn.generation)
-        return touched(drawn.slots, storage.changed_since(self.version))
-
-    def stamped(self) -> Ticket:
-        """Return the draw with its rows' generations, -1 for those that were overwritten since; as `stale`."""
-        drawn = self.drawn
-        if drawn.generation is not None:
-            return self
-        generation = self.storage.generation(drawn.slots)
-        if self.storage.version != self.version:
-            generation.masked_fill_(self.stale(), -1)
-        return self._replace(drawn=drawn._replace(generation=generation))
-
     def renewed(self, before: Ticket, stale: torch.Tensor) -> torch.Tensor | None:
         """Return which rows have to be fetched again, ``(n,)`` bool; None if it's less work to fetch all of them.
 
@@ -113,9 +88,11 @@ class Ticket(NamedTuple):
     def value(self) -> TicketState:
         """Return the draw as plain values; rows that were overwritten since are marked, their draw is void."""
         drawn, storage = self.drawn, self.storage
-        fresh, origin = ~self.stale(), drawn.origin
+        now, origin = storage.generation(drawn.slots), drawn.origin
+        assert drawn.generation is not None
         if origin is not None:  # those whose records are still there
             origin = origin[0, same_generations(storage.generation(origin[0]), origin[1])]
+        fresh = now == drawn.generation
         extras = tuple(drawn.extras.items())
         return TicketState(
             drawn.slots, extras, drawn.last, drawn.asked, drawn.epoch, origin, fresh, self.ran_out, self.place

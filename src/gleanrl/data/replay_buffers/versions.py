@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from gleanrl.records import new_tuple
@@ -241,11 +242,18 @@ def slots_in(changes: list[Change]) -> torch.Tensor:
 
 
 def touched(slots: torch.Tensor, changes: list[Change] | None) -> torch.Tensor:
-    """Return which of `slots`, ``(n,)`` int64, were written, amended ones too, ``(n,)`` bool; all of them for None."""
-    found = torch.full(slots.shape, changes is None, dtype=torch.bool, device="cpu")
-    for start, stop, _ in changes or ():
-        found |= (slots >= start) & (slots < stop)
-    return found
+    """Return which of `slots`, ``(n,)`` int64, were written, amended ones too, ``(n,)`` bool; all of them for None.
+
+    Args:
+        slots: any.
+        changes: ranges as `ChangeLog.since` returns them: in order, and apart.
+    """
+    if not changes:
+        return torch.full(slots.shape, changes is None, dtype=torch.bool, device="cpu")
+    # A slot lies in a range if one more of them has begun there than has ended.
+    edges = (np.fromiter((change[which] for change in changes), np.int64, len(changes)) for which in (0, 1))
+    begun, ended = (np.searchsorted(some, slots.numpy(), side="right") for some in edges)
+    return torch.from_numpy(begun > ended)
 
 
 def changes_since(state: Any, source: Versioned) -> list[Change] | None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
+
+from gleanrl.data.replay_buffers.draws import stamps
 from gleanrl.data.replay_buffers.prefetch import Coming, Prefetcher
 from gleanrl.data.replay_buffers.tickets import Ticket
 from gleanrl.data.replay_buffers.versions import Version
@@ -59,7 +62,7 @@ class Shipping(Prefetcher):
 
     def overtaken(self, client: bytes) -> bool:
         """Return whether a batch under way to a client holds records that aren't stored any more."""
-        return any(sent.ticket.is_overtaken for sent in self._sent if sent.client == client)
+        return any(_is_stale(sent.ticket) for sent in self._sent if sent.client == client)
 
     # A queue, as the buffer sees it: what was sent stands before what wasn't.
 
@@ -93,3 +96,12 @@ class Shipping(Prefetcher):
 
     def _start(self, ticket: Ticket) -> None:
         """Leave it to whoever takes the batch: the request for it is waiting."""
+
+
+def _is_stale(ticket: Ticket) -> bool:
+    if ticket.is_gone:
+        return True
+    storage, drawn = ticket.storage, ticket.drawn
+    return storage.version != ticket.version and not torch.equal(
+        storage.generation(drawn.slots), stamps(drawn)
+    )

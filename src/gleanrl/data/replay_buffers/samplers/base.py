@@ -311,8 +311,10 @@ class Sampler(Part, Stateful[Any]):
         self.new_epoch()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the storage."""
-        return {name: value for name, value in super().__getstate__().items() if name != "_home"}
+        """Pickle without the storage, and without what is known between two calls."""
+        return {
+            name: value for name, value in super().__getstate__().items() if name not in ("_home", "_last")
+        }
 
     def _home_of(self, storage: Storage | None) -> Storage | None:
         return storage if storage is not None or self._home is None else self._home()
