@@ -1,4 +1,4 @@
-"""Devices as users spell them, and what lies on them."""
+"""Devices as users spell them, what lies on them, and the order in which they work."""
 
 from __future__ import annotations
 

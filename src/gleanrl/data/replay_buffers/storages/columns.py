@@ -100,11 +100,13 @@ class ColumnStore(ABC):
 
     def views(self, lead: torch.Size, index: tuple[int | slice, ...] = ()) -> list[torch.Tensor]:
         """Return live views of the first rows, seen as ``[*lead, *field]``, at a basic index of `lead`."""
+        self.begin()
         rows = lead.numel()
         return [column[:rows].view(*lead, *column.shape[1:])[(*index, ...)] for column in self.columns]
 
     def view(self, position: int) -> torch.Tensor:
         """Return a live view of one column, ``[num_rows, *field]``."""
+        self.begin()
         return self.columns[position]
 
 
@@ -129,16 +131,6 @@ class DeviceColumns(ColumnStore):
     def begin(self) -> None:
         """Come after what was asked for before."""
         self._in_turn.begin()
-
-    def views(self, lead: torch.Size, index: tuple[int | slice, ...] = ()) -> list[torch.Tensor]:
-        """Return live views."""
-        self.begin()
-        return super().views(lead, index)
-
-    def view(self, position: int) -> torch.Tensor:
-        """Return a live view."""
-        self.begin()
-        return super().view(position)
 
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the leaves on the columns' device."""

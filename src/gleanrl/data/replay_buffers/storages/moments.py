@@ -155,7 +155,6 @@ class Moment(Source):
 
     def _at(self, start: int, stop: int) -> list[Array]:
         """Return the bytes of rows, column after column, where they live."""
-        self._reading()
         return [
             bytes_of(live[start:stop])
             if isinstance(live, torch.Tensor)
@@ -196,12 +195,17 @@ class Moment(Source):
 
     def look(self, number: int) -> list[Array] | None:
         """Return a segment's bytes where they live."""
-        self._reading()
         return None if number in self._saved else self.layout.pieces(number, self._bytes)
 
-    @cached_property
+    @property
     def _bytes(self) -> list[torch.Tensor | Array]:
-        """All bytes of each column, where they can be seen, and the other columns themselves."""
+        """All bytes of each column, to be read now."""
+        self._reading()
+        return self._visible
+
+    @cached_property
+    def _visible(self) -> list[torch.Tensor | Array]:
+        """The bytes of columns where they can be seen, and the other columns themselves."""
         return [
             bytes_of(column) if column.is_cpu and column.is_contiguous() else column
             for column in self._columns
@@ -217,7 +221,6 @@ class Moment(Source):
 
     def take(self, number: int) -> Array:
         """Return a segment's bytes."""
-        self._reading()
         size = self.layout.size(number)
         memory = self._spare.pop() if self._spare else mapped(self.layout.size(0))
         data: Array = np.concatenate(self.layout.pieces(number, self._bytes), out=memory[:size])
@@ -241,7 +244,6 @@ class Moment(Source):
 
     def pick(self, column: int, rows: Array | slice) -> Array:
         """Return any rows of a column."""
-        self._reading()
         width, live = self.layout.widths[column], self._bytes[column]
         if isinstance(live, torch.Tensor):
             index = rows if isinstance(rows, slice) else torch.from_numpy(rows).to(live.device)
