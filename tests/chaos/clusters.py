@@ -68,7 +68,7 @@ def main(removals: int) -> None:
             fleet.wait()  # the cores are for what starts
         batches += up_to(collector, 1)
         stats = collector.stats()
-        lost = stats.reasons["worker"] - before.reasons.get("worker", 0)
+        lost = stats.reasons.get("worker", 0) - before.reasons.get("worker", 0)
         assert 0 <= lost <= 4 * FRAMES, lost
     stats = collector.stats()
     assert stats.delivered == sum(batch.numel() for batch in batches)

@@ -35,7 +35,7 @@ def test_a_killed_actor_is_made_anew_and_costs_its_frames(apart, ray_session):
     after = apart.stats()
     assert after.stepped == after.delivered + after.discarded
     assert after.delivered == before.delivered + sum(batch.numel() for batch in [*batches, *later])
-    lost = after.reasons["worker"] - before.reasons.get("worker", 0)
+    lost = after.reasons.get("worker", 0) - before.reasons.get("worker", 0)
     assert 0 <= lost <= 40
     assert all(name % 2 == victim for name in new)
     assert (len(lent()), len(mapped("memfd:gleanrl"))) == opened, "nothing is kept of the one that was lost"
