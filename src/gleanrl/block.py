@@ -61,6 +61,7 @@ class Block:
         self.columns: list[Leaf] = list(columns)
         # Views that were made: those of shared memory serve many rollouts.
         self._arrays: dict[Path, np.ndarray[Any, Any]] = {}
+        self._row_arrays: dict[Path, np.ndarray[Any, Any]] = {}
         self._rows: dict[Path, tuple[Leaf, ...]] = {}
         self._flat: dict[Path, Leaf] = {}
 
@@ -114,14 +115,16 @@ class Block:
 
         None for what has no such view: lists, dtypes that NumPy doesn't have, other devices than the CPU.
         """
-        column = self.columns[self.schema.index(path)] if self.columns else None
-        if (
-            not isinstance(column, torch.Tensor)
-            or not column.is_cpu
-            or numpy_twin(column.dtype) is not column.dtype
-        ):
-            return None
-        rows: np.ndarray[Any, Any] = self.time_first(path).numpy()
+        rows = self._row_arrays.get(path)
+        if rows is None:
+            column = self.columns[self.schema.index(path)] if self.columns else None
+            if (
+                not isinstance(column, torch.Tensor)
+                or not column.is_cpu
+                or numpy_twin(column.dtype) is not column.dtype
+            ):
+                return None
+            rows = self._row_arrays[path] = self.time_first(path).numpy()
         return rows
 
     def rows(self, path: Path) -> tuple[Leaf, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ from gleanrl.tree import (
     outermost,
     put_leaf,
 )
+
+_ONE = torch.Size((1,))
 
 
 def reset_masks(tensordict: TensorDictBase | None, groups: Sequence[Path]) -> dict[Path, torch.Tensor]:
@@ -147,7 +149,16 @@ def is_partial(masks: Mapping[Path, torch.Tensor]) -> bool:
 
 def reset_rows(masks: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> torch.Tensor:
     """Return where any mask of any group is True, ``(*batch,)`` bool."""
-    return torch.stack([mask.reshape(*batch_size, -1).any(-1) for mask in masks.values()]).any(0)
+    return _any_of(masks.values(), batch_size)
+
+
+def _any_of(flags: Collection[torch.Tensor], batch_size: torch.Size) -> torch.Tensor:
+    """Return where any flag is set, ``(*batch,)`` bool; of a single one it may be the same memory."""
+    rows = [
+        flag.reshape(*batch_size, -1).any(-1) if flag.shape[len(batch_size) :] != _ONE else flag.squeeze(-1)
+        for flag in flags
+    ]
+    return rows[0] if len(rows) == 1 else torch.stack(rows).any(0)
 
 
 def merge_reset(
@@ -196,7 +207,7 @@ def keep_flags(
     values: dict[NestedKey, Any],
     before: Mapping[NestedKey, Any],
     fresh: Any,
-    masks: Mapping[Path, torch.Tensor],
+    masks: Mapping[Path, torch.Tensor] | None,
     batch_size: torch.Size,
 ) -> None:
     """Add the flags of `before` that `values` lacks: `fresh` has them where the masks are True.
@@ -205,12 +216,15 @@ def keep_flags(
         values: what transforms made of a reset; flags that they only write in steps aren't in it.
         before: what they made of the step before.
         fresh: what the environment returned, by key.
-        masks: what was reset, by group.
+        masks: what was reset, by group; None for all.
         batch_size: the batch dimensions.
     """
     for key in before.keys() - values.keys():
         if as_path(key)[-1] in FLAGS:
-            values[key] = chosen(masks, key, fresh.get(key), before[key], batch_size)
+            value = fresh.get(key)
+            values[key] = (
+                value.clone() if masks is None else chosen(masks, key, value, before[key], batch_size)
+            )
 
 
 def _aligned(mask: torch.Tensor, value: Leaf, batch_size: torch.Size) -> torch.Tensor:
@@ -226,8 +240,4 @@ def ended_since(
     before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], batch_size: torch.Size
 ) -> torch.Tensor:
     """Return where a flag of `after` is set and none of `before`, ``(*batch,)`` bool."""
-    then, now = (
-        torch.stack([flag.reshape(*batch_size, -1).any(-1) for flag in flags]).any(0)
-        for flags in (before, after)
-    )
-    return now & ~then
+    return _any_of(after, batch_size) & ~_any_of(before, batch_size)

@@ -101,10 +101,8 @@ class TensorDictStepper(Stepper):
             else:
                 request = shallow_copy(self._carry)
                 for path, flag in self._done_entries(request):
-                    shape = mask.reshape(mask.shape + (1,) * (flag.ndim - mask.ndim))
-                    put_leaf(
-                        request, (*path[:-1], "_reset"), shape.expand(flag.shape).to(flag.device, copy=True)
-                    )
+                    rows = mask.reshape(mask.shape + (1,) * (flag.ndim - mask.ndim)).expand(flag.shape)
+                    put_leaf(request, (*path[:-1], "_reset"), rows.to(flag.device, copy=True))
                 self._carry = self.env.reset(request)
                 self._limit.restart(mask.cpu().numpy())
             self.lease.take()

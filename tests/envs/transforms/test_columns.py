@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gleanrl.block import Block
-from gleanrl.envs.transforms.columns import DoneFlags, LateOutput, OneRow, OpenedColumns, Output, SpareRow
+from gleanrl.envs.transforms.columns import DoneFlags, LateOutput, Leaves, OpenedColumns, Output, SpareRow
 from gleanrl.errors import EnvironmentContractError
 from gleanrl.schema import Field, Schema
 
@@ -124,13 +124,21 @@ def test_done_flags(batch):
     assert [flags.any(t) for t in range(3)] == [False, True, False]
 
 
-def test_one_row_of_a_block_or_of_leaves():
-    made = block()
-    made.column(("a",))[1] = 3.0
-    assert OneRow(made, 1).get("a")[0].tolist() == [3.0, 3.0]
-    assert list(OneRow(made, 1)) == ["a"]
-    leaves = {("g", "a"): torch.ones(1), ("next", "a"): torch.zeros(1)}
-    row = OneRow(None, leaves=leaves)
-    assert row.get(("g", "a"))[0] is leaves["g", "a"]
-    assert row.get("a") is None
-    assert list(row) == [("g", "a")]
+@pytest.mark.parametrize("batch", [(), (4,)])
+def test_a_row_is_read_alone(batch):
+    made = block(batch)
+    root = OpenedColumns(made, False)
+    root.row("a", 1).fill_(3.0)
+    assert made.column(("a",)).select(len(batch), 1).unique().tolist() == [3.0]
+    assert made.column(("a",)).select(len(batch), 2).unique().tolist() == [0.0]
+    assert root.row("x", 1) is None
+    opened = root.get("a")
+    assert root.row("a", 2) is opened[2]
+
+
+def test_leaves_are_columns_of_one_row():
+    leaves = {("g", "a"): torch.ones(1), ("b",): torch.zeros(1)}
+    row = Leaves(leaves)
+    assert row.get(("g", "a"))[0] is row.row(("g", "a"), 7) is leaves["g", "a"]
+    assert row.get("a") is row.row("a", 0) is None
+    assert list(row) == [("g", "a"), "b"]

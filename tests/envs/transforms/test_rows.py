@@ -10,8 +10,14 @@ from gleanrl.errors import MissingKeyError
 A, B = torch.tensor([1.0]), torch.tensor([2.0])
 
 
+class Two(dict):
+    def row(self, key, t):
+        self.read = key, t
+        return None if key not in self else self[key][t]
+
+
 def row():
-    return Row(torch.Size(), None).over({"a": (A, B), ("g", "b"): (B, A)})
+    return Row(torch.Size(), None).over(Two({"a": (A, B), ("g", "b"): (B, A)}))
 
 
 def test_values_come_from_the_columns_row():
@@ -21,6 +27,23 @@ def test_values_come_from_the_columns_row():
     r.clear(1)
     assert r.get("a") is B
     assert r.get(("a",)) is B
+
+
+def test_what_is_seldom_read_is_read_alone():
+    columns = Two({"a": (A, B), "b": (A, B)})
+    r = Row(torch.Size(), None).over(columns)
+    assert r.get("a") is A
+    r.clear(1, seldom=True)
+    assert r.get("b") is B
+    assert columns.read == ("b", 1)
+    assert r.get("a") is B
+    assert columns.read == ("b", 1), "it is open"
+    assert r.get("c", None) is None
+    r.pop("b")
+    assert r.get("b", None) is None
+    r.clear(0)
+    assert r.get("b") is A
+    assert columns.read == ("c", 1)
 
 
 def test_what_is_set_hides_the_column_until_the_row_is_cleared():

@@ -188,8 +188,10 @@ class Transform(Contained):
         """
         if not self.call_on_reset and overridden(self, "_call", of=Transform):
             return tensordict_reset
-        there = [tensordict_reset.get(key, None) is not None for key, _ in self.pairs()]
-        return self._tolerantly(self._call, tensordict_reset) if any(there) else tensordict_reset
+        for key, _ in self._pairs_found or self.pairs():
+            if tensordict_reset.get(key, None) is not None:
+                return self._tolerantly(self._call, tensordict_reset)
+        return tensordict_reset
 
     def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
         """Return the request of a reset as the environment gets it."""

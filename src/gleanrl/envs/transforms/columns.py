@@ -42,6 +42,14 @@ class OpenedColumns:
             rows = self._rows[key] = self._unbound(self._paths[key])
         return rows
 
+    def row(self, key: NestedKey, t: int) -> torch.Tensor | None:
+        """Return row `t` at `key`, ``(*batch, *leaf)``; None if there is no such column."""
+        path = self._paths.get(key)
+        if path is None:
+            return None
+        rows = self._rows.get(key)
+        return self._block.column(path).select(self._block.time_dim, t) if rows is None else rows[t]
+
     def _unbound(self, path: Path) -> Sequence[torch.Tensor]:
         column, time = self._block.column(path), self._block.time_dim
         if column.stride(time) == 0 and len(column.shape) > time:
@@ -53,36 +61,28 @@ class OpenedColumns:
         return iter(self._paths)
 
 
-class OneRow:
-    """The values of a single row by key, as columns of one row.
+class Leaves:
+    """The values of a single row by key, as columns of one row; the row's number is of no account.
 
     Args:
-        block: whose columns, or None.
-        t: which row of them, of the root.
-        leaves: the values themselves, instead of a block's.
+        leaves: the values by path.
     """
 
-    def __init__(
-        self, block: Block | None, t: int = 0, leaves: Mapping[Path, torch.Tensor] | None = None
-    ) -> None:
-        self._block, self._t = block, t
-        paths = leaves if leaves is not None else () if block is None else block.schema.paths
-        self._paths = {as_key(path): path for path in paths if path[0] != "next"}
-        self._leaves = leaves
+    def __init__(self, leaves: Mapping[Path, torch.Tensor]) -> None:
+        self._leaves = {as_key(path): leaf for path, leaf in leaves.items()}
 
     def get(self, key: NestedKey) -> Sequence[torch.Tensor] | None:
         """Return the value at `key` as the only row of a column; None if there is none."""
-        path = self._paths.get(key)
-        if path is None:
-            return None
-        if self._leaves is not None:
-            return (self._leaves[path],)
-        assert self._block is not None
-        return (self._block.column(path).select(self._block.time_dim, self._t),)
+        leaf = self._leaves.get(key)
+        return None if leaf is None else (leaf,)
+
+    def row(self, key: NestedKey, t: int) -> torch.Tensor | None:
+        """Return the value at `key`; None if there is none."""
+        return self._leaves.get(key)
 
     def __iter__(self) -> Iterator[NestedKey]:
         """Iterate over the keys."""
-        return iter(self._paths)
+        return iter(self._leaves)
 
 
 class Output:

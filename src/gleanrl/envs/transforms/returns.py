@@ -38,6 +38,7 @@ class RewardSum(Counting):
 
     on_rows = True
     _summed: list[tuple[NestedKey, NestedKey]] | None
+    _begins: list[tuple[NestedKey, NestedKey, torch.Tensor]] | None
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class RewardSum(Counting):
     def empty_cache(self) -> None:
         """Forget the keys that were found in the environment."""
         super().empty_cache()
-        self._summed = None
+        self._summed = self._begins = None
 
     def carries(self) -> dict[NestedKey, Field]:
         """Return the sums."""
@@ -92,10 +93,11 @@ class RewardSum(Counting):
             self.carried[out_key] = last
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        spec, here = self.surroundings().full_reward_spec, tensordict_reset.device
-        for (in_key, out_key), reset_key in zip(self.pairs(), self.reset_keys, strict=True):
-            zero = spec[in_key].zero()
-            zero = zero if here is None else zero.to(here)
+        here = tensordict_reset.device
+        if self._begins is None:
+            self._begins = self._find_begins()
+        for out_key, reset_key, zero in self._begins:
+            zero = zero.clone() if here is None else zero.to(here, copy=True)
             mask = tensordict.get(reset_key, None)
             before = None if self.reward_spec else self.own(tensordict, out_key)
             if mask is not None:
@@ -106,6 +108,12 @@ class RewardSum(Counting):
             if not self.reward_spec:
                 tensordict_reset.set(out_key, zero)
         return tensordict_reset
+
+    def _find_begins(self) -> list[tuple[NestedKey, NestedKey, torch.Tensor]]:
+        """Return each sum's key, its mask's, and what it begins with."""
+        spec = self.surroundings().full_reward_spec
+        asked = zip(self.pairs(), self.reset_keys, strict=True)
+        return [(out_key, reset_key, spec[in_key].zero()) for (in_key, out_key), reset_key in asked]
 
     @property
     def reset_keys(self) -> list[NestedKey]:

@@ -18,13 +18,30 @@ Record = Any
 
 
 class Columns(Protocol):
-    """Values by key, each for many rows; a dictionary of tuples of tensors is one."""
+    """Values by key, each for many rows."""
 
     def get(self, key: NestedKey, /) -> Sequence[torch.Tensor] | None:
         """Return what stands at `key` in row 0, 1, …; None if there is no such key."""
 
+    def row(self, key: NestedKey, t: int, /) -> torch.Tensor | None:
+        """Return what stands at `key` in row `t`, without opening the others; None if there is no such key."""
+
     def __iter__(self) -> Iterator[NestedKey]:
         """Iterate over the keys."""
+
+
+class _Nothing:
+    def get(self, key: NestedKey, /) -> None:
+        return None
+
+    def row(self, key: NestedKey, t: int, /) -> None:
+        return None
+
+    def __iter__(self) -> Iterator[NestedKey]:
+        return iter(())
+
+
+_NOTHING = _Nothing()
 
 
 class Row:
@@ -36,15 +53,21 @@ class Row:
     Args:
         batch_size: the environments' batch dimensions.
         device: what a TensorDict of these values would say of its device.
+
+    Attributes:
+        t: which row.
+        made: what was set.
+        seldom: whether what is read now isn't read in every row: a column of many rows, which costs what a hundred reads
+            of one of them do, isn't opened for that.
     """
 
     def __init__(self, batch_size: torch.Size, device: torch.device | None) -> None:
         self.batch_size = batch_size
         self.device = device
-        self.t = 0
+        self.t, self.seldom = 0, False
         self.made: dict[NestedKey, torch.Tensor] = {}
         self._hidden: set[NestedKey] = set()
-        self._columns: Columns = {}
+        self._columns: Columns = _NOTHING
         self._opened: dict[NestedKey, Sequence[torch.Tensor]] = {}
 
     def over(self, columns: Columns) -> Row:
@@ -53,9 +76,9 @@ class Row:
         self._opened = {}
         return self
 
-    def clear(self, t: int) -> dict[NestedKey, torch.Tensor]:
+    def clear(self, t: int, seldom: bool = False) -> dict[NestedKey, torch.Tensor]:
         """Forget what was set and go to row `t`; returns what will hold what is set."""
-        self.t = t
+        self.t, self.seldom = t, seldom
         made: dict[NestedKey, torch.Tensor] = {}
         self.made = made
         if self._hidden:
@@ -74,14 +97,22 @@ class Row:
         column = self._opened.get(key)
         if column is not None and not self._hidden:
             return column[self.t]
-        if key not in self._hidden and (column := self._columns.get(key)) is not None:
-            self._opened[key] = column
-            return column[self.t]
+        if key not in self._hidden and (value := self._read(key)) is not None:
+            return value
         if not isinstance(key, str) and as_key(as_path(key)) != key:
             return self.get(as_key(as_path(key)), default)
         if default is _REQUIRED:
             raise MissingKeyError(f"key {key!r} not found; there are {sorted(map(str, self.keys()))}")
         return default
+
+    def _read(self, key: NestedKey) -> torch.Tensor | None:
+        if self.seldom:
+            return self._columns.row(key, self.t)
+        column = self._columns.get(key)
+        if column is None:
+            return None
+        self._opened[key] = column
+        return column[self.t]
 
     def set(self, key: NestedKey, value: torch.Tensor) -> Row:
         """Set the value at `key`; returns the row itself."""

@@ -24,11 +24,11 @@ from tensordict import TensorDictBase
 from gleanrl.block import Block
 from gleanrl.data.boundaries import MASK
 from gleanrl.devices import columns_device, said_of
-from gleanrl.envs.resets import chosen, due_resets, ended_since, keep_flags
+from gleanrl.envs.resets import chosen, due_resets, ended_since, is_partial, keep_flags
 from gleanrl.envs.transforms.columns import (
     DoneFlags,
     LateOutput,
-    OneRow,
+    Leaves,
     OpenedColumns,
     Output,
     copy_action,
@@ -42,6 +42,7 @@ from gleanrl.envs.transforms.rows import Row, trailing
 from gleanrl.errors import EnvironmentContractError, UnsupportedError
 from gleanrl.layout import record_of
 from gleanrl.overrides import is_ours
+from gleanrl.rollouts.columns import Column
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import declared, make_stepper
@@ -132,7 +133,7 @@ class TransformedStepper(Stepper):
         root, before = self._base.root(), before or {}
         masks = None if mask is None else self._group_masks(mask, root)
         try:
-            values = self._restarted(OneRow(None, leaves=root), masks, before)
+            values = self._restarted(self._fresh.over(Leaves(root)), masks, before)
             if masks is not None:
                 keep_flags(values, before, self._fresh, masks, self.batch_size)
             self._carry = values
@@ -208,6 +209,7 @@ class TransformedStepper(Stepper):
         self._required = self._inner_blocks.required
         outer_root = OpenedColumns(block, False, list(primed))
         inner_next = OpenedColumns(inner, True)
+        self._outer_root, self._inner_root = outer_root, OpenedColumns(inner, False)
         self._root.over(outer_root)
         self._input.over(outer_root)
         self._outcome.over(inner_next)
@@ -216,6 +218,7 @@ class TransformedStepper(Stepper):
         self._done = DoneFlags(block, self._ruling)
         self._frames = block.rows(MASK) if self._masked else ()
         self._inner_next = inner_next
+        self._inner_columns: dict[Path, Column] = {}
         self._block, self._outputs = block, {key: Output(block, as_path(key)) for key in self._root_keys}
         self._always, self._always_required = self._steps, self._required
         self._write_root(0, self._carry)
@@ -230,8 +233,8 @@ class TransformedStepper(Stepper):
         """End the block before it is full."""
         self._base.stop(num_steps)
         self._latest = None
-        root = OneRow(self._block, num_steps)
-        self._carry = {key: rows[0].clone() for key in self._root_keys if (rows := root.get(key)) is not None}
+        found = ((key, self._outer_root.row(key, num_steps)) for key in self._root_keys)
+        self._carry = {key: value.clone() for key, value in found if value is not None}
 
     # ------------------------------------------------------------------ loop
     def step(self, t: int) -> None:
@@ -249,6 +252,7 @@ class TransformedStepper(Stepper):
                 self._latest, self._whole = counters.root, t + 1
                 return
             made, kept = self._transformed(t)
+            self._outcome.seldom = True  # of this row, from here on
             if self._masked:
                 self._leave_resets(t, made)
             extra = None if self._done_keys.isdisjoint(made) else self._ended_here(t, made)
@@ -288,13 +292,14 @@ class TransformedStepper(Stepper):
     def _transformed(self, t: int) -> tuple[Values, Values | None]:
         """Return what the transforms make of the outcome of row `t`; in a quiet row, what those skipped had before."""
         root, outcome, counters = self._root, self._outcome, self._counters
-        root.t, kept, required = t, None, self._required
+        root.t, root.seldom, kept, required = t, False, None, self._required
         made = outcome.clear(t)
         run_steps(self._always, root, outcome)
         if counters is not None:
             if t < counters.until and not self._done.any(t) and self._done_keys.isdisjoint(made):
                 kept, required = counters.root, self._always_required
             else:
+                root.seldom = outcome.seldom = True
                 root.made |= counters.catch_up(t)
                 run_steps(counters.steps, root, outcome)
         for key in required:
@@ -361,16 +366,16 @@ class TransformedStepper(Stepper):
 
     def _ended_here(self, t: int, made: Values) -> torch.Tensor:
         """Return where a transform ended an episode that the base environment didn't, ``(*batch,)`` bool."""
-        before = [rows[t] for k in self._done_keys if (rows := self._inner_next.get(k)) is not None]
+        before = [flag for k in self._done_keys if (flag := self._inner_next.row(k, t)) is not None]
         return ended_since(before, [made[key] for key in self._done_keys if key in made], self.batch_size)
 
     def _leave_resets(self, t: int, made: Values) -> None:
         """Undo flags that transforms set where row `t` is no step but a reset of the base environment's own."""
         skipped = ~self._frames[t]
         for key in [key for key in made if as_path(key)[-1] in FLAGS]:
-            rows = self._inner_next.get(key)
-            if rows is not None:
-                made[key] = torch.where(trailing(skipped, made[key]), rows[t], made[key])
+            before = self._inner_next.row(key, t)
+            if before is not None:
+                made[key] = torch.where(trailing(skipped, made[key]), before, made[key])
 
     def _due(self, t: int, extra: torch.Tensor | None) -> dict[Path, torch.Tensor] | None:
         """Return what is reset after row `t`, where something ended, by group of flags; None for nothing."""
@@ -384,36 +389,37 @@ class TransformedStepper(Stepper):
 
     def _turn(self, t: int, made: Values, extra: Any, due: dict[Path, torch.Tensor]) -> Values:
         """Return the transforms' values of the root after row `t`, whose outcome is `made`, where `due` is reset."""
-        masks = None if all(bool(mask.all()) for mask in due.values()) else due
+        masks = due if is_partial(due) else None
         if extra is not None and bool(extra.any()):
             self._base.reset(extra)
         flags = {key: value for key, value in made.items() if as_path(key)[-1] in FLAGS}
         if flags or t == self._last:
             # Where transforms wrote flags, those of what was reset are the base environment's again.
             root = self._base.root()
-            columns = OneRow(None, leaves=root)
+            fresh = self._fresh.over(Leaves(root))
             if t < self._last:
                 for path, value in root.items():
-                    self._inner.column(path).select(self._inner.time_dim, t + 1).copy_(value)
+                    self._inner_column(path).write(t + 1, value)
         else:
-            columns = OneRow(self._inner, t + 1)
+            fresh = self._fresh.over(self._inner_root)
         before = {key: self._outcome.get(key, None) for key in self._root_keys}
-        values = self._restarted(columns, masks, before)
-        keep_flags(values, flags, self._fresh, due, self.batch_size)
+        values = self._restarted(fresh, masks, before, t + 1)
+        keep_flags(values, flags, fresh, masks, self.batch_size)
         return values
 
     def _restarted(
-        self, columns: OneRow, masks: dict[Path, torch.Tensor] | None, before: Mapping[NestedKey, Any]
+        self, fresh: Row, masks: dict[Path, torch.Tensor] | None, before: Mapping[NestedKey, Any], t: int = 0
     ) -> Values:
         """Return what the transforms make of a reset.
 
         Args:
-            columns: the base environment's root, by key.
+            fresh: the base environment's root, by key.
             masks: the flags that were reset, by group; None for all.
             before: the values of the rows that weren't reset.
+            t: the row of the root.
         """
-        fresh, request = self._fresh.over(columns), self._request
-        fresh.clear(0)
+        request = self._request
+        fresh.clear(t, seldom=True)
         request.clear(0)
         request.made = {key: value for key, value in before.items() if value is not None}
         if masks is not None:
@@ -426,6 +432,15 @@ class TransformedStepper(Stepper):
                 if before.get(key) is not None:
                     values[key] = chosen(masks, key, value, before[key], self.batch_size)
         return values
+
+    def _inner_column(self, path: Path) -> Column:
+        """Return what writes the base environment's root again."""
+        column = self._inner_columns.get(path)
+        if column is None:
+            field = self._inner.schema[path]
+            column = Column(self._inner, path, path, field, field.dtype, False)
+            self._inner_columns[path] = column
+        return column
 
     def _group_masks(self, mask: torch.Tensor, root: Mapping[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
         flags = {group: root[(*group, "done")] for group in self._groups}
