@@ -88,6 +88,9 @@ void bind_trajectories(nb::module_& m);
 // What looks at whole arrays.
 void bind_arrays(nb::module_& m);
 
+// What takes tensors.
+void bind_tensors(nb::module_& m);
+
 // What reads and checks files.
 void bind_files(nb::module_& m);
 

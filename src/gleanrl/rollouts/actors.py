@@ -200,7 +200,7 @@ class PolicyActor:
         def act(t: int) -> None:
             first, self._first = self._first, None
             values = call(t) if first is None else first
-            if whole is None or not whole.write(t, map(values.get, paths)):
+            if whole is None or not whole.write(t, [*map(values.get, paths)]):
                 writer.write(t, values)
 
         return act

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -10,8 +10,17 @@ import numpy as np
 import torch
 
 from gleanrl.block import Block
-from gleanrl.native import Columns
+from gleanrl.native import Columns, TensorRows, knows_exchange
 from gleanrl.tree import Path
+
+
+def _exchange() -> Any:
+    offered = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    return offered if offered is not None and knows_exchange(offered) else None
+
+
+_EXCHANGE = _exchange()
+"""How torch shows its tensors to the core; None if it doesn't, or in a way that the core doesn't know."""
 
 
 def written_whole(block: Block, path: Path) -> bool:
@@ -28,15 +37,34 @@ def written_whole(block: Block, path: Path) -> bool:
 class WholeRows:
     """Writes rows of some columns, ``[*batch, T, *leaf]``.
 
-    To copy a tensor of a few bytes costs a tenth of what showing it to NumPy, or to torch, does.
+    To copy a tensor of a few bytes costs a tenth of what showing it to NumPy, or to torch, does. The core looks at
+    tensors itself, where torch offers DLPack's exchange interface (2.10 and later); else they are asked here.
 
     Args:
         block: has the columns.
         paths: where; `written_whole` holds for each.
         roots: for each path the one whose next row gets the same values, or None; none at all by default.
+
+    Attributes:
+        write: ``write(t, values)`` takes a value for each path, in a list or a tuple, and writes row `t`, and the
+            roots' behind it; if a value isn't a plain tensor as declared, nothing: False.
     """
 
     def __init__(self, block: Block, paths: Sequence[Path], roots: Sequence[Path | None] = ()) -> None:
+        roots = roots or [None] * len(paths)
+        self.write: Callable[[int, Sequence[Any]], bool]
+        if _EXCHANGE is None:
+            self.write = _AskedRows(block, paths, roots).write
+        else:
+            behind = [None if root is None else block.column(root) for root in roots]
+            columns = [block.column(path) for path in paths]
+            self.write = TensorRows(_EXCHANGE, torch.Tensor, columns, behind, block.time_dim).write
+
+
+class _AskedRows:
+    """See `WholeRows`: tensors are asked for their form and address in Python."""
+
+    def __init__(self, block: Block, paths: Sequence[Path], roots: Sequence[Path | None]) -> None:
         lead, steps = block.batch_size[:-1], block.num_steps
         columns = [block.column(path) for path in paths]
         self._forms = [(torch.Size((*lead, *c.shape[len(lead) + 1 :])), c.dtype) for c in columns]
@@ -47,8 +75,7 @@ class WholeRows:
         self._at = _places(steps, self._parts)
         self._first, self._stride = self._at.ctypes.data, self._parts * self._at.itemsize
 
-    def write(self, t: int, values: Iterable[Any]) -> bool:
-        """Write row `t`, and the roots' behind it; if a value isn't a plain tensor as declared, nothing: False."""
+    def write(self, t: int, values: Sequence[Any]) -> bool:
         found: list[int] = []
         held = []
         for value, (shape, dtype) in zip(values, self._forms, strict=False):
