@@ -34,7 +34,7 @@ struct Tensor {
   std::int32_t ndim;
   DataType dtype;
   std::int64_t* shape;
-  std::int64_t* strides;  // in elements; null where rows lie back to back
+  std::int64_t* strides;  // in elements; where there are dimensions, there are strides, since version 1.2
   std::uint64_t byte_offset;
 };
 

@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gleanrl.block import Block
+from gleanrl.native import knows_exchange
+from gleanrl.rollouts import whole_rows
 from gleanrl.rollouts.whole_rows import WholeRows, written_whole
 from gleanrl.schema import Field, Schema
 
@@ -12,7 +16,27 @@ FIELDS = {
     ("next", "a"): Field(torch.Size((2,)), torch.float32),
     ("next", "done"): Field(torch.Size(()), torch.bool),
 }
-AFTER = [("next", "a"), ("next", "done")]
+AFTER = {"a": ("next", "a"), "done": ("next", "done")}
+DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int16,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)
+
+
+@pytest.fixture(params=["core", "python"], autouse=True)
+def way(request, monkeypatch):
+    """Tensors are looked at by the core, or asked in Python, as with releases of torch without the interface."""
+    if request.param == "python":
+        monkeypatch.setattr(whole_rows, "_EXCHANGE", None)
+    elif whole_rows._EXCHANGE is None:
+        pytest.skip("this torch doesn't show its tensors to the core")
+    return request.param
 
 
 def zeros(batch):
@@ -24,21 +48,21 @@ def zeros(batch):
 
 def values(batch, t):
     torch.manual_seed(t)
-    return [torch.randn(*batch, 2), torch.rand(batch) > 0.5]
+    return {"a": torch.randn(*batch, 2), "done": torch.rand(batch) > 0.5}
 
 
 @pytest.mark.parametrize("batch", [(), (1,), (4,), (2, 3)])
 def test_rows_and_the_roots_behind_them_are_those_that_torch_writes(batch):
     block, want = zeros(batch), zeros(batch)
     assert all(written_whole(block, path) for path in FIELDS)
-    rows = WholeRows(block, AFTER, [("a",), None])
+    rows = WholeRows(block, AFTER, {"a": ("a",)}, ["done"])
     for t in range(3):
-        given = values(batch, t)
-        assert rows.write(t, given)
-        for path, value in zip(AFTER, given, strict=True):
-            want.rows(path)[t].copy_(value)
+        found = values(batch, t)
+        assert rows.write(t, found, True) is bool(found["done"].any())
+        for key, path in AFTER.items():
+            want.rows(path)[t].copy_(found[key])
         if t < 2:
-            want.rows(("a",))[t + 1].copy_(given[0])
+            want.rows(("a",))[t + 1].copy_(found["a"])
     for path in FIELDS:
         assert torch.equal(block.column(path), want.column(path)), path
 
@@ -51,24 +75,65 @@ def test_rows_and_the_roots_behind_them_are_those_that_torch_writes(batch):
         lambda a: a.expand(2, *a.shape),
         lambda a: torch.view_as_complex(torch.stack([a, a], -1)).conj().imag,
         lambda a: torch.nn.Parameter(a),
+        lambda a: a.to("meta"),
+        lambda a: a.to_sparse(),
         lambda a: a.tolist(),
+        lambda a: a.numpy(),
         lambda a: None,
     ],
 )
 def test_what_is_no_plain_tensor_as_declared_is_left_to_others(change):
     block = zeros((4,))
     rows = WholeRows(block, AFTER)
-    a, done = values((4,), 0)
-    assert not rows.write(0, [change(a), done])
-    assert not rows.write(0, [a, change(done.float())])
+    found = values((4,), 0)
+    for key, value in found.items():
+        changed = change(value.float())
+        assert rows.write(0, {**found, key: changed}) is None
     assert not any(bool(column.any()) for column in block.columns)
 
 
-def test_values_in_several_pieces_are_written():
-    block, (a, done) = zeros((4,)), values((4,), 0)
-    halves = torch.cat([a, a + 1], -1).chunk(2, -1)
-    assert WholeRows(block, AFTER).write(1, [halves[1], done])
-    assert torch.equal(block.rows(("next", "a"))[1], a + 1)
+def test_keys_are_those_that_are_asked_for():
+    block, found = zeros((4,)), values((4,), 0)
+    rows = WholeRows(block, AFTER)
+    more = {**found, "b": torch.zeros(4)}
+    assert rows.write(0, {"a": found["a"]}) is None
+    assert rows.write(0, more, True) is None
+    assert not any(bool(column.any()) for column in block.columns)
+    assert rows.write(0, more) is False, "nothing was said of flags"
+    assert torch.equal(block.rows(("next", "a"))[0], found["a"])
+
+
+def test_tensors_in_a_graph_are_written():
+    block, found = zeros((4,)), values((4,), 0)
+    weight = torch.ones(2, requires_grad=True)
+    assert WholeRows(block, AFTER).write(0, found | {"a": found["a"] * weight}) is False
+    assert torch.equal(block.rows(("next", "a"))[0], found["a"])
+
+
+@given(
+    st.sampled_from(DTYPES),
+    st.lists(st.integers(0, 3), max_size=2),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.randoms(use_true_random=False),
+)
+def test_values_may_lie_in_any_order(dtype, batch, leaf, random):
+    field = Field(torch.Size(leaf), dtype)
+    block = Block(Schema({("a",): field}), batch, 2)
+    if not block.batch_size.numel():
+        return
+    block.column(("a",)).zero_()
+    order = list(range(len(batch) + len(leaf)))
+    random.shuffle(order)
+    shape = [*batch, *leaf]
+    mixed = torch.randint(0, 2, [shape[dim] + random.randint(0, 1) for dim in order]).to(dtype)
+    for dim in range(len(order)):
+        mixed = mixed.narrow(dim, mixed.shape[dim] - shape[order[dim]], shape[order[dim]])
+    value = mixed.permute([order.index(dim) for dim in range(len(order))])
+    if random.random() < 0.3 and value.numel():
+        value = value[(..., *[slice(0, 1)] * value.ndim)].expand(shape)
+    assert WholeRows(block, {"a": ("a",)}, {}, ["a"]).write(1, {"a": value}) is bool(value.any())
+    assert torch.equal(block.rows(("a",))[1], value)
+    assert not bool(block.rows(("a",))[0].any())
 
 
 def test_columns_in_several_pieces_are_not_written_whole():
@@ -77,3 +142,8 @@ def test_columns_in_several_pieces_are_not_written_whole():
         column.zero_()
     assert not written_whole(block.leading(3), ("a",))
     assert written_whole(block.part(0), ("a",))
+
+
+def test_only_a_known_interface_is_used():
+    assert not knows_exchange(object())
+    assert not knows_exchange(torch.zeros(1).__dlpack__())

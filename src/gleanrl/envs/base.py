@@ -39,7 +39,7 @@ from gleanrl.envs.state import load_state
 from gleanrl.errors import EnvironmentContractError, MissingKeyError, SchemaError, UnsupportedError
 from gleanrl.overrides import is_native, overridden
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
-from gleanrl.rollouts.steppers import TensorDictStepper
+from gleanrl.rollouts.steppers import DirectStep, TensorDictStepper
 from gleanrl.rollouts.stepping import advance
 from gleanrl.rollouts.traits import EnvTraits, has_mask
 from gleanrl.rollouts.usage import Usage
@@ -160,7 +160,7 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
             rules: what becomes of episodes.
         """
         plain = is_native(self, "step", "maybe_reset", of=EnvBase)
-        return TensorDictStepper(self, rules, self._outcome if plain else None)
+        return TensorDictStepper(self, rules, DirectStep(self._raw_outcome, self._whole_outcome) if plain else None)
 
     def to(self, *args: Any, **kwargs: Any) -> EnvBase:
         """Move specs and module state to a device, in place."""
@@ -199,14 +199,14 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
             ClosedError: if the environment was closed.
         """
         self._check_batch("step", tensordict)
-        outcome = self._outcome(tensordict)
+        outcome = self._whole_outcome(self._raw_outcome(tensordict), tensordict)
         before = tensordict.get("next", None)
         if before is not None:
             outcome = before.copy().update(outcome)
         return tensordict.set("next", outcome)
 
-    def _outcome(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return what a step with the actions in `tensordict` leads to, complete and checked."""
+    def _raw_outcome(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return what ``_step`` makes of the actions in `tensordict`."""
         self._check_open()
         self.usage.direct()
         try:
@@ -220,6 +220,10 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
             ) from cause
         if outcome is tensordict:
             raise EnvironmentContractError("_step returned its input; return a new TensorDict")
+        return outcome
+
+    def _whole_outcome(self, outcome: TensorDictBase, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return the outcome of a step from the root `tensordict`, complete and checked."""
         outcome = complete_outcome(outcome, self._specs)
         mask = leaf_at(tensordict, ("_step",))
         if mask is not None:

@@ -95,7 +95,7 @@ class RowWriter:
         self.conversions = Conversions(block)
         self._block, self._fields, self._actions = block, fields, actions
         whole = all(written_whole(block, path) for path in fields)
-        self.whole = WholeRows(block, list(fields)) if whole else None
+        self.whole = WholeRows(block, {path: path for path in fields}) if whole else None
 
     @cached_property
     def _targets(self) -> list[tuple[Path, torch.Size, torch.dtype, np.ndarray[Any, Any] | None, Any]]:

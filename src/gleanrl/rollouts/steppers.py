@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.block import Block
 from gleanrl.devices import on_cpu
@@ -29,7 +29,18 @@ from gleanrl.rollouts.traits import Env, extra
 from gleanrl.rollouts.usage import Lease
 from gleanrl.rollouts.whole_rows import WholeRows
 from gleanrl.schema import Field, Schema, new_column
-from gleanrl.tree import Path, as_key, as_path, flatten, is_private, iter_leaves, leaf_at, outermost, put_leaf
+from gleanrl.tree import (
+    Path,
+    as_key,
+    as_path,
+    flatten,
+    is_private,
+    iter_leaves,
+    leaf_at,
+    level_of,
+    outermost,
+    put_leaf,
+)
 
 
 def make_stepper(env: Env, rules: EpisodeRules = FREELY, on_host: bool = False) -> Stepper:
@@ -58,6 +69,19 @@ class UndeclaredKeyWarning(UserWarning):
     """An environment returned a key that no spec of it declares."""
 
 
+class DirectStep(NamedTuple):
+    """How an environment steps whose `step` is no more than this.
+
+    Attributes:
+        make: returns what a root with actions leads to.
+        complete: returns that outcome with what is missing added, checked, given the root, too; as it is, where rewards
+            and flags have come as they are declared and no mask leaves environments out.
+    """
+
+    make: Callable[[TensorDictBase], TensorDictBase]
+    complete: Callable[[TensorDictBase, TensorDictBase], TensorDictBase]
+
+
 class TensorDictStepper(Stepper):
     """Steps any environment that keeps EnvBase's public protocol; see `Stepper` for the contract.
 
@@ -67,8 +91,8 @@ class TensorDictStepper(Stepper):
     Args:
         env: the environment; it is neither copied nor closed here.
         rules: see `Stepper`.
-        outcome_of: what its `step` writes under ``"next"`` of a root with actions, where that, its `maybe_reset` and
-            `step_mdp` are all that stepping it is; None for its methods.
+        direct: what its `step` does, where that, its `maybe_reset` and `step_mdp` are all that stepping it is; None for
+            its methods.
     """
 
     through_tensordicts = True
@@ -77,11 +101,11 @@ class TensorDictStepper(Stepper):
         self,
         env: Env,
         rules: EpisodeRules = FREELY,
-        outcome_of: Callable[[TensorDictBase], TensorDictBase] | None = None,
+        direct: DirectStep | None = None,
     ) -> None:
         super().__init__(torch.Size(env.batch_size), env.device, rules, Lease(extra(env, "usage")))
         self.env = env
-        self._outcome_of = outcome_of
+        self._plain = direct
         self._carry: TensorDictBase | None = None
         self._schema: Schema | None = None
         self._limit = StepLimit(self.batch_size, rules.max_steps)
@@ -204,7 +228,7 @@ class TensorDictStepper(Stepper):
             path: self._column(block, path, schema[path]) for path in schema.paths if path[0] != "next"
         }
         # A `maybe_reset` that isn't ours may change the root in place.
-        twins = {} if self._outcome_of is None else self._root
+        twins = {} if self._plain is None else self._root
         self._next = [
             (path[1:], path, self._column(block, path, schema[path], twins.get(path[1:])))
             for path in schema.paths
@@ -212,10 +236,13 @@ class TensorDictStepper(Stepper):
         ]
         # Those that the core writes, in front.
         self._next.sort(key=lambda entry: not entry[2].whole)
-        whole = [column for _, _, column in self._next if column.whole]
+        whole = {as_key(path): column for path, _, column in self._next if column.whole}
         self._num_whole = len(whole)
-        self._whole = WholeRows(block, [c.path for c in whole], [c.root_path for c in whole])
+        roots = {key: column.root_path for key, column in whole.items() if column.root_path is not None}
+        ends = [key for key in whole if as_path(key)[-1] == "done"]
+        self._whole = WholeRows(block, {key: c.path for key, c in whole.items()}, roots, ends)
         self._outcome = Layout(path for path, *_ in self._next)
+        self._keys = [as_key(path) for path in self._outcome.paths]
         after = {path: column for path, _, column in self._next}
         # What of a root isn't the outcome's.
         self._kept = {path: column for path, column in self._root.items() if path not in after}
@@ -229,7 +256,14 @@ class TensorDictStepper(Stepper):
         self._acted = [(p, block.rows(p)) for p in inputs if p in block.schema and p not in schema]
         self._acted += [(path, block.rows(path)) for path in primed]
         # `step` knows what becomes of a "next" that is there.
-        self._direct = None if any(path[0] == "next" for path in primed) else self._outcome_of
+        self._direct = None if any(path[0] == "next" for path in primed) else self._plain
+        # Whether the core alone can tell that an outcome is as it should be.
+        self._at_once = (
+            self._num_whole == len(self._next)
+            and set(self._ends) <= after.keys()
+            and all(len(path) == 1 for path in self._outcome.paths)
+            and not extra(self.env, "run_type_checks")
+        )
         self._last, self._has_lists = block.num_steps - 1, bool(schema.lists)
         assert self._carry is not None
         self._write_root(0, self._carry, self._root)
@@ -242,18 +276,25 @@ class TensorDictStepper(Stepper):
         try:
             for path, rows in self._acted:
                 put_leaf(carry, path, as_entry(rows[t].clone()))
-            stepped = carry
+            stepped, reached, ended = carry, self._limit.step(), None
             if self._direct is None:
                 stepped = self.env.step(carry)
                 outcome = stepped.get("next")
             else:
-                outcome = self._direct(carry)
-            self._truncate(outcome)
-            root_too = self._write_row(t, outcome)
+                outcome = self._direct.make(carry)
+                if reached is None and self._at_once and _is_plain(outcome, carry, self.batch_size):
+                    ended = self._whole.write(t, level_of(outcome), True)
+                if ended is None:
+                    outcome = self._direct.complete(outcome, carry)
+            root_too = True
+            if ended is None:
+                self._truncate(outcome, reached)
+                root_too = self._write_row(t, outcome)
             during = "reset"
             following = root = following_root(stepped, outcome, self._excluded)
-            if self.rules.reset_when_done and (self._outcome_of is None or self._any_done(t, root)):
-                root = self._reset_done(root)
+            if self.rules.reset_when_done and ended is not False:
+                if self._plain is None or ended or self._any_done(t, root):
+                    root = self._reset_done(root)
             if root is not following or not root_too:
                 self._write_root(t + 1, root, self._root)
             elif self._kept:
@@ -268,10 +309,15 @@ class TensorDictStepper(Stepper):
         """Write an outcome; return whether what the root that follows has of it is written, too."""
         leaves = self._outcome.match(outcome)
         if leaves is not None:
-            written = self._num_whole if self._num_whole and self._whole.write(t, leaves) else 0
+            written = 0
+            if (
+                self._num_whole
+                and self._whole.write(t, dict(zip(self._keys, leaves, strict=True))) is not None
+            ):
+                written = self._num_whole
             for (_, _, column), value in zip(self._next[written:], leaves[written:], strict=True):
                 column.write(t, value)
-            return self._outcome_of is not None
+            return self._plain is not None
         found = dict(iter_leaves(outcome))
         for path, full, column in self._next:
             value = found.pop(path, None)
@@ -300,9 +346,8 @@ class TensorDictStepper(Stepper):
         return Column(block, path, inner, field, accepted, inner in self._rewards, root)
 
     # --------------------------------------------------------------- episodes
-    def _truncate(self, outcome: TensorDictBase) -> None:
+    def _truncate(self, outcome: TensorDictBase, reached: np.ndarray[Any, Any] | None) -> None:
         """Set truncated and done in every group of flags where an episode has reached its limit."""
-        reached = self._limit.step()
         if reached is None:
             return
         over = torch.from_numpy(reached)
@@ -329,6 +374,13 @@ class TensorDictStepper(Stepper):
         self, batch: TensorDictBase, names: Iterable[str] = ("done",)
     ) -> list[tuple[Path, torch.Tensor]]:
         return [(path, leaf) for path, leaf in iter_leaves(batch) if path[-1] in names and "next" not in path]
+
+
+def _is_plain(outcome: Any, root: TensorDictBase, batch_size: torch.Size) -> bool:
+    """Return whether an outcome is a TensorDict of the right size for all environments."""
+    if type(outcome) is not TensorDict or "_step" in level_of(root):
+        return False
+    return bool(outcome.batch_size == batch_size)
 
 
 def any_set(flags: Iterable[Any], t: int) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,14 +24,13 @@ _EXCHANGE = _exchange()
 
 
 def written_whole(block: Block, path: Path) -> bool:
-    """Return whether a column of `block` is one piece of memory on the CPU: then `WholeRows` writes it."""
+    """Return whether a column of `block` is on the CPU and in one piece: then `WholeRows` writes it."""
     column = block.column(path) if block.columns and block.batch_size.numel() else None
-    return (
-        isinstance(column, torch.Tensor)
-        and column.is_cpu
-        and column.is_contiguous()
-        and not column.is_complex()
-    )
+    if not isinstance(column, torch.Tensor) or not column.is_cpu or column.is_complex():
+        return False
+    if _EXCHANGE is not None and column.stride(block.time_dim) == 0:  # a single row, seen as many
+        column = column.select(block.time_dim, 0)
+    return column.is_contiguous()
 
 
 class WholeRows:
@@ -42,51 +41,74 @@ class WholeRows:
 
     Args:
         block: has the columns.
-        paths: where; `written_whole` holds for each.
-        roots: for each path the one whose next row gets the same values, or None; none at all by default.
+        paths: where, by the key of what is written there; `written_whole` holds for each.
+        roots: by key the column whose next row gets the same values, where there is one.
+        flags: the keys of flags of which `write` tells.
 
     Attributes:
-        write: ``write(t, values)`` takes a value for each path, in a list or a tuple, and writes row `t`, and the
-            roots' behind it; if a value isn't a plain tensor as declared, nothing: False.
+        write: ``write(t, values, exactly=False)`` takes a dictionary with a value for each key, and, if it is `exactly`
+            what is taken, for no other; it writes row `t`, and the roots' behind it, and returns whether a flag is set;
+            None, and nothing is written, if a value isn't there or isn't a plain tensor as declared.
     """
 
-    def __init__(self, block: Block, paths: Sequence[Path], roots: Sequence[Path | None] = ()) -> None:
-        roots = roots or [None] * len(paths)
-        self.write: Callable[[int, Sequence[Any]], bool]
+    def __init__(
+        self,
+        block: Block,
+        paths: Mapping[Any, Path],
+        roots: Mapping[Any, Path] | None = None,
+        flags: Collection[Any] = (),
+    ) -> None:
+        roots = roots or {}
+        self.write: _Write
         if _EXCHANGE is None:
-            self.write = _AskedRows(block, paths, roots).write
+            self.write = _AskedRows(block, paths, roots, flags).write
         else:
-            behind = [None if root is None else block.column(root) for root in roots]
-            columns = [block.column(path) for path in paths]
-            self.write = TensorRows(_EXCHANGE, torch.Tensor, columns, behind, block.time_dim).write
+            columns, behind = (
+                {key: block.column(path) for key, path in given.items()} for given in (paths, roots)
+            )
+            rows = TensorRows(_EXCHANGE, torch.Tensor, columns, behind, [*flags], block.time_dim)
+            self.write = rows.write
+
+
+class _Write(Protocol):
+    def __call__(self, t: int, values: Mapping[Any, Any], exactly: bool = False) -> bool | None: ...
 
 
 class _AskedRows:
     """See `WholeRows`: tensors are asked for their form and address in Python."""
 
-    def __init__(self, block: Block, paths: Sequence[Path], roots: Sequence[Path | None]) -> None:
+    def __init__(
+        self, block: Block, paths: Mapping[Any, Path], roots: Mapping[Any, Path], flags: Collection[Any]
+    ) -> None:
         lead, steps = block.batch_size[:-1], block.num_steps
-        columns = [block.column(path) for path in paths]
-        self._forms = [(torch.Size((*lead, *c.shape[len(lead) + 1 :])), c.dtype) for c in columns]
-        self._copied = [position for position, root in enumerate(roots) if root is not None]
+        columns = {key: block.column(path) for key, path in paths.items()}
+        self._forms = [
+            (key, torch.Size((*lead, *c.shape[len(lead) + 1 :])), c.dtype) for key, c in columns.items()
+        ]
+        self._flags = flags
+        self._copied = [position for position, key in enumerate(paths) if key in roots]
         self._last, self._parts = steps - 1, lead.numel()
-        self._rows = _rows(block, paths)
-        self._root_rows = _rows(block, [root for root in roots if root is not None])
+        self._rows = _rows(block, [*paths.values()])
+        self._root_rows = _rows(block, [roots[key] for key in paths if key in roots])
         self._at = _places(steps, self._parts)
         self._first, self._stride = self._at.ctypes.data, self._parts * self._at.itemsize
 
-    def write(self, t: int, values: Sequence[Any]) -> bool:
+    def write(self, t: int, values: Mapping[Any, Any], exactly: bool = False) -> bool | None:
+        if exactly and len(values) != len(self._forms):
+            return None
         found: list[int] = []
         held = []
-        for value, (shape, dtype) in zip(values, self._forms, strict=False):
+        for key, shape, dtype in self._forms:
+            value = values.get(key)
             if (
                 value.__class__ is not torch.Tensor
                 or value.dtype is not dtype
                 or value.shape != shape
                 or not value.is_cpu
+                or value.layout is not torch.strided
                 or value.is_neg()  # lazily: it has other bytes
             ):
-                return False
+                return None
             if not value.is_contiguous():  # a half of what a layer put out, say
                 held.append(value := value.contiguous())
             found.append(value.data_ptr())
@@ -96,7 +118,7 @@ class _AskedRows:
             self._root_rows.put(
                 at + self._stride, self._parts, [found[position] for position in self._copied]
             )
-        return True
+        return any(bool(values[key].any()) for key in self._flags)
 
 
 @lru_cache(maxsize=8)
