@@ -134,6 +134,10 @@ class Block:
             rows = self._rows[path] = self.column(path).unbind(self.time_dim)
         return rows
 
+    def shown(self, paths: Sequence[Path]) -> Sequence[tuple[Any, ...]]:
+        """Return for each step the rows at `paths`, as a policy is given them."""
+        return list(zip(*map(self.rows, paths), strict=True)) if paths else [()] * self.num_steps
+
     def flat(self, path: Path) -> Leaf:
         """Return the column at `path` with its batch dimensions, if any, as one: ``[P, T, *leaf]``."""
         flat = self._flat.get(path)

@@ -160,7 +160,9 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
             rules: what becomes of episodes.
         """
         plain = is_native(self, "step", "maybe_reset", of=EnvBase)
-        return TensorDictStepper(self, rules, DirectStep(self._raw_outcome, self._whole_outcome) if plain else None)
+        return TensorDictStepper(
+            self, rules, DirectStep(self._raw_outcome, self._whole_outcome) if plain else None
+        )
 
     def to(self, *args: Any, **kwargs: Any) -> EnvBase:
         """Move specs and module state to a device, in place."""

@@ -6,7 +6,6 @@ policy puts out.
 
 from __future__ import annotations
 
-from collections import UserList
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -270,7 +269,7 @@ class _CallsActor:
     ) -> None:
         self._calls = [member.on_values() for member in members]
         self._device = layout.policy_device
-        self._inputs, self._records = inputs, _records(block, inputs)
+        self._inputs, self._records = inputs, block.shown(inputs)
 
     def __call__(self, t: int) -> Values:
         device, given = self._device, self._records[t]
@@ -307,7 +306,7 @@ class _TensorDictCall:
         if reads != self._reads:
             row, self._reads, self._num_entries = self._row, reads, -1
             self._layout = Layout(row.roots if reads is None else reads, row.groups, row.lists)
-        self._policy, self._records = policy, _records(block, self._layout.paths)
+        self._policy, self._records = policy, block.shown(self._layout.paths)
         return self
 
     def __call__(self, t: int) -> Values:
@@ -368,21 +367,6 @@ class _TensorDictCall:
         if not self._groups:
             return num_entries(out)
         return num_entries(out) + sum([num_entries(group_at(out, path)) for path in self._groups])
-
-
-def _records(block: Block, paths: Sequence[Path]) -> Sequence[tuple[Any, ...]]:
-    """Return the rows at `paths` of each step, as a policy is given them."""
-    if not paths:
-        return [()] * block.num_steps
-    rows = list(zip(*[block.rows(path) for path in paths], strict=True))
-    return _Copies(rows) if block.keeps_graph else rows
-
-
-class _Copies(UserList[tuple[Any, ...]]):
-    """Rows whose graph is kept: a step is given copies, which what the policy writes over the rows leaves alone."""
-
-    def __getitem__(self, t: Any) -> Any:
-        return tuple([row.clone() for row in self.data[t]])
 
 
 def _entry(out: Any, path: Path) -> Any:

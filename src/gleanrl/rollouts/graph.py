@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserList
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,6 +42,10 @@ class GraphBlock(Block):
         """Return the T rows of the column at `path`."""
         return self._rows[path]
 
+    def shown(self, paths: Sequence[Path]) -> Sequence[tuple[Any, ...]]:
+        """Return copies of the rows at `paths`, step by step: what a policy writes over rows leaves them alone."""
+        return _Copies(super().shown(paths))
+
     def fill(self, path: Path, values: torch.Tensor) -> None:
         """Write all rows of the column at `path`."""
         for row, value in zip(self._rows[path], values, strict=True):
@@ -51,3 +56,10 @@ class GraphBlock(Block):
         columns = [self.column(path) for path in self.schema.paths]
         whole = Block(self.schema, self.batch_size[:-1], self.num_steps, columns=columns)
         return whole.batch(num_steps, device)
+
+
+class _Copies(UserList[tuple[Any, ...]]):
+    """Rows of which each reader gets copies of its own."""
+
+    def __getitem__(self, t: Any) -> Any:
+        return tuple([row.clone() for row in self.data[t]])

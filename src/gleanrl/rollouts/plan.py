@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 
 from gleanrl.block import Block
 from gleanrl.data.boundaries import MASK
-from gleanrl.devices import columns_device, said_of, same_device
+from gleanrl.devices import columns_device, on_cpu, said_of, same_device
 from gleanrl.errors import PolicyError
 from gleanrl.objects import Leaf
 from gleanrl.pool import BufferPool
@@ -87,6 +87,11 @@ class RolloutPlan:
         if self.gradients:
             return GraphBlock(self.schema, self.batch_size, num_steps, self.stepper.device)
         return self.stepper.block(schema or self.schema, num_steps, pool)
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether its blocks may be written again, unless a policy keeps what it was shown of them."""
+        return not self.gradients and self.stepper.keeps_nothing and on_cpu(self.stepper.device)
 
 
 def plan_rollout(

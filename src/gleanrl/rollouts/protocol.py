@@ -70,6 +70,8 @@ class Stepper(Stateful[Carry]):
 
     lends: bool = False
     """Whether `block` lends memory of its own, the same again and again."""
+    keeps_nothing: bool = False
+    """Whether nobody whom it shows rows of a block may keep them, and `block` has nothing of its own to lend."""
     through_tensordicts: bool = False
     """Whether an environment is stepped through its `step`: only then gradients can flow through it."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -96,6 +96,7 @@ class TensorDictStepper(Stepper):
     """
 
     through_tensordicts = True
+    keeps_nothing = True  # environments get copies
 
     def __init__(
         self,
@@ -107,6 +108,8 @@ class TensorDictStepper(Stepper):
         self.env = env
         self._plain = direct
         self._carry: TensorDictBase | None = None
+        self._block: Block | None = None  # the one that rows are written into
+        self._bound_to: Collection[Path] = ()
         self._schema: Schema | None = None
         self._limit = StepLimit(self.batch_size, rules.max_steps)
         self._accepted: dict[Path, torch.dtype] = {}
@@ -223,6 +226,15 @@ class TensorDictStepper(Stepper):
         """Write into `block` from now on, the carry into its row 0."""
         if self._carry is None:
             self.reset()
+        if block is not self._block or primed != self._bound_to:
+            self._see(block, primed)
+        self._at_once = self._all_whole and not cast(Any, self.env).run_type_checks
+        assert self._carry is not None
+        self._write_root(0, self._carry, self._root)
+
+    def _see(self, block: Block, primed: Collection[Path]) -> None:
+        """Take views of a block's columns."""
+        self._block = None
         schema = self.schema()
         self._root = {
             path: self._column(block, path, schema[path]) for path in schema.paths if path[0] != "next"
@@ -258,15 +270,14 @@ class TensorDictStepper(Stepper):
         # `step` knows what becomes of a "next" that is there.
         self._direct = None if any(path[0] == "next" for path in primed) else self._plain
         # Whether the core alone can tell that an outcome is as it should be.
-        self._at_once = (
-            self._num_whole == len(self._next)
+        self._all_whole = (
+            self._direct is not None
+            and self._num_whole == len(self._next)
             and set(self._ends) <= after.keys()
             and all(len(path) == 1 for path in self._outcome.paths)
-            and not extra(self.env, "run_type_checks")
         )
         self._last, self._has_lists = block.num_steps - 1, bool(schema.lists)
-        assert self._carry is not None
-        self._write_root(0, self._carry, self._root)
+        self._block, self._bound_to = block, primed
 
     def step(self, t: int) -> None:
         """Step all environments with the actions of row `t`."""

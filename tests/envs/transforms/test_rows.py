@@ -43,7 +43,7 @@ def test_what_is_seldom_read_is_read_alone():
     assert r.get("b", None) is None
     r.clear(0)
     assert r.get("b") is A
-    assert columns.read == ("c", 1)
+    assert columns.read == ("b", 1)
 
 
 def test_what_is_set_hides_the_column_until_the_row_is_cleared():

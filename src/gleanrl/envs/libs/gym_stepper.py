@@ -46,6 +46,8 @@ class GymStepper(Stepper):
         lease: see `Stepper`.
     """
 
+    keeps_nothing = True
+
     def __init__(self, simulator: Simulator, codecs: GymCodecs, rules: EpisodeRules, lease: Lease) -> None:
         super().__init__(torch.Size(), None, rules, lease)
         self._codecs, self._rows = codecs, GymRows(codecs, self.batch_size)

@@ -48,6 +48,8 @@ class VectorGymStepper(Stepper):
             others.
     """
 
+    keeps_nothing = True
+
     def __init__(
         self, simulator: VectorSimulator, codecs: GymCodecs, rules: EpisodeRules, lease: Lease
     ) -> None:

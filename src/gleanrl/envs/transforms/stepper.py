@@ -82,6 +82,7 @@ class TransformedStepper(Stepper):
         self._steps = [transform.stepping() for transform in self._chain]
         self._inverts, self._invert = self._transform.inverts(), self._transform.inverting()
         self._keeps_values = all(is_ours(type(t)) for t in chain)
+        self.keeps_nothing = self._keeps_values and base.keeps_nothing
         dims = len(self.batch_size)
         self._groups = [as_path(key)[:-1] for key in env.reset_keys]
         self._ruling = outermost(self._groups)
@@ -103,6 +104,8 @@ class TransformedStepper(Stepper):
         self._carry: Values | None = None
         self._latest: Values | None = None  # what a step in the middle of a block made, newer than the carry
         self._schema: Schema | None = None
+        self._block: Block | None = None  # the one that rows are written into
+        self._bound_to: Collection[Path] = ()
         self._late: list[LateOutput] = []  # what is written at the end, see `defer`
         self._counters: Counters | None = None  # those that are skipped in quiet rows, see `defer`
         self._only_counts = False  # whether nothing else is to be done there
@@ -196,32 +199,39 @@ class TransformedStepper(Stepper):
         if self._carry is None:
             self.reset()
         assert self._carry is not None
-        self._last, self._late, self._counters, self._whole = block.num_steps - 1, [], None, 0
+        if block is not self._block or primed != self._bound_to:
+            self._see(block, primed)
+        self._late, self._counters, self._whole = [], None, 0
         self._root.clear(0)
+        self._base.bind(self._inner, actions_ready and not self._inverts, self._passed)
+        self._outputs = dict(self._at_once)
+        self._always, self._always_required = self._steps, self._required
+        self._write_root(0, self._carry)
+
+    def _see(self, block: Block, primed: Collection[Path]) -> None:
+        """Take views of a block's columns, and make the base environment's block around them."""
+        self._block = None
+        self._last = block.num_steps - 1
         self._inner = inner = self._inner_blocks.within(block)
-        passed = [path for path in primed if self._passes(path) and path in inner.schema]
-        self._base.bind(inner, actions_ready and not self._inverts, passed)
+        self._passed = [path for path in primed if self._passes(path) and path in inner.schema]
         self._handed = [
             (inner.rows(path), block.rows(path))
-            for path in passed
+            for path in self._passed
             if inner.column(path) is not block.column(path)
         ]
         self._required = self._inner_blocks.required
-        outer_root = OpenedColumns(block, False, list(primed))
-        inner_next = OpenedColumns(inner, True)
-        self._outer_root, self._inner_root = outer_root, OpenedColumns(inner, False)
-        self._root.over(outer_root)
-        self._input.over(outer_root)
-        self._outcome.over(inner_next)
+        self._outer_root = OpenedColumns(block, False, list(primed))
+        self._inner_root, self._inner_next = OpenedColumns(inner, False), OpenedColumns(inner, True)
+        self._root.over(self._outer_root)
+        self._input.over(self._outer_root)
+        self._outcome.over(self._inner_next)
         actions = self._inner_blocks.actions if self._inverts else ()
         self._entering = [(as_key(path), inner.rows(path)) for path in actions]
         self._done = DoneFlags(block, self._ruling)
         self._frames = block.rows(MASK) if self._masked else ()
-        self._inner_next = inner_next
         self._inner_columns: dict[Path, Column] = {}
-        self._block, self._outputs = block, {key: Output(block, as_path(key)) for key in self._root_keys}
-        self._always, self._always_required = self._steps, self._required
-        self._write_root(0, self._carry)
+        self._at_once = {key: Output(block, as_path(key)) for key in self._root_keys}
+        self._block, self._bound_to = block, primed
 
     def _passes(self, path: Path) -> bool:
         """Return whether what a policy writes at `path` is for the base environment to take over."""

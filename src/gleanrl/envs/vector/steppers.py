@@ -40,6 +40,9 @@ class MemberSteppers(Stepper):
             torch.Size((len(self._members), *first.batch_size)), first.device, first.rules, lease
         )
         self.through_tensordicts = any(member.through_tensordicts for member in self._members)
+        self.keeps_nothing = all(member.keeps_nothing for member in self._members)
+        self._block: Block | None = None
+        self._parts: list[Block] = []
         self._width = max(1, first.batch_size.numel())
         self._schema: Schema | None = None
 
@@ -100,9 +103,12 @@ class MemberSteppers(Stepper):
     # ----------------------------------------------------------------- block
     def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
         """Let every member write into its part of `block`."""
-        for index, member in enumerate(self._members):
+        if block is not self._block:
+            self._parts = [block.part(index) for index in range(len(self._members))]
+            self._block = block
+        for index, (member, part) in enumerate(zip(self._members, self._parts, strict=True)):
             self._place[0] = index
-            member.bind(block.part(index), actions_ready, primed)
+            member.bind(part, actions_ready, primed)
 
     def step(self, t: int) -> None:
         """Step every member with the action of its row `t`."""

@@ -1,0 +1,84 @@
+"""A small block that one rollout after the other is written into.
+
+Views of a block's rows cost more to make than its columns do to copy, if these are small: memory that is written again
+keeps its views, and batches are copies of it. A policy may keep what it was shown, though, and must find it unchanged:
+then the block is left to it, as one that was handed out would be.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gleanrl.block import Block
+from gleanrl.inference import lasting
+from gleanrl.schema import Schema, numpy_twin
+from gleanrl.tree import Path
+
+_LARGEST = 1 << 18
+"""Bytes of a block up to which copying it costs less than making its views does."""
+
+
+class KeptBlock(Block):
+    """A block of the CPU that tells whether anybody else still has what was shown of it; see `Block`.
+
+    Args:
+        schema: the record's leaves; `can_keep` says of which ones.
+        batch_size: the environments' batch dimensions.
+        num_steps: T.
+    """
+
+    def __init__(self, schema: Schema, batch_size: Sequence[int], num_steps: int) -> None:
+        super().__init__(schema, batch_size, num_steps, borrowed=True)
+        self._shown: dict[tuple[Path, ...], _Shown] = {}
+
+    def shown(self, paths: Sequence[Path]) -> Sequence[tuple[Any, ...]]:
+        """Return the rows at `paths`, step by step, the same ones again; see `Block.shown`."""
+        found = self._shown.get(tuple(paths))
+        if found is None:
+            columns = [self.column(path) for path in paths]
+            found = self._shown[tuple(paths)] = _Shown(columns, self.num_steps, self.time_dim)
+        return found.rows
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody else has any of the rows that were shown, or a view of one."""
+        return all(shown.is_free for shown in self._shown.values())
+
+
+class _Shown:
+    """Rows of some columns, which share their storages with no other views.
+
+    Attributes:
+        rows: the tensors of each step.
+    """
+
+    @lasting
+    def __init__(self, columns: Sequence[torch.Tensor], num_steps: int, time_dim: int) -> None:
+        aliases = [torch.from_numpy(column.numpy()) for column in columns]
+        self.rows: list[tuple[torch.Tensor, ...]] = [()] * num_steps
+        if aliases:
+            self.rows = list(zip(*[alias.unbind(time_dim) for alias in aliases], strict=True))
+        self._storages = [alias.untyped_storage()._cdata for alias in aliases]
+        del aliases
+        self._references = self._count()
+
+    @property
+    def is_free(self) -> bool:
+        return self._count() == self._references
+
+    def _count(self) -> int:
+        """Return how many references there are to the rows, and to tensors over their memory."""
+        objects = sum(sys.getrefcount(row) for rows in self.rows for row in rows)
+        return objects + sum(map(torch._C._storage_Use_Count, self._storages))
+
+
+def can_keep(schema: Schema, batch_size: Sequence[int], num_steps: int) -> bool:
+    """Return whether a block is small enough to be kept, and holds nothing but what NumPy has, too."""
+    rows = torch.Size(batch_size).numel() * num_steps
+    return 0 < rows * schema.row_bytes <= _LARGEST and all(
+        not field.is_list and numpy_twin(field.dtype) is field.dtype for field in schema.fields
+    )
