@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -116,12 +118,22 @@ def test_numbers_that_numpy_lacks_are_written_too():
     assert made.column(("a",))[1].tolist() == [1.5, 2.5]
 
 
-@pytest.mark.parametrize("batch", [(), (4,)])
-def test_done_flags(batch):
-    made = block(batch)
-    made.column(("next", "done"))[(*[0] * len(batch), 1)] = True
-    flags = DoneFlags(made, [()])
-    assert [flags.any(t) for t in range(3)] == [False, True, False]
+@pytest.mark.parametrize("batch", [(), (4,), (2, 3), (100,)])
+@pytest.mark.parametrize("shape", [(1,), (2,)])
+def test_done_flags(batch, shape):
+    flag = Field(torch.Size(shape), torch.bool)
+    fields = {("next", *group, "done"): flag for group in ((), ("g",))}
+    for t, last in itertools.product(range(3), (False, True)):
+        made = Block(Schema(fields), batch, 3)
+        for column in made.columns:
+            column.zero_()
+        column = made.column(("next", "done"))
+        column[(*[-1 if last else 0] * len(batch), t, -1 if last else 0)] = True
+        for groups in ([()], [(), ("g",)], [("g",), ()]):
+            flags = DoneFlags(made, groups)
+            assert [flags.any(row) for row in range(3)] == [row == t for row in range(3)]
+        flags = DoneFlags(made, [("g",)])
+        assert not any(flags.any(row) for row in range(3))
 
 
 @pytest.mark.parametrize("batch", [(), (4,)])

@@ -235,21 +235,29 @@ class DoneFlags:
     """
 
     def __init__(self, block: Block, groups: Sequence[Path]) -> None:
-        columns = [block.time_first(("next", *group, "done")) for group in groups]
-        self._columns = columns
-        self._arrays = None if _elsewhere(block) else [numpy_view(column) for column in columns]
-        self._cells: Any = None
-        if self._arrays is not None and len(columns) == 1:
-            if columns[0].numel() == block.num_steps and columns[0].is_contiguous():
-                self._cells = memoryview(self._arrays[0].reshape(-1))  # type: ignore[arg-type]  # read in no time
+        self._columns = [block.time_first(("next", *group, "done")) for group in groups]
+        self._arrays = None if _elsewhere(block) else [numpy_view(column) for column in self._columns]
+        self._stride = block.num_steps
+        self._cells: Any = None  # the flags of each environment one after the other, if they are few
+        if self._arrays is not None and len(groups) == 1:
+            column = block.column(("next", *groups[0], "done"))
+            if (
+                column.numel() == block.batch_size.numel() <= _FEW * block.num_steps
+                and column.is_contiguous()
+            ):
+                self._cells = memoryview(numpy_view(column).reshape(-1))  # type: ignore[arg-type]  # read in no time
 
     def any(self, t: int) -> bool:
         """Return whether a flag is set in row `t`."""
         if self._cells is not None:
-            return bool(self._cells[t])
+            return bool(self._cells[t :: self._stride].tobytes().strip(b"\0"))
         if self._arrays is None:
             return any(bool(column[t].any()) for column in self._columns)
         return any_set(self._arrays, t)
+
+
+_FEW = 64
+"""Environments up to which it takes less time to read their flags one by one than to call NumPy."""
 
 
 def _elsewhere(block: Block) -> bool:
