@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gleanrl.block import Block
-from gleanrl.envs.transforms.columns import DoneFlags, LateOutput, Leaves, OpenedColumns, Output, SpareRow
+from gleanrl.envs.transforms.columns import DoneFlags, Leaves, OpenedColumns, Output, SpareRow
 from gleanrl.errors import EnvironmentContractError
 from gleanrl.schema import Field, Schema
 
@@ -62,43 +62,6 @@ def test_an_outcome_is_the_root_of_the_next_row(batch):
     only_after = Output(made, ("r",))
     only_after.write(1, torch.full(shape, 4.0))
     assert made.column(("next", "r")).select(time, 1).unique().tolist() == [4.0]
-
-
-@pytest.mark.parametrize("batch", [(), (4,)])
-def test_late_outcomes_are_written_when_they_are_flushed(batch):
-    made = block(batch)
-    output = LateOutput(made, ("a",))
-    shape, time = (*batch, 2), len(batch)
-    scratch = torch.zeros(2, *shape)
-    for t in range(3):
-        scratch.fill_(t + 1.0)  # a view's memory is overwritten by the next step
-        output.write(t, scratch[0])
-    output.write_root(2, torch.full(shape, 9.0))
-    made.column(("a",)).select(time, 0).fill_(7.0)
-    assert not bool(made.column(("next", "a")).any())
-    output.flush()
-    after = [made.column(("next", "a")).select(time, t).unique().tolist() for t in range(3)]
-    roots = [made.column(("a",)).select(time, t).unique().tolist() for t in range(3)]
-    assert after == [[1.0], [2.0], [3.0]]
-    assert roots == [[7.0], [1.0], [9.0]]
-
-
-def test_late_outcomes_of_a_batch_that_broke_off():
-    made = block()
-    output = LateOutput(made, ("a",))
-    output.write(0, torch.ones(2))
-    output.flush()
-    output.flush()
-    assert made.column(("next", "a"))[:, 0].tolist() == [1.0, 0.0, 0.0]
-    assert made.column(("a",))[:, 0].tolist() == [0.0, 1.0, 0.0]
-
-
-def test_late_outcomes_of_another_dtype_are_refused():
-    output = LateOutput(block(), ("a",))
-    output.write(0, torch.ones(2))
-    output.write(1, torch.ones(2, dtype=torch.int64))
-    with pytest.raises(EnvironmentContractError, match="'a' expected shape"):
-        output.flush()
 
 
 def test_other_shapes_and_dtypes_are_refused():

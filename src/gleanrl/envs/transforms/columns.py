@@ -159,56 +159,6 @@ class Output:
             )
 
 
-_SMALL = 4096
-"""Bytes of one step's value up to which it costs less to write a whole column of them at the end."""
-
-
-def is_small(block: Block, key: NestedKey) -> bool:
-    """Return whether the outcomes at `key` are small enough for a `LateOutput`."""
-    row_bytes = block.schema[("next", *as_path(key))].row_bytes
-    return row_bytes * max(1, block.batch_size[:-1].numel()) <= _SMALL
-
-
-class LateOutput(Output):
-    """An `Output` that writes whole columns when it is flushed: for steps whose rows nobody looks at in between.
-
-    Values must stay what they are until then. Every row from 0 on is written once, in order.
-    """
-
-    def __init__(self, block: Block, path: Path) -> None:
-        super().__init__(block, path)
-        after = ("next", *path)
-        self._time = block.time_dim
-        self._columns = [block.column(p) if p in block.schema else None for p in (after, path)]
-        self._values: list[torch.Tensor] = []
-        self._roots: list[tuple[int, torch.Tensor]] = []
-
-    def write(self, t: int, value: torch.Tensor) -> None:
-        """Keep the outcome of row `t`; views, of memory that the next step overwrites, are copied."""
-        self._values.append(value if value._base is None else value.clone())
-
-    def write_root(self, t: int, value: torch.Tensor) -> None:
-        """Keep the root of row `t`, which isn't the outcome of the row before."""
-        self._roots.append((t, value if value._base is None else value.clone()))
-
-    def flush(self) -> None:
-        """Write what was kept."""
-        for value in self._values[:1] if len({v.dtype for v in self._values}) <= 1 else self._values:
-            self._check(value)
-        count = len(self._values)
-        if count:
-            rows = torch.stack(self._values, self._time)
-            after, root = self._columns
-            if after is not None:
-                after.narrow(self._time, 0, count).copy_(rows)
-            beyond = min(count, self._last)
-            if root is not None and beyond:
-                root.narrow(self._time, 1, beyond).copy_(rows.narrow(self._time, 0, beyond))
-        for t, value in self._roots:
-            super().write_root(t, value)
-        self._values, self._roots = [], []
-
-
 class SpareRow:
     """Memory of one row that stands in for a whole column whose rows nobody looks back at."""
 

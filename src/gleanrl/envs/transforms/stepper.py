@@ -15,7 +15,7 @@ copied into the outer block, the one that is handed out::
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,12 +27,10 @@ from gleanrl.devices import columns_device, said_of
 from gleanrl.envs.resets import chosen, due_resets, ended_since, is_partial, keep_flags
 from gleanrl.envs.transforms.columns import (
     DoneFlags,
-    LateOutput,
     Leaves,
     OpenedColumns,
     Output,
     copy_action,
-    is_small,
     require_declared,
 )
 from gleanrl.envs.transforms.compose import flattened
@@ -47,6 +45,7 @@ from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import declared, make_stepper
 from gleanrl.rollouts.traits import EnvTraits
+from gleanrl.rollouts.whole_rows import WholeRows, written_whole
 from gleanrl.schema import Schema
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, flatten, is_private, outermost
 
@@ -106,7 +105,6 @@ class TransformedStepper(Stepper):
         self._schema: Schema | None = None
         self._block: Block | None = None  # the one that rows are written into
         self._bound_to: Collection[Path] = ()
-        self._late: list[LateOutput] = []  # what is written at the end, see `defer`
         self._counters: Counters | None = None  # those that are skipped in quiet rows, see `defer`
         self._only_counts = False  # whether nothing else is to be done there
         self._whole = 0  # rows of the block that have been stepped
@@ -201,11 +199,11 @@ class TransformedStepper(Stepper):
         assert self._carry is not None
         if block is not self._block or primed != self._bound_to:
             self._see(block, primed)
-        self._late, self._counters, self._whole = [], None, 0
+        self._counters, self._whole = None, 0
         self._root.clear(0)
         self._base.bind(self._inner, actions_ready and not self._inverts, self._passed)
-        self._outputs = dict(self._at_once)
         self._always, self._always_required = self._steps, self._required
+        self._together = self._written_together(self._required)
         self._write_root(0, self._carry)
 
     def _see(self, block: Block, primed: Collection[Path]) -> None:
@@ -230,7 +228,8 @@ class TransformedStepper(Stepper):
         self._done = DoneFlags(block, self._ruling)
         self._frames = block.rows(MASK) if self._masked else ()
         self._inner_columns: dict[Path, Column] = {}
-        self._at_once = {key: Output(block, as_path(key)) for key in self._root_keys}
+        self._outputs = {key: Output(block, as_path(key)) for key in self._root_keys}
+        self._writers: dict[tuple[NestedKey, ...], WholeRows | None] = {}
         self._block, self._bound_to = block, primed
 
     def _passes(self, path: Path) -> bool:
@@ -266,11 +265,8 @@ class TransformedStepper(Stepper):
             if self._masked:
                 self._leave_resets(t, made)
             extra = None if self._done_keys.isdisjoint(made) else self._ended_here(t, made)
-            outputs = self._outputs
-            for key, value in made.items():
-                output = outputs.get(key) or self._output(key)
-                if output is not None:
-                    output.write(t, value)
+            if self._together is None or self._together.write(t, made, True) is None:
+                self._write(t, made)
             if (
                 kept is None
                 and (self._masked or self._done.any(t))
@@ -284,7 +280,7 @@ class TransformedStepper(Stepper):
                 made = {**kept, **made}
             elif counters is not None and t < self._last:
                 counters.begin(t + 1, made)
-            if self._late or counters is not None:
+            if counters is not None:
                 self._root.made = made
             self._latest, self._whole = made, t + 1
             if t == self._last:
@@ -314,8 +310,27 @@ class TransformedStepper(Stepper):
                 run_steps(counters.steps, root, outcome)
         for key in required:
             if key not in made:
-                made[key] = outcome.get(key)
+                made[key] = outcome.get(key).clone()  # its memory may be the next row's, too
         return made, kept
+
+    def _write(self, t: int, made: Values) -> None:
+        """Write what the transforms made of the outcome of row `t`, key by key."""
+        outputs = self._outputs
+        for key, value in made.items():
+            output = outputs.get(key) or self._output(key)
+            if output is not None:
+                output.write(t, value)
+
+    def _written_together(self, required: Sequence[NestedKey]) -> WholeRows | None:
+        """Return what writes the outcomes at these keys, and no others, at once; None where it can't be done."""
+        keys = tuple(required)
+        if keys not in self._writers:
+            block, paths = self._block, {key: ("next", *as_path(key)) for key in keys}
+            assert block is not None
+            roots = {key: path[1:] for key, path in paths.items() if path[1:] in block.schema}
+            able = bool(keys) and all(written_whole(block, p) for p in (*paths.values(), *roots.values()))
+            self._writers[keys] = WholeRows(block, paths, roots) if able else None
+        return self._writers[keys]
 
     def run(self, block: Block) -> None:
         """Take all steps of the block, where nobody looks at the rows in between."""
@@ -328,10 +343,7 @@ class TransformedStepper(Stepper):
             self.settle()
 
     def defer(self, seen: Collection[Path] | None) -> None:
-        """Skip what only counts in quiet rows, and write small values at the end, if none of them is changed later.
-
-        The transforms of this library see to that, a user's may not.
-        """
+        """Skip what only counts in quiet rows, as long as nobody changes it: a user's transforms may."""
         if not self._keeps_values or not self._last:
             return
         assert self._carry is not None
@@ -340,19 +352,13 @@ class TransformedStepper(Stepper):
         given = {as_key(path[1:]) for path in self._inner.schema.paths if path[0] == "next"}
         tail = [] if self._masked else counting_tail(self._chain, block, given, at_once)
         if tail:
+            self._root.made = dict(carry)
             self._counters = counters = Counters(tail, block, self._outputs, given, at_once)
             counters.begin(0, carry)
             self._always = [s for one, s in zip(self._chain, self._steps, strict=True) if one not in tail]
             self._always_required = [key for key in self._required if key not in counters.written]
             self._only_counts = not self._always and not self._always_required
-        if at_once is not None:
-            if self._counters is not None:
-                at_once |= self._counters.read
-            keys = [key for key in self._always_required if key not in at_once and is_small(block, key)]
-            self._late = [LateOutput(block, as_path(key)) for key in keys]
-            self._outputs |= {output.key: output for output in self._late}
-        if self._late or tail:
-            self._root.made = dict(carry)
+            self._together = self._written_together(self._always_required)
 
     def settle(self) -> None:
         """Write what was deferred, of the rows that are whole."""
@@ -361,10 +367,7 @@ class TransformedStepper(Stepper):
             if self._latest is not None:
                 self._latest = self._latest | values
         self._counters = None
-        late, self._late = self._late, []
         self._root.clear(0)
-        for output in late:
-            output.flush()
 
     def _enter(self, t: int) -> None:
         """Write what the inverse transforms make of the action of row `t` into the inner block."""
