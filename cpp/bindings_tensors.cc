@@ -1,6 +1,4 @@
 // The Python face of what takes tensors as they are: rows of several columns, written by one call.
-#include <nanobind/nanobind.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -20,8 +18,17 @@ namespace {
 
 using dlpack::Tensor;
 
+// The interface in a capsule; null if it is none, or of another major version.
+const dlpack::Exchange* exchange_in(nb::handle capsule) {
+  if (!PyCapsule_IsValid(capsule.ptr(), dlpack::kCapsule)) return nullptr;
+  auto* found = static_cast<const dlpack::ExchangeHeader*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsule));
+  while (found != nullptr && found->major != dlpack::kMajor) found = found->previous;
+  const auto* exchange = reinterpret_cast<const dlpack::Exchange*>(found);
+  return exchange == nullptr || exchange->view_of_object == nullptr ? nullptr : exchange;
+}
+
 const dlpack::Exchange& exchange_of(nb::handle capsule) {
-  const auto* exchange = dlpack::exchange_in(capsule.ptr());
+  const auto* exchange = exchange_in(capsule);
   if (exchange == nullptr) throw std::invalid_argument("exchange: expected a capsule of DLPack's interface, version 1");
   return *exchange;
 }
@@ -93,7 +100,9 @@ class TensorRows {
  public:
   TensorRows(nb::object exchange, nb::object tensor_class, nb::dict columns, nb::dict roots, nb::list flags,
              std::int32_t time_dim)
-      : exchange_(exchange_of(exchange)), class_(tensor_class), is_neg_(nb::steal(PyUnicode_InternFromString("is_neg"))) {
+      : exchange_(exchange_of(exchange)),
+        class_(tensor_class),
+        is_neg_(nb::steal(PyUnicode_InternFromString("is_neg"))) {
     const auto objects = {exchange, nb::object(columns), nb::object(roots)};
     for (const nb::object& kept : objects) kept_.append(kept);
     for (const auto [key, column] : columns) {
@@ -223,7 +232,7 @@ class TensorRows {
 
 void bind_tensors(nb::module_& m) {
   m.def(
-      "knows_exchange", [](nb::handle capsule) { return dlpack::exchange_in(capsule.ptr()) != nullptr; }, "capsule"_a,
+      "knows_exchange", [](nb::handle capsule) { return exchange_in(capsule) != nullptr; }, "capsule"_a,
       "Whether a capsule holds DLPack's exchange interface in a version that is known here.");
   nb::class_<TensorRows>(m, "TensorRows", "Rows of columns [*batch, T, *leaf], written from tensors.")
       .def(nb::init<nb::object, nb::object, nb::dict, nb::dict, nb::list, std::int32_t>(), "exchange"_a,

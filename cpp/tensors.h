@@ -5,10 +5,8 @@
 // through it takes a tenth of what asking its Python attributes does.
 //
 // Lifetime.  A view is valid as long as its tensor is, and nothing else has happened to that.
-// Threads.   Views are asked for under the interpreter lock.
+// Threads.   Views are asked for under the interpreter lock, which this header knows nothing of: objects are `void*`.
 #pragma once
-
-#include <Python.h>
 
 #include <cstdint>
 
@@ -55,15 +53,7 @@ struct Exchange {
 
 inline constexpr std::int32_t kCpu = 1;
 inline constexpr std::uint32_t kMajor = 1;
-
-// The interface in a capsule; null if it is none, or of another major version.
-inline const Exchange* exchange_in(PyObject* capsule) {
-  if (!PyCapsule_IsValid(capsule, "dlpack_exchange_api")) return nullptr;
-  const auto* found = static_cast<const ExchangeHeader*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
-  while (found != nullptr && found->major != kMajor) found = found->previous;
-  const auto* exchange = reinterpret_cast<const Exchange*>(found);
-  return exchange == nullptr || exchange->view_of_object == nullptr ? nullptr : exchange;
-}
+inline constexpr const char* kCapsule = "dlpack_exchange_api";
 
 }  // namespace dlpack
 }  // namespace gleanrl

@@ -6,7 +6,7 @@ call that raises has changed nothing. `IndexError`: a row, column or start outsi
 bad value; `TypeError`: not an int.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from numpy import ndarray
@@ -38,6 +38,37 @@ class Columns:
 
     def put(self, index: int, n: int, src: Sequence[int]) -> None:
         """Write n rows from the arrays `src` to rows `index[0:n]`; of equal numbers the last one wins."""
+
+class TensorRows:
+    """Rows of columns ``[*batch, T, *leaf]`` on the CPU, written from tensors as they are.
+
+    Args:
+        exchange: the capsule by which `tensor_class` shows its tensors; see `knows_exchange`.
+        tensor_class: whose tensors are taken; no subclasses.
+        columns: by key; rows are whole and lie at equal distances.
+        roots: by key, the column like it whose next row gets the same values.
+        flags: the keys of which `write` says whether one is set.
+        time_dim: the number of batch dimensions.
+    """
+
+    def __init__(
+        self,
+        exchange: object,
+        tensor_class: type[Any],
+        columns: dict[Any, Any],
+        roots: dict[Any, Any],
+        flags: list[Any],
+        time_dim: int,
+    ) -> None: ...
+    def write(self, t: int, values: Mapping[Any, Any], exactly: bool = False) -> bool | None:
+        """Write row `t`, and row ``t + 1`` of the roots, from a dictionary; return whether a flag is set.
+
+        None, and nothing is written, if a key isn't there, there are others where there are to be `exactly` these, or a
+        value isn't a tensor on the CPU of the column's dtype and row shape.
+        """
+
+def knows_exchange(capsule: object) -> bool:
+    """Whether a capsule holds DLPack's exchange interface, in a version that is known here."""
 
 def first_nonfinite_f32(address: int, n: int) -> int:
     """Position of the first NaN or infinity among n float32 values, or -1."""

@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 
 from gleanrl.block import Block
 from gleanrl.inference import lasting
+from gleanrl.native import Columns
+from gleanrl.pool import BufferPool
 from gleanrl.schema import Schema, numpy_twin
 from gleanrl.tree import Path
 
 _LARGEST = 1 << 18
 """Bytes of a block up to which copying it costs less than making its views does."""
+
+_FIRST = np.zeros(1, np.int64)
 
 
 class KeptBlock(Block):
@@ -34,6 +40,16 @@ class KeptBlock(Block):
     def __init__(self, schema: Schema, batch_size: Sequence[int], num_steps: int) -> None:
         super().__init__(schema, batch_size, num_steps, borrowed=True)
         self._shown: dict[tuple[Path, ...], _Shown] = {}
+        columns = [column for column in self.columns if isinstance(column, torch.Tensor)]
+        self._whole = Columns([c.data_ptr() for c in columns], [c.nbytes for c in columns], 1)
+
+    def copied(self, pool: BufferPool | None = None, into: Block | None = None) -> Block:
+        """Return a copy; see `Block.owned`."""
+        if into is not None:
+            return super().copied(pool, into)
+        out = Block(self.schema, self.batch_size[:-1], self.num_steps, pool=pool)
+        self._whole.gather(_FIRST.ctypes.data, 1, [column.data_ptr() for column in out.columns])
+        return out
 
     def shown(self, paths: Sequence[Path]) -> Sequence[tuple[Any, ...]]:
         """Return the rows at `paths`, step by step, the same ones again; see `Block.shown`."""
@@ -72,7 +88,7 @@ class _Shown:
 
     def _count(self) -> int:
         """Return how many references there are to the rows, and to tensors over their memory."""
-        objects = sum(sys.getrefcount(row) for rows in self.rows for row in rows)
+        objects = sum(map(sys.getrefcount, chain.from_iterable(self.rows)))
         return objects + sum(map(torch._C._storage_Use_Count, self._storages))
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from gleanrl.block import Block
-from gleanrl.envs.transforms.columns import DoneFlags, Leaves, OpenedColumns, Output, SpareRow
-from gleanrl.errors import EnvironmentContractError
+from gleanrl.envs.transforms.columns import DoneFlags, Leaves, OpenedColumns, SpareRow
 from gleanrl.schema import Field, Schema
 
 SIZE = torch.Size((2,))
@@ -45,40 +44,6 @@ def test_one_row_is_seen_as_many():
         Block(Schema({("a",): Field(SIZE, torch.float32)}), (4,), 3, columns=[column]), False
     )
     assert rows.get("a")[0] is rows.get("a")[2]
-
-
-@pytest.mark.parametrize("batch", [(), (4,)])
-def test_an_outcome_is_the_root_of_the_next_row(batch):
-    made = block(batch)
-    output = Output(made, ("a",))
-    shape = (*batch, 2)
-    for t in range(3):
-        output.write(t, torch.full(shape, t + 1.0))
-    output.write_root(0, torch.full(shape, 9.0))
-    time = len(batch)
-    assert made.column(("next", "a")).select(time, 2).unique().tolist() == [3.0]
-    roots = [made.column(("a",)).select(time, t).unique().tolist() for t in range(3)]
-    assert roots == [[9.0], [1.0], [2.0]]
-    only_after = Output(made, ("r",))
-    only_after.write(1, torch.full(shape, 4.0))
-    assert made.column(("next", "r")).select(time, 1).unique().tolist() == [4.0]
-
-
-def test_other_shapes_and_dtypes_are_refused():
-    output = Output(block(), ("a",))
-    for value in (torch.zeros(1), torch.zeros(2, dtype=torch.float64), torch.zeros(1, 2)):
-        with pytest.raises(EnvironmentContractError, match="'a' expected shape"):
-            output.write(0, value)
-        with pytest.raises(EnvironmentContractError, match="'a' expected shape"):
-            output.write_root(0, value)
-
-
-def test_numbers_that_numpy_lacks_are_written_too():
-    field = Field(SIZE, torch.bfloat16)
-    made = Block(Schema({("a",): field, ("next", "a"): field}), (), 2)
-    output = Output(made, ("a",))
-    output.write(0, torch.tensor([1.5, 2.5], dtype=torch.bfloat16))
-    assert made.column(("a",))[1].tolist() == [1.5, 2.5]
 
 
 @pytest.mark.parametrize("batch", [(), (4,), (2, 3), (100,)])

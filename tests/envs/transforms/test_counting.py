@@ -16,8 +16,8 @@ from gleanrl.envs.transforms import (
     StepCounter,
     TransformedEnv,
 )
-from gleanrl.envs.transforms.columns import Output
 from gleanrl.envs.transforms.counting import Counters, counting_tail
+from gleanrl.envs.transforms.outputs import Output
 from gleanrl.schema import Field, Schema
 from tests.envs.transforms.ways import ENVS, SCRIPT, batched, batches, collect_both_ways, single
 from tests.fakes import Script

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from gleanrl.block import Block
@@ -13,7 +12,7 @@ from gleanrl.envs.transforms.compose import flattened
 from gleanrl.errors import EnvironmentContractError, PolicyError
 from gleanrl.overrides import is_ours
 from gleanrl.rollouts.steppers import any_set, declared
-from gleanrl.schema import Field, Schema, allocate, numpy_dtype, numpy_twin, numpy_view
+from gleanrl.schema import Field, Schema, allocate, numpy_view
 from gleanrl.tree import NestedKey, Path, as_key, as_path
 
 
@@ -83,80 +82,6 @@ class Leaves:
     def __iter__(self) -> Iterator[NestedKey]:
         """Iterate over the keys."""
         return iter(self._leaves)
-
-
-class Output:
-    """Where the values of one key go: below ``"next"`` in the step's own row, and into the root of the row after.
-
-    Args:
-        block: the block that is handed out.
-        path: the key, without ``"next"``; either column may be absent.
-    """
-
-    def __init__(self, block: Block, path: Path) -> None:
-        after = ("next", *path)
-        self.key = as_key(path)
-        some = block.schema[after if after in block.schema else path]
-        self._shape, self._dtype = torch.Size((*block.batch_size[:-1], *some.shape)), some.dtype
-        self._on_cpu = not _elsewhere(block) and numpy_twin(some.dtype) is some.dtype
-        self._array_shape, self._array_dtype = tuple(self._shape), numpy_dtype(some.dtype)
-        self._last = block.num_steps - 1
-        # A column that isn't there is a dummy of one row, so that a write needs no test.
-        self._next, self._next_step = self._rows(block, after)
-        self._root, self._root_step = self._rows(block, path)
-
-    def _rows(self, block: Block, path: Path) -> tuple[Any, int]:
-        """Return the column's rows, as arrays on the CPU, and the distance from one row to the next."""
-        there = path in block.schema
-        if there:
-            column = block.time_first(path)
-        else:
-            column = torch.empty((1, *self._shape), dtype=self._dtype, device=block.columns[0].device)
-        return (numpy_view(column) if self._on_cpu else column), int(there)
-
-    def write(self, t: int, value: torch.Tensor) -> None:
-        """Write the outcome of row `t`, and the root of row ``t + 1`` if there is one."""
-        if self._on_cpu:
-            array = value.numpy()
-            if array.dtype is not self._array_dtype or array.shape != self._array_shape:
-                self._check(value)
-            self._next[t * self._next_step] = array
-            if t < self._last:
-                self._root[(t + 1) * self._root_step] = array
-            return
-        self._check(value)
-        self._next[t * self._next_step] = value
-        if t < self._last:
-            self._root[(t + 1) * self._root_step] = value
-
-    def write_root(self, t: int, value: torch.Tensor) -> None:
-        """Write the root of row `t`."""
-        self._check(value)
-        self._root[t * self._root_step] = value.numpy() if self._on_cpu else value
-
-    def write_rows(self, first: int, rows: np.ndarray[Any, Any]) -> None:
-        """Write the outcomes of the rows from `first` on, and the roots behind them.
-
-        Args:
-            first: the first row.
-            rows: ``(n, *batch, *leaf)`` in the column's dtype, which both columns have; not the block's last row.
-        """
-        stop = first + len(rows)
-        self._next[first:stop] = rows
-        self._root[first + 1 : stop + 1] = rows
-
-    def clear_rows(self, first: int, count: int) -> torch.Tensor:
-        """Write zeros as `write_rows` does, into `count` rows; return one row of them."""
-        self._next[first : first + count] = 0
-        self._root[first + 1 : first + count + 1] = 0
-        return torch.zeros(self._shape, dtype=self._dtype, device="cpu")
-
-    def _check(self, value: torch.Tensor) -> None:
-        if value.shape != self._shape or value.dtype is not self._dtype:
-            raise EnvironmentContractError(
-                f"transform: key {self.key!r} expected shape {tuple(self._shape)} {self._dtype}, as the transformed "
-                f"specs declare it, got {tuple(value.shape)} {value.dtype}"
-            )
 
 
 class SpareRow:

@@ -11,8 +11,8 @@ import torch
 
 from gleanrl.block import Block
 from gleanrl.envs.transforms.base import Transform
-from gleanrl.envs.transforms.columns import Output
 from gleanrl.envs.transforms.following import Following
+from gleanrl.envs.transforms.outputs import Output
 from gleanrl.envs.transforms.rows import Row
 from gleanrl.tree import FLAGS, NestedKey, as_path
 

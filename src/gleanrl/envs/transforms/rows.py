@@ -57,8 +57,8 @@ class Row:
     Attributes:
         t: which row.
         made: what was set.
-        seldom: whether what is read now isn't read in every row: a column of many rows, which costs what a hundred reads
-            of one of them do, isn't opened for that.
+        seldom: whether what is read now isn't read in every row: a column of many rows isn't opened for that, which
+            costs as much as reading a hundred of them one by one.
     """
 
     def __init__(self, batch_size: torch.Size, device: torch.device | None) -> None:

@@ -15,7 +15,7 @@ copied into the outer block, the one that is handed out::
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -29,15 +29,15 @@ from gleanrl.envs.transforms.columns import (
     DoneFlags,
     Leaves,
     OpenedColumns,
-    Output,
     copy_action,
     require_declared,
 )
 from gleanrl.envs.transforms.compose import flattened
 from gleanrl.envs.transforms.counting import Counters, counting_tail, run_steps
 from gleanrl.envs.transforms.inner_block import InnerBlocks
+from gleanrl.envs.transforms.outputs import Outputs
 from gleanrl.envs.transforms.rows import Row, trailing
-from gleanrl.errors import EnvironmentContractError, UnsupportedError
+from gleanrl.errors import UnsupportedError
 from gleanrl.layout import record_of
 from gleanrl.overrides import is_ours
 from gleanrl.rollouts.columns import Column
@@ -45,9 +45,8 @@ from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import declared, make_stepper
 from gleanrl.rollouts.traits import EnvTraits
-from gleanrl.rollouts.whole_rows import WholeRows, written_whole
 from gleanrl.schema import Schema
-from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, flatten, is_private, outermost
+from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, flatten, outermost
 
 Values = dict[NestedKey, torch.Tensor]
 
@@ -103,7 +102,7 @@ class TransformedStepper(Stepper):
         self._carry: Values | None = None
         self._latest: Values | None = None  # what a step in the middle of a block made, newer than the carry
         self._schema: Schema | None = None
-        self._block: Block | None = None  # the one that rows are written into
+        self._seen: Block | None = None  # the one that rows are written into
         self._bound_to: Collection[Path] = ()
         self._counters: Counters | None = None  # those that are skipped in quiet rows, see `defer`
         self._only_counts = False  # whether nothing else is to be done there
@@ -197,18 +196,18 @@ class TransformedStepper(Stepper):
         if self._carry is None:
             self.reset()
         assert self._carry is not None
-        if block is not self._block or primed != self._bound_to:
+        if block is not self._seen or primed != self._bound_to:
             self._see(block, primed)
         self._counters, self._whole = None, 0
         self._root.clear(0)
         self._base.bind(self._inner, actions_ready and not self._inverts, self._passed)
         self._always, self._always_required = self._steps, self._required
-        self._together = self._written_together(self._required)
-        self._write_root(0, self._carry)
+        self._outputs.expect(self._required)
+        self._outputs.write_root(0, self._carry)
 
     def _see(self, block: Block, primed: Collection[Path]) -> None:
         """Take views of a block's columns, and make the base environment's block around them."""
-        self._block = None
+        self._seen = None
         self._last = block.num_steps - 1
         self._inner = inner = self._inner_blocks.within(block)
         self._passed = [path for path in primed if self._passes(path) and path in inner.schema]
@@ -228,9 +227,9 @@ class TransformedStepper(Stepper):
         self._done = DoneFlags(block, self._ruling)
         self._frames = block.rows(MASK) if self._masked else ()
         self._inner_columns: dict[Path, Column] = {}
-        self._outputs = {key: Output(block, as_path(key)) for key in self._root_keys}
-        self._writers: dict[tuple[NestedKey, ...], WholeRows | None] = {}
-        self._block, self._bound_to = block, primed
+        self._outputs = Outputs(block, self._root_keys, {*self._observed, *self._rewards})
+        self._seen = self._block = block
+        self._bound_to = primed
 
     def _passes(self, path: Path) -> bool:
         """Return whether what a policy writes at `path` is for the base environment to take over."""
@@ -265,8 +264,7 @@ class TransformedStepper(Stepper):
             if self._masked:
                 self._leave_resets(t, made)
             extra = None if self._done_keys.isdisjoint(made) else self._ended_here(t, made)
-            if self._together is None or self._together.write(t, made, True) is None:
-                self._write(t, made)
+            self._outputs.write(t, made)
             if (
                 kept is None
                 and (self._masked or self._done.any(t))
@@ -275,7 +273,7 @@ class TransformedStepper(Stepper):
                 during = "reset"
                 made = self._turn(t, made, extra, due)
                 if t < self._last:
-                    self._write_root(t + 1, made)
+                    self._outputs.write_root(t + 1, made)
             if kept is not None:
                 made = {**kept, **made}
             elif counters is not None and t < self._last:
@@ -313,25 +311,6 @@ class TransformedStepper(Stepper):
                 made[key] = outcome.get(key).clone()  # its memory may be the next row's, too
         return made, kept
 
-    def _write(self, t: int, made: Values) -> None:
-        """Write what the transforms made of the outcome of row `t`, key by key."""
-        outputs = self._outputs
-        for key, value in made.items():
-            output = outputs.get(key) or self._output(key)
-            if output is not None:
-                output.write(t, value)
-
-    def _written_together(self, required: Sequence[NestedKey]) -> WholeRows | None:
-        """Return what writes the outcomes at these keys, and no others, at once; None where it can't be done."""
-        keys = tuple(required)
-        if keys not in self._writers:
-            block, paths = self._block, {key: ("next", *as_path(key)) for key in keys}
-            assert block is not None
-            roots = {key: path[1:] for key, path in paths.items() if path[1:] in block.schema}
-            able = bool(keys) and all(written_whole(block, p) for p in (*paths.values(), *roots.values()))
-            self._writers[keys] = WholeRows(block, paths, roots) if able else None
-        return self._writers[keys]
-
     def run(self, block: Block) -> None:
         """Take all steps of the block, where nobody looks at the rows in between."""
         self.defer(())
@@ -353,12 +332,12 @@ class TransformedStepper(Stepper):
         tail = [] if self._masked else counting_tail(self._chain, block, given, at_once)
         if tail:
             self._root.made = dict(carry)
-            self._counters = counters = Counters(tail, block, self._outputs, given, at_once)
+            self._counters = counters = Counters(tail, block, self._outputs.by_key, given, at_once)
             counters.begin(0, carry)
             self._always = [s for one, s in zip(self._chain, self._steps, strict=True) if one not in tail]
             self._always_required = [key for key in self._required if key not in counters.written]
             self._only_counts = not self._always and not self._always_required
-            self._together = self._written_together(self._always_required)
+            self._outputs.expect(self._always_required)
 
     def settle(self) -> None:
         """Write what was deferred, of the rows that are whole."""
@@ -458,21 +437,3 @@ class TransformedStepper(Stepper):
     def _group_masks(self, mask: torch.Tensor, root: Mapping[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
         flags = {group: root[(*group, "done")] for group in self._groups}
         return {group: trailing(mask.to(f.device), f).expand(f.shape).clone() for group, f in flags.items()}
-
-    def _write_root(self, t: int, values: Values) -> None:
-        for key, value in values.items():
-            if (output := self._outputs.get(key) or self._output(key)) is not None:
-                output.write_root(t, value)
-
-    def _output(self, key: NestedKey) -> Output | None:
-        """Return where the values of a key that wasn't written before go; None for private ones."""
-        path = as_path(key)
-        if is_private(path):
-            return None
-        if path not in self._observed and path not in self._rewards:
-            raise EnvironmentContractError(
-                f"transform: it wrote {key!r}, which the transformed specs don't declare; declare it in "
-                "transform_observation_spec"
-            )
-        self._outputs[key] = output = Output(self._block, path)
-        return output

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gleanrl.block import Block
+from gleanrl.envs.transforms.outputs import Output, Outputs
+from gleanrl.errors import EnvironmentContractError
+from gleanrl.schema import Field, Schema
+
+SIZE = torch.Size((2,))
+VALUE = Field(SIZE, torch.float32)
+
+
+def block(batch=(), steps=3):
+    fields = {("a",): VALUE, ("next", "a"): VALUE, ("next", "r"): VALUE}
+    made = Block(Schema(fields), batch, steps)
+    for column in made.columns:
+        column.zero_()
+    return made
+
+
+@pytest.mark.parametrize("batch", [(), (4,)])
+def test_an_outcome_is_the_root_of_the_next_row(batch):
+    made = block(batch)
+    output = Output(made, ("a",))
+    shape = (*batch, 2)
+    for t in range(3):
+        output.write(t, torch.full(shape, t + 1.0))
+    output.write_root(0, torch.full(shape, 9.0))
+    time = len(batch)
+    assert made.column(("next", "a")).select(time, 2).unique().tolist() == [3.0]
+    roots = [made.column(("a",)).select(time, t).unique().tolist() for t in range(3)]
+    assert roots == [[9.0], [1.0], [2.0]]
+    only_after = Output(made, ("r",))
+    only_after.write(1, torch.full(shape, 4.0))
+    assert made.column(("next", "r")).select(time, 1).unique().tolist() == [4.0]
+
+
+def test_other_shapes_and_dtypes_are_refused():
+    output = Output(block(), ("a",))
+    for value in (torch.zeros(1), torch.zeros(2, dtype=torch.float64), torch.zeros(1, 2)):
+        with pytest.raises(EnvironmentContractError, match="'a' expected shape"):
+            output.write(0, value)
+        with pytest.raises(EnvironmentContractError, match="'a' expected shape"):
+            output.write_root(0, value)
+
+
+def test_numbers_that_numpy_lacks_are_written_too():
+    field = Field(SIZE, torch.bfloat16)
+    made = Block(Schema({("a",): field, ("next", "a"): field}), (), 2)
+    output = Output(made, ("a",))
+    output.write(0, torch.tensor([1.5, 2.5], dtype=torch.bfloat16))
+    assert made.column(("a",))[1].tolist() == [1.5, 2.5]
+
+
+@pytest.mark.parametrize("expected", [("a", "r"), ("r", "a"), ("a",), (), None])
+def test_rows_are_the_same_whatever_was_expected(expected):
+    made, want = block((4,)), block((4,))
+    outputs, plain = Outputs(made, ["a"], {("a",), ("r",)}), [Output(want, ("a",)), Output(want, ("r",))]
+    if expected is not None:
+        outputs.expect(expected)
+    for t in range(3):
+        values = {key: torch.randn(4, 2) for key in ("a", "r")}
+        outputs.write(t, {**values, "_private": torch.zeros(4)} if t == 1 else values)
+        for output in plain:
+            output.write(t, values[output.key])
+    outputs.write_root(1, {"a": torch.ones(4, 2), "_private": torch.zeros(4)})
+    plain[0].write_root(1, torch.ones(4, 2))
+    for path in made.schema.paths:
+        assert torch.equal(made.column(path), want.column(path)), path
+    assert set(outputs.by_key) <= {"a", "r"}
+
+
+def test_what_is_expected_may_be_something_else_later():
+    outputs = Outputs(made := block(), ["a"], {("a",), ("r",)})
+    for keys in (("a",), ("a", "r"), ("a",)):
+        outputs.expect(keys)
+        outputs.write(0, {key: torch.full((2,), 3.0) for key in keys})
+    assert [made.column(("next", key))[0].tolist() for key in ("a", "r")] == [[3.0, 3.0]] * 2
+
+
+def test_what_no_spec_declares_is_refused():
+    outputs = Outputs(block(), ["a"], {("a",)})
+    outputs.expect(["a"])
+    with pytest.raises(EnvironmentContractError, match="'r', which the transformed specs don't declare"):
+        outputs.write(0, {"a": torch.zeros(2), "r": torch.zeros(2)})
+    with pytest.raises(EnvironmentContractError, match="'a' expected shape"):
+        outputs.write(0, {"a": torch.zeros(3)})
