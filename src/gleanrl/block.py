@@ -6,6 +6,7 @@ last batch dimension and is called ``"time"``.
 
 from __future__ import annotations
 
+from collections import UserList
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,7 +69,9 @@ class Block:
     def part(self, index: int) -> Block:
         """Return the block of environment `index` of the first batch dimension: views of this one's columns."""
         columns = [column[index] for column in self.columns]
-        return Block(self.schema, self.batch_size[1:-1], self.num_steps, columns=columns)
+        return Block(
+            self.schema, self.batch_size[1:-1], self.num_steps, columns=columns, borrowed=self.borrowed
+        )
 
     def leading(self, num_steps: int) -> Block:
         """Return the block of the first steps: views of this one's columns."""
@@ -135,8 +138,12 @@ class Block:
         return rows
 
     def shown(self, paths: Sequence[Path]) -> Sequence[tuple[Any, ...]]:
-        """Return for each step the rows at `paths`, as a policy is given them."""
-        return list(zip(*map(self.rows, paths), strict=True)) if paths else [()] * self.num_steps
+        """Return for each step the rows at `paths`, as a policy is given them: it may keep them.
+
+        Those of borrowed memory, which is written again, are copies.
+        """
+        rows = list(zip(*map(self.rows, paths), strict=True)) if paths else [()] * self.num_steps
+        return CopiedRows(rows) if self.borrowed else rows
 
     def flat(self, path: Path) -> Leaf:
         """Return the column at `path` with its batch dimensions, if any, as one: ``[P, T, *leaf]``."""
@@ -171,6 +178,14 @@ class Block:
             size = torch.Size((*size[:-1], num_steps))
         names = [None] * self.time_dim + ["time"]
         return self.schema.layout.build(columns, size, device, names)
+
+
+class CopiedRows(UserList[tuple[Any, ...]]):
+    """Rows of which each reader gets copies of its own."""
+
+    def __getitem__(self, t: Any) -> Any:
+        """Return copies of the tensors of step `t`."""
+        return tuple([row.clone() for row in self.data[t]])
 
 
 def copy_columns(targets: Sequence[Leaf], sources: Sequence[Leaf]) -> None:

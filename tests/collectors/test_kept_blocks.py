@@ -1,4 +1,4 @@
-"""Small blocks are written again, and batches are copies; what a policy keeps of what it was shown stays as it was."""
+"""Small blocks are written again, and batches are copies; what others keep of what they were shown stays as it was."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ import pytest
 import torch
 from tensordict.nn import TensorDictModule
 
-from gleanrl.collectors import SyncDataCollector
-from gleanrl.envs import SerialEnv, StepCounter, TransformedEnv
+from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector, SyncDataCollector
+from gleanrl.envs import (
+    Compose,
+    ParallelEnv,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    Transform,
+    TransformedEnv,
+    UnaryTransform,
+)
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv
 
@@ -60,3 +69,115 @@ def test_what_a_policy_keeps_stays_as_it_was(part, whole, kind, steps):
     assert len(observed.unique(dim=0)) > 1, "there is something that could be overwritten"
     if part == "nothing":
         assert len(module.addresses) <= steps + 1, "the memory is written again"
+
+
+class Entries(Transform):
+    """Keeps each entry that it maps, before and after."""
+
+    def __init__(self, **keys):
+        super().__init__(**keys)
+        self.kept = []
+
+    def _seen(self, value):
+        self.kept.append((value, value.clone()))
+        return value * 1
+
+    def _apply_transform(self, value):
+        return self._seen(value)
+
+    def _inv_apply_transform(self, value):
+        return self._seen(value)
+
+
+def step(self, tensordict, next_tensordict):
+    for record in (tensordict, next_tensordict):
+        for key in ("observation", "done", "step_count"):
+            value = record.get(key, None)
+            if value is not None:
+                self._seen(value)
+    return next_tensordict
+
+
+def reset(self, tensordict, tensordict_reset):
+    self._seen(tensordict_reset.get("observation"))
+    return tensordict_reset
+
+
+OnRows, OnTensorDicts = (
+    type(name, (Entries,), {"on_rows": on_rows, "_step": step, "_reset": reset})
+    for name, on_rows in (("OnRows", True), ("OnTensorDicts", False))
+)
+
+
+def mapping(**keys):
+    kept: list = []
+
+    def function(value):
+        kept.append((value, value.clone()))
+        return value * 1
+
+    made = UnaryTransform(fn=function, **keys)
+    made.kept = kept
+    return made
+
+
+SAME = {"in_keys": ["observation"], "out_keys": ["observation"]}
+OTHER = {"in_keys": ["observation"], "out_keys": ["other"]}
+TRANSFORMS = {
+    "same": lambda: Entries(**SAME),
+    "other": lambda: Entries(**OTHER),
+    "actions": lambda: Entries(in_keys_inv=["action"], out_keys_inv=["action"]),
+    "function": lambda: mapping(**SAME),
+    "function of another": lambda: mapping(**OTHER),
+    "on rows": OnRows,
+    "on tensordicts": OnTensorDicts,
+}
+
+
+@pytest.mark.parametrize("steps", [1, 3, 10])
+@pytest.mark.parametrize("size", [(), (2,)])
+@pytest.mark.parametrize("kind", TRANSFORMS)
+def test_what_a_transform_keeps_stays_as_it_was(kind, size, steps):
+    transform = TRANSFORMS[kind]()
+    env = TransformedEnv(
+        CountingEnv(Script(lengths=(4,)), size), Compose(StepCounter(max_steps=3), transform, RewardSum())
+    )
+    frames = steps * env.batch_size.numel()
+    collector = SyncDataCollector(env, frames_per_batch=frames, total_frames=BATCHES * frames)
+    batches = [(batch, batch.clone()) for batch in collector]
+    assert all((batch == copy).all() for batch, copy in batches)
+    assert len(transform.kept) >= BATCHES * steps
+    assert all(torch.equal(value, copy) for value, copy in transform.kept)
+
+
+class Checks(torch.nn.Module):
+    """A policy that fails as soon as anything that it was shown has changed."""
+
+    def __init__(self, shape, dtype):
+        super().__init__()
+        self.shape, self.dtype, self.kept = shape, dtype, []
+
+    def forward(self, observation):
+        assert all(torch.equal(row, copy) for row, copy in self.kept)
+        self.kept.append((observation, observation.clone()))
+        return torch.ones((*observation.shape[:-1], *self.shape), dtype=self.dtype)
+
+
+def counting():
+    return CountingEnv(Script(lengths=(4,)))
+
+
+def policy():
+    spec = counting().action_spec
+    return TensorDictModule(Checks(spec.shape, spec.dtype), in_keys=["observation"], out_keys=["action"])
+
+
+@pytest.mark.parametrize("kind", ["parallel", "sync", "async"])
+def test_what_a_policy_keeps_of_shared_memory_stays_as_it_was(kind):
+    if kind == "parallel":
+        collector = SyncDataCollector(ParallelEnv(2, counting), policy(), frames_per_batch=6, total_frames=48)
+    else:
+        cls = MultiSyncDataCollector if kind == "sync" else MultiaSyncDataCollector
+        collector = cls([counting] * 2, policy(), frames_per_batch=6, total_frames=48)
+    assert sum(batch.numel() for batch in collector) == 48
+    collector.shutdown()

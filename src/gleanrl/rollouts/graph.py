@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import UserList
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from gleanrl.block import Block
+from gleanrl.block import Block, CopiedRows
 from gleanrl.objects import Leaf, stack_leaves
 from gleanrl.schema import Schema, new_column
 from gleanrl.tree import Path
@@ -44,7 +43,7 @@ class GraphBlock(Block):
 
     def shown(self, paths: Sequence[Path]) -> Sequence[tuple[Any, ...]]:
         """Return copies of the rows at `paths`, step by step: what a policy writes over rows leaves them alone."""
-        return _Copies(super().shown(paths))
+        return CopiedRows(super().shown(paths))
 
     def fill(self, path: Path, values: torch.Tensor) -> None:
         """Write all rows of the column at `path`."""
@@ -56,10 +55,3 @@ class GraphBlock(Block):
         columns = [self.column(path) for path in self.schema.paths]
         whole = Block(self.schema, self.batch_size[:-1], self.num_steps, columns=columns)
         return whole.batch(num_steps, device)
-
-
-class _Copies(UserList[tuple[Any, ...]]):
-    """Rows of which each reader gets copies of its own."""
-
-    def __getitem__(self, t: Any) -> Any:
-        return tuple([row.clone() for row in self.data[t]])

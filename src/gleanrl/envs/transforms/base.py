@@ -88,6 +88,7 @@ class Transform(Contained):
     call_on_reset: ClassVar[bool] = False  # whether a `_call` of its own is for what resets return, too
     actions_vary: ClassVar[bool] = False  # whether a step changes what the action spec allows
     loses_last: bool = False  # whether it puts NaN in place of the last observations of episodes
+    runs_functions: ClassVar[bool] = False  # whether functions of a user's get values of entries
     generator: OwnedTorchGenerator | None = None  # what random numbers are drawn from
     shows: ClassVar[tuple[str, ...]] = ()  # the attributes that its repr shows
 
@@ -238,6 +239,11 @@ class Transform(Contained):
             return False  # this very object has one of its own
         owners = [next(c for c in type(self).__mro__ if hook in vars(c)) for hook in _HOOKS]
         return all(vars(owner).get("on_rows", False) for owner in owners) and not self.enable_inv_on_reset
+
+    @property
+    def shows_values(self) -> bool:
+        """Whether somebody else's code gets values of entries, and may keep them."""
+        return self.runs_functions or not is_ours(type(self))
 
     def stepping(self) -> tuple[Callable[..., Any], bool]:
         """Return the hook that gets a step's outcome, and whether it gets the root before that: `_step` or `_call`."""

@@ -34,6 +34,7 @@ class UnaryTransform(EntryTransform):
 
     on_rows = False
     on_host = False
+    runs_functions = True
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -59,12 +59,13 @@ class Row:
         made: what was set.
         seldom: whether what is read now isn't read in every row: a column of many rows isn't opened for that, which
             costs as much as reading a hundred of them one by one.
+        copies: whether what is read may be kept by whoever reads it: the memory of rows is written again.
     """
 
     def __init__(self, batch_size: torch.Size, device: torch.device | None) -> None:
         self.batch_size = batch_size
         self.device = device
-        self.t, self.seldom = 0, False
+        self.t, self.seldom, self.copies = 0, False, False
         self.made: dict[NestedKey, torch.Tensor] = {}
         self._hidden: set[NestedKey] = set()
         self._columns: Columns = _NOTHING
@@ -91,6 +92,11 @@ class Row:
         Raises:
             MissingKeyError: if there is none and no default is given (also a KeyError).
         """
+        if self.copies:
+            self.copies = False
+            value = self.get(key, default)
+            self.copies = True
+            return value.clone() if isinstance(value, torch.Tensor) else value
         value = self.made.get(key)
         if value is not None:
             return value
@@ -129,6 +135,21 @@ class Row:
     def keys(self) -> list[NestedKey]:
         """Return the keys of all values."""
         return [*dict.fromkeys((*self.made, *(key for key in self._columns if key not in self._hidden)))]
+
+
+def on_copies(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a transform's hook that gets copies of what it reads of rows, and may keep them."""
+
+    def apart(*rows: Row) -> Any:
+        for row in rows:
+            row.copies = True
+        try:
+            return hook(*rows)
+        finally:
+            for row in rows:
+                row.copies = False
+
+    return apart
 
 
 def reset_rows(record: Record, reset_keys: Sequence[NestedKey]) -> torch.Tensor | None:

@@ -36,7 +36,7 @@ from gleanrl.envs.transforms.compose import flattened
 from gleanrl.envs.transforms.counting import Counters, counting_tail, run_steps
 from gleanrl.envs.transforms.inner_block import InnerBlocks
 from gleanrl.envs.transforms.outputs import Outputs
-from gleanrl.envs.transforms.rows import Row, trailing
+from gleanrl.envs.transforms.rows import Row, on_copies, trailing
 from gleanrl.errors import UnsupportedError
 from gleanrl.layout import record_of
 from gleanrl.overrides import is_ours
@@ -79,8 +79,15 @@ class TransformedStepper(Stepper):
         self._chain = [transform for transform in chain if not transform.idles()]
         self._steps = [transform.stepping() for transform in self._chain]
         self._inverts, self._invert = self._transform.inverts(), self._transform.inverting()
+        self._restart = self._transform._reset
+        if any(transform.shows_values for transform in chain):
+            self._steps = [
+                (on_copies(run) if transform.shows_values else run, takes_root)
+                for transform, (run, takes_root) in zip(self._chain, self._steps, strict=True)
+            ]
+            self._invert, self._restart = on_copies(self._invert), on_copies(self._restart)
         self._keeps_values = all(is_ours(type(t)) for t in chain)
-        self.keeps_nothing = self._keeps_values and base.keeps_nothing
+        self.keeps_nothing = base.keeps_nothing
         dims = len(self.batch_size)
         self._groups = [as_path(key)[:-1] for key in env.reset_keys]
         self._ruling = outermost(self._groups)
@@ -416,7 +423,7 @@ class TransformedStepper(Stepper):
         request.made = {key: value for key, value in before.items() if value is not None}
         if masks is not None:
             request.made |= {as_key((*group, "_reset")): mask for group, mask in masks.items()}
-        self._transform._reset(request, fresh)
+        self._restart(request, fresh)
         keys = dict.fromkeys([*self._root_keys, *(k for k in fresh.made if as_path(k) in self._observed)])
         values = {key: value for key in keys if (value := fresh.get(key, None)) is not None}
         if masks is not None:
