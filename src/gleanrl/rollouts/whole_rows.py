@@ -37,7 +37,7 @@ class WholeRows:
     """Writes rows of some columns, ``[*batch, T, *leaf]``.
 
     To copy a tensor of a few bytes costs a tenth of what showing it to NumPy, or to torch, does. The core looks at
-    tensors itself, where torch offers DLPack's exchange interface (2.10 and later); else they are asked here.
+    tensors itself, where torch offers DLPack's exchange interface, as newer releases do; else they are asked here.
 
     Args:
         block: has the columns.
