@@ -33,33 +33,6 @@ const dlpack::Exchange& exchange_of(nb::handle capsule) {
   return *exchange;
 }
 
-bool is_empty(const Tensor& tensor) {
-  return std::find(tensor.shape, tensor.shape + tensor.ndim, 0) != tensor.shape + tensor.ndim;
-}
-
-// Whether dimensions [first, stop), of a tensor that isn't empty, are like one whose elements lie `distance` apart; -1
-// becomes what it is, and stays where there is only one element.
-bool is_even(const Tensor& tensor, std::int32_t first, std::int32_t stop, std::int64_t& distance) {
-  std::int64_t expected = distance;
-  for (std::int32_t dim = stop; dim-- > first;) {
-    if (tensor.shape[dim] == 1) continue;
-    if (distance < 0) distance = expected = tensor.strides[dim];
-    if (tensor.strides[dim] != expected) return false;
-    expected *= tensor.shape[dim];
-  }
-  return true;
-}
-
-// Whether the elements lie back to back.
-bool is_contiguous(const Tensor& tensor) {
-  std::int64_t distance = 1;
-  return is_empty(tensor) || is_even(tensor, 0, tensor.ndim, distance);
-}
-
-const std::byte* data_of(const Tensor& tensor) {
-  return static_cast<const std::byte*>(tensor.data) + tensor.byte_offset;
-}
-
 // Where the rows of a column stand: that of environment p and step t at data + p * part + t * step. A step of 0 is that
 // of a single row which all steps write.
 struct Place {
@@ -80,22 +53,14 @@ struct Column {
   std::optional<Place> root;  // of the column whose next row gets the same values
 };
 
-// Copies what isn't in one piece: an element after the other, in order.
-void copy_elements(std::byte* to, const Tensor& from, std::int64_t item_bytes) {
-  std::vector<std::int64_t> at(static_cast<std::size_t>(from.ndim));
-  const std::byte* data = data_of(from);
-  for (;;) {
-    std::int64_t offset = 0;
-    for (std::int32_t dim = 0; dim < from.ndim; ++dim) offset += at[static_cast<std::size_t>(dim)] * from.strides[dim];
-    std::memcpy(to, data + offset * item_bytes, static_cast<std::size_t>(item_bytes));
-    to += item_bytes;
-    std::int32_t dim = from.ndim;
-    while (dim-- > 0 && ++at[static_cast<std::size_t>(dim)] == from.shape[dim]) at[static_cast<std::size_t>(dim)] = 0;
-    if (dim < 0) return;
-  }
-}
-
-// Writes rows of some columns ``[*batch, T, *leaf]`` on the CPU.
+// Writes rows of some columns ``[*batch, T, *leaf]`` on the CPU, all of one batch and as many steps.
+//
+// Lifetime.  The columns are held. Their memory must stay where it is: a column that is moved (`set_`, `share_memory_`)
+//   leaves an address that nobody has.
+// Threads.   One caller at a time, under the interpreter lock.
+// Failure.   Every value is looked at before the first byte is written.
+// Overlap.   A value may be the very row that it is written to; otherwise it overlaps no column.
+// Cost.      About 0.2 us for each value, most of it for asking torch what it is.
 class TensorRows {
  public:
   TensorRows(nb::object exchange, nb::object tensor_class, nb::dict columns, nb::dict roots, nb::list flags,
@@ -103,25 +68,32 @@ class TensorRows {
       : exchange_(exchange_of(exchange)),
         class_(tensor_class),
         is_neg_(nb::steal(PyUnicode_InternFromString("is_neg"))) {
-    const auto objects = {exchange, nb::object(columns), nb::object(roots)};
-    for (const nb::object& kept : objects) kept_.append(kept);
+    if (columns.size() == 0) throw std::invalid_argument("columns: expected one at least");
+    for (const nb::object& kept : {exchange, nb::object(columns), nb::object(roots)}) kept_.append(kept);
     for (const auto [key, column] : columns) {
       const nb::object root = roots.contains(key) ? nb::object(roots[key]) : nb::none();
-      columns_.push_back(column_of(column, root, time_dim));
-      columns_.back().key = nb::borrow(key);
-      columns_.back().is_flag = PySequence_Contains(flags.ptr(), key.ptr()) == 1;
+      const bool is_flag = PySequence_Contains(flags.ptr(), key.ptr()) == 1;
+      columns_.push_back(column_of(key, is_flag, view_of(column), time_dim));
+      if (!root.is_none()) columns_.back().root = root_of(columns_.back(), view_of(column), view_of(root), time_dim);
     }
   }
 
   // Writes row t, and row t + 1 of the roots; none, and nothing is written, if a value isn't a plain tensor as declared.
   // Returns whether a flag is set.
-  nb::object write(std::int64_t t, nb::dict values, bool exactly) {
+  nb::object write(std::int64_t t, nb::handle values, bool exactly) {
     if (t < 0 || t >= num_steps_) throw nb::index_error("write: no such row");
+    nb::object given = nb::borrow(values);
+    if (!PyDict_Check(values.ptr())) {  // another mapping
+      given = nb::steal(PyDict_New());
+      if (PyDict_Update(given.ptr(), values.ptr()) != 0) throw nb::python_error();
+    }
     const std::size_t count = columns_.size();
-    if (exactly && values.size() != count) return nb::none();
-    Tensor views[kMost];
+    if (exactly && static_cast<std::size_t>(PyDict_Size(given.ptr())) != count) return nb::none();
+    Tensor few[kFew];
+    std::vector<Tensor> many(count > kFew ? count : 0);
+    Tensor* const views = count > kFew ? many.data() : few;
     for (std::size_t i = 0; i < count; ++i) {
-      PyObject* const value = PyDict_GetItemWithError(values.ptr(), columns_[i].key.ptr());
+      PyObject* const value = PyDict_GetItemWithError(given.ptr(), columns_[i].key.ptr());
       if (value == nullptr && PyErr_Occurred()) throw nb::python_error();
       if (value == nullptr || !fits(columns_[i], value, views[i])) return nb::none();
     }
@@ -131,7 +103,7 @@ class TensorRows {
   }
 
  private:
-  static constexpr std::size_t kMost = 64;
+  static constexpr std::size_t kFew = 32;  // of these the views stand on the stack
 
   Tensor view_of(nb::handle tensor) const {
     Tensor view{};
@@ -139,42 +111,42 @@ class TensorRows {
     return view;
   }
 
-  Column column_of(nb::handle object, nb::handle root, std::int32_t time_dim) {
-    if (columns_.size() == kMost) throw std::invalid_argument("columns: too many");
-    const Tensor view = view_of(object);
+  Column column_of(nb::handle key, bool is_flag, const Tensor& view, std::int32_t time_dim) {
     if (view.ndim <= time_dim) throw std::invalid_argument("columns: expected a dimension of time");
-    Column column{};
-    column.dtype = view.dtype;
-    column.item_bytes = view.dtype.bits * view.dtype.lanes / 8;
+    Column column{nb::borrow(key), is_flag, view.dtype, {}, view.dtype.bits * view.dtype.lanes / 8, 0, {}, {}};
+    std::int64_t num_parts = 1;
     column.row_bytes = column.item_bytes;
-    num_parts_ = 1;
     for (std::int32_t dim = 0; dim < view.ndim; ++dim) {
       if (dim == time_dim) continue;
       column.shape.push_back(view.shape[dim]);
-      (dim < time_dim ? num_parts_ : column.row_bytes) *= view.shape[dim];
+      (dim < time_dim ? num_parts : column.row_bytes) *= view.shape[dim];
     }
-    num_steps_ = view.shape[time_dim];
+    if (columns_.empty()) {
+      num_parts_ = num_parts;
+      num_steps_ = view.shape[time_dim];
+    } else if (num_parts != num_parts_ || view.shape[time_dim] != num_steps_) {
+      throw std::invalid_argument("columns: expected the same batch and as many steps");
+    }
     column.rows = place_of(view, time_dim, column.item_bytes);
-    if (!root.is_none()) {
-      const Tensor behind = view_of(root);
-      const bool alike = behind.dtype == view.dtype &&
-                         std::equal(view.shape, view.shape + view.ndim, behind.shape, behind.shape + behind.ndim);
-      if (!alike) throw std::invalid_argument("roots: expected columns like those whose rows they get");
-      column.root = place_of(behind, time_dim, column.item_bytes);
-    }
     return column;
   }
 
+  static Place root_of(const Column& column, const Tensor& view, const Tensor& behind, std::int32_t time_dim) {
+    const bool alike = behind.dtype == view.dtype &&
+                       std::equal(view.shape, view.shape + view.ndim, behind.shape, behind.shape + behind.ndim);
+    if (!alike) throw std::invalid_argument("roots: expected columns like those whose rows they get");
+    return place_of(behind, time_dim, column.item_bytes);
+  }
+
   static Place place_of(const Tensor& column, std::int32_t time_dim, std::int64_t item_bytes) {
-    auto* const data = const_cast<std::byte*>(data_of(column));
+    auto* const data = const_cast<std::byte*>(dlpack::data_of(column));
     if (column.device.type != dlpack::kCpu) throw std::invalid_argument("columns: expected memory on the CPU");
-    if (is_empty(column)) return {data, 0, 0};
-    std::int64_t part = -1;
-    std::int64_t item = 1;
-    if (!is_even(column, 0, time_dim, part) || !is_even(column, time_dim + 1, column.ndim, item)) {
+    if (dlpack::is_empty(column)) return {data, 0, 0};
+    const std::int64_t part = dlpack::innermost_stride(column, 0, time_dim);
+    if (!dlpack::is_even(column, 0, time_dim, part) || !dlpack::is_even(column, time_dim + 1, column.ndim, 1)) {
       throw std::invalid_argument("columns: expected whole rows at equal distances");
     }
-    return {data, std::max<std::int64_t>(part, 0) * item_bytes, column.strides[time_dim] * item_bytes};
+    return {data, part * item_bytes, column.strides[time_dim] * item_bytes};
   }
 
   bool fits(const Column& column, PyObject* value, Tensor& view) const {
@@ -201,10 +173,10 @@ class TensorRows {
   bool put(const Column& column, const Tensor& view, std::int64_t t) {
     const auto bytes = static_cast<std::size_t>(column.row_bytes);
     if (bytes == 0) return false;
-    const std::byte* from = data_of(view);
-    if (!is_contiguous(view)) {
+    const std::byte* from = dlpack::data_of(view);
+    if (!dlpack::is_contiguous(view)) {
       pieces_.resize(bytes * static_cast<std::size_t>(num_parts_));
-      if (num_parts_ != 0) copy_elements(pieces_.data(), view, column.item_bytes);
+      if (num_parts_ != 0) dlpack::copy_elements(pieces_.data(), view, column.item_bytes);
       from = pieces_.data();
     }
     place(column.rows, t, from, bytes);
@@ -215,7 +187,8 @@ class TensorRows {
 
   void place(const Place& rows, std::int64_t t, const std::byte* from, std::size_t bytes) const {
     std::byte* to = rows.data + t * rows.step;
-    for (std::int64_t part = 0; part < num_parts_; ++part, from += bytes, to += rows.part) std::memcpy(to, from, bytes);
+    for (std::int64_t part = 0; part < num_parts_; ++part, from += bytes, to += rows.part)
+      std::memmove(to, from, bytes);
   }
 
   const dlpack::Exchange& exchange_;
@@ -223,7 +196,7 @@ class TensorRows {
   nb::object is_neg_;
   nb::list kept_;  // the memory behind the addresses
   std::vector<Column> columns_;
-  std::vector<std::byte> pieces_;
+  std::vector<std::byte> pieces_;  // of the value that is being written
   std::int64_t num_steps_ = 0;
   std::int64_t num_parts_ = 1;
 };

@@ -8,7 +8,11 @@
 // Threads.   Views are asked for under the interpreter lock, which this header knows nothing of: objects are `void*`.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <vector>
 
 namespace gleanrl {
 
@@ -54,6 +58,50 @@ struct Exchange {
 inline constexpr std::int32_t kCpu = 1;
 inline constexpr std::uint32_t kMajor = 1;
 inline constexpr const char* kCapsule = "dlpack_exchange_api";
+
+inline const std::byte* data_of(const Tensor& tensor) {
+  return static_cast<const std::byte*>(tensor.data) + tensor.byte_offset;
+}
+
+inline bool is_empty(const Tensor& tensor) {
+  return std::find(tensor.shape, tensor.shape + tensor.ndim, 0) != tensor.shape + tensor.ndim;
+}
+
+// How far the elements of the innermost of dimensions [first, stop) lie apart that has several; 0 if none has.
+inline std::int64_t innermost_stride(const Tensor& tensor, std::int32_t first, std::int32_t stop) {
+  while (stop-- > first) {
+    if (tensor.shape[stop] != 1) return tensor.strides[stop];
+  }
+  return 0;
+}
+
+// Whether dimensions [first, stop), of a tensor that isn't empty, are like one whose elements lie `stride` apart.
+inline bool is_even(const Tensor& tensor, std::int32_t first, std::int32_t stop, std::int64_t stride) {
+  while (stop-- > first) {
+    if (tensor.shape[stop] == 1) continue;
+    if (tensor.strides[stop] != stride) return false;
+    stride *= tensor.shape[stop];
+  }
+  return true;
+}
+
+// Whether the elements lie back to back.
+inline bool is_contiguous(const Tensor& tensor) { return is_empty(tensor) || is_even(tensor, 0, tensor.ndim, 1); }
+
+// Copies the elements of a tensor that isn't empty to one piece of memory, one after the other, in order.
+inline void copy_elements(std::byte* to, const Tensor& from, std::int64_t item_bytes) {
+  std::vector<std::int64_t> at(static_cast<std::size_t>(from.ndim));
+  const std::byte* const data = data_of(from);
+  for (;;) {
+    std::int64_t offset = 0;
+    for (std::int32_t dim = 0; dim < from.ndim; ++dim) offset += at[static_cast<std::size_t>(dim)] * from.strides[dim];
+    std::memcpy(to, data + offset * item_bytes, static_cast<std::size_t>(item_bytes));
+    to += item_bytes;
+    std::int32_t dim = from.ndim;
+    while (dim-- > 0 && ++at[static_cast<std::size_t>(dim)] == from.shape[dim]) at[static_cast<std::size_t>(dim)] = 0;
+    if (dim < 0) return;
+  }
+}
 
 }  // namespace dlpack
 }  // namespace gleanrl

@@ -6,8 +6,7 @@ last batch dimension and is called ``"time"``.
 
 from __future__ import annotations
 
-from collections import UserList
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,8 @@ from gleanrl.tree import Path
 class Block:
     """Preallocated columns of one rollout: ``[*batch, T, *leaf]`` for each leaf of a schema, uninitialised.
 
-    One writer at a time; a block is handed out whole when it is full and never written again (unless its
-    owner asked for one block to be reused).
+    One writer at a time; a block is handed out whole when it is full and never written again, unless it's borrowed:
+    then what is handed out is a copy. (Or its owner asked for one block to be reused.)
 
     Args:
         schema: the record's leaves.
@@ -95,6 +94,11 @@ class Block:
         copy_columns(out.columns, self.columns)
         return out
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether its columns are on the CPU."""
+        return not self.columns or self.columns[0].device.type == "cpu"
+
     def column(self, path: Path) -> Leaf:
         """Return the whole column at `path`, ``[*batch, T, *leaf]``."""
         return self.columns[self.schema.index(path)]
@@ -140,10 +144,10 @@ class Block:
     def shown(self, paths: Sequence[Path]) -> Sequence[tuple[Any, ...]]:
         """Return for each step the rows at `paths`, as a policy is given them: it may keep them.
 
-        Those of borrowed memory, which is written again, are copies.
+        Those of borrowed memory, which is written again, are copies, and so are those that keep a graph.
         """
         rows = list(zip(*map(self.rows, paths), strict=True)) if paths else [()] * self.num_steps
-        return CopiedRows(rows) if self.borrowed else rows
+        return CopiedRows(rows) if self.borrowed or self.keeps_graph else rows
 
     def flat(self, path: Path) -> Leaf:
         """Return the column at `path` with its batch dimensions, if any, as one: ``[P, T, *leaf]``."""
@@ -180,12 +184,29 @@ class Block:
         return self.schema.layout.build(columns, size, device, names)
 
 
-class CopiedRows(UserList[tuple[Any, ...]]):
+class CopiedRows(Sequence[tuple[Any, ...]]):
     """Rows of which each reader gets copies of its own."""
+
+    def __init__(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        """Return the number of steps."""
+        return len(self._rows)
 
     def __getitem__(self, t: Any) -> Any:
         """Return copies of the tensors of step `t`."""
-        return tuple([row.clone() for row in self.data[t]])
+        return tuple([row.clone() for row in self._rows[t]])
+
+
+def copier(sources: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], None]:
+    """Return what copies columns of the CPU, each one piece, into others like them by one call of the core."""
+    rows = Columns([source.data_ptr() for source in sources], [source.nbytes for source in sources], 1)
+
+    def copy(targets: Sequence[torch.Tensor]) -> None:
+        rows.gather(_FIRST.ctypes.data, 1, [target.data_ptr() for target in targets])
+
+    return copy
 
 
 def copy_columns(targets: Sequence[Leaf], sources: Sequence[Leaf]) -> None:
@@ -206,8 +227,7 @@ def copy_columns(targets: Sequence[Leaf], sources: Sequence[Leaf]) -> None:
             plain.append((target, source))
         else:
             target.copy_(source)
-    rows = Columns([source.data_ptr() for _, source in plain], [source.nbytes for _, source in plain], 1)
-    rows.gather(_FIRST.ctypes.data, 1, [target.data_ptr() for target, _ in plain])
+    copier([source for _, source in plain])([target for target, _ in plain])
 
 
 _FIRST = np.zeros(1, np.int64)

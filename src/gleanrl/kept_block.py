@@ -10,22 +10,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
 import torch
 
-from gleanrl.block import Block
+from gleanrl.block import Block, copier
 from gleanrl.inference import lasting
-from gleanrl.native import Columns
 from gleanrl.pool import BufferPool
 from gleanrl.schema import Schema, numpy_twin
 from gleanrl.tree import Path
 
 _LARGEST = 1 << 18
 """Bytes of a block up to which copying it costs less than making its views does."""
-
-_FIRST = np.zeros(1, np.int64)
 
 
 class KeptBlock(Block):
@@ -40,15 +36,12 @@ class KeptBlock(Block):
     def __init__(self, schema: Schema, batch_size: Sequence[int], num_steps: int) -> None:
         super().__init__(schema, batch_size, num_steps, borrowed=True)
         self._shown: dict[tuple[Path, ...], _Shown] = {}
-        columns = [column for column in self.columns if isinstance(column, torch.Tensor)]
-        self._whole = Columns([c.data_ptr() for c in columns], [c.nbytes for c in columns], 1)
+        self._copy = copier(cast("list[torch.Tensor]", self.columns))
 
     def copied(self, pool: BufferPool | None = None, into: Block | None = None) -> Block:
-        """Return a copy; see `Block.owned`."""
-        if into is not None:
-            return super().copied(pool, into)
-        out = Block(self.schema, self.batch_size[:-1], self.num_steps, pool=pool)
-        self._whole.gather(_FIRST.ctypes.data, 1, [column.data_ptr() for column in out.columns])
+        """Return a copy, made without another look at columns that are all alike; see `Block.owned`."""
+        out = into or Block(self.schema, self.batch_size[:-1], self.num_steps, pool=pool)
+        self._copy(cast("list[torch.Tensor]", out.columns))
         return out
 
     def shown(self, paths: Sequence[Path]) -> Sequence[tuple[Any, ...]]:

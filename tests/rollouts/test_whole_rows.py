@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gleanrl.block import Block
-from gleanrl.native import knows_exchange
+from gleanrl.native import TensorRows, knows_exchange
 from gleanrl.rollouts import whole_rows
-from gleanrl.rollouts.whole_rows import WholeRows, written_whole
+from gleanrl.rollouts.whole_rows import whole_rows as rows_of
+from gleanrl.rollouts.whole_rows import written_whole
 from gleanrl.schema import Field, Schema
 
 FIELDS = {
@@ -55,7 +58,7 @@ def values(batch, t):
 def test_rows_and_the_roots_behind_them_are_those_that_torch_writes(batch):
     block, want = zeros(batch), zeros(batch)
     assert all(written_whole(block, path) for path in FIELDS)
-    rows = WholeRows(block, AFTER, {"a": ("a",)}, ["done"])
+    rows = rows_of(block, AFTER, {"a": ("a",)}, ["done"])
     for t in range(3):
         found = values(batch, t)
         assert rows.write(t, found, True) is bool(found["done"].any())
@@ -84,7 +87,7 @@ def test_rows_and_the_roots_behind_them_are_those_that_torch_writes(batch):
 )
 def test_what_is_no_plain_tensor_as_declared_is_left_to_others(change):
     block = zeros((4,))
-    rows = WholeRows(block, AFTER)
+    rows = rows_of(block, AFTER)
     found = values((4,), 0)
     for key, value in found.items():
         changed = change(value.float())
@@ -94,7 +97,7 @@ def test_what_is_no_plain_tensor_as_declared_is_left_to_others(change):
 
 def test_keys_are_those_that_are_asked_for():
     block, found = zeros((4,)), values((4,), 0)
-    rows = WholeRows(block, AFTER)
+    rows = rows_of(block, AFTER)
     more = {**found, "b": torch.zeros(4)}
     assert rows.write(0, {"a": found["a"]}) is None
     assert rows.write(0, more, True) is None
@@ -106,21 +109,19 @@ def test_keys_are_those_that_are_asked_for():
 def test_tensors_in_a_graph_are_written():
     block, found = zeros((4,)), values((4,), 0)
     weight = torch.ones(2, requires_grad=True)
-    assert WholeRows(block, AFTER).write(0, found | {"a": found["a"] * weight}) is False
+    assert rows_of(block, AFTER).write(0, found | {"a": found["a"] * weight}) is False
     assert torch.equal(block.rows(("next", "a"))[0], found["a"])
 
 
 @given(
     st.sampled_from(DTYPES),
-    st.lists(st.integers(0, 3), max_size=2),
+    st.lists(st.integers(1, 3), max_size=2),
     st.lists(st.integers(0, 3), max_size=3),
     st.randoms(use_true_random=False),
 )
 def test_values_may_lie_in_any_order(dtype, batch, leaf, random):
     field = Field(torch.Size(leaf), dtype)
     block = Block(Schema({("a",): field}), batch, 2)
-    if not block.batch_size.numel():
-        return
     block.column(("a",)).zero_()
     order = list(range(len(batch) + len(leaf)))
     random.shuffle(order)
@@ -131,9 +132,35 @@ def test_values_may_lie_in_any_order(dtype, batch, leaf, random):
     value = mixed.permute([order.index(dim) for dim in range(len(order))])
     if random.random() < 0.3 and value.numel():
         value = value[(..., *[slice(0, 1)] * value.ndim)].expand(shape)
-    assert WholeRows(block, {"a": ("a",)}, {}, ["a"]).write(1, {"a": value}) is bool(value.any())
+    assert rows_of(block, {"a": ("a",)}, {}, ["a"]).write(1, {"a": value}) is bool(value.any())
     assert torch.equal(block.rows(("a",))[1], value)
     assert not bool(block.rows(("a",))[0].any())
+
+
+def test_there_may_be_many_columns():
+    names = [f"c{number}" for number in range(100)]
+    block = Block(Schema({(name,): FIELDS["a",] for name in names}), (), 2)
+    assert (
+        rows_of(block, {name: (name,) for name in names}).write(
+            1, {name: torch.full((2,), float(number)) for number, name in enumerate(names)}, exactly=True
+        )
+        is False
+    )
+    assert [float(block.column((name,))[1, 1]) for name in names] == list(range(100))
+
+
+def test_a_value_may_be_the_row_that_it_is_written_to():
+    block = zeros((4,))
+    row = block.rows(("next", "a"))[1].fill_(3.0)
+    rows_of(block, AFTER, {"a": ("a",)}).write(1, {"a": row, "done": values((4,), 0)["done"]})
+    assert block.rows(("next", "a"))[1].unique().tolist() == [3.0]
+    assert block.rows(("a",))[2].unique().tolist() == [3.0]
+
+
+def test_values_come_from_any_mapping():
+    block = zeros((4,))
+    assert rows_of(block, AFTER).write(0, MappingProxyType(values((4,), 0)), exactly=True) is False
+    assert torch.equal(block.rows(("next", "a"))[0], values((4,), 0)["a"])
 
 
 def test_columns_in_several_pieces_are_not_written_whole():
@@ -142,6 +169,33 @@ def test_columns_in_several_pieces_are_not_written_whole():
         column.zero_()
     assert not written_whole(block.leading(3), ("a",))
     assert written_whole(block.part(0), ("a",))
+
+
+def test_the_core_refuses_what_it_cant_write(way):
+    if way == "python":
+        pytest.skip("there is nothing to refuse")
+    exchange, flat = whole_rows._EXCHANGE, torch.zeros(3, 2)
+    assert TensorRows(exchange, torch.Tensor, {"a": flat}, {}, [], 0).write(2, {"a": torch.ones(2)}) is False
+    for columns, roots, time_dim in (
+        ({}, {}, 0),
+        ({"a": flat, "b": torch.zeros(4, 2)}, {}, 0),
+        ({"a": flat.t()}, {}, 0),
+        ({"a": flat[:, :1].expand(3, 2)}, {}, 0),
+        ({"a": flat}, {}, 2),
+        ({"a": flat}, {"a": flat.double()}, 0),
+        ({"a": flat}, {"a": torch.zeros(3, 3)}, 0),
+        ({"a": torch.zeros(2, 3, 4, device="meta")}, {}, 2),
+    ):
+        with pytest.raises((ValueError, RuntimeError, BufferError)):
+            TensorRows(exchange, torch.Tensor, columns, roots, [], time_dim)
+    with pytest.raises(ValueError, match="exchange"):
+        TensorRows(object(), torch.Tensor, {"a": flat}, {}, [], 0)
+    rows = TensorRows(exchange, torch.Tensor, {"a": flat}, {}, [], 0)
+    for t in (-1, 3):
+        with pytest.raises(IndexError, match="no such row"):
+            rows.write(t, {"a": torch.ones(2)})
+    with pytest.raises((TypeError, AttributeError)):
+        rows.write(0, 3)
 
 
 def test_only_a_known_interface_is_used():

@@ -268,18 +268,20 @@ class Collection(Source, Stateful[CollectionState]):
 
     def _fresh_block(self, num_steps: int) -> Block:
         if not self.options.reuse_block:
-            return self._kept_block(num_steps) or self.plan.block(num_steps, self.columns.schema, self._pool)
+            return self._rewritten_block(num_steps) or self.plan.block(
+                num_steps, self.columns.schema, self._pool
+            )
         if self._block is None or self._block.num_steps != num_steps:
             self._block = self.plan.block(num_steps, self.columns.schema, self._pool)
             self._batch = self._kept = None
         return self._block
 
-    def _kept_block(self, num_steps: int) -> KeptBlock | None:
+    def _rewritten_block(self, num_steps: int) -> KeptBlock | None:
         """Return a block that many batches are written into, one after the other; None where that isn't worth while."""
         block = self._block
         if not isinstance(block, KeptBlock) or block.num_steps != num_steps or not block.is_free:
             self._block, schema = None, self.columns.schema
-            if self.plan.keeps_blocks and can_keep(schema, self.batch_size, num_steps):
+            if self.plan.rewrites_blocks and can_keep(schema, self.batch_size, num_steps):
                 self._block = KeptBlock(schema, self.batch_size, num_steps)
             block = self._block
         return block

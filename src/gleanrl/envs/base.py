@@ -161,7 +161,7 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         """
         plain = is_native(self, "step", "maybe_reset", of=EnvBase)
         return TensorDictStepper(
-            self, rules, DirectStep(self._raw_outcome, self._whole_outcome) if plain else None
+            self, rules, DirectStep(self._raw_outcome, self._completed_outcome) if plain else None
         )
 
     def to(self, *args: Any, **kwargs: Any) -> EnvBase:
@@ -201,7 +201,7 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
             ClosedError: if the environment was closed.
         """
         self._check_batch("step", tensordict)
-        outcome = self._whole_outcome(self._raw_outcome(tensordict), tensordict)
+        outcome = self._completed_outcome(self._raw_outcome(tensordict), tensordict)
         before = tensordict.get("next", None)
         if before is not None:
             outcome = before.copy().update(outcome)
@@ -224,8 +224,11 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
             raise EnvironmentContractError("_step returned its input; return a new TensorDict")
         return outcome
 
-    def _whole_outcome(self, outcome: TensorDictBase, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return the outcome of a step from the root `tensordict`, complete and checked."""
+    def _completed_outcome(self, outcome: TensorDictBase, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return the outcome of a step from the root `tensordict`, complete and checked.
+
+        Rollouts pass by this where an outcome is in order: whatever else is done here, `TensorDictStepper` has to know.
+        """
         outcome = complete_outcome(outcome, self._specs)
         mask = leaf_at(tensordict, ("_step",))
         if mask is not None:

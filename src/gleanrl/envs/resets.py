@@ -148,11 +148,11 @@ def is_partial(masks: Mapping[Path, torch.Tensor]) -> bool:
 
 
 def reset_rows(masks: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> torch.Tensor:
-    """Return where any mask of any group is True, ``(*batch,)`` bool."""
-    return _any_of(masks.values(), batch_size)
+    """Return where any mask of any group is True, ``(*batch,)`` bool; see `any_of`."""
+    return any_of(masks.values(), batch_size)
 
 
-def _any_of(flags: Collection[torch.Tensor], batch_size: torch.Size) -> torch.Tensor:
+def any_of(flags: Collection[torch.Tensor], batch_size: torch.Size) -> torch.Tensor:
     """Return where any flag is set, ``(*batch,)`` bool; of a single one it may be the same memory."""
     rows = [
         flag.reshape(*batch_size, -1).any(-1) if flag.shape[len(batch_size) :] != _ONE else flag.squeeze(-1)
@@ -240,4 +240,4 @@ def ended_since(
     before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], batch_size: torch.Size
 ) -> torch.Tensor:
     """Return where a flag of `after` is set and none of `before`, ``(*batch,)`` bool."""
-    return _any_of(after, batch_size) & ~_any_of(before, batch_size)
+    return any_of(after, batch_size) & ~any_of(before, batch_size)

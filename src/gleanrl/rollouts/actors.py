@@ -194,13 +194,12 @@ class PolicyActor:
             self.seen = reads if reads is not None and self._offers(reads) else None
             call = self._on_tensordict.bind(policy, block, self.seen)
         writer = RowWriter(block, self._fields, self._layout.actions)
-        self._conversions, whole = writer.conversions, writer.whole
+        self._conversions, write = writer.conversions, writer.write
 
         def act(t: int) -> None:
             first, self._first = self._first, None
             values = call(t) if first is None else first
-            if whole is None or whole.write(t, values) is None:
-                writer.write(t, values)
+            write(t, values)
 
         return act
 

@@ -16,7 +16,7 @@ import torch
 from gleanrl.block import Block
 from gleanrl.errors import PolicyError
 from gleanrl.objects import Leaf, Objects, as_leaf
-from gleanrl.rollouts.whole_rows import WholeRows, written_whole
+from gleanrl.rollouts.whole_rows import whole_rows, written_whole
 from gleanrl.schema import Field
 from gleanrl.tree import Path, as_key
 
@@ -86,16 +86,14 @@ class RowWriter:
         block: has the columns.
         fields: the policy's.
         actions: those of them that are actions.
-
-    Attributes:
-        whole: writes values in the declared form, at a fraction of the cost; None where some column can't be.
     """
 
     def __init__(self, block: Block, fields: Mapping[Path, Field], actions: tuple[Path, ...]) -> None:
         self.conversions = Conversions(block)
         self._block, self._fields, self._actions = block, fields, actions
-        whole = all(written_whole(block, path) for path in fields)
-        self.whole = WholeRows(block, {path: path for path in fields}) if whole else None
+        whole = bool(fields) and all(written_whole(block, path) for path in fields)
+        # Values in the declared form, at a fraction of the cost.
+        self._whole = whole_rows(block, {path: path for path in fields}) if whole else None
 
     @cached_property
     def _targets(self) -> list[tuple[Path, torch.Size, torch.dtype, np.ndarray[Any, Any] | None, Any]]:
@@ -115,11 +113,13 @@ class RowWriter:
         return [(path, self._block.rows(path)) for path, field in self._fields.items() if field.is_list]
 
     def write(self, t: int, values: Mapping[Path, Any]) -> None:
-        """Write `values` into row t, in whatever form they come; `whole` is to be tried before.
+        """Write `values` into row t, in whatever form they come.
 
         Raises:
             PolicyError: on a missing output, or one of another shape or dtype that doesn't fit.
         """
+        if self._whole is not None and self._whole.write(t, values) is not None:
+            return
         for path, shape, dtype, array, rows in self._targets:
             value = values.get(path)
             if not isinstance(value, torch.Tensor):

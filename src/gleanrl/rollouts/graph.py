@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gleanrl.block import Block, CopiedRows
+from gleanrl.block import Block
 from gleanrl.objects import Leaf, stack_leaves
 from gleanrl.schema import Schema, new_column
 from gleanrl.tree import Path
@@ -40,10 +40,6 @@ class GraphBlock(Block):
     def rows(self, path: Path) -> tuple[Leaf, ...]:
         """Return the T rows of the column at `path`."""
         return self._rows[path]
-
-    def shown(self, paths: Sequence[Path]) -> Sequence[tuple[Any, ...]]:
-        """Return copies of the rows at `paths`, step by step: what a policy writes over rows leaves them alone."""
-        return CopiedRows(super().shown(paths))
 
     def fill(self, path: Path, values: torch.Tensor) -> None:
         """Write all rows of the column at `path`."""

@@ -20,7 +20,7 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
     Args:
         actor: writes the actions.
         stepper: writes the outcomes.
-        block: fresh columns ``[*batch, T, *leaf]``.
+        block: columns ``[*batch, T, *leaf]``, all of which are written.
         stop: called with `t` after every step; True ends the rollout after that step.
     """
     block.num_whole = 0

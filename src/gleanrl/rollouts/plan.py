@@ -89,9 +89,10 @@ class RolloutPlan:
         return self.stepper.block(schema or self.schema, num_steps, pool)
 
     @property
-    def keeps_blocks(self) -> bool:
+    def rewrites_blocks(self) -> bool:
         """Whether its blocks may be written again, unless a policy keeps what it was shown of them."""
-        return not self.gradients and self.stepper.keeps_nothing and on_cpu(self.stepper.device)
+        stepper = self.stepper
+        return stepper.shows_nothing and not stepper.lends and not self.gradients and on_cpu(stepper.device)
 
 
 def plan_rollout(

@@ -70,8 +70,8 @@ class Stepper(Stateful[Carry]):
 
     lends: bool = False
     """Whether `block` lends memory of its own, the same again and again."""
-    keeps_nothing: bool = False
-    """Whether nobody whom it shows rows of a block may keep them, and `block` has nothing of its own to lend."""
+    shows_nothing: bool = False
+    """Whether nobody gets memory of a block from it and may keep that: then a block may be written again."""
     through_tensordicts: bool = False
     """Whether an environment is stepped through its `step`: only then gradients can flow through it."""
 
@@ -168,7 +168,8 @@ class Stepper(Stateful[Carry]):
         """Write into `block` from now on and copy the carry into its row 0.
 
         Args:
-            block: fresh columns, with at least those of `schema` and the action columns.
+            block: has at least the columns of `schema` and the action columns. It may be the block of an earlier call,
+                with what stood there: views of it may be kept for that.
             actions_ready: whether all T actions stand in the block already.
             primed: what the actor writes below ``"next"``, and over columns of the root, for the environment's
                 `step` to take over.

@@ -27,7 +27,7 @@ from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.stepping import following_root, paths_of
 from gleanrl.rollouts.traits import Env, extra
 from gleanrl.rollouts.usage import Lease
-from gleanrl.rollouts.whole_rows import WholeRows
+from gleanrl.rollouts.whole_rows import whole_rows
 from gleanrl.schema import Field, Schema, new_column
 from gleanrl.tree import (
     Path,
@@ -96,7 +96,7 @@ class TensorDictStepper(Stepper):
     """
 
     through_tensordicts = True
-    keeps_nothing = True  # environments get copies
+    shows_nothing = True  # environments get copies
 
     def __init__(
         self,
@@ -106,10 +106,10 @@ class TensorDictStepper(Stepper):
     ) -> None:
         super().__init__(torch.Size(env.batch_size), env.device, rules, Lease(extra(env, "usage")))
         self.env = env
-        self._plain = direct
+        self._direct_step = direct
         self._carry: TensorDictBase | None = None
         self._block: Block | None = None  # the one that rows are written into
-        self._bound_to: Collection[Path] = ()
+        self._primed_before: Collection[Path] = ()
         self._schema: Schema | None = None
         self._limit = StepLimit(self.batch_size, rules.max_steps)
         self._accepted: dict[Path, torch.dtype] = {}
@@ -226,9 +226,9 @@ class TensorDictStepper(Stepper):
         """Write into `block` from now on, the carry into its row 0."""
         if self._carry is None:
             self.reset()
-        if block is not self._block or primed != self._bound_to:
+        if block is not self._block or primed != self._primed_before:
             self._see(block, primed)
-        self._at_once = self._all_whole and not cast(Any, self.env).run_type_checks
+        self._tries_whole = self._all_whole and not cast(Any, self.env).run_type_checks
         assert self._carry is not None
         self._write_root(0, self._carry, self._root)
 
@@ -240,7 +240,7 @@ class TensorDictStepper(Stepper):
             path: self._column(block, path, schema[path]) for path in schema.paths if path[0] != "next"
         }
         # A `maybe_reset` that isn't ours may change the root in place.
-        twins = {} if self._plain is None else self._root
+        twins = {} if self._direct_step is None else self._root
         self._next = [
             (path[1:], path, self._column(block, path, schema[path], twins.get(path[1:])))
             for path in schema.paths
@@ -251,33 +251,33 @@ class TensorDictStepper(Stepper):
         whole = {as_key(path): column for path, _, column in self._next if column.whole}
         self._num_whole = len(whole)
         roots = {key: column.root_path for key, column in whole.items() if column.root_path is not None}
-        ends = [key for key in whole if as_path(key)[-1] == "done"]
-        self._whole = WholeRows(block, {key: c.path for key, c in whole.items()}, roots, ends)
+        ends = [as_key(path) for path in self._root if path[-1] == "done"]
+        self._whole = (
+            whole_rows(block, {key: c.path for key, c in whole.items()}, roots, ends) if whole else None
+        )
+        self._tells = whole.keys() >= set(ends)  # whether that says if an episode has ended
         self._outcome = Layout(path for path, *_ in self._next)
         self._keys = [as_key(path) for path in self._outcome.paths]
         after = {path: column for path, _, column in self._next}
         # What of a root isn't the outcome's.
         self._kept = {path: column for path, column in self._root.items() if path not in after}
         self._ends = [path for path in self._root if path[-1] == "done"]
-        flags = [column.arrays for path in self._ends if (column := after.get(path)) is not None]
-        known = [rows for rows in flags if rows is not None]
-        self._flags = known if len(known) == len(self._ends) else None
         actions = paths_of(self.env.action_keys)
         self._excluded = {*(p for p in actions if p not in schema), *self._rewards, ("next",), ("_reset",)}
         inputs = {*actions, *self._states}
         self._acted = [(p, block.rows(p)) for p in inputs if p in block.schema and p not in schema]
         self._acted += [(path, block.rows(path)) for path in primed]
         # `step` knows what becomes of a "next" that is there.
-        self._direct = None if any(path[0] == "next" for path in primed) else self._plain
+        self._direct = None if any(path[0] == "next" for path in primed) else self._direct_step
         # Whether the core alone can tell that an outcome is as it should be.
         self._all_whole = (
             self._direct is not None
             and self._num_whole == len(self._next)
-            and set(self._ends) <= after.keys()
+            and self._tells
             and all(len(path) == 1 for path in self._outcome.paths)
         )
         self._last, self._has_lists = block.num_steps - 1, bool(schema.lists)
-        self._block, self._bound_to = block, primed
+        self._block, self._primed_before = block, primed
 
     def step(self, t: int) -> None:
         """Step all environments with the actions of row `t`."""
@@ -293,18 +293,24 @@ class TensorDictStepper(Stepper):
                 outcome = stepped.get("next")
             else:
                 outcome = self._direct.make(carry)
-                if reached is None and self._at_once and _is_plain(outcome, carry, self.batch_size):
-                    ended = self._whole.write(t, level_of(outcome), True)
+                if reached is None and self._tries_whole and self._in_order(outcome, carry):
+                    assert self._whole is not None
+                    ended = self._whole.write(t, level_of(outcome), exactly=True)
                 if ended is None:
                     outcome = self._direct.complete(outcome, carry)
-            root_too = True
+            root_too = ended is not None
             if ended is None:
-                self._truncate(outcome, reached)
-                root_too = self._write_row(t, outcome)
+                if reached is not None:
+                    self._truncate(outcome, reached)
+                root_too, ended = self._write_row(t, outcome)
             during = "reset"
             following = root = following_root(stepped, outcome, self._excluded)
-            if self.rules.reset_when_done and ended is not False:
-                if self._plain is None or ended or self._any_done(t, root):
+            if self.rules.reset_when_done:
+                if self._direct_step is None:  # a `maybe_reset` that isn't ours is always asked
+                    ended = True
+                elif ended is None:
+                    ended = self._any_done(root)
+                if ended:
                     root = self._reset_done(root)
             if root is not following or not root_too:
                 self._write_root(t + 1, root, self._root)
@@ -316,19 +322,28 @@ class TensorDictStepper(Stepper):
         self._carry = root
         self.lease.take()
 
-    def _write_row(self, t: int, outcome: TensorDictBase) -> bool:
-        """Write an outcome; return whether what the root that follows has of it is written, too."""
+    def _in_order(self, outcome: Any, root: TensorDictBase) -> bool:
+        """Return whether an outcome is that of all environments, in a TensorDict as they are mostly made."""
+        if type(outcome) is not TensorDict or "_step" in level_of(root):
+            return False
+        return bool(outcome.batch_size == self.batch_size)
+
+    def _write_row(self, t: int, outcome: TensorDictBase) -> tuple[bool, bool | None]:
+        """Write an outcome.
+
+        Returns:
+            Whether what the root that follows has of it is written, too, and whether an episode has ended; None if that
+            is to be found out.
+        """
         leaves = self._outcome.match(outcome)
         if leaves is not None:
-            written = 0
-            if (
-                self._num_whole
-                and self._whole.write(t, dict(zip(self._keys, leaves, strict=True))) is not None
-            ):
-                written = self._num_whole
+            ended = None
+            if self._whole is not None:
+                ended = self._whole.write(t, dict(zip(self._keys, leaves, strict=True)))
+            written = 0 if ended is None else self._num_whole
             for (_, _, column), value in zip(self._next[written:], leaves[written:], strict=True):
                 column.write(t, value)
-            return self._plain is not None
+            return self._direct_step is not None, ended if self._tells else None
         found = dict(iter_leaves(outcome))
         for path, full, column in self._next:
             value = found.pop(path, None)
@@ -342,7 +357,7 @@ class TensorDictStepper(Stepper):
             self._passed_on.update(strange)
             keys = [as_key(path) for path in strange]
             self._warn(f"step returned {keys}, which no spec declares; they aren't recorded")
-        return False
+        return False, None
 
     def _write_root(self, t: int, root: TensorDictBase, columns: dict[Path, Column]) -> None:
         if t > self._last:
@@ -357,10 +372,8 @@ class TensorDictStepper(Stepper):
         return Column(block, path, inner, field, accepted, inner in self._rewards, root)
 
     # --------------------------------------------------------------- episodes
-    def _truncate(self, outcome: TensorDictBase, reached: np.ndarray[Any, Any] | None) -> None:
+    def _truncate(self, outcome: TensorDictBase, reached: np.ndarray[Any, Any]) -> None:
         """Set truncated and done in every group of flags where an episode has reached its limit."""
-        if reached is None:
-            return
         over = torch.from_numpy(reached)
         for key, flag in list(self._done_entries(outcome, ("truncated", "done"))):
             mask = over.reshape(over.shape + (1,) * (flag.ndim - over.ndim)).to(flag.device)
@@ -375,9 +388,7 @@ class TensorDictStepper(Stepper):
                 self._limit.restart(ended.numpy())
         return self.env.maybe_reset(root)
 
-    def _any_done(self, t: int, root: TensorDictBase) -> bool:
-        if self._flags is not None:  # looked at where they were just written
-            return any_set(self._flags, t)
+    def _any_done(self, root: TensorDictBase) -> bool:
         flags = [leaf_at(root, path) for path in self._ends]
         return any(flag is None or bool(flag.any()) for flag in flags)
 
@@ -385,13 +396,6 @@ class TensorDictStepper(Stepper):
         self, batch: TensorDictBase, names: Iterable[str] = ("done",)
     ) -> list[tuple[Path, torch.Tensor]]:
         return [(path, leaf) for path, leaf in iter_leaves(batch) if path[-1] in names and "next" not in path]
-
-
-def _is_plain(outcome: Any, root: TensorDictBase, batch_size: torch.Size) -> bool:
-    """Return whether an outcome is a TensorDict of the right size for all environments."""
-    if type(outcome) is not TensorDict or "_step" in level_of(root):
-        return False
-    return bool(outcome.batch_size == batch_size)
 
 
 def any_set(flags: Iterable[Any], t: int) -> bool:

@@ -24,7 +24,10 @@ _EXCHANGE = _exchange()
 
 
 def written_whole(block: Block, path: Path) -> bool:
-    """Return whether a column of `block` is on the CPU and in one piece: then `WholeRows` writes it."""
+    """Return whether `WholeRows` writes a column of `block`: it is on the CPU, and its rows lie at equal distances.
+
+    Complex numbers aren't for it, which would have to see whether they are conjugated.
+    """
     column = block.column(path) if block.columns and block.batch_size.numel() else None
     if not isinstance(column, torch.Tensor) or not column.is_cpu or column.is_complex():
         return False
@@ -33,49 +36,49 @@ def written_whole(block: Block, path: Path) -> bool:
     return column.is_contiguous()
 
 
-class WholeRows:
-    """Writes rows of some columns, ``[*batch, T, *leaf]``.
+class WholeRows(Protocol):
+    """Writes rows of some columns, ``[*batch, T, *leaf]``."""
+
+    def write(self, t: int, values: Mapping[Any, Any], exactly: bool = False) -> bool | None:
+        """Write row `t`, and the roots' behind it; return whether a flag is set.
+
+        Args:
+            t: the row.
+            values: one for each key.
+            exactly: whether there must be no others.
+
+        Returns:
+            None, and nothing is written, if a value isn't there or isn't a plain tensor as declared.
+        """
+
+
+def whole_rows(
+    block: Block,
+    paths: Mapping[Any, Path],
+    roots: Mapping[Any, Path] | None = None,
+    flags: Collection[Any] = (),
+) -> WholeRows:
+    """Return what writes rows of columns by one call.
 
     To copy a tensor of a few bytes costs a tenth of what showing it to NumPy, or to torch, does. The core looks at
     tensors itself, where torch offers DLPack's exchange interface, as newer releases do; else they are asked here.
 
     Args:
         block: has the columns.
-        paths: where, by the key of what is written there; `written_whole` holds for each.
+        paths: where, by the key of what is written there, one at least; `written_whole` holds for each.
         roots: by key the column whose next row gets the same values, where there is one.
         flags: the keys of flags of which `write` tells.
-
-    Attributes:
-        write: ``write(t, values, exactly=False)`` takes a dictionary with a value for each key, and, if it is `exactly`
-            what is taken, for no other; it writes row `t`, and the roots' behind it, and returns whether a flag is set;
-            None, and nothing is written, if a value isn't there or isn't a plain tensor as declared.
     """
-
-    def __init__(
-        self,
-        block: Block,
-        paths: Mapping[Any, Path],
-        roots: Mapping[Any, Path] | None = None,
-        flags: Collection[Any] = (),
-    ) -> None:
-        roots = roots or {}
-        self.write: _Write
-        if _EXCHANGE is None:
-            self.write = _AskedRows(block, paths, roots, flags).write
-        else:
-            columns, behind = (
-                {key: block.column(path) for key, path in given.items()} for given in (paths, roots)
-            )
-            rows = TensorRows(_EXCHANGE, torch.Tensor, columns, behind, [*flags], block.time_dim)
-            self.write = rows.write
-
-
-class _Write(Protocol):
-    def __call__(self, t: int, values: Mapping[Any, Any], exactly: bool = False) -> bool | None: ...
+    if _EXCHANGE is None:
+        return _AskedRows(block, paths, roots or {}, flags)
+    columns, behind = (
+        {key: block.column(path) for key, path in given.items()} for given in (paths, roots or {})
+    )
+    return TensorRows(_EXCHANGE, torch.Tensor, columns, behind, [*flags], block.time_dim)
 
 
 class _AskedRows:
-    """See `WholeRows`: tensors are asked for their form and address in Python."""
+    """Asks tensors for their form and address in Python; see `WholeRows`."""
 
     def __init__(
         self, block: Block, paths: Mapping[Any, Path], roots: Mapping[Any, Path], flags: Collection[Any]

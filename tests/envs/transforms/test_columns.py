@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gleanrl.block import Block
-from gleanrl.envs.transforms.columns import DoneFlags, Leaves, OpenedColumns, SpareRow
+from gleanrl.envs.transforms.columns import DoneFlags, OpenedColumns, SpareRow
 from gleanrl.schema import Field, Schema
 
 SIZE = torch.Size((2,))
@@ -74,11 +74,3 @@ def test_a_row_is_read_alone(batch):
     assert root.row("x", 1) is None
     opened = root.get("a")
     assert root.row("a", 2) is opened[2]
-
-
-def test_leaves_are_columns_of_one_row():
-    leaves = {("g", "a"): torch.ones(1), ("b",): torch.zeros(1)}
-    row = Leaves(leaves)
-    assert row.get(("g", "a"))[0] is row.row(("g", "a"), 7) is leaves["g", "a"]
-    assert row.get("a") is row.row("a", 0) is None
-    assert list(row) == [("g", "a"), "b"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from gleanrl.envs.transforms.rows import Row, leaf_keys, reset_rows, sibling, trailing
+from gleanrl.envs.transforms.rows import Leaves, Row, leaf_keys, on_copies, reset_rows, sibling, trailing
 from gleanrl.errors import MissingKeyError
 
 A, B = torch.tensor([1.0]), torch.tensor([2.0])
@@ -44,6 +44,39 @@ def test_what_is_seldom_read_is_read_alone():
     r.clear(0)
     assert r.get("b") is A
     assert columns.read == ("b", 1)
+
+
+@pytest.mark.parametrize("seldom", [False, True])
+def test_leaves_are_the_same_in_every_row(seldom):
+    leaves = Leaves({("g", "a"): A, ("b",): B})
+    assert list(leaves) == [("g", "a"), "b"]
+    assert leaves.get("a") is leaves.row("a", 0) is None
+    r = Row(torch.Size(), None).over(leaves)
+    for t in (0, 3):
+        r.clear(t, seldom)
+        assert r.get(("g", "a")) is A
+        assert r.get("b") is B
+        assert r.get("a", None) is None
+
+
+def test_hooks_on_copies_get_memory_of_their_own():
+    r, found = row(), []
+    r.set("c", B)
+
+    def hook(record):
+        with pytest.raises(MissingKeyError):
+            record.get("x")
+        found.extend([record.get("a"), record.get("c"), record.pop(("g", "b")), record.get("x", 3)])
+        record.set("d", A)
+        raise ValueError("enough")
+
+    with pytest.raises(ValueError, match="enough"):
+        on_copies(hook)(r)
+    assert [value.data_ptr() for value in found[:3]] != [A.data_ptr(), B.data_ptr(), B.data_ptr()]
+    assert {A.data_ptr(), B.data_ptr()}.isdisjoint(value.data_ptr() for value in found[:3])
+    assert [float(value) for value in found] == [1.0, 2.0, 2.0, 3.0]
+    assert r.get("a") is A, "copies are for the hook"
+    assert r.get("d") is A
 
 
 def test_what_is_set_hides_the_column_until_the_row_is_cleared():

@@ -162,7 +162,7 @@ def test_an_error_in_a_transform_says_where_and_the_next_batch_begins_anew():
     assert int(batch["step_count"][0]) == 0
 
 
-def test_a_users_values_are_written_at_once():
+def test_a_transform_may_return_the_same_tensor_again():
     class OneBuffer(Transform):
         """Returns the same tensor from every call."""
 

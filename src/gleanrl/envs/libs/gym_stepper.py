@@ -46,7 +46,7 @@ class GymStepper(Stepper):
         lease: see `Stepper`.
     """
 
-    keeps_nothing = True
+    shows_nothing = True
 
     def __init__(self, simulator: Simulator, codecs: GymCodecs, rules: EpisodeRules, lease: Lease) -> None:
         super().__init__(torch.Size(), None, rules, lease)

@@ -48,7 +48,7 @@ class VectorGymStepper(Stepper):
             others.
     """
 
-    keeps_nothing = True
+    shows_nothing = True
 
     def __init__(
         self, simulator: VectorSimulator, codecs: GymCodecs, rules: EpisodeRules, lease: Lease

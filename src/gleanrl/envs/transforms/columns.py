@@ -1,4 +1,4 @@
-"""Columns of a block as a transformed rollout sees them: opened when they are read, or one row seen as many."""
+"""Columns of a block as a transformed rollout sees them, and what it reads and checks of them."""
 
 from __future__ import annotations
 
@@ -60,30 +60,6 @@ class OpenedColumns:
         return iter(self._paths)
 
 
-class Leaves:
-    """The values of a single row by key, as columns of one row; the row's number is of no account.
-
-    Args:
-        leaves: the values by path.
-    """
-
-    def __init__(self, leaves: Mapping[Path, torch.Tensor]) -> None:
-        self._leaves = {as_key(path): leaf for path, leaf in leaves.items()}
-
-    def get(self, key: NestedKey) -> Sequence[torch.Tensor] | None:
-        """Return the value at `key` as the only row of a column; None if there is none."""
-        leaf = self._leaves.get(key)
-        return None if leaf is None else (leaf,)
-
-    def row(self, key: NestedKey, t: int) -> torch.Tensor | None:
-        """Return the value at `key`; None if there is none."""
-        return self._leaves.get(key)
-
-    def __iter__(self) -> Iterator[NestedKey]:
-        """Iterate over the keys."""
-        return iter(self._leaves)
-
-
 class SpareRow:
     """Memory of one row that stands in for a whole column whose rows nobody looks back at."""
 
@@ -101,6 +77,10 @@ class SpareRow:
         return row.expand((*batch_size, num_steps, *field.shape))
 
 
+_FEW = 64
+"""Environments up to which it takes less time to read their flags one by one than to call NumPy."""
+
+
 class DoneFlags:
     """The done flags of a block's steps.
 
@@ -111,7 +91,7 @@ class DoneFlags:
 
     def __init__(self, block: Block, groups: Sequence[Path]) -> None:
         self._columns = [block.time_first(("next", *group, "done")) for group in groups]
-        self._arrays = None if _elsewhere(block) else [numpy_view(column) for column in self._columns]
+        self._arrays = [numpy_view(column) for column in self._columns] if block.on_cpu else None
         self._stride = block.num_steps
         self._cells: Any = None  # the flags of each environment one after the other, if they are few
         if self._arrays is not None and len(groups) == 1:
@@ -125,18 +105,10 @@ class DoneFlags:
     def any(self, t: int) -> bool:
         """Return whether a flag is set in row `t`."""
         if self._cells is not None:
-            return bool(self._cells[t :: self._stride].tobytes().strip(b"\0"))
+            return bool(self._cells[t :: self._stride].tobytes().strip(b"\0"))  # anything but zeros
         if self._arrays is None:
             return any(bool(column[t].any()) for column in self._columns)
         return any_set(self._arrays, t)
-
-
-_FEW = 64
-"""Environments up to which it takes less time to read their flags one by one than to call NumPy."""
-
-
-def _elsewhere(block: Block) -> bool:
-    return bool(block.columns) and block.columns[0].device.type != "cpu"
 
 
 def copy_action(key: NestedKey, row: torch.Tensor, value: torch.Tensor) -> None:

@@ -131,7 +131,6 @@ class Counters:
             key: outputs[key] for one in transforms for key in one.written_keys() if key not in given
         }
         self.written = self._outputs.keys()
-        self.read = {key for one in transforms for key, _ in one.summands()}
         self.steps = [one.stepping() for one in transforms]
         self._last = block.num_steps - 1
         self._least = max(_LEAST_AHEAD, _SO_FEW // max(1, block.batch_size[:-1].numel()))

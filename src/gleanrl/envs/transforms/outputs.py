@@ -10,7 +10,7 @@ import torch
 
 from gleanrl.block import Block
 from gleanrl.errors import EnvironmentContractError
-from gleanrl.rollouts.whole_rows import WholeRows, written_whole
+from gleanrl.rollouts.whole_rows import WholeRows, whole_rows, written_whole
 from gleanrl.schema import numpy_dtype, numpy_twin, numpy_view
 from gleanrl.tree import NestedKey, Path, as_key, as_path, is_private
 
@@ -28,7 +28,7 @@ class Output:
         self.key = as_key(path)
         some = block.schema[after if after in block.schema else path]
         self._shape, self._dtype = torch.Size((*block.batch_size[:-1], *some.shape)), some.dtype
-        self._on_cpu = not _elsewhere(block) and numpy_twin(some.dtype) is some.dtype
+        self._on_cpu = block.on_cpu and numpy_twin(some.dtype) is some.dtype
         self._array_shape, self._array_dtype = tuple(self._shape), numpy_dtype(some.dtype)
         self._last = block.num_steps - 1
         # A column that isn't there is a dummy of one row, so that a write needs no test.
@@ -104,22 +104,22 @@ class Outputs:
     def __init__(self, block: Block, keys: Iterable[NestedKey], declared: Collection[Path]) -> None:
         self._block, self._declared = block, declared
         self.by_key = {key: Output(block, as_path(key)) for key in keys}
-        self._at_once: dict[tuple[NestedKey, ...], WholeRows | None] = {}
+        self._writers: dict[tuple[NestedKey, ...], WholeRows | None] = {}
         self._expected: WholeRows | None = None
 
     def expect(self, keys: Iterable[NestedKey]) -> None:
         """Learn what is mostly written in a row: these keys and no others, which the core writes in one call."""
         keys = tuple(keys)
-        if keys not in self._at_once:
+        if keys not in self._writers:
             block, paths = self._block, {key: ("next", *as_path(key)) for key in keys}
             roots = {key: path[1:] for key, path in paths.items() if path[1:] in block.schema}
             whole = bool(keys) and all(written_whole(block, p) for p in (*paths.values(), *roots.values()))
-            self._at_once[keys] = WholeRows(block, paths, roots) if whole else None
-        self._expected = self._at_once[keys]
+            self._writers[keys] = whole_rows(block, paths, roots) if whole else None
+        self._expected = self._writers[keys]
 
     def write(self, t: int, made: Mapping[NestedKey, torch.Tensor]) -> None:
         """Write what was made of the outcome of row `t`, also into the root of the row after it."""
-        if self._expected is not None and self._expected.write(t, made, True) is not None:
+        if self._expected is not None and self._expected.write(t, made, exactly=True) is not None:
             return
         known = self.by_key
         for key, value in made.items():
@@ -145,7 +145,3 @@ class Outputs:
             )
         self.by_key[key] = output = Output(self._block, path)
         return output
-
-
-def _elsewhere(block: Block) -> bool:
-    return bool(block.columns) and block.columns[0].device.type != "cpu"

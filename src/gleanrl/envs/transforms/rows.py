@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from tensordict import TensorDictBase
 
+from gleanrl.envs.resets import any_of
 from gleanrl.errors import MissingKeyError
 from gleanrl.tree import NestedKey, Path, as_key, as_path
 
@@ -17,10 +18,17 @@ Record = Any
 """What a transform's hooks get: a TensorDict, or a `Row`, which has `get`, `set`, `pop`, `batch_size`, `device`."""
 
 
+class Rows(Protocol):
+    """The values at one key."""
+
+    def __getitem__(self, t: int, /) -> torch.Tensor:
+        """Return that in row `t`."""
+
+
 class Columns(Protocol):
     """Values by key, each for many rows."""
 
-    def get(self, key: NestedKey, /) -> Sequence[torch.Tensor] | None:
+    def get(self, key: NestedKey, /) -> Rows | None:
         """Return what stands at `key` in row 0, 1, …; None if there is no such key."""
 
     def row(self, key: NestedKey, t: int, /) -> torch.Tensor | None:
@@ -30,18 +38,35 @@ class Columns(Protocol):
         """Iterate over the keys."""
 
 
-class _Nothing:
-    def get(self, key: NestedKey, /) -> None:
-        return None
+class Leaves:
+    """The values of a single row by key, whatever number the row has.
 
-    def row(self, key: NestedKey, t: int, /) -> None:
-        return None
+    Args:
+        leaves: the values by path.
+    """
+
+    def __init__(self, leaves: Mapping[Path, torch.Tensor]) -> None:
+        self._leaves = {as_key(path): leaf for path, leaf in leaves.items()}
+
+    def get(self, key: NestedKey) -> Rows | None:
+        """Return the value at `key` in every row; None if there is none."""
+        leaf = self._leaves.get(key)
+        return None if leaf is None else _Everywhere(leaf)
+
+    def row(self, key: NestedKey, t: int) -> torch.Tensor | None:
+        """Return the value at `key`; None if there is none."""
+        return self._leaves.get(key)
 
     def __iter__(self) -> Iterator[NestedKey]:
-        return iter(())
+        """Iterate over the keys."""
+        return iter(self._leaves)
 
 
-_NOTHING = _Nothing()
+class _Everywhere(NamedTuple):
+    value: torch.Tensor
+
+    def __getitem__(self, t: Any) -> Any:
+        return tuple.__getitem__(self, 0)
 
 
 class Row:
@@ -68,8 +93,8 @@ class Row:
         self.t, self.seldom, self.copies = 0, False, False
         self.made: dict[NestedKey, torch.Tensor] = {}
         self._hidden: set[NestedKey] = set()
-        self._columns: Columns = _NOTHING
-        self._opened: dict[NestedKey, Sequence[torch.Tensor]] = {}
+        self._columns: Columns = Leaves({})
+        self._opened: dict[NestedKey, Rows] = {}
 
     def over(self, columns: Columns) -> Row:
         """Read from `columns` from now on; returns the row itself."""
@@ -93,10 +118,11 @@ class Row:
             MissingKeyError: if there is none and no default is given (also a KeyError).
         """
         if self.copies:
-            self.copies = False
-            value = self.get(key, default)
-            self.copies = True
+            value = self._get(key, default)
             return value.clone() if isinstance(value, torch.Tensor) else value
+        return self._get(key, default)
+
+    def _get(self, key: NestedKey, default: Any) -> Any:
         value = self.made.get(key)
         if value is not None:
             return value
@@ -106,7 +132,7 @@ class Row:
         if key not in self._hidden and (value := self._read(key)) is not None:
             return value
         if not isinstance(key, str) and as_key(as_path(key)) != key:
-            return self.get(as_key(as_path(key)), default)
+            return self._get(as_key(as_path(key)), default)
         if default is _REQUIRED:
             raise MissingKeyError(f"key {key!r} not found; there are {sorted(map(str, self.keys()))}")
         return default
@@ -163,7 +189,7 @@ def reset_rows(record: Record, reset_keys: Sequence[NestedKey]) -> torch.Tensor 
     found = [mask for key in reset_keys if (mask := record.get(key, None)) is not None]
     if not found:
         return None
-    rows = torch.stack([mask.reshape(*size, -1).any(-1) for mask in found]).any(0)
+    rows = any_of(found, size)
     return None if bool(rows.all()) else rows
 
 

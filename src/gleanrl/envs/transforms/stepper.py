@@ -27,7 +27,6 @@ from gleanrl.devices import columns_device, said_of
 from gleanrl.envs.resets import chosen, due_resets, ended_since, is_partial, keep_flags
 from gleanrl.envs.transforms.columns import (
     DoneFlags,
-    Leaves,
     OpenedColumns,
     copy_action,
     require_declared,
@@ -36,11 +35,10 @@ from gleanrl.envs.transforms.compose import flattened
 from gleanrl.envs.transforms.counting import Counters, counting_tail, run_steps
 from gleanrl.envs.transforms.inner_block import InnerBlocks
 from gleanrl.envs.transforms.outputs import Outputs
-from gleanrl.envs.transforms.rows import Row, on_copies, trailing
+from gleanrl.envs.transforms.rows import Columns, Leaves, Row, on_copies, trailing
 from gleanrl.errors import UnsupportedError
 from gleanrl.layout import record_of
 from gleanrl.overrides import is_ours
-from gleanrl.rollouts.columns import Column
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import declared, make_stepper
@@ -77,17 +75,13 @@ class TransformedStepper(Stepper):
         self.through_tensordicts = self._base.through_tensordicts
         self._transform, chain = env.transform, flattened(env.transform)
         self._chain = [transform for transform in chain if not transform.idles()]
-        self._steps = [transform.stepping() for transform in self._chain]
+        self._steps = [_stepping(transform) for transform in self._chain]
         self._inverts, self._invert = self._transform.inverts(), self._transform.inverting()
         self._restart = self._transform._reset
         if any(transform.shows_values for transform in chain):
-            self._steps = [
-                (on_copies(run) if transform.shows_values else run, takes_root)
-                for transform, (run, takes_root) in zip(self._chain, self._steps, strict=True)
-            ]
             self._invert, self._restart = on_copies(self._invert), on_copies(self._restart)
-        self._keeps_values = all(is_ours(type(t)) for t in chain)
-        self.keeps_nothing = base.keeps_nothing
+        self._all_ours = all(is_ours(type(t)) for t in chain)
+        self.shows_nothing = base.shows_nothing
         dims = len(self.batch_size)
         self._groups = [as_path(key)[:-1] for key in env.reset_keys]
         self._ruling = outermost(self._groups)
@@ -109,11 +103,11 @@ class TransformedStepper(Stepper):
         self._carry: Values | None = None
         self._latest: Values | None = None  # what a step in the middle of a block made, newer than the carry
         self._schema: Schema | None = None
-        self._seen: Block | None = None  # the one that rows are written into
-        self._bound_to: Collection[Path] = ()
+        self._block: Block | None = None  # the one that rows are written into
+        self._primed_before: Collection[Path] = ()  # what an actor wrote into it
         self._counters: Counters | None = None  # those that are skipped in quiet rows, see `defer`
         self._only_counts = False  # whether nothing else is to be done there
-        self._whole = 0  # rows of the block that have been stepped
+        self._num_stepped = 0  # rows of the block that have been stepped
         self._masked = False  # whether some rows are resets of the base environment's own, and no frames
         self._root, self._outcome, self._fresh, self._request, self._input = (
             Row(self.batch_size, said_of(base.device, env.device)) for _ in range(5)
@@ -140,7 +134,7 @@ class TransformedStepper(Stepper):
         root, before = self._base.root(), before or {}
         masks = None if mask is None else self._group_masks(mask, root)
         try:
-            values = self._restarted(self._fresh.over(Leaves(root)), masks, before)
+            values = self._restarted(Leaves(root), masks, before)
             if masks is not None:
                 keep_flags(values, before, self._fresh, masks, self.batch_size)
             self._carry = values
@@ -203,9 +197,9 @@ class TransformedStepper(Stepper):
         if self._carry is None:
             self.reset()
         assert self._carry is not None
-        if block is not self._seen or primed != self._bound_to:
+        if block is not self._block or primed != self._primed_before:
             self._see(block, primed)
-        self._counters, self._whole = None, 0
+        self._counters, self._num_stepped = None, 0
         self._root.clear(0)
         self._base.bind(self._inner, actions_ready and not self._inverts, self._passed)
         self._always, self._always_required = self._steps, self._required
@@ -214,7 +208,7 @@ class TransformedStepper(Stepper):
 
     def _see(self, block: Block, primed: Collection[Path]) -> None:
         """Take views of a block's columns, and make the base environment's block around them."""
-        self._seen = None
+        self._block = None
         self._last = block.num_steps - 1
         self._inner = inner = self._inner_blocks.within(block)
         self._passed = [path for path in primed if self._passes(path) and path in inner.schema]
@@ -233,10 +227,8 @@ class TransformedStepper(Stepper):
         self._entering = [(as_key(path), inner.rows(path)) for path in actions]
         self._done = DoneFlags(block, self._ruling)
         self._frames = block.rows(MASK) if self._masked else ()
-        self._inner_columns: dict[Path, Column] = {}
         self._outputs = Outputs(block, self._root_keys, {*self._observed, *self._rewards})
-        self._seen = self._block = block
-        self._bound_to = primed
+        self._block, self._primed_before = block, primed
 
     def _passes(self, path: Path) -> bool:
         """Return whether what a policy writes at `path` is for the base environment to take over."""
@@ -264,7 +256,7 @@ class TransformedStepper(Stepper):
             self._base.step(t)
             counters = self._counters
             if self._only_counts and counters is not None and t < counters.until and not self._done.any(t):
-                self._latest, self._whole = counters.root, t + 1
+                self._latest, self._num_stepped = counters.root, t + 1
                 return
             made, kept = self._transformed(t)
             self._outcome.seldom = True  # of this row, from here on
@@ -287,7 +279,7 @@ class TransformedStepper(Stepper):
                 counters.begin(t + 1, made)
             if counters is not None:
                 self._root.made = made
-            self._latest, self._whole = made, t + 1
+            self._latest, self._num_stepped = made, t + 1
             if t == self._last:
                 self._catch_up()
         except StepFault as fault:
@@ -330,16 +322,16 @@ class TransformedStepper(Stepper):
 
     def defer(self, seen: Collection[Path] | None) -> None:
         """Skip what only counts in quiet rows, as long as nobody changes it: a user's transforms may."""
-        if not self._keeps_values or not self._last:
+        if not self._all_ours or not self._last:
             return
         assert self._carry is not None
-        block, carry = self._block, self._carry
-        at_once = None if seen is None else {as_key(path) for path in seen}
+        block, carry, seen_keys = self._block, self._carry, None if seen is None else set(map(as_key, seen))
+        assert block is not None
         given = {as_key(path[1:]) for path in self._inner.schema.paths if path[0] == "next"}
-        tail = [] if self._masked else counting_tail(self._chain, block, given, at_once)
+        tail = [] if self._masked else counting_tail(self._chain, block, given, seen_keys)
         if tail:
             self._root.made = dict(carry)
-            self._counters = counters = Counters(tail, block, self._outputs.by_key, given, at_once)
+            self._counters = counters = Counters(tail, block, self._outputs.by_key, given, seen_keys)
             counters.begin(0, carry)
             self._always = [s for one, s in zip(self._chain, self._steps, strict=True) if one not in tail]
             self._always_required = [key for key in self._required if key not in counters.written]
@@ -348,8 +340,8 @@ class TransformedStepper(Stepper):
 
     def settle(self) -> None:
         """Write what was deferred, of the rows that are whole."""
-        if self._counters is not None and self._whole <= self._last:
-            values = self._counters.catch_up(self._whole)
+        if self._counters is not None and self._num_stepped <= self._last:
+            values = self._counters.catch_up(self._num_stepped)
             if self._latest is not None:
                 self._latest = self._latest | values
         self._counters = None
@@ -395,29 +387,33 @@ class TransformedStepper(Stepper):
         if flags or t == self._last:
             # Where transforms wrote flags, those of what was reset are the base environment's again.
             root = self._base.root()
-            fresh = self._fresh.over(Leaves(root))
+            fresh: Columns = Leaves(root)
             if t < self._last:
                 for path, value in root.items():
-                    self._inner_column(path).write(t + 1, value)
+                    self._inner.column(path).select(self._inner.time_dim, t + 1).copy_(value)
         else:
-            fresh = self._fresh.over(self._inner_root)
+            fresh = self._inner_root
         before = {key: self._outcome.get(key, None) for key in self._root_keys}
         values = self._restarted(fresh, masks, before, t + 1)
-        keep_flags(values, flags, fresh, masks, self.batch_size)
+        keep_flags(values, flags, self._fresh, masks, self.batch_size)
         return values
 
     def _restarted(
-        self, fresh: Row, masks: dict[Path, torch.Tensor] | None, before: Mapping[NestedKey, Any], t: int = 0
+        self,
+        columns: Columns,
+        masks: dict[Path, torch.Tensor] | None,
+        before: Mapping[NestedKey, Any],
+        t: int = 0,
     ) -> Values:
         """Return what the transforms make of a reset.
 
         Args:
-            fresh: the base environment's root, by key.
+            columns: the base environment's root, by key.
             masks: the flags that were reset, by group; None for all.
             before: the values of the rows that weren't reset.
             t: the row of the root.
         """
-        request = self._request
+        fresh, request = self._fresh.over(columns), self._request
         fresh.clear(t, seldom=True)
         request.clear(0)
         request.made = {key: value for key, value in before.items() if value is not None}
@@ -432,15 +428,11 @@ class TransformedStepper(Stepper):
                     values[key] = chosen(masks, key, value, before[key], self.batch_size)
         return values
 
-    def _inner_column(self, path: Path) -> Column:
-        """Return what writes the base environment's root again."""
-        column = self._inner_columns.get(path)
-        if column is None:
-            field = self._inner.schema[path]
-            column = Column(self._inner, path, path, field, field.dtype, False)
-            self._inner_columns[path] = column
-        return column
-
     def _group_masks(self, mask: torch.Tensor, root: Mapping[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
         flags = {group: root[(*group, "done")] for group in self._groups}
         return {group: trailing(mask.to(f.device), f).expand(f.shape).clone() for group, f in flags.items()}
+
+
+def _stepping(transform: Any) -> tuple[Any, bool]:
+    run, takes_root = transform.stepping()
+    return on_copies(run) if transform.shows_values else run, takes_root

@@ -40,7 +40,7 @@ class MemberSteppers(Stepper):
             torch.Size((len(self._members), *first.batch_size)), first.device, first.rules, lease
         )
         self.through_tensordicts = any(member.through_tensordicts for member in self._members)
-        self.keeps_nothing = all(member.keeps_nothing for member in self._members)
+        self.shows_nothing = all(member.shows_nothing for member in self._members)
         self._block: Block | None = None
         self._parts: list[Block] = []
         self._width = max(1, first.batch_size.numel())
