@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gleanrl.inference import lasting
 from gleanrl.native import Columns
 from gleanrl.objects import Leaf, Objects
 from gleanrl.pool import BufferPool
@@ -142,12 +143,18 @@ class Block:
         return rows
 
     def shown(self, paths: Sequence[Path]) -> Sequence[tuple[Any, ...]]:
-        """Return for each step the rows at `paths`, as a policy is given them: it may keep them.
+        """Return for each step the rows at `paths`, as a policy is given them, or copies of them: see `cloning`."""
+        return list(zip(*map(self.rows, paths), strict=True)) if paths else [()] * self.num_steps
 
-        Those of borrowed memory, which is written again, are copies, and so are those that keep a graph.
+    @property
+    def cloning(self) -> Callable[[Any], Any] | None:
+        """What copies a row for whoever is shown it, and may keep it: of memory that is written again, or of a graph.
+
+        None where rows are shown themselves.
         """
-        rows = list(zip(*map(self.rows, paths), strict=True)) if paths else [()] * self.num_steps
-        return CopiedRows(rows) if self.borrowed or self.keeps_graph else rows
+        if not (self.borrowed or self.keeps_graph):
+            return None
+        return lasting(torch.Tensor.clone) if torch.is_inference_mode_enabled() else torch.Tensor.clone
 
     def flat(self, path: Path) -> Leaf:
         """Return the column at `path` with its batch dimensions, if any, as one: ``[P, T, *leaf]``."""
@@ -182,21 +189,6 @@ class Block:
             size = torch.Size((*size[:-1], num_steps))
         names = [None] * self.time_dim + ["time"]
         return self.schema.layout.build(columns, size, device, names)
-
-
-class CopiedRows(Sequence[tuple[Any, ...]]):
-    """Rows of which each reader gets copies of its own."""
-
-    def __init__(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        """Return the number of steps."""
-        return len(self._rows)
-
-    def __getitem__(self, t: Any) -> Any:
-        """Return copies of the tensors of step `t`."""
-        return tuple([row.clone() for row in self._rows[t]])
 
 
 def copier(sources: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], None]:

@@ -52,6 +52,8 @@ class KeptBlock(Block):
             found = self._shown[tuple(paths)] = _Shown(columns, self.num_steps, self.time_dim)
         return found.rows
 
+    cloning = None
+
     @property
     def is_free(self) -> bool:
         """Whether nobody else has any of the rows that were shown, or a view of one."""

@@ -268,10 +268,12 @@ class _CallsActor:
     ) -> None:
         self._calls = [member.on_values() for member in members]
         self._device = layout.policy_device
-        self._inputs, self._records = inputs, block.shown(inputs)
+        self._inputs, self._records, self._cloning = inputs, block.shown(inputs), block.cloning
 
     def __call__(self, t: int) -> Values:
         device, given = self._device, self._records[t]
+        if self._cloning is not None:
+            given = tuple(map(self._cloning, given))
         versions = [*map(_changes, given)]
         values: Values = dict(zip(self._inputs, given, strict=True))
         if device is not None:
@@ -305,11 +307,13 @@ class _TensorDictCall:
         if reads != self._reads:
             row, self._reads, self._num_entries = self._row, reads, -1
             self._layout = Layout(row.roots if reads is None else reads, row.groups, row.lists)
-        self._policy, self._records = policy, block.shown(self._layout.paths)
+        self._policy, self._records, self._cloning = policy, block.shown(self._layout.paths), block.cloning
         return self
 
     def __call__(self, t: int) -> Values:
         given = self._records[t]
+        if self._cloning is not None:
+            given = tuple(map(self._cloning, given))
         versions = [*map(_changes, given)]
         root: TensorDictBase = self._layout.build(given, self._row.batch_size, self._row.device)
         if self._row.policy_device is not None:
